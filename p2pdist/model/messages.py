@@ -1,0 +1,212 @@
+"""What goes over the wire: the agent's session with a tracker, stripe streams, and the agent's local API.
+
+A session is one WebSocket (`/v1/session`) carrying one JSON document per text frame, told apart by its `type` field.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import UsageError
+from p2pdist.model.plan import Plan
+
+PROTOCOL_VERSION = 1
+MESSAGE_BYTES_MAX = 4 << 20
+BLOBS_PER_MESSAGE_MAX = 1000
+
+Reason = Literal["refused", "reset", "short", "stalled", "corrupt", "missing", "busy", "unavailable"]
+"""Why a source is complained of: it refused the connection; broke it; ended early; sent nothing; sent wrong bytes; lacks the
+blob; is over its limits; the origin did not answer."""
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
+    """Base of all session messages."""
+
+
+# -- agent to tracker
+
+
+class Hello(Message, frozen=True):
+    """Opens a session. `address` is where other agents reach this one (host:port)."""
+
+    protocol: int
+    host: str
+    address: str
+    zone: str = ""
+    rack: str = ""
+
+
+class Holding(Message, frozen=True):
+    """The host holds or wants this blob. `counts` is the number of verified pieces per stripe; `parents` names, per stripe, the host it
+    receives from (`""` the origin, None nobody). Sent to join a swarm and, after a new session opens, to rebuild the tracker's view."""
+
+    blob: Digest
+    size: int
+    piece_size: int
+    counts: tuple[int, ...]
+    parents: tuple[str | None, ...] = ()
+
+
+class Holdings(Message, frozen=True):
+    """Several holdings in one message, at most BLOBS_PER_MESSAGE_MAX."""
+
+    blobs: tuple[Holding, ...]
+
+
+class Advance(msgspec.Struct, frozen=True, array_like=True):
+    """New piece counts per stripe of one blob."""
+
+    blob: Digest
+    counts: tuple[int, ...]
+
+
+class Report(Message, frozen=True):
+    """Progress since the last report. `sent_bytes` over `busy_s` (time in which some stream had data waiting) is the host's upload
+    capacity."""
+
+    blobs: tuple[Advance, ...] = ()
+    sent_bytes: int = 0
+    busy_s: float = 0.0
+
+
+class Complaint(Message, frozen=True):
+    """A source failed this host in one stripe. `source` is a host name, or "" for the origin."""
+
+    blob: Digest
+    stripe: int
+    source: str
+    reason: Reason
+    piece: int | None = None
+
+
+class Left(Message, frozen=True):
+    """The host neither holds nor wants the blob any more."""
+
+    blob: Digest
+
+
+# -- tracker to agent
+
+
+class Welcome(Message, frozen=True):
+    """Answers Hello: how often to report, and where central storage is (empty when agents are to know themselves)."""
+
+    protocol: int
+    report_interval_s: float
+    origin: str = ""
+
+
+class Assign(Message, frozen=True):
+    """A plan for one blob."""
+
+    plan: Plan
+
+
+class Reject(Message, frozen=True):
+    """A swarm or session cannot go on. `problem` is an RFC 9457 document; without a blob it ends the session."""
+
+    problem: dict[str, Any]
+    blob: Digest | None = None
+
+
+FromAgent = Hello | Holding | Holdings | Report | Complaint | Left
+FromTracker = Welcome | Assign | Reject
+
+_encoder = msgspec.json.Encoder()
+_from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
+_from_tracker: msgspec.json.Decoder[FromTracker] = msgspec.json.Decoder(FromTracker)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_from_agent(data: bytes | str) -> FromAgent:
+    """Raises UsageError when `data` is not a message of an agent."""
+    try:
+        return _from_agent.decode(data)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"malformed session message: {error}") from error
+
+
+def decode_from_tracker(data: bytes | str) -> FromTracker:
+    """Raises UsageError when `data` is not a message of a tracker."""
+    try:
+        return _from_tracker.decode(data)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"malformed session message: {error}") from error
+
+
+# -- agent to agent
+
+
+class StreamRequest(msgspec.Struct, frozen=True):
+    """Body of POST /v1/streams: send the pieces of one stripe that `have` (a bitmap over all pieces, see PieceSet) lacks, oldest first
+    and each once, as they become available. The answer is a sequence of frames: piece number (u32 big-endian), length
+    (u32 big-endian), bytes; the frame STREAM_END closes a stream in which everything asked for was sent."""
+
+    blob: Digest
+    stripe: int
+    stripes: int
+    have: bytes
+    host: str = ""
+
+
+STREAM_END = 0xFFFFFFFF
+"""Piece number of the closing frame, whose length is 0."""
+
+
+# -- local API of an agent
+
+
+class PullRequest(msgspec.Struct, frozen=True):
+    """Body of POST /v1/pulls; exactly one of package (a reference) and blob (a digest)."""
+
+    package: str | None = None
+    blob: str | None = None
+    output: str | None = None
+    wait: bool = False
+
+
+class PullStatus(msgspec.Struct, frozen=True):
+    """Progress of a pull. Byte counts cover the layers; bytes_cached were in the store before."""
+
+    id: str
+    state: Literal["waiting", "running", "done", "failed"]
+    reference: str
+    digest: str = ""
+    bytes_total: int = 0
+    bytes_done: int = 0
+    bytes_origin: int = 0
+    bytes_peers: int = 0
+    bytes_cached: int = 0
+    seconds: float = 0.0
+    note: str = ""
+    output: str = ""
+    error: dict[str, Any] | None = None
+
+
+class MountRequest(msgspec.Struct, frozen=True):
+    """Body of POST /v1/mounts. An empty path lets the agent choose one below its store."""
+
+    package: str
+    path: str = ""
+    writable: bool = False
+    how: str = ""
+
+
+class MountStatus(msgspec.Struct, frozen=True):
+    """A package that is shown at `path`. `how` names the way, `why` says why that way."""
+
+    reference: str
+    digest: str
+    path: str
+    how: str
+    why: str = ""
+    writable: bool = False
+    entrypoint: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    working_dir: str = ""

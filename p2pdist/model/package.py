@@ -1,0 +1,209 @@
+"""Packages: OCI manifests (image specification 1.0), their descriptors, configs and references.
+
+A package is an OCI manifest whose layers are, bottom to top, the content layers, followed by one piece list for each of them. The
+descriptor of a content layer names its piece list in two annotations, so whoever trusts the manifest can trust every piece. Keeping
+piece lists among the layers lets any OCI tool copy a package whole. A blob pushed on its own is a package of one layer that is
+tagged `blob:sha256-<hex>`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from p2pdist.model.digest import Digest, digest_of, hex_of, is_digest, parse_digest
+from p2pdist.model.errors import Corrupt, UsageError
+from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PieceLayout, encoded_size
+
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+CONFIG_TYPE = "application/vnd.p2pdist.config.v1+json"
+SQUASHFS_TYPE = "application/vnd.p2pdist.layer.v1.squashfs"
+BLOB_TYPE = "application/octet-stream"
+PIECES_TYPE = "application/vnd.p2pdist.pieces.v1"
+
+PIECES_DIGEST = "org.p2pdist.pieces.digest"
+PIECES_SIZE = "org.p2pdist.pieces.piece-size"
+
+LAYERS_MAX = 128
+MANIFEST_BYTES_MAX = 4 << 20
+SMALL_BYTES_MAX = 64 << 20
+"""Manifests, configs and piece lists are read whole; none may be larger than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """Names a blob: media type, digest, size in bytes (OCI "Content Descriptors")."""
+
+    media_type: str
+    digest: Digest
+    size: int
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def pieces_digest(self) -> Digest:
+        """Digest of the blob's piece list; raises Corrupt when the descriptor names none."""
+        found = self.annotations.get(PIECES_DIGEST, "")
+        if not is_digest(found):
+            raise Corrupt(f"the manifest names no piece list for {self.digest}", remedy="Pack and push it again")
+        return Digest(found)
+
+    @property
+    def layout(self) -> PieceLayout:
+        """How the blob is cut; raises Corrupt when the descriptor states an impossible piece size."""
+        text = self.annotations.get(PIECES_SIZE, "")
+        piece_size = int(text) if text.isdecimal() and len(text) < 12 else 0
+        if piece_size & (piece_size - 1) or not PIECE_SIZE_MIN <= piece_size <= PIECE_SIZE_MAX:
+            raise Corrupt(f"the manifest states piece size {text!r} for {self.digest}")
+        return PieceLayout(self.size, piece_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What to run: argument lists and environment. `${P2PDIST_ROOT}` in them stands for the directory where the package is shown."""
+
+    entrypoint: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    working_dir: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A package: config and content layers, bottom to top, and the piece lists of the layers."""
+
+    config: Descriptor
+    layers: tuple[Descriptor, ...]
+    piece_lists: tuple[Descriptor, ...]
+
+    def small_blobs(self) -> tuple[Descriptor, ...]:
+        """Blobs that are read whole: config and piece lists."""
+        return (self.config, *self.piece_lists)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`name:tag` or `name@sha256:...`; exactly one of tag and digest is set."""
+
+    name: str
+    tag: str = ""
+    digest: Digest | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.digest}" if self.digest else f"{self.name}:{self.tag}"
+
+
+_NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*(?:/[a-z0-9]+(?:[._-][a-z0-9]+)*)*\Z")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
+_REMEDY = "A reference reads name:tag or name@sha256:<hex>; names are lower case, such as team/trainer:v3"
+
+
+def parse_reference(text: str) -> Reference:
+    """Parse a reference; the tag defaults to `latest`. Raises UsageError."""
+    name, at, digest = text.partition("@")
+    tag = ""
+    if not at:
+        name, colon, tag = text.rpartition(":")
+        if not colon:
+            name, tag = text, "latest"
+    if not _NAME.match(name) or len(name) > 255 or (not at and not _TAG.match(tag)):
+        raise UsageError(f"{text[:200]!r} is not a reference", remedy=_REMEDY)
+    return Reference(name, tag, parse_digest(digest) if at else None)
+
+
+def blob_reference(digest: Digest) -> Reference:
+    """The reference under which a blob that was pushed on its own is found."""
+    return Reference("blob", f"sha256-{hex_of(digest)}")
+
+
+class _Descriptor(msgspec.Struct, rename={"media_type": "mediaType"}, omit_defaults=True):
+    media_type: str
+    digest: str
+    size: int
+    annotations: dict[str, str] = {}
+
+
+class _Manifest(msgspec.Struct, rename={"schema_version": "schemaVersion", "media_type": "mediaType"}):
+    schema_version: int
+    config: _Descriptor
+    layers: list[_Descriptor]
+    media_type: str = MANIFEST_TYPE
+
+
+class _Execution(msgspec.Struct, rename="pascal", omit_defaults=True):
+    entrypoint: list[str] = []
+    env: list[str] = []
+    working_dir: str = ""
+
+
+class _Config(msgspec.Struct):
+    config: _Execution = msgspec.field(default_factory=_Execution)
+    os: str = "linux"
+
+
+def _plain(descriptor: Descriptor) -> _Descriptor:
+    return _Descriptor(
+        descriptor.media_type,
+        descriptor.digest,
+        descriptor.size,
+        dict(sorted(descriptor.annotations.items())),
+    )
+
+
+def _canonical(value: Any) -> bytes:
+    return msgspec.json.encode(value, order="deterministic")
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Canonical bytes of a manifest: equal packages have equal digests."""
+    layers = [_plain(layer) for layer in (*manifest.layers, *manifest.piece_lists)]
+    return _canonical(_Manifest(2, _plain(manifest.config), layers))
+
+
+def _descriptor(plain: _Descriptor) -> Descriptor:
+    if not is_digest(plain.digest) or not 0 <= plain.size < 1 << 62:
+        raise Corrupt(f"a manifest holds an impossible descriptor: {plain.digest[:100]!r}, {plain.size} bytes")
+    return Descriptor(plain.media_type, Digest(plain.digest), plain.size, plain.annotations)
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Parse and check a manifest; raises Corrupt. Every layer must have a piece list of the right size among the layers."""
+    if len(data) > MANIFEST_BYTES_MAX:
+        raise Corrupt(f"a manifest of {len(data)} bytes is over the limit of {MANIFEST_BYTES_MAX}")
+    try:
+        plain = msgspec.json.decode(data, type=_Manifest)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"{digest_of(data)} is not a manifest: {error}") from error
+    if plain.schema_version != 2 or plain.media_type != MANIFEST_TYPE:
+        raise Corrupt(f"{digest_of(data)} is not an OCI image manifest")
+    found = [_descriptor(layer) for layer in plain.layers]
+    layers = tuple(layer for layer in found if layer.media_type != PIECES_TYPE)
+    piece_lists = {layer.digest: layer for layer in found if layer.media_type == PIECES_TYPE}
+    if len(layers) > LAYERS_MAX:
+        raise Corrupt(f"{digest_of(data)} has {len(layers)} layers, over the limit of {LAYERS_MAX}")
+    for layer in layers:
+        pieces = piece_lists.get(layer.pieces_digest)
+        if pieces is None or pieces.size != encoded_size(layer.layout) or pieces.size > SMALL_BYTES_MAX:
+            raise Corrupt(f"the manifest {digest_of(data)} carries no fitting piece list for layer {layer.digest}")
+    config = _descriptor(plain.config)
+    if config.size > MANIFEST_BYTES_MAX:
+        raise Corrupt(f"the config {config.digest} of {config.size} bytes is over the limit")
+    return Manifest(config, layers, tuple(piece_lists.values()))
+
+
+def encode_config(config: Config) -> bytes:
+    """Canonical bytes of a config."""
+    return _canonical(_Config(_Execution(list(config.entrypoint), list(config.env), config.working_dir)))
+
+
+def decode_config(data: bytes) -> Config:
+    """Parse a config; raises Corrupt."""
+    try:
+        plain = msgspec.json.decode(data, type=_Config).config
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"{digest_of(data)} is not a package config: {error}") from error
+    if any("=" not in entry or "\0" in entry for entry in plain.env):
+        raise Corrupt(f"the config {digest_of(data)} holds an impossible environment entry")
+    return Config(tuple(plain.entrypoint), tuple(plain.env), plain.working_dir)
