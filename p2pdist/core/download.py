@@ -1,0 +1,302 @@
+"""One blob's pull at one host: which source each stripe comes from, what to do when one fails, when it is done or hopeless.
+
+Theory. The tracker names a parent and alternates for every stripe (`Planned`). One stream per stripe is open at a time. A stream
+that fails is complained of and replaced by the next usable alternate at once; the tracker answers with a better plan when it can.
+A stripe that stands still while its stream is open is complained of, with growing pauses; only the tracker can tell a slow parent
+from a starved one, so the host changes parents by itself only while no tracker answers.
+
+Invariants: a piece counts once; a source that sent wrong bytes is not opened again while it is avoided; no stream is opened for a
+stripe that lacks nothing; exactly one of Completed and GaveUp is given, and nothing after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from p2pdist.core.sources import Sources
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
+from p2pdist.model.messages import Reason
+from p2pdist.model.pieces import PieceLayout, PieceSet
+from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
+
+STALL_FIRST_S = 1.0
+STALL_MAX_S = 16.0
+REOPEN_S = 0.05
+ORIGIN_CORRUPT_MAX = 3
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class PieceStored:
+    """A piece from `stream` verified and is on disk."""
+
+    stream: int
+    piece: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """`reason` is "done" (the source gave everything it was asked for), "closed" (as commanded), "failed" (this host's own disk or
+    bug: `error` says which) or why the source failed."""
+
+    stream: int
+    reason: Reason | str
+    piece: int | None = None
+    error: P2PDistError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerChanged:
+    """Whether a tracker answers."""
+
+    present: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The tracker says that the swarm cannot go on."""
+
+    error: P2PDistError
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+Event = PieceStored | Planned | StreamEnded | TrackerChanged | Rejected | Tick
+
+# -- commands
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    stream: int
+    source: Source
+    stripe: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStream:
+    """Close a stream; `after_piece` lets the piece under way arrive first."""
+
+    stream: int
+    after_piece: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Complain:
+    stripe: int
+    source: Source
+    reason: Reason
+    piece: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    error: P2PDistError
+
+
+Command = OpenStream | CloseStream | Complain | Completed | GaveUp
+
+
+@dataclass(slots=True)
+class _Stripe:
+    number: int
+    missing: int
+    parent: Source | None = None
+    alternates: tuple[Source, ...] = ()
+    source: Source | None = None
+    stream: int | None = None
+    progressed_at: float = 0.0
+    complaints: int = 0
+    retry_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Download:
+    """See the module's text. `patience_s`: how long no piece at all may arrive before the pull is given up."""
+
+    blob: Digest
+    layout: PieceLayout
+    stripes: int
+    have: PieceSet
+    sources: Sources
+    started_at: float
+    patience_s: float = 120.0
+    finished: bool = False
+    counts: list[int] = field(default_factory=list)
+    _stripes: list[_Stripe] = field(default_factory=list)
+    _streams: dict[int, _Stripe] = field(default_factory=dict)
+    _next_stream: int = 1
+    _progressed_at: float = 0.0
+    _tracker: bool = True
+    _origin_corrupt: int = 0
+    _last_failure: str = ""
+
+    def __post_init__(self) -> None:
+        self.have = PieceSet(self.have.count, self.have.bits)
+        self.counts = self.have.stripe_counts(self.stripes)
+        self._progressed_at = self.started_at
+        for number, count in enumerate(self.counts):
+            total = len(range(number, self.layout.count, self.stripes))
+            self._stripes.append(_Stripe(number, total - count, progressed_at=self.started_at))
+
+    def handle(self, event: Event, *, now: float) -> list[Command]:
+        out: list[Command] = []
+        if self.finished:
+            return out
+        match event:
+            case PieceStored(number, piece):
+                self._stored(number, piece, now, out)
+            case Planned(plan):
+                for stripe_plan in plan.stripes:
+                    self._planned(stripe_plan, now, out)
+            case StreamEnded():
+                self._ended(event, now, out)
+            case TrackerChanged(present):
+                self._tracker = present
+            case Rejected(error):
+                self._give_up(error, out)
+            case Tick():
+                self._tick(now, out)
+        if not self.finished and self.have.complete:
+            self._close_all(out)
+            self.finished = True
+            out.append(Completed())
+        return out
+
+    def parents(self) -> tuple[str | None, ...]:
+        """Per stripe the host that pieces come from: "" for the origin, None for nobody."""
+        return tuple(
+            stripe.source.host if stripe.source and stripe.stream is not None else None for stripe in self._stripes
+        )
+
+    def _stored(self, number: int, piece: int, now: float, out: list[Command]) -> None:
+        if not self.have.add(piece):
+            return
+        self._progressed_at = now
+        index = piece % self.stripes
+        self.counts[index] += 1
+        stripe = self._stripes[index]
+        stripe.missing -= 1
+        stripe.progressed_at = now
+        if stripe.complaints:
+            stripe.complaints = 0
+        if stripe.source is not None and number == stripe.stream:
+            self.sources.delivered(stripe.source)
+        if stripe.missing == 0 and stripe.stream is not None:
+            self._close(stripe, out, after_piece=True)
+
+    def _planned(self, plan: StripePlan, now: float, out: list[Command]) -> None:
+        if plan.stripe >= self.stripes:
+            return
+        stripe = self._stripes[plan.stripe]
+        stripe.parent, stripe.alternates = plan.parent, plan.alternates
+        stripe.retry_at = 0.0
+        wanted = plan.parent
+        if wanted is not None and stripe.source not in (None, wanted) and self.sources.usable(wanted, now=now):
+            self._close(stripe, out, after_piece=True)
+        self._open(stripe, now, out)
+
+    def _open(self, stripe: _Stripe, now: float, out: list[Command]) -> None:
+        if stripe.stream is not None or stripe.missing == 0 or now < stripe.retry_at:
+            return
+        candidates = [source for source in (stripe.parent, *stripe.alternates) if source is not None]
+        source = next((each for each in candidates if self.sources.usable(each, now=now)), None)
+        if source is None:
+            waits = [self.sources.usable_at(each) for each in candidates]
+            stripe.retry_at = min(waits, default=0.0)
+            return
+        stripe.stream, stripe.source = self._next_stream, source
+        stripe.progressed_at, stripe.complaints = now, 0
+        self._streams[self._next_stream] = stripe
+        out.append(OpenStream(self._next_stream, source, stripe.number))
+        self._next_stream += 1
+
+    def _close(self, stripe: _Stripe, out: list[Command], *, after_piece: bool) -> None:
+        if stripe.stream is None:
+            return
+        out.append(CloseStream(stripe.stream, after_piece))
+        del self._streams[stripe.stream]
+        stripe.stream = stripe.source = None
+
+    def _close_all(self, out: list[Command]) -> None:
+        for stripe in self._stripes:
+            self._close(stripe, out, after_piece=False)
+
+    def _ended(self, event: StreamEnded, now: float, out: list[Command]) -> None:
+        if event.reason == "failed":
+            self._give_up(event.error or P2PDistError(f"{self.blob} could not be stored"), out)
+            return
+        stripe = self._streams.pop(event.stream, None)
+        if stripe is None or stripe.source is None:
+            return
+        source = stripe.source
+        stripe.stream = stripe.source = None
+        if event.reason in {"done", "closed"}:
+            stripe.retry_at = now + REOPEN_S if stripe.missing else 0.0
+            return
+        reason: Reason = event.reason  # type: ignore[assignment]
+        self._last_failure = f"{source}: {event.error.what if event.error else reason}"
+        if source == ORIGIN and isinstance(event.error, P2PDistError) and event.error.exit_code in (3, 4):
+            out.append(Complain(stripe.number, source, reason, event.piece))
+            self._give_up(event.error, out)
+            return
+        self.sources.failed(source, reason, now=now)
+        out.append(Complain(stripe.number, source, reason, event.piece))
+        if reason == "corrupt" and source == ORIGIN:
+            self._origin_corrupt += 1
+            if self._origin_corrupt >= ORIGIN_CORRUPT_MAX:
+                what = event.error.what if event.error else f"piece {event.piece} does not match its hash"
+                self._give_up(
+                    Corrupt(f"the origin's copy of {self.blob} is corrupt: {what}", remedy="Push it again"), out
+                )
+                return
+        self._open(stripe, now, out)
+
+    def _tick(self, now: float, out: list[Command]) -> None:
+        if now - self._progressed_at > self.patience_s:
+            last = f"; the last failure was {self._last_failure}" if self._last_failure else ""
+            tracker = "" if self._tracker else "; no tracker answers"
+            self._give_up(
+                Unavailable(
+                    f"nothing of {self.blob} arrived for {self.patience_s:.0f} s{tracker}{last}",
+                    remedy="What has arrived is kept: pull again when the tracker and the origin are back",
+                ),
+                out,
+            )
+            return
+        for stripe in self._stripes:
+            if stripe.stream is None:
+                self._open(stripe, now, out)
+            elif stripe.source is not None and stripe.missing:
+                self._check_stall(stripe, stripe.source, now, out)
+
+    def _check_stall(self, stripe: _Stripe, source: Source, now: float, out: list[Command]) -> None:
+        pause = min(STALL_MAX_S, STALL_FIRST_S * 2**stripe.complaints)
+        if now - stripe.progressed_at < pause:
+            return
+        stripe.complaints += 1
+        out.append(Complain(stripe.number, source, "stalled"))
+        if not self._tracker and stripe.complaints > 1:
+            self.sources.failed(source, "stalled", now=now)
+            self._close(stripe, out, after_piece=False)
+            self._open(stripe, now, out)
+
+    def _give_up(self, error: P2PDistError, out: list[Command]) -> None:
+        self._close_all(out)
+        self.finished = True
+        out.append(GaveUp(error))

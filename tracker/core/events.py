@@ -1,0 +1,52 @@
+"""What goes into the tracker's core and what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2pdist.model.messages import FromAgent, FromTracker, Hello
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    session: int
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    session: int
+    message: FromAgent
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+Event = SessionOpened | SessionClosed | Received | Tick
+
+# -- commands
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    session: int
+    message: FromTracker
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """End a session: the host opened another one, or broke the protocol."""
+
+    session: int
+
+
+Command = Send | Drop

@@ -1,0 +1,365 @@
+"""The tracker's core: hosts, their sessions, and the swarms that they form.
+
+Theory. Agents say what they hold and want (`Holding`), how far they are (`Report`) and who failed them (`Complaint`); the core answers
+with plans (`Assign`). Everything about swarms is soft: after a restart agents say what they hold and from whom they receive, and
+their running streams are adopted as the tree. A host that someone receives from but that has not come back yet stands in as absent.
+
+Invariants: the number of origin leases never passes `origin_streams_max`, and each stripe of a blob has at most one, beside those that
+agents brought along; for GRACE_S after the start a swarm that was under way gets no new lease, since its roots may still come back.
+
+Joins within JOIN_BATCH_S are planned together; lost and failing parents are replaced at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError
+from p2pdist.model.messages import (
+    PROTOCOL_VERSION,
+    Assign,
+    Complaint,
+    FromAgent,
+    Hello,
+    Holding,
+    Holdings,
+    Left,
+    Reject,
+    Report,
+    Welcome,
+)
+from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout
+from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
+from tracker.core.capacity import Capacities
+from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.host import Host
+from tracker.core.planner import Planner, alternates
+from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+
+JOIN_BATCH_S = 0.1
+ABSENCE_S = 3.0
+GRACE_S = 3.0
+AVOID_S = 5.0
+HOSTS_MAX = 200_000
+SWARMS_MAX = 100_000
+
+
+@dataclass(slots=True)
+class Fleet:
+    """See the module's text. `origin_streams_max` is the cap on leases over all swarms."""
+
+    started_at: float
+    origin: str = ""
+    origin_streams_max: int = 64
+    report_interval_s: float = 0.5
+    hosts: dict[str, Host] = field(default_factory=dict)
+    swarms: dict[Digest, Swarm] = field(default_factory=dict)
+    capacities: Capacities = field(default_factory=Capacities)
+    replans: dict[str, int] = field(default_factory=dict)
+    _sessions: dict[int, str] = field(default_factory=dict)
+    _due: dict[Digest, float] = field(default_factory=dict)
+    _planner: Planner = field(default_factory=Planner)
+
+    def handle(self, event: Event, *, now: float) -> list[Command]:
+        out: list[Command] = []
+        match event:
+            case Received(session, message):
+                self._received(session, message, now, out)
+            case SessionOpened(session, hello):
+                self._opened(session, hello, now, out)
+            case SessionClosed(session):
+                self._closed(session, now)
+            case Tick():
+                self._tick(now)
+        self._plan_due(now, out)
+        return out
+
+    def leases(self) -> int:
+        """Origin leases that are out."""
+        return sum(len(roots) for swarm in self.swarms.values() for roots in swarm.roots)
+
+    # -- sessions
+
+    def _opened(self, session: int, hello: Hello, now: float, out: list[Command]) -> None:
+        if hello.protocol != PROTOCOL_VERSION:
+            error = UsageError(
+                f"{hello.host} speaks protocol {hello.protocol}, this tracker {PROTOCOL_VERSION}",
+                remedy="Run the same version of p2pdist everywhere",
+            )
+            out += [Send(session, Reject(error.problem())), Drop(session)]
+            return
+        if hello.host not in self.hosts and len(self.hosts) >= HOSTS_MAX:
+            out += [Send(session, Reject(UsageError("this tracker has too many hosts").problem())), Drop(session)]
+            return
+        host = self.hosts.setdefault(hello.host, Host(hello.host))
+        if host.session is not None:
+            self._sessions.pop(host.session, None)
+            out.append(Drop(host.session))
+        if host.address != hello.address:
+            host.blamed.clear()
+        host.address, host.zone, host.rack = hello.address, hello.zone, hello.rack
+        host.session, host.absent_since = session, None
+        self._sessions[session] = hello.host
+        for blob in host.swarms:
+            self.swarms[blob].members[host.name].absent_since = None
+            self._replan(blob, "back", now)
+        out.append(Send(session, Welcome(PROTOCOL_VERSION, self.report_interval_s, self.origin)))
+
+    def _closed(self, session: int, now: float) -> None:
+        name = self._sessions.pop(session, None)
+        if name is None:
+            return
+        host = self.hosts[name]
+        host.session, host.absent_since = None, now
+        for blob in host.swarms:
+            self.swarms[blob].members[name].absent_since = now
+
+    def _received(self, session: int, message: FromAgent, now: float, out: list[Command]) -> None:
+        name = self._sessions.get(session)
+        if name is None:
+            return
+        try:
+            match message:
+                case Report():
+                    self._report(name, message, now)
+                case Holding():
+                    self._hold(self.hosts[name], message, now)
+                case Holdings(blobs):
+                    for holding in blobs:
+                        self._hold(self.hosts[name], holding, now)
+                case Complaint():
+                    self._complaint(name, message, now, out)
+                case Left(blob):
+                    if blob in self.hosts[name].swarms:
+                        self._leave(name, blob, now, "left")
+                case Hello():
+                    raise UsageError("a session says hello once")
+        except P2PDistError as error:
+            about = message.blob if isinstance(message, Holding | Complaint) else None
+            out.append(Send(session, Reject(error.problem(), about)))
+
+    # -- swarms
+
+    def _hold(self, host: Host, holding: Holding, now: float) -> None:
+        swarm = self._swarm(holding)
+        counts = list(holding.counts)
+        _check_counts(swarm, counts)
+        member = swarm.members.get(host.name)
+        if member is None:
+            member = swarm.add(host.name, counts, budget=self._budget(host, swarm, now), now=now)
+            host.swarms[swarm.blob] = None
+            swarm.tell(now, f"{host.name} joins with {sum(counts)} pieces")
+        else:
+            self._recount(swarm, member, counts, now)
+        member.absent_since = None if host.session is not None else now
+        if len(holding.parents) == swarm.stripes and not member.seed:
+            for stripe, parent in enumerate(holding.parents):
+                self._adopt(swarm, member, stripe, parent, now)
+        self._replan(swarm.blob, "join", now + JOIN_BATCH_S)
+
+    def _swarm(self, holding: Holding) -> Swarm:
+        size, piece_size = holding.size, holding.piece_size
+        if piece_size & (piece_size - 1) or not PIECE_SIZE_MIN <= piece_size <= PIECE_SIZE_MAX:
+            raise UsageError(f"{holding.blob} cannot have pieces of {piece_size} bytes")
+        layout = PieceLayout(size, piece_size)
+        if not 0 < layout.count <= PIECES_LIMIT:
+            raise UsageError(f"{holding.blob} cannot have {layout.count} pieces")
+        swarm = self.swarms.get(holding.blob)
+        if swarm is None:
+            if len(self.swarms) >= SWARMS_MAX:
+                raise UsageError("this tracker has too many swarms")
+            swarm = self.swarms[holding.blob] = Swarm(holding.blob, layout)
+        elif swarm.layout != layout:
+            raise UsageError(f"{holding.blob} is cut differently by the rest of its swarm")
+        return swarm
+
+    def _recount(self, swarm: Swarm, member: Member, counts: list[int], now: float) -> None:
+        if any(new < old for new, old in zip(counts, member.counts, strict=True)):
+            swarm.forget_pieces(member.host, counts)
+        elif swarm.advance(member.host, counts):
+            swarm.tell(now, f"{member.host} is complete")
+            self._replan(swarm.blob, "complete", now + JOIN_BATCH_S)
+
+    def _adopt(self, swarm: Swarm, member: Member, stripe: int, parent: str | None, now: float) -> None:
+        """Take over a stream that runs already; a host without one is told its parent again."""
+        host, known = member.host, member.parents[stripe]
+        if member.counts[stripe] == swarm.totals[stripe]:
+            return
+        if known is not None:
+            if parent != known:
+                swarm.changed[host, stripe] = None
+            return
+        if parent is None:
+            return
+        if parent != FROM_ORIGIN:
+            if parent == host:
+                raise UsageError(f"{host} says that it receives from itself")
+            if parent not in swarm.members:
+                self._stand_in(swarm, parent, now)
+            if swarm.below(stripe, parent, host):
+                return
+            upper = swarm.members[parent]
+            if upper.free(stripe) <= 0:
+                swarm.grant_seat(upper, stripe)
+        swarm.attach(stripe, host, parent)
+        swarm.changed.pop((host, stripe), None)
+
+    def _stand_in(self, swarm: Swarm, name: str, now: float) -> None:
+        host = self.hosts.setdefault(name, Host(name, absent_since=now))
+        member = swarm.add(name, [0] * swarm.stripes, budget=self._budget(host, swarm, now), now=now)
+        member.absent_since = now if host.session is None else None
+        host.swarms[swarm.blob] = None
+
+    def _report(self, name: str, report: Report, now: float) -> None:
+        for advance in report.blobs:
+            swarm = self.swarms.get(advance.blob)
+            if swarm is None or name not in swarm.members:
+                continue
+            counts = list(advance.counts)
+            _check_counts(swarm, counts)
+            self._recount(swarm, swarm.members[name], counts, now)
+        if self.capacities.sample(name, report.sent_bytes, report.busy_s, now=now):
+            self._relieve(self.hosts[name], "slow", now)
+
+    def _complaint(self, name: str, complaint: Complaint, now: float, out: list[Command]) -> None:
+        swarm = self.swarms.get(complaint.blob)
+        if swarm is None or name not in swarm.members or not 0 <= complaint.stripe < swarm.stripes:
+            return
+        source, reason = complaint.source, complaint.reason
+        swarm.tell(now, f"{name} complains of {source or 'the origin'} in stripe {complaint.stripe}: {reason}")
+        if source == FROM_ORIGIN:
+            self._origin_complaint(swarm, name, reason, now, out)
+            return
+        child, parent = swarm.members[name], swarm.members.get(source)
+        stripe = complaint.stripe
+        if (
+            reason == "stalled"
+            and parent is not None
+            and parent.counts[stripe] <= child.counts[stripe]
+            and parent.present
+        ):
+            return
+        swarm.avoided[name, source] = now + AVOID_S
+        if child.parents[stripe] == source:
+            swarm.detach(stripe, name)
+        host = self.hosts.get(source)
+        if host is not None and reason in {"refused", "reset", "corrupt"}:
+            if host.session is None and source in swarm.members:
+                self._leave(source, swarm.blob, now, "dead")
+            elif not host.shunned:
+                host.blamed[name] = reason
+                if host.shunned:
+                    self._relieve(host, "blamed", now)
+        self._replan(swarm.blob, reason, now)
+
+    def _origin_complaint(self, swarm: Swarm, name: str, reason: str, now: float, out: list[Command]) -> None:
+        """Wrong or missing content at the origin ends the swarm once two hosts, or the only one, met it."""
+        if reason not in {"corrupt", "missing"}:
+            return
+        swarm.origin_failures[name] = None
+        if len(swarm.origin_failures) < min(2, swarm.receivers):
+            swarm.avoided[name, FROM_ORIGIN] = now + AVOID_S
+            for stripe in range(swarm.stripes):
+                if swarm.members[name].parents[stripe] == FROM_ORIGIN:
+                    swarm.detach(stripe, name)
+            self._replan(swarm.blob, reason, now)
+            return
+        error: P2PDistError = Corrupt(f"the origin's copy of {swarm.blob} is corrupt", remedy="Push it again")
+        if reason == "missing":
+            error = NotFound(f"the origin does not have {swarm.blob}", remedy="Push it again")
+        for member in swarm.members.values():
+            session = self.hosts[member.host].session
+            if session is not None and not member.seed:
+                out.append(Send(session, Reject(error.problem(), swarm.blob)))
+
+    def _leave(self, name: str, blob: Digest, now: float, reason: str) -> None:
+        swarm = self.swarms[blob]
+        swarm.remove(name)
+        swarm.tell(now, f"{name} is gone: {reason}")
+        host = self.hosts[name]
+        host.swarms.pop(blob, None)
+        if not swarm.members:
+            del self.swarms[blob]
+            self._due.pop(blob, None)
+        else:
+            self._replan(blob, reason, now)
+
+    def _relieve(self, host: Host, reason: str, now: float) -> None:
+        """Fit a host's children to its budget. Its best child takes its place, and it becomes a leaf."""
+        for blob in host.swarms:
+            swarm = self.swarms[blob]
+            member = swarm.members[host.name]
+            member.budget = self._budget(host, swarm, now)
+            member.seats = [0] * swarm.stripes
+            for stripe in range(swarm.stripes):
+                if member.children[stripe] and not member.seed:
+                    swarm.detach(stripe, host.name)
+                for child in list(member.children[stripe]):
+                    swarm.detach(stripe, child)
+            swarm.tell(now, f"{host.name} keeps {member.budget} seats: {reason}")
+            self._replan(blob, reason, now)
+
+    def _budget(self, host: Host, swarm: Swarm, now: float) -> int:
+        return 0 if host.shunned else self.capacities.budget(host.name, swarm.stripes, now=now)
+
+    # -- time
+
+    def _tick(self, now: float) -> None:
+        gone = [
+            each
+            for each in self.hosts.values()
+            if each.absent_since is not None and now - each.absent_since >= ABSENCE_S
+        ]
+        for host in gone:
+            for blob in list(host.swarms):
+                self._leave(host.name, blob, now, "absent")
+            del self.hosts[host.name]
+        for swarm in self.swarms.values():
+            if swarm.avoided:
+                swarm.avoided = {pair: until for pair, until in swarm.avoided.items() if until > now}
+            if swarm.unplanned:
+                self._due.setdefault(swarm.blob, now)
+
+    def _replan(self, blob: Digest, reason: str, due: float) -> None:
+        self._due[blob] = min(due, self._due.get(blob, due))
+        self.replans[reason] = self.replans.get(reason, 0) + 1
+
+    def _plan_due(self, now: float, out: list[Command]) -> None:
+        for blob in [blob for blob, due in self._due.items() if due <= now]:
+            del self._due[blob]
+            swarm = self.swarms[blob]
+            self._planner.plan(swarm, origin_allowed=self._origin_allowed(swarm, now))
+            self._assign(swarm, out)
+
+    def _origin_allowed(self, swarm: Swarm, now: float) -> bool:
+        if self.leases() + swarm.stripes > self.origin_streams_max:
+            return False
+        under_way = any(any(member.counts) or not member.present for member in swarm.members.values())
+        return not under_way or now - self.started_at >= GRACE_S
+
+    def _assign(self, swarm: Swarm, out: list[Command]) -> None:
+        """Tell the hosts whose parents changed."""
+        names = list(swarm.members)
+        plans: dict[str, list[StripePlan]] = {}
+        for host, stripe in swarm.changed:
+            parent = swarm.members[host].parents[stripe]
+            if parent is None:
+                continue
+            others = tuple(self._source(each) for each in alternates(swarm, names, stripe, host))
+            plans.setdefault(host, []).append(StripePlan(stripe, self._source(parent), others))
+        swarm.changed.clear()
+        for name, stripes in plans.items():
+            session = self.hosts[name].session
+            if session is not None:
+                out.append(Send(session, Assign(Plan(swarm.blob, tuple(stripes)))))
+
+    def _source(self, name: str) -> Source:
+        return Source(name, self.hosts[name].address) if name else ORIGIN
+
+
+def _check_counts(swarm: Swarm, counts: list[int]) -> None:
+    if len(counts) != swarm.stripes or not all(
+        0 <= count <= total for count, total in zip(counts, swarm.totals, strict=True)
+    ):
+        raise UsageError(f"impossible piece counts {counts} for {swarm.blob}")

@@ -1,0 +1,184 @@
+"""The planner: gives every receiver a parent in every stripe.
+
+Theory. Seats are counted exactly: in a stripe with n receivers that have no whole copy to draw on, one reads the origin and the seats
+of the others add up to n - 1. Newcomers' budgets are dealt to the stripes that lack seats, stripe after stripe, so that a host forwards
+in one stripe or, at a boundary, in two. Then each stripe is filled from the top: hosts with seats first, each at the shallowest
+free seat, so that the tree is as flat as the seats allow.
+
+Repair uses the same pass: a lost parent's children are receivers without a parent. The one with the most pieces comes first and so
+takes the place that became free. Where a stripe lacks seats, spare ones of the budget are used, then idle ones of other stripes, and
+only then is somebody overloaded.
+
+The whole pass costs O(members) for each stripe that has work, however many hosts join at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+
+ALTERNATES = 2
+Seat = tuple[int, int, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """`origin_streams_max` limits the origin readers of one stripe."""
+
+    origin_streams_max: int = 1
+
+    def plan(self, swarm: Swarm, *, origin_allowed: bool) -> None:
+        """Give parents to all unplanned receivers for whom one exists. `origin_allowed`: whether new leases may be granted."""
+        if not swarm.unplanned:
+            return
+        self._allot(swarm)
+        waiting: dict[int, list[str]] = {}
+        for stripe, host in swarm.unplanned:
+            if swarm.members[host].present:
+                waiting.setdefault(stripe, []).append(host)
+        for stripe, hosts in waiting.items():
+            _StripePass(swarm, stripe, self.origin_streams_max if origin_allowed else 0).run(hosts)
+
+    def _allot(self, swarm: Swarm) -> None:
+        """Deal the budgets of members that have seats in no stripe to the stripes that lack seats."""
+        pool = [member for member in swarm.members.values() if not any(member.seats) and member.budget]
+        if not pool:
+            return
+        seats = [sum(member.seats[stripe] for member in swarm.members.values()) for stripe in range(swarm.stripes)]
+        roots = 0 if any(member.seed for member in swarm.members.values()) else 1
+        lacking = [max(0, swarm.receivers - roots - count) for count in seats]
+        pool.sort(key=lambda member: (-member.budget, _mixed(swarm.blob, member.host)))
+        pool.reverse()
+        for stripe in sorted(range(swarm.stripes), key=lambda stripe: -lacking[stripe]):
+            while lacking[stripe] and pool:
+                member = pool[-1]
+                taken = min(member.spare, lacking[stripe])
+                member.seats[stripe] += taken
+                lacking[stripe] -= taken
+                if not member.spare:
+                    pool.pop()
+
+
+class _StripePass:
+    """Fills one stripe's tree, from the top, with hosts that lack a parent."""
+
+    def __init__(self, swarm: Swarm, stripe: int, origin_streams: int) -> None:
+        self.swarm, self.stripe = swarm, stripe
+        self.origin_streams = origin_streams
+        self.depths: dict[str, int] = {}
+        self.free: list[Seat] = []
+        total = swarm.totals[stripe]
+        self.whole_copy = any(each.counts[stripe] == total and each.present for each in swarm.members.values())
+        for member in swarm.members.values():
+            if member.free(stripe) > 0:
+                self._offer(member)
+        heapq.heapify(self.free)
+
+    def run(self, hosts: list[str]) -> None:
+        """Attach `hosts`; those for whom there is no parent stay unplanned."""
+        stripe, members = self.stripe, self.swarm.members
+        heads = [host for host in hosts if members[host].children[stripe] or members[host].counts[stripe]]
+        others = [host for host in hosts if not (members[host].children[stripe] or members[host].counts[stripe])]
+        heads.sort(
+            key=lambda host: (not members[host].budget, -members[host].counts[stripe], -members[host].seats[stripe])
+        )
+        others.sort(key=lambda host: (-members[host].seats[stripe], _mixed(self.swarm.blob, host)))
+        for host in heads + others:
+            parent = self._parent_for(members[host])
+            if parent is None:
+                continue
+            self.swarm.attach(stripe, host, parent)
+            depth = self.depths[host] = self.depths.get(parent, 0) + 1
+            member = members[host]
+            if member.free(stripe) > 0 and member.present:
+                heapq.heappush(self.free, (depth, 0, member.load, host))
+
+    def _offer(self, member: Member) -> None:
+        if member.present and self.swarm.rooted(self.stripe, member.host):
+            depth = self.depths[member.host] = self.swarm.depth(self.stripe, member.host)
+            self.free.append((depth, 0, member.load, member.host))
+
+    def _parent_for(self, child: Member) -> str | None:
+        """The best parent: the origin while the stripe has no root and no whole copy can serve, else the shallowest free seat."""
+        rootless = len(self.swarm.roots[self.stripe]) < self.origin_streams and not self.whole_copy
+        if rootless and (child.host, FROM_ORIGIN) not in self.swarm.avoided:
+            return FROM_ORIGIN
+        return self._seat_for(child) or self._spare_for(child)
+
+    def _seat_for(self, child: Member) -> str | None:
+        passed: list[Seat] = []
+        found = None
+        while self.free:
+            seat = heapq.heappop(self.free)
+            member = self.swarm.members[seat[3]]
+            if member.free(self.stripe) <= 0:
+                continue
+            if self._unfit(member, child):
+                passed.append(seat)
+                continue
+            found = member.host
+            if member.free(self.stripe) > 1:
+                heapq.heappush(self.free, (seat[0], seat[1] + 1, seat[2] + 1, member.host))
+            break
+        for seat in passed:
+            heapq.heappush(self.free, seat)
+        return found
+
+    def _spare_for(self, child: Member) -> str | None:
+        """A parent outside the allotted seats: unallotted budget, then seats that stand idle in other stripes, then the least loaded."""
+        swarm, stripe = self.swarm, self.stripe
+        best: tuple[tuple[int, float, int, str], Member] | None = None
+        for member in swarm.members.values():
+            if not member.present or member is child:
+                continue
+            idle = member.budget - member.load
+            rank = 0 if idle > 0 else 1
+            load = -idle if rank == 0 else member.load / max(member.budget, 0.25)
+            depth = self.depths.get(member.host)
+            if depth is None:
+                if not swarm.rooted(stripe, member.host):
+                    continue
+                depth = self.depths[member.host] = swarm.depth(stripe, member.host)
+            key = (rank, load, depth, member.host)
+            if (best is None or key < best[0]) and not self._unfit(member, child):
+                best = (key, member)
+        if best is None:
+            return None
+        member = best[1]
+        swarm.grant_seat(member, stripe)
+        return member.host
+
+    def _unfit(self, parent: Member, child: Member) -> bool:
+        """Whether `parent` cannot feed `child`: it receives through it, or failed it a moment ago."""
+        swarm = self.swarm
+        return (child.host, parent.host) in swarm.avoided or swarm.below(self.stripe, parent.host, child.host)
+
+
+def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[str]:
+    """Up to ALTERNATES hosts that could feed `host` in this stripe should its parent fail: the parent's own parent and
+    hosts that stand elsewhere in the tree; never the host's descendants. `names` are the swarm's members, listed once by the caller."""
+    found: list[str] = []
+    parent = swarm.members[host].parents[stripe]
+    if parent:
+        grand = swarm.members[parent].parents[stripe]
+        if grand:
+            found.append(grand)
+    start = _mixed(swarm.blob, host) + stripe
+    for step in range(min(len(names), 16)):
+        if len(found) >= ALTERNATES:
+            break
+        other = swarm.members[names[(start + step * 7919) % len(names)]]
+        if other.host in {host, parent, *found} or not other.present or not other.budget:
+            continue
+        if swarm.below(stripe, other.host, host) or not swarm.rooted(stripe, other.host):
+            continue
+        found.append(other.host)
+    return found
+
+
+def _mixed(blob: str, host: str) -> int:
+    """A number that orders hosts differently for each blob, the same in every process."""
+    return int.from_bytes(blake2b(f"{blob}/{host}".encode(), digest_size=8).digest(), "big")

@@ -1,0 +1,229 @@
+"""The state of one swarm: who holds and wants a blob, and the trees that carry its stripes.
+
+Theory. A blob's pieces are dealt into S stripes. Each stripe has its own tree; a host forwards mainly in one stripe, its home, and is
+a leaf in the others (SplitStream, SOSP 2003), so every uplink works. A host has a budget of seats (child streams), S when its uplink
+is like the others', which is allotted to stripes. A stripe with n receivers and one root needs n - 1 seats, and counting them exactly
+is what keeps the last host close to the bound.
+
+A member is a receiver (it lacks pieces) or a seed. A receiver's place in a stripe is its parent: another member, the origin (then it is
+a root and holds the lease), or nobody yet. Seeds have no parents. A member whose session ended is absent: its streams may well be
+running, so its edges stay for a while, but it gets no new children.
+
+`avoided` holds (child, parent) pairs that failed a moment ago, with the time until which they are not joined again. `unplanned` holds
+the (stripe, host) that wait for a parent, `changed` the (host, stripe) whose parent the host has not been told yet.
+
+Invariants: the edges of a stripe form a forest (no cycles); only receivers have parents; a lease belongs to the host whose parent is
+the origin; all here is soft and rebuilt from what agents report.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.pieces import PieceLayout, stripes_for
+
+FROM_ORIGIN = ""
+"""Stands for the origin where a parent's host name is expected."""
+
+STORY_EVENTS_MAX = 256
+
+
+@dataclass(slots=True)
+class Member:
+    """One host in a swarm. `counts`: verified pieces per stripe; `seats`: seats allotted per stripe; `parents`: host name, FROM_ORIGIN
+    or None, per stripe; `children`: host names, in the order in which they came."""
+
+    host: str
+    counts: list[int]
+    seats: list[int]
+    parents: list[str | None]
+    children: list[dict[str, None]]
+    joined_at: float
+    budget: int
+    seed: bool = False
+    absent_since: float | None = None
+
+    @property
+    def present(self) -> bool:
+        """Whether the host's session is open."""
+        return self.absent_since is None
+
+    @property
+    def spare(self) -> int:
+        """Seats of the budget that are allotted to no stripe."""
+        return self.budget - sum(self.seats)
+
+    def free(self, stripe: int) -> int:
+        return self.seats[stripe] - len(self.children[stripe])
+
+    @property
+    def load(self) -> int:
+        """Child streams in all stripes."""
+        return sum(map(len, self.children))
+
+
+@dataclass(slots=True)
+class Swarm:
+    """See the module's text. Changing edges goes through `attach` and `detach` only."""
+
+    blob: Digest
+    layout: PieceLayout
+    members: dict[str, Member] = field(default_factory=dict)
+    roots: list[dict[str, None]] = field(default_factory=list)
+    unplanned: dict[tuple[int, str], None] = field(default_factory=dict)
+    changed: dict[tuple[str, int], None] = field(default_factory=dict)
+    story: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_EVENTS_MAX))
+    stripes: int = 0
+    totals: list[int] = field(default_factory=list)
+    receivers: int = 0
+    avoided: dict[tuple[str, str], float] = field(default_factory=dict)
+    origin_failures: dict[str, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        count = self.layout.count
+        self.stripes = stripes_for(count)
+        self.totals = [len(range(stripe, count, self.stripes)) for stripe in range(self.stripes)]
+        self.roots = [{} for _ in range(self.stripes)]
+
+    def add(self, host: str, counts: list[int], *, budget: int, now: float) -> Member:
+        """A host joins with `counts` verified pieces per stripe."""
+        member = Member(
+            host,
+            counts,
+            [0] * self.stripes,
+            [None] * self.stripes,
+            [{} for _ in range(self.stripes)],
+            now,
+            budget,
+            seed=counts == self.totals,
+        )
+        self.members[host] = member
+        if not member.seed:
+            self.receivers += 1
+            for stripe in range(self.stripes):
+                if counts[stripe] < self.totals[stripe]:
+                    self.unplanned[stripe, host] = None
+        return member
+
+    def remove(self, host: str) -> None:
+        """A host leaves: its children are unplanned again."""
+        member = self.members.pop(host)
+        if not member.seed:
+            self.receivers -= 1
+        for stripe in range(self.stripes):
+            for child in list(member.children[stripe]):
+                self._unlink(stripe, self.members[child])
+                self.unplanned[stripe, child] = None
+            self._unlink(stripe, member)
+            self.unplanned.pop((stripe, host), None)
+            self.changed.pop((host, stripe), None)
+
+    def attach(self, stripe: int, child: str, parent: str) -> None:
+        """`child` receives `stripe` from `parent` (FROM_ORIGIN: with the lease). A cycle is a bug of ours."""
+        member = self.members[child]
+        assert not member.seed and not self.below(stripe, parent, child), f"cycle: {child} under {parent}"
+        self._unlink(stripe, member)
+        member.parents[stripe] = parent
+        if parent == FROM_ORIGIN:
+            self.roots[stripe][child] = None
+        else:
+            self.members[parent].children[stripe][child] = None
+        self.unplanned.pop((stripe, child), None)
+        self.changed[child, stripe] = None
+
+    def detach(self, stripe: int, child: str) -> None:
+        """`child` loses its parent and waits for another."""
+        member = self.members[child]
+        self._unlink(stripe, member)
+        if member.counts[stripe] < self.totals[stripe]:
+            self.unplanned[stripe, child] = None
+
+    def advance(self, host: str, counts: list[int]) -> bool:
+        """Take new piece counts; returns whether the host became a seed. A finished stripe frees its parent's seat."""
+        member = self.members[host]
+        if member.seed:
+            return False
+        for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
+            if new > old and new == self.totals[stripe]:
+                self._unlink(stripe, member)
+                self.unplanned.pop((stripe, host), None)
+                self.changed.pop((host, stripe), None)
+        member.counts = counts
+        if counts != self.totals:
+            return False
+        member.seed = True
+        self.receivers -= 1
+        return True
+
+    def forget_pieces(self, host: str, counts: list[int]) -> None:
+        """The host holds less than it said before, as after losing its store."""
+        member = self.members[host]
+        if member.seed:
+            member.seed = False
+            self.receivers += 1
+        member.counts = counts
+        for stripe in range(self.stripes):
+            if counts[stripe] < self.totals[stripe] and member.parents[stripe] is None:
+                self.unplanned[stripe, host] = None
+
+    def grant_seat(self, member: Member, stripe: int) -> None:
+        """Allot one more seat of `member` to `stripe`, from its spare ones or from a stripe where one stands idle; a host that has
+        neither is overloaded and keeps its allotment."""
+        if member.spare <= 0:
+            donor = next((each for each in range(self.stripes) if each != stripe and member.free(each) > 0), None)
+            if donor is None:
+                return
+            member.seats[donor] -= 1
+        member.seats[stripe] += 1
+
+    def below(self, stripe: int, host: str, ancestor: str) -> bool:
+        """Whether `host` is `ancestor` or receives the stripe through it."""
+        at: str | None = host
+        while at:
+            if at == ancestor:
+                return True
+            at = self.members[at].parents[stripe]
+        return False
+
+    def depth(self, stripe: int, host: str) -> int:
+        """Edges between the host and the origin, a seed, or whoever has no parent."""
+        steps = 0
+        at = self.members[host].parents[stripe]
+        while at is not None:
+            steps += 1
+            at = self.members[at].parents[stripe] if at else None
+        return steps
+
+    def rooted(self, stripe: int, host: str) -> bool:
+        """Whether the host's way up ends at the origin, at a seed or at a host that has the whole stripe."""
+        at: str | None = host
+        while at:
+            member = self.members[at]
+            if member.counts[stripe] == self.totals[stripe]:
+                return True
+            at = member.parents[stripe]
+        return at == FROM_ORIGIN
+
+    def edges(self, stripe: int) -> Iterator[tuple[str, str]]:
+        """(child, parent) of every edge of a stripe; the parent may be FROM_ORIGIN."""
+        for member in self.members.values():
+            parent = member.parents[stripe]
+            if parent is not None:
+                yield member.host, parent
+
+    def tell(self, now: float, text: str) -> None:
+        """Add a line to the swarm's story."""
+        self.story.append((now, text))
+
+    def _unlink(self, stripe: int, member: Member) -> None:
+        parent = member.parents[stripe]
+        if parent is None:
+            return
+        member.parents[stripe] = None
+        if parent == FROM_ORIGIN:
+            self.roots[stripe].pop(member.host, None)
+        elif parent in self.members:
+            self.members[parent].children[stripe].pop(member.host, None)
