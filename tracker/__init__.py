@@ -1,0 +1,1 @@
+"""What runs centrally: decides who sends what to whom; data never passes through it."""

@@ -22,12 +22,12 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.pieces import PieceLayout, PieceSet
 
 BLOCK_MIN = 32 << 10
-BLOCK_MAX = 4 << 20
+BLOCK_MAX = 16 << 20
 
 
-def block_size_for(piece_size: int) -> int:
-    """Bytes of a block: half a piece between 32 KiB and 4 MiB. Small enough that turns are fair, large enough to be cheap."""
-    return max(BLOCK_MIN, min(BLOCK_MAX, piece_size // 2))
+def block_size_for(piece_size: int, blocks_per_piece: int) -> int:
+    """Bytes of a block, between 32 KiB and 16 MiB. Small enough that turns are fair, large enough to be cheap."""
+    return max(BLOCK_MIN, min(BLOCK_MAX, piece_size // blocks_per_piece))
 
 
 # -- events
@@ -153,9 +153,11 @@ class _Stream:
 
 @dataclass(slots=True)
 class Uplink:
-    """See the module's text. `blocks_in_flight` is how many blocks the kernel may be taking at once."""
+    """See the module's text. `blocks_in_flight` is how many blocks the kernel may be taking at once; pieces are cut into
+    `blocks_per_piece` blocks within the limits of a block."""
 
     blocks_in_flight: int = 2
+    blocks_per_piece: int = 2
     stuck_min_s: float = 0.2
     sent_bytes: int = 0
     busy_s: float = 0.0
@@ -212,7 +214,9 @@ class Uplink:
             [piece for piece in range(stripe, layout.count, stripes) if piece in have] for stripe in range(stripes)
         ]
         known = PieceSet(have.count, have.bits)
-        self._feeds[blob] = _Feed(layout, block_size_for(layout.piece_size), order, known, [[] for _ in order])
+        self._feeds[blob] = _Feed(
+            layout, block_size_for(layout.piece_size, self.blocks_per_piece), order, known, [[] for _ in order]
+        )
 
     def _verified(self, blob: Digest, piece: int, out: list[Command]) -> None:
         feed = self._feeds.get(blob)

@@ -17,9 +17,9 @@ PROTOCOL_VERSION = 1
 MESSAGE_BYTES_MAX = 4 << 20
 BLOBS_PER_MESSAGE_MAX = 1000
 
-Reason = Literal["refused", "reset", "short", "stalled", "corrupt", "missing", "busy", "unavailable"]
-"""Why a source is complained of: it refused the connection; broke it; ended early; sent nothing; sent wrong bytes; lacks the
-blob; is over its limits; the origin did not answer."""
+Reason = Literal["refused", "reset", "short", "stalled", "corrupt", "protocol", "missing", "busy", "unavailable"]
+"""Why a source is complained of: it refused the connection; broke it; ended early; sent nothing; sent wrong bytes; broke the
+protocol; lacks the blob; is over its limits; the origin did not answer."""
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
@@ -190,7 +190,8 @@ class PullStatus(msgspec.Struct, frozen=True):
 
 
 class MountRequest(msgspec.Struct, frozen=True):
-    """Body of POST /v1/mounts. An empty path lets the agent choose one below its store."""
+    """Body of POST /v1/mounts. An empty path lets the agent choose one below its store. `how` forces a way ("overlay", "unpack"), or
+    asks for the layer images, for a caller that can show them to itself: "userns" always, "images" only when the agent cannot mount."""
 
     package: str
     path: str = ""
@@ -199,7 +200,8 @@ class MountRequest(msgspec.Struct, frozen=True):
 
 
 class MountStatus(msgspec.Struct, frozen=True):
-    """A package that is shown at `path`. `how` names the way, `why` says why that way."""
+    """A package that is shown at `path`. `how` names the way, `why` says why that way. With `how` "images" nothing is shown: `images`
+    are the verified layer images, bottom to top, kept until `path`, which is then a name beginning with "images/", is deleted."""
 
     reference: str
     digest: str
@@ -210,3 +212,4 @@ class MountStatus(msgspec.Struct, frozen=True):
     entrypoint: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     working_dir: str = ""
+    images: tuple[str, ...] = ()

@@ -96,8 +96,7 @@ class Fleet:
         if host.session is not None:
             self._sessions.pop(host.session, None)
             out.append(Drop(host.session))
-        if host.address != hello.address:
-            host.blamed.clear()
+        host.forgive(now=now, started_anew=True)
         host.address, host.zone, host.rack = hello.address, hello.zone, hello.rack
         host.session, host.absent_since = session, None
         self._sessions[session] = hello.host
@@ -119,6 +118,7 @@ class Fleet:
         name = self._sessions.get(session)
         if name is None:
             return
+        about: Digest | None = None
         try:
             match message:
                 case Report():
@@ -136,7 +136,8 @@ class Fleet:
                 case Hello():
                     raise UsageError("a session says hello once")
         except P2PDistError as error:
-            about = message.blob if isinstance(message, Holding | Complaint) else None
+            if isinstance(message, Holding | Complaint):
+                about = message.blob
             out.append(Send(session, Reject(error.problem(), about)))
 
     # -- swarms
@@ -244,13 +245,11 @@ class Fleet:
         if child.parents[stripe] == source:
             swarm.detach(stripe, name)
         host = self.hosts.get(source)
-        if host is not None and reason in {"refused", "reset", "corrupt"}:
+        if host is not None and reason in {"refused", "reset", "corrupt", "protocol"}:
             if host.session is None and source in swarm.members:
                 self._leave(source, swarm.blob, now, "dead")
-            elif not host.shunned:
-                host.blamed[name] = reason
-                if host.shunned:
-                    self._relieve(host, "blamed", now)
+            elif host.blame(name, reason, now=now):
+                self._relieve(host, "blamed", now)
         self._replan(swarm.blob, reason, now)
 
     def _origin_complaint(self, swarm: Swarm, name: str, reason: str, now: float, out: list[Command]) -> None:
@@ -315,6 +314,9 @@ class Fleet:
             for blob in list(host.swarms):
                 self._leave(host.name, blob, now, "absent")
             del self.hosts[host.name]
+        for host in self.hosts.values():
+            if host.blamed:
+                host.forgive(now=now)
         for swarm in self.swarms.values():
             if swarm.avoided:
                 swarm.avoided = {pair: until for pair, until in swarm.avoided.items() if until > now}

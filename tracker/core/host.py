@@ -9,6 +9,9 @@ from p2pdist.model.digest import Digest
 BLAMERS_MIN = 2
 """So many hosts must blame a host before it is shunned: one alone may be at fault itself."""
 
+BLAME_S = 60.0
+CORRUPT_BLAME_S = 600.0
+
 
 @dataclass(slots=True)
 class Host:
@@ -21,9 +24,23 @@ class Host:
     session: int | None = None
     absent_since: float | None = None
     swarms: dict[Digest, None] = field(default_factory=dict)
-    blamed: dict[str, str] = field(default_factory=dict)
+    blamed: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     @property
     def shunned(self) -> bool:
         """Whether several hosts found it sending wrong bytes or refusing to serve."""
         return len(self.blamed) >= BLAMERS_MIN
+
+    def blame(self, by: str, reason: str, *, now: float) -> bool:
+        """Another host met a failure here; returns whether this host is shunned from now on."""
+        before = self.shunned
+        self.blamed[by] = (reason, now + (CORRUPT_BLAME_S if reason == "corrupt" else BLAME_S))
+        return self.shunned and not before
+
+    def forgive(self, *, now: float, started_anew: bool = False) -> None:
+        """Forget blame that is old, and after a new start of the agent all but wrong bytes."""
+        self.blamed = {
+            by: (reason, until)
+            for by, (reason, until) in self.blamed.items()
+            if until > now and (reason == "corrupt" or not started_anew)
+        }

@@ -1,0 +1,93 @@
+# One entry point for people and for CI. Every target that needs the environment makes it first; a second run costs nothing.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+DEMO_ARGS ?=
+TEST_ARGS ?=
+BENCH_ARGS ?=
+
+# Programs that the product, its tests and its benchmarks start, each with the Debian package that brings it.
+PROGRAMS := mksquashfs=squashfs-tools squashfuse=squashfuse fusermount3=fuse3 nginx=nginx-light curl=curl socat=socat \
+	skopeo=skopeo aria2c=aria2 ip=iproute2 tc=iproute2 iptables=iptables mount=mount unshare=util-linux ps=procps git=git
+
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup
+
+.PHONY: help setup demo test test-slow check lint types mutants bench clean distclean
+
+help:
+	@echo 'make setup      create $(VENV) with the project installed ($(BIN)/p2pdist) and look for the programs it needs'
+	@echo 'make demo       one package to eight agents on this machine, twice; ends with the figures'
+	@echo 'make test       all tests that take less than ten seconds each'
+	@echo 'make check      formatting, lint, types, then the tests: what CI runs'
+	@echo 'make test-slow  the long tests'
+	@echo 'make mutants    break the code on purpose and see that the tests notice'
+	@echo 'make bench      the benchmarks (as root: they build network namespaces)'
+	@echo 'make clean      remove what builds and tests leave; make distclean removes $(VENV) as well'
+
+setup: $(VENV)/.installed
+
+# Without root, missing programs are named each time until they are there; the stamp says that nothing is missing.
+$(VENV)/.programs: Makefile
+	@missing=''; \
+	for pair in $(PROGRAMS); do \
+		PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%=*}" >/dev/null 2>&1 || missing="$$missing $${pair#*=}"; \
+	done; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3 python3-venv"; \
+	missing=$$(printf '%s\n' $$missing | sort -u | tr '\n' ' '); \
+	if [ -z "$${missing% }" ]; then \
+		:; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+		echo "Installing Debian packages: $$missing"; \
+		install() { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
+			apt-get install -y -qq --no-install-recommends $$missing >/dev/null; }; \
+		install || { echo 'That failed; trying once more in five seconds'; sleep 5; install; } || exit 1; \
+	else \
+		echo "These Debian packages are missing; what needs them will say so or be skipped:"; \
+		echo "    sudo apt-get install --no-install-recommends $$missing"; \
+		exit 0; \
+	fi; \
+	mkdir -p $(VENV) && touch $@
+
+$(VENV)/.installed: pyproject.toml Makefile | $(VENV)/.programs
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo '$(PYTHON) is older than 3.11: say make PYTHON=/path/to/python3.11'; exit 1; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || \
+		{ echo 'No virtual environment could be made: install python3-venv, then say make setup again'; rm -rf $(VENV); exit 1; }
+	@echo "Installing the project and its test tools into $(VENV)"
+	@install() { $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'; }; \
+		install || { echo 'That failed; trying once more in five seconds'; sleep 5; install; }
+	@touch $@
+
+# The program is the recipe's only command, so that Ctrl-C reaches it alone and make waits until it has tidied up.
+demo: setup
+	@$(BIN)/p2pdist demo $(DEMO_ARGS)
+
+test: setup
+	$(PYTEST) -m 'not slow' $(TEST_ARGS)
+
+test-slow: setup
+	$(PYTEST) -m slow $(TEST_ARGS)
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+check: lint types
+	$(PYTEST) -m 'not slow' $(TEST_ARGS)
+
+mutants: setup
+	$(BIN)/python tests/mutants.py $(MUTANTS_ARGS)
+
+bench: setup
+	$(BIN)/python -m bench $(BENCH_ARGS)
+
+clean:
+	rm -rf build dist test-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0r rm -rf
+
+distclean: clean
+	rm -rf $(VENV) *.egg-info

@@ -1,0 +1,327 @@
+"""Piece streams between two processes on loopback, beside nginx -> curl in the same run.
+
+    python bench/loopback.py [--size-mib 1024] [--rounds 3] [--json]
+
+One process serves a blob with p2pdist.transfer.server, another receives it in 4 stripes, verifies each piece (BLAKE3) and writes it
+with pwrite over a file that exists already: the first touch of fresh memory is slow and not what is measured. curl writes over the
+same file, without truncating it and without verifying anything. Every figure is the median of the rounds; CPU-seconds are user and
+system time of the receiving (rx) and sending (tx) process per GiB. The senders' sockets use the congestion control named in the
+output (default cubic): it is set on the listening sockets, and nginx inherits its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.messages import StreamRequest
+from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
+from p2pdist.model.plan import Source
+from p2pdist.transfer.client import IncomingStream, PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.mailbox import Mailbox
+from p2pdist.transfer.server import Block, read_stream_request, serve_stream
+
+GIB = 1 << 30
+DIGEST = Digest("sha256:" + "0" * 64)
+CHUNK = 64 << 10
+
+
+def cpu_s(who: int = resource.RUSAGE_SELF) -> float:
+    usage = resource.getrusage(who)
+    return usage.ru_utime + usage.ru_stime
+
+
+def listener(congestion: str) -> socket.socket:
+    server = socket.create_server(("127.0.0.1", 0), backlog=64)
+    server.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+    return server
+
+
+class AlwaysNext:
+    """An Outgoing without turns: the next block of the stripe, at once."""
+
+    def __init__(self, layout: PieceLayout, wanted: StreamRequest, block: int) -> None:
+        self._pieces = iter(PieceSet(layout.count, wanted.have).missing(wanted.stripe, wanted.stripes))
+        self._layout, self._block = layout, block
+        self._piece, self._offset, self._length = -1, 0, 0
+
+    async def next_block(self) -> Block | None:
+        if self._offset == self._length:
+            self._piece = next(self._pieces, -1)
+            if self._piece < 0:
+                return None
+            self._offset, self._length = 0, self._layout.length(self._piece)
+        offset, length = self._offset, min(self._block, self._length - self._offset)
+        self._offset += length
+        return Block(self._piece, offset, length)
+
+    def block_sent(self, length: int) -> None:
+        pass
+
+
+# -- the two processes
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Serve until standard input ends; each line that comes is answered with the CPU-seconds used so far."""
+    descriptor = os.open(options.source, os.O_RDONLY)
+    layout = PieceLayout(os.fstat(descriptor).st_size, options.piece)
+
+    async def streams(request: web.Request) -> web.StreamResponse:
+        outgoing = AlwaysNext(layout, await read_stream_request(request), options.block)
+        return await serve_stream(
+            request, outgoing, descriptor, layout, unsent_max=options.unsent, send_buffer=options.send_buffer or None
+        )
+
+    app = web.Application()
+    app.router.add_post("/v1/streams", streams)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    server = listener(options.congestion)
+    await web.SockSite(runner, server).start()
+    print(server.getsockname()[1], flush=True)
+    while await asyncio.to_thread(sys.stdin.readline):
+        print(cpu_s(), flush=True)
+    await runner.cleanup()
+
+
+async def fetch(options: argparse.Namespace) -> None:
+    """Receive the blob once for each round; print seconds and CPU-seconds of each."""
+    with open(options.source, "rb") as file:
+        pieces = await asyncio.to_thread(piece_list, file.fileno(), options.piece)
+    layout = pieces.layout
+    descriptor = os.open(options.destination, os.O_RDWR)
+
+    def write(piece: int, data: memoryview) -> bool:
+        if not pieces.verify(piece, data):
+            return False
+        os.pwrite(descriptor, data, layout.offset(piece))
+        return True
+
+    print("ready", flush=True)
+    while await asyncio.to_thread(sys.stdin.readline):
+        done = asyncio.Event()
+        closed: list[StreamClosed] = []
+        received = 0
+
+        def deliver(batch: list[StreamEvent], done: asyncio.Event = done, closed: list[StreamClosed] = closed) -> None:
+            nonlocal received
+            received += sum(isinstance(event, PieceReceived) for event in batch)
+            closed += [event for event in batch if isinstance(event, StreamClosed)]
+            if len(closed) == options.stripes:
+                done.set()
+
+        mailbox: Mailbox[StreamEvent] = Mailbox(asyncio.get_running_loop(), deliver)
+        used, began = cpu_s(), time.perf_counter()
+        for stripe in range(options.stripes):
+            request = StreamRequest(DIGEST, stripe, options.stripes, PieceSet(layout.count).to_bytes())
+            source = Source("sender", f"127.0.0.1:{options.port}")
+            IncomingStream(source, request, layout, write, mailbox.post).start()
+        await done.wait()
+        took, used = time.perf_counter() - began, cpu_s() - used
+        assert [end.reason for end in closed] == ["done"] * options.stripes, closed
+        assert received == layout.count
+        print(json.dumps([took, used]), flush=True)
+
+
+def piece_list(descriptor: int, piece_size: int) -> PieceList:
+    """The piece list of a file with a piece size of our choice."""
+    from blake3 import blake3
+
+    layout = PieceLayout(os.fstat(descriptor).st_size, piece_size)
+    hashes = bytearray()
+    for piece in range(layout.count):
+        hashes += blake3(os.pread(descriptor, layout.length(piece), layout.offset(piece))).digest()
+    return PieceList(layout, bytes(hashes))
+
+
+# -- the run
+
+
+@contextlib.contextmanager
+def child(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, __file__, *(str(argument) for argument in arguments)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def line(process: subprocess.Popen[str], ask: bool = False) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    if ask:
+        print(file=process.stdin, flush=True)
+    answer = process.stdout.readline()
+    if not answer:
+        raise SystemExit("a process of the benchmark ended early")
+    return answer
+
+
+def streams(options: argparse.Namespace, piece: int, source: Path, destination: Path) -> dict[str, Any]:
+    common = ["--source", source, "--destination", destination, "--piece", piece, "--stripes", options.stripes]
+    common += ["--block", options.block, "--unsent", options.unsent, "--send-buffer", options.send_buffer]
+    with child("--role", "serve", "--congestion", options.congestion, *common) as sender:
+        port = int(line(sender))
+        with child("--role", "fetch", "--port", port, *common) as receiver:
+            line(receiver)
+            rounds = []
+            for _ in range(options.rounds + 1):
+                sent = float(line(sender, ask=True))
+                took, rx = json.loads(line(receiver, ask=True))
+                rounds.append((took, rx, float(line(sender, ask=True)) - sent))
+    return figures(f"streams, {piece >> 10} KiB pieces", source, rounds[1:])
+
+
+NGINX = """
+daemon off; worker_processes 1; pid {run}/nginx.pid; error_log {run}/error.log;
+events {{ worker_connections 64; }}
+http {{ access_log off; sendfile on; client_body_temp_path {run}/b; proxy_temp_path {run}/p; fastcgi_temp_path {run}/f;
+  uwsgi_temp_path {run}/u; scgi_temp_path {run}/s;
+  server {{ listen 127.0.0.1:{port}; root {root}; }} }}
+"""
+
+
+def nginx_to_curl(options: argparse.Namespace, source: Path, destination: Path, run: Path) -> dict[str, Any] | None:
+    """One connection, nothing verified. nginx adopts our listening socket, as in its change of binaries, and so its options."""
+    if not shutil.which("nginx") or not shutil.which("curl"):
+        return None
+    run.mkdir(exist_ok=True)
+    with listener(options.congestion) as server:
+        port = server.getsockname()[1]
+        (run / "nginx.conf").write_text(NGINX.format(run=run, port=port, root=source.parent))
+        environment = {**os.environ, "NGINX": f"{server.fileno()};"}
+        nginx = subprocess.Popen(
+            ["nginx", "-p", run, "-c", run / "nginx.conf", "-e", run / "error.log"],
+            env=environment,
+            pass_fds=[server.fileno()],
+        )
+    try:
+        rounds = []
+        for _ in range(options.rounds + 1):
+            sent, used, began = process_cpu_s(nginx.pid), cpu_s(resource.RUSAGE_CHILDREN), time.perf_counter()
+            with open(destination, "r+b") as output:
+                url = f"http://127.0.0.1:{port}/{source.name}"
+                subprocess.run(["curl", "-sS", "--fail", url], stdout=output, check=True)
+                assert output.tell() == source.stat().st_size, "curl shares our offset, which is now at the end"
+            took, used = time.perf_counter() - began, cpu_s(resource.RUSAGE_CHILDREN) - used
+            rounds.append((took, used, process_cpu_s(nginx.pid) - sent))
+    finally:
+        nginx.terminate()
+        nginx.wait()
+    return figures("nginx -> curl, nothing verified", source, rounds[1:])
+
+
+def process_cpu_s(pid: int) -> float:
+    """User and system time of a process and its children that run (proc(5), stat; in ticks of 10 ms)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(process_cpu_s(int(each)) for each in children)
+
+
+def figures(name: str, source: Path, rounds: list[tuple[float, float, float]]) -> dict[str, Any]:
+    size = source.stat().st_size
+    took, rx, tx = (statistics.median(column) for column in zip(*rounds, strict=True))
+    return {
+        "path": name,
+        "gb_s": round(size / took / 1e9, 2),
+        "rx_cpu_s_per_gib": round(rx * GIB / size, 3),
+        "tx_cpu_s_per_gib": round(tx * GIB / size, 3),
+        "rounds": [round(size / each[0] / 1e9, 2) for each in rounds],
+    }
+
+
+def fill(path: Path, size: int) -> None:
+    """Write every byte, so that no page is touched for the first time while measuring."""
+    chunk = os.urandom(CHUNK)
+    with path.open("wb") as file:
+        for start in range(0, size, CHUNK):
+            file.write(chunk[: size - start])
+
+
+def run(options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory(dir=options.directory, prefix="loopback-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        source, destination = directory / "source", directory / "destination"
+        fill(source, options.size_mib << 20)
+        fill(destination, options.size_mib << 20)
+        rows = [nginx_to_curl(options, source, destination, directory / "run")]
+        rows += [streams(options, piece << 10, source, destination) for piece in options.pieces_kib]
+        rows.append(nginx_to_curl(options, source, destination, directory / "run"))
+    found = [row for row in rows if row]
+    head = {
+        "congestion": options.congestion,
+        "size_mib": options.size_mib,
+        "stripes": options.stripes,
+        "block": options.block,
+        "unsent": options.unsent,
+        "send_buffer": options.send_buffer,
+    }
+    if options.json:
+        print(json.dumps({**head, "rows": found}))
+        return
+    print(
+        f"{options.size_mib} MiB in {options.directory}, {options.congestion}, {options.stripes} stripes, blocks of "
+        f"{options.block >> 10} KiB, at most {options.unsent >> 10} KiB unsent a stream; median of {options.rounds}"
+    )
+    print(f"{'path':34} {'GB/s':>6} {'rx s/GiB':>9} {'tx s/GiB':>9}   rounds")
+    for row in found:
+        print(
+            f"{row['path']:34} {row['gb_s']:6.2f} {row['rx_cpu_s_per_gib']:9.3f} {row['tx_cpu_s_per_gib']:9.3f}   {row['rounds']}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size-mib", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pieces-kib", type=int, nargs="*", default=[64, 1024, 4096])
+    parser.add_argument("--stripes", type=int, default=4)
+    parser.add_argument("--block", type=int, default=64 << 10, help="bytes sent in one turn")
+    parser.add_argument("--unsent", type=int, default=128 << 10, help="TCP_NOTSENT_LOWAT in bytes")
+    parser.add_argument("--send-buffer", type=int, default=0, help="SO_SNDBUF in bytes; 0 leaves it to the kernel")
+    parser.add_argument("--congestion", default="cubic")
+    parser.add_argument("--directory", default=tempfile.gettempdir())
+    parser.add_argument("--json", action="store_true")
+    for hidden in ("--role", "--source", "--destination"):
+        parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
+    for hidden in ("--port", "--piece"):
+        parser.add_argument(hidden, type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    match options.role:
+        case "serve":
+            asyncio.run(serve(options))
+        case "fetch":
+            asyncio.run(fetch(options))
+        case _:
+            run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""The agent: one per host. Owns the store, the uplink, the session with a tracker, the pulls and the mounts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2pdist.agent.blob_pull import BlobPull
+from p2pdist.agent.mounts import Mounts
+from p2pdist.agent.packages import Packages
+from p2pdist.agent.pulls import Pulls
+from p2pdist.agent.tracker_session import TrackerSession
+from p2pdist.agent.turns import Turns
+from p2pdist.core.eviction import choose
+from p2pdist.core.sources import Sources
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable, from_problem
+from p2pdist.model.messages import (
+    PROTOCOL_VERSION,
+    Assign,
+    Complaint,
+    Hello,
+    Holding,
+    Left,
+    MountRequest,
+    MountStatus,
+    Reject,
+    Report,
+)
+from p2pdist.model.package import Descriptor, decode_manifest
+from p2pdist.model.pieces import stripes_for
+from p2pdist.origin.origin import Origin, open_origin
+from p2pdist.store.blob import Blob
+from p2pdist.store.blobs import BlobStore
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """How an agent is set up. `address` is where other agents reach it (host:port); `origin` overrides the tracker's."""
+
+    trackers: tuple[str, ...]
+    host: str
+    address: str
+    store: Path
+    origin: str = ""
+    zone: str = ""
+    rack: str = ""
+    capacity_bytes: int | None = None
+
+
+class Agent:
+    """See the module's text. Everything runs on one event loop but for disk work and receiver threads."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self.settings = settings
+        self.host = settings.host
+        self.store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=choose)
+        try:
+            self.mounts = Mounts(settings.store / "mounts")
+        except BaseException:
+            self.store.close()
+            raise
+        self.turns = Turns()
+        self.sources = Sources()
+        self.received_bytes: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
+        self.session = TrackerSession(
+            settings.trackers,
+            Hello(PROTOCOL_VERSION, settings.host, settings.address, settings.zone, settings.rack),
+            holdings=self._holdings,
+            report=self._report,
+            on_message=self._on_message,
+            on_change=self._on_tracker_change,
+        )
+        self._own_origin = open_origin(settings.origin) if settings.origin else None
+        self._tracker_origin: tuple[str, Origin] | None = None
+        self._packages = Packages(self.store, self.session, self._own_origin)
+        self.pulls = Pulls(self.store, self._packages, self)
+        self._fetching: dict[Digest, BlobPull] = {}
+        self._served: set[Digest] = set()
+        self._session_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Serve what the store holds and begin to look for a tracker."""
+        for blob in self.store.blobs():
+            if blob.complete:
+                self._serve(blob)
+        self._session_task = asyncio.create_task(self.session.run(), name="tracker-session")
+
+    async def stop(self) -> None:
+        """A clean stop: end pulls and streams, unmount what was mounted, close the store."""
+        for fetching in list(self._fetching.values()):
+            fetching.stop()
+        await self.pulls.stop()
+        if self._session_task is not None:
+            self._session_task.cancel()
+            await asyncio.gather(self._session_task, return_exceptions=True)
+        await self.mounts.close()
+        for origin in (self._own_origin, self._tracker_origin[1] if self._tracker_origin else None):
+            if origin is not None:
+                await origin.close()
+        await asyncio.to_thread(self.store.close)
+
+    # -- blobs
+
+    async def fetch(self, layer: Descriptor) -> BlobPull | None:
+        """See Fetcher in pulls.py."""
+        running = self._fetching.get(layer.digest)
+        if running is not None:
+            return running
+        pieces = await asyncio.to_thread(self._packages.pieces, layer)
+        blob = await asyncio.to_thread(self.store.begin, layer.digest, pieces)
+        running = self._fetching.get(layer.digest)
+        if running is not None:
+            return running
+        if blob.complete:
+            if layer.digest not in self._served:
+                self._serve(blob)
+                self.session.send(_holding_of(blob))
+            return None
+        fetching = BlobPull(blob, self, tracker_present=self.session.connected)
+        self._fetching[layer.digest] = fetching
+        blob.hold()
+        self._served.add(layer.digest)
+        fetching.done.add_done_callback(lambda done: self._fetched(fetching, done))
+        self.session.send(fetching.holding())
+        fetching.start()
+        return fetching
+
+    def _fetched(self, fetching: BlobPull, done: asyncio.Future[None]) -> None:
+        blob = fetching.blob
+        del self._fetching[blob.digest]
+        blob.release()
+        error = None if done.cancelled() else done.exception()
+        if error is None:
+            self.session.send(Report(tuple(filter(None, [fetching.advance()]))))
+            return
+        self._unserve(blob.digest)
+        if isinstance(error, Corrupt | NotFound):
+            asyncio.create_task(self.discard(blob.digest))  # noqa: RUF006 - it logs its own failure
+
+    async def discard(self, digest: Digest) -> None:
+        """See Fetcher in pulls.py: what a corrupt origin gave is not kept."""
+        fetching = self._fetching.get(digest)
+        if fetching is not None:
+            fetching.reject(Corrupt(f"{digest} is not what its digest says"))
+        if digest in self._served:
+            self._unserve(digest)
+        blob = self.store.get(digest)
+        remove = self.store.remove if blob is not None and blob.complete else self.store.drop_partial
+        try:
+            await asyncio.to_thread(remove, digest)
+        except P2PDistError as error:
+            _logger.warning("%s", error)
+
+    async def fetch_blob(self, digest: Digest) -> BlobPull:
+        """Start, or join, the pull of a blob that is asked for by digest and is not complete here."""
+        layer = await self._packages.find_blob(digest, lambda text: None)
+        fetching = await self.fetch(layer)
+        if fetching is None:
+            raise Unavailable(f"{digest} has just become complete", remedy="Ask again")
+        return fetching
+
+    def list_packages(self) -> list[dict[str, object]]:
+        """The packages that were pulled here; `complete` says whether all their layers are still there."""
+        listed: list[dict[str, object]] = []
+        for record in self.store.packages():
+            data = self.store.read_small(record.manifest_digest)
+            layers = decode_manifest(data).layers if data else ()
+            here = [blob for blob in (self.store.get(layer.digest) for layer in layers) if blob is not None]
+            complete = data is not None and len(here) == len(layers) and all(blob.complete for blob in here)
+            size = sum(layer.size for layer in layers)
+            listed.append(
+                {"reference": record.reference, "digest": record.manifest_digest, "size": size, "complete": complete}
+            )
+        return listed
+
+    def serves(self, digest: Digest) -> bool:
+        return digest in self._served
+
+    def _serve(self, blob: Blob) -> None:
+        self.turns.held(blob.digest, blob.layout, stripes_for(blob.layout.count), blob.have)
+        self._served.add(blob.digest)
+
+    def _unserve(self, digest: Digest) -> None:
+        self._served.discard(digest)
+        self.turns.dropped(digest)
+        self.session.send(Left(digest))
+
+    # -- what a blob's pull needs (Surroundings in blob_pull.py)
+
+    def origin(self) -> Origin:
+        """Central storage: this agent's own setting, else the tracker's. Raises Unavailable."""
+        if self._own_origin is not None:
+            return self._own_origin
+        url = self.session.origin
+        if not url:
+            raise Unavailable(
+                "neither this agent nor its tracker was given an origin", remedy="Start one with --origin"
+            )
+        if self._tracker_origin is None or self._tracker_origin[0] != url:
+            self._tracker_origin = (url, open_origin(url))
+        return self._tracker_origin[1]
+
+    def tell_tracker(self, message: Complaint) -> None:
+        self.session.send(message)
+
+    def count_received(self, source: str, length: int) -> None:
+        self.received_bytes[source] += length
+
+    def count_rejected(self, reason: str) -> None:
+        self.rejected[reason] += 1
+
+    # -- the tracker
+
+    def _holdings(self) -> list[Holding]:
+        held = [fetching.holding() for fetching in self._fetching.values()]
+        for digest in self._served - self._fetching.keys():
+            blob = self.store.get(digest)
+            if blob is not None and blob.complete:
+                held.append(_holding_of(blob))
+        return held
+
+    def _report(self) -> Report | None:
+        for digest in self._served - self._fetching.keys():
+            if self.store.get(digest) is None:  # evicted
+                self._unserve(digest)
+        advances = [each for each in (fetching.advance() for fetching in self._fetching.values()) if each is not None]
+        sent_bytes, busy_s = self.turns.take_sample()
+        if not advances and not sent_bytes and not self._fetching:
+            return None
+        return Report(tuple(advances), sent_bytes, busy_s)
+
+    def _on_message(self, message: Assign | Reject) -> None:
+        match message:
+            case Assign(plan):
+                fetching = self._fetching.get(plan.blob)
+                if fetching is not None:
+                    fetching.planned(plan)
+            case Reject(problem, blob):
+                error = from_problem(problem)
+                _logger.warning("the tracker rejects %s: %s", blob or "a message", error)
+                fetching = self._fetching.get(blob) if blob is not None else None
+                if fetching is not None:
+                    fetching.reject(error)
+
+    def _on_tracker_change(self, present: bool) -> None:
+        for fetching in list(self._fetching.values()):
+            fetching.tracker_changed(present)
+
+    # -- mounts
+
+    async def mount(self, request: MountRequest) -> MountStatus:
+        """Pull a package and show it."""
+        package = await self.pulls.package(request.package)
+        blobs = [self.store.get(layer.digest) for layer in package.manifest.layers]
+        if any(blob is None or not blob.complete for blob in blobs):
+            raise NotFound(f"a layer of {request.package} was evicted", remedy="Give the store more capacity")
+        present = [blob for blob in blobs if blob is not None]
+
+        def hold() -> Callable[[], None]:
+            claims = ExitStack()
+            for blob in present:
+                claims.enter_context(blob.held())
+            return claims.close
+
+        paths = [blob.path for blob in present]
+        return await self.mounts.show(str(package.reference), package.digest, paths, package.config, request, hold)
+
+
+def _holding_of(blob: Blob) -> Holding:
+    layout = blob.layout
+    counts = blob.have.stripe_counts(stripes_for(layout.count))
+    return Holding(blob.digest, layout.size, layout.piece_size, tuple(counts))

@@ -1,0 +1,235 @@
+"""One blob on its way into the store: runs the download core's commands on real streams.
+
+Receiver threads write into the blob and post what happened; everything else is on the event loop. A verified piece goes to the uplink
+at once, so this host's children get it while the rest is still arriving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from p2pdist.agent.origin_reader import OriginReader
+from p2pdist.agent.turns import Turns
+from p2pdist.core.download import (
+    CloseStream,
+    Complain,
+    Completed,
+    Download,
+    Event,
+    GaveUp,
+    OpenStream,
+    PieceStored,
+    Planned,
+    Rejected,
+    StreamEnded,
+    Tick,
+    TrackerChanged,
+)
+from p2pdist.core.sources import Sources
+from p2pdist.model.errors import P2PDistError, Unavailable
+from p2pdist.model.messages import Advance, Complaint, Holding, StreamRequest
+from p2pdist.model.pieces import PieceSet, stripes_for
+from p2pdist.model.plan import Plan, Source
+from p2pdist.origin.origin import Origin
+from p2pdist.store.blob import Blob
+from p2pdist.transfer.client import IncomingStream, PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.mailbox import Mailbox
+
+TICK_S = 0.25
+_logger = logging.getLogger(__name__)
+
+
+class Surroundings(Protocol):
+    """What a blob's pull needs of the agent around it."""
+
+    host: str
+    turns: Turns
+    sources: Sources
+
+    def origin(self) -> Origin: ...
+    def tell_tracker(self, message: Complaint) -> None: ...
+    def count_received(self, source: str, length: int) -> None: ...
+    def count_rejected(self, reason: str) -> None: ...
+
+
+class BlobPull:
+    """See the module's text. `done` is set to None, or to the failure, when the pull ends."""
+
+    def __init__(self, blob: Blob, agent: Surroundings, *, tracker_present: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self.blob = blob
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.bytes_by_source = {"origin": 0, "peer": 0}
+        self.bytes_before = sum(blob.layout.length(piece) for piece in blob.have)
+        self._agent = agent
+        self._stripes = stripes_for(blob.layout.count)
+        self._core = Download(blob.digest, blob.layout, self._stripes, blob.have, agent.sources, loop.time())
+        self._streams: dict[int, IncomingStream | OriginReader] = {}
+        self._sources: dict[int, tuple[Source, int]] = {}
+        self._mail: Mailbox[StreamEvent] = Mailbox(loop, self._deliver)
+        self._reported: tuple[int, ...] = tuple(self._core.counts)
+        self._waiting: dict[int, list[asyncio.Future[None]]] = {}
+        self._ticker: asyncio.TimerHandle | None = None
+        agent.turns.held(blob.digest, blob.layout, self._stripes, self._core.have)
+        if not tracker_present:
+            self._submit(TrackerChanged(False))
+
+    def start(self) -> None:
+        """Begin; a blob that lacks nothing is done at once."""
+        self._tick()
+
+    def holding(self) -> Holding:
+        """What a tracker must know to take this pull into its swarm."""
+        layout = self.blob.layout
+        counts = self._reported = tuple(self._core.counts)
+        return Holding(self.blob.digest, layout.size, layout.piece_size, counts, self._core.parents())
+
+    def advance(self) -> Advance | None:
+        """Progress since the last report, None when there is none."""
+        counts = tuple(self._core.counts)
+        if counts == self._reported:
+            return None
+        self._reported = counts
+        return Advance(self.blob.digest, counts)
+
+    def planned(self, plan: Plan) -> None:
+        self._submit(Planned(plan))
+
+    def tracker_changed(self, present: bool) -> None:
+        self._submit(TrackerChanged(present))
+
+    def reject(self, error: P2PDistError) -> None:
+        """The swarm cannot go on."""
+        self._submit(Rejected(error))
+
+    async def piece(self, piece: int) -> None:
+        """Wait until a piece is there; raises the pull's failure."""
+        if piece in self._core.have:
+            return
+        if self.done.done():
+            self.done.result()
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(piece, []).append(waiter)
+        await waiter
+
+    def stop(self) -> None:
+        """End without a result, as when the agent stops: streams are closed, what has arrived stays."""
+        self._submit(Rejected(Unavailable("the agent stops")))
+
+    # -- core
+
+    def _submit(self, event: Event) -> None:
+        for command in self._core.handle(event, now=asyncio.get_running_loop().time()):
+            match command:
+                case OpenStream(stream, source, stripe):
+                    self._open(stream, source, stripe)
+                case CloseStream(stream, after_piece):
+                    self._close(stream, after_piece)
+                case Complain(stripe, source, reason, piece):
+                    _logger.warning("source=%s stripe=%d blob=%s reason=%s", source, stripe, self.blob.digest, reason)
+                    self._agent.tell_tracker(Complaint(self.blob.digest, stripe, source.host, reason, piece))
+                case Completed():
+                    asyncio.create_task(self._complete())  # noqa: RUF006 - it ends by setting `done`
+                case GaveUp(error):
+                    self._finish(error)
+
+    def _tick(self) -> None:
+        self._submit(Tick())
+        if not self._core.finished:
+            self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    async def _complete(self) -> None:
+        try:
+            await asyncio.to_thread(self.blob.finish)
+        except P2PDistError as error:
+            self._finish(error)
+        else:
+            self._finish(None)
+
+    def _finish(self, error: P2PDistError | None) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+            self.done.exception()  # marks it as seen: nobody may be waiting
+        for waiters in self._waiting.values():
+            for waiter in waiters:
+                _settle(waiter, error)
+        self._waiting.clear()
+
+    # -- streams
+
+    def _open(self, number: int, source: Source, stripe: int) -> None:
+        self._sources[number] = (source, stripe)
+        stream: IncomingStream | OriginReader
+        if source.is_origin:
+            try:
+                origin = self._agent.origin()
+            except P2PDistError as error:
+                self._mail.post(StreamClosed(number, "failed", error.what, error))
+                return
+            stream = OriginReader(origin, self.blob, stripe, self._stripes, self._mail.post, number=number)
+        else:
+            have = PieceSet(self.blob.layout.count, self.blob.have.bits)
+            for other in self._streams.values():
+                if other.receiving is not None:
+                    have.add(other.receiving)
+            request = StreamRequest(self.blob.digest, stripe, self._stripes, have.to_bytes(), self._agent.host)
+            stream = IncomingStream(source, request, self.blob.layout, self.blob.write, self._mail.post, number=number)
+        self._streams[number] = stream
+        stream.start()
+
+    def _close(self, number: int, after_piece: bool) -> None:
+        stream = self._streams.get(number)
+        if stream is None:
+            return
+        if after_piece:
+            stream.finish_piece_and_close()
+        else:
+            stream.close()
+
+    def _deliver(self, events: list[StreamEvent]) -> None:
+        for event in events:
+            match event:
+                case PieceReceived(number, piece, ok):
+                    self._received(number, piece, ok)
+                case StreamClosed(number, reason, detail, error):
+                    self._streams.pop(number, None)
+                    source, stripe = self._sources.pop(number)
+                    if reason not in ("done", "closed"):
+                        _logger.info("stream from %s, stripe %d, ended: %s %s", source, stripe, reason, detail)
+                    if source.is_origin and reason == "busy":
+                        self._submit(StreamEnded(number, "unavailable", error=error))
+                    else:
+                        self._submit(StreamEnded(number, reason, error=error))
+
+    def _received(self, number: int, piece: int, ok: bool) -> None:
+        source, _ = self._sources[number]
+        if not ok:
+            _logger.warning("source=%s sent wrong bytes for piece %d of %s", source, piece, self.blob.digest)
+            self._agent.count_rejected("corrupt")
+            return
+        kind = "origin" if source.is_origin else "peer"
+        length = self.blob.layout.length(piece)
+        self.bytes_by_source[kind] += length
+        self._agent.count_received(kind, length)
+        self._agent.turns.verified(self.blob.digest, piece)
+        self._submit(PieceStored(number, piece))
+        for waiter in self._waiting.pop(piece, ()):
+            _settle(waiter, None)
+
+
+def _settle(waiter: asyncio.Future[None], error: P2PDistError | None) -> None:
+    if waiter.done():
+        return
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)

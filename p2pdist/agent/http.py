@@ -1,0 +1,199 @@
+"""The agent's HTTP interfaces: what peers and any HTTP client may ask over TCP, and the local API on the Unix socket.
+
+Thin handlers: decode, ask the agent, encode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from p2pdist.agent.agent import Agent
+from p2pdist.agent.metrics import registry
+from p2pdist.model.digest import digest_of, parse_digest
+from p2pdist.model.errors import NotFound, UsageError
+from p2pdist.model.messages import MountRequest, PullRequest
+from p2pdist.model.pieces import PieceSet, stripes_for
+from p2pdist.transfer.problems import problems
+from p2pdist.transfer.ranges import serve_range
+from p2pdist.transfer.server import read_stream_request, serve_stream
+
+BODY_BYTES_MAX = 1 << 20
+AGENT: web.AppKey[Agent] = web.AppKey("agent", Agent)
+REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry", CollectorRegistry)
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def _answer(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+async def _decode(request: web.Request, kind: type[Body]) -> Body:
+    try:
+        return msgspec.json.decode(await request.read(), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"malformed request: {error}", remedy="See docs/protocol.md") from error
+
+
+# -- for everybody
+
+
+async def _healthz(request: web.Request) -> web.Response:
+    """GET /healthz: the process answers."""
+    return _answer({"status": "ok"})
+
+
+async def _readyz(request: web.Request) -> web.Response:
+    """GET /readyz: 200 once a tracker answers, else 503."""
+    session = request.app[AGENT].session
+    ready = session.connected or not session.urls
+    return _answer(
+        {"status": "ok" if ready else "waiting for a tracker", "tracker": session.url}, 200 if ready else 503
+    )
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    """GET /metrics in the Prometheus text format."""
+    body = await asyncio.to_thread(generate_latest, request.app[REGISTRY])
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def _stream(request: web.Request) -> web.StreamResponse:
+    """POST /v1/streams: a stripe for another agent (see StreamRequest)."""
+    agent = request.app[AGENT]
+    wanted = await read_stream_request(request)
+    blob = agent.store.get(wanted.blob)
+    if blob is None or not agent.serves(wanted.blob):
+        raise NotFound(f"this agent neither holds nor fetches {wanted.blob}")
+    if wanted.stripes != stripes_for(blob.layout.count):
+        raise UsageError(f"{wanted.blob} has {stripes_for(blob.layout.count)} stripes, not {wanted.stripes}")
+    if len(wanted.have) != (blob.layout.count + 7) // 8:
+        raise UsageError(f"a bitmap of {len(wanted.have)} bytes does not fit {blob.layout.count} pieces")
+    turn = agent.turns.open(wanted.blob, wanted.stripe, PieceSet(blob.layout.count, wanted.have))
+    try:
+        with blob.held():
+            return await serve_stream(request, turn, blob.fileno(), blob.layout)
+    finally:
+        turn.close()
+
+
+async def _blob(request: web.Request) -> web.StreamResponse:
+    """GET /v1/blobs/{digest}: the blob or a range of it; what is missing is fetched through the swarm."""
+    agent = request.app[AGENT]
+    digest = parse_digest(request.match_info["digest"])
+    small = await asyncio.to_thread(agent.store.read_small, digest)
+    if small is not None:
+        assert digest_of(small) == digest, "the store verifies small blobs"
+        return web.Response(body=small, headers={"ETag": f'"{digest}"'}, content_type="application/octet-stream")
+    blob = agent.store.get(digest)
+    if blob is not None and blob.complete:
+        with blob.held():
+            return await serve_range(request, digest, blob.fileno(), blob.layout)
+    fetching = await agent.fetch_blob(digest)
+    with fetching.blob.held():
+        blob = fetching.blob
+        return await serve_range(request, digest, blob.fileno(), blob.layout, have=blob.have, wait_for=fetching.piece)
+
+
+# -- on the Unix socket only
+
+
+async def _pull(request: web.Request) -> web.Response:
+    """POST /v1/pulls"""
+    wanted = await _decode(request, PullRequest)
+    pull = request.app[AGENT].pulls.start(wanted)
+    if not wanted.wait:
+        return _answer(pull.status(), 202)
+    assert pull.task is not None
+    await asyncio.shield(pull.task)
+    if pull.error is not None:
+        raise pull.error
+    return _answer(pull.status())
+
+
+async def _pull_status(request: web.Request) -> web.Response:
+    """GET /v1/pulls/{id}"""
+    return _answer(request.app[AGENT].pulls.get(request.match_info["id"]).status())
+
+
+async def _pull_list(request: web.Request) -> web.Response:
+    """GET /v1/pulls"""
+    return _answer({"pulls": request.app[AGENT].pulls.list()})
+
+
+async def _mount(request: web.Request) -> web.Response:
+    """POST /v1/mounts"""
+    return _answer(await request.app[AGENT].mount(await _decode(request, MountRequest)))
+
+
+async def _mounts(request: web.Request) -> web.Response:
+    """GET /v1/mounts"""
+    return _answer({"mounts": request.app[AGENT].mounts.list()})
+
+
+async def _unmount(request: web.Request) -> web.Response:
+    """DELETE /v1/mounts?path=...&force=1"""
+    path = request.query.get("path", "")
+    if not path:
+        raise UsageError("say which path to unmount")
+    return _answer(await request.app[AGENT].mounts.unshow(path, request.query.get("force") == "1"))
+
+
+async def _packages(request: web.Request) -> web.Response:
+    """GET /v1/packages"""
+    return _answer({"packages": await asyncio.to_thread(request.app[AGENT].list_packages)})
+
+
+async def _status(request: web.Request) -> web.Response:
+    """GET /v1/status"""
+    agent = request.app[AGENT]
+    usage = await asyncio.to_thread(agent.store.usage)
+    return _answer(
+        {
+            "host": agent.host,
+            "address": agent.settings.address,
+            "tracker": {"url": agent.session.url, "connected": agent.session.connected},
+            "store": {"path": str(agent.settings.store), "usage": usage},
+            "streams": agent.turns.streams,
+            "pulls": agent.pulls.list(),
+        }
+    )
+
+
+def _common(agent: Agent, metrics: CollectorRegistry) -> web.Application:
+    app = web.Application(middlewares=[problems], client_max_size=BODY_BYTES_MAX)
+    app[AGENT], app[REGISTRY] = agent, metrics
+    app.add_routes(
+        [
+            web.get("/healthz", _healthz),
+            web.get("/readyz", _readyz),
+            web.get("/metrics", _metrics),
+            web.get("/v1/blobs/{digest}", _blob),
+        ]
+    )
+    return app
+
+
+def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
+    """The application for TCP and the one for the Unix socket."""
+    metrics = registry(agent)
+    public, local = _common(agent, metrics), _common(agent, metrics)
+    public.add_routes([web.post("/v1/streams", _stream)])
+    local.add_routes(
+        [
+            web.post("/v1/pulls", _pull),
+            web.get("/v1/pulls", _pull_list),
+            web.get("/v1/pulls/{id}", _pull_status),
+            web.post("/v1/mounts", _mount),
+            web.get("/v1/mounts", _mounts),
+            web.delete("/v1/mounts", _unmount),
+            web.get("/v1/packages", _packages),
+            web.get("/v1/status", _status),
+        ]
+    )
+    return public, local

@@ -1,0 +1,56 @@
+"""The agent's metrics, read from its state at scrape time. Labels are bounded: no host or blob names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from p2pdist.agent.agent import Agent
+
+PULL_BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 1200)
+
+
+class AgentCollector(Collector):
+    """Snapshots the agent."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def collect(self) -> Iterator[Metric]:
+        agent = self._agent
+        received = CounterMetricFamily("p2pdist_agent_received_bytes", "Verified bytes received", labels=["source"])
+        for source in ("origin", "peer", "bittorrent"):
+            received.add_metric([source], agent.received_bytes[source])
+        yield received
+        sent = CounterMetricFamily("p2pdist_agent_sent_bytes", "Bytes sent to other agents", labels=["transport"])
+        sent.add_metric(["trees"], agent.turns.sent_bytes_total)
+        yield sent
+        rejected = CounterMetricFamily("p2pdist_agent_pieces_rejected", "Pieces that did not verify", labels=["reason"])
+        for reason in ("corrupt",):
+            rejected.add_metric([reason], agent.rejected[reason])
+        yield rejected
+        usage = agent.store.usage()
+        store = GaugeMetricFamily("p2pdist_agent_store_bytes", "Bytes in the store", labels=["state"])
+        store.add_metric(["complete"], usage.bytes_complete)
+        store.add_metric(["partial"], usage.bytes_partial)
+        yield store
+        capacity = usage.capacity if usage.capacity is not None else usage.bytes_total + usage.disk_free
+        yield GaugeMetricFamily("p2pdist_agent_store_capacity_bytes", "Bytes that the store may hold", value=capacity)
+        yield GaugeMetricFamily("p2pdist_agent_streams", "Streams served to other agents", value=agent.turns.streams)
+        yield GaugeMetricFamily(
+            "p2pdist_agent_tracker_connected", "Whether a tracker answers", value=float(agent.session.connected)
+        )
+
+
+def registry(agent: Agent) -> CollectorRegistry:
+    """A registry with the agent's metrics."""
+    made = CollectorRegistry()
+    made.register(AgentCollector(agent))
+    seconds = Histogram(
+        "p2pdist_agent_pull_seconds", "Time of pulls that succeeded", registry=made, buckets=PULL_BUCKETS_S
+    )
+    agent.pulls.observe_seconds = seconds.observe
+    return made

@@ -1,0 +1,94 @@
+"""Reads one stripe from central storage for the host that holds its lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from p2pdist.model.errors import NotFound, P2PDistError, Refused, Unavailable
+from p2pdist.origin.origin import Origin
+from p2pdist.store.blob import Blob
+from p2pdist.transfer.client import PieceReceived, StreamClosed, StreamEvent
+
+REQUESTS_MAX = 4
+"""Range requests under way at once for one stripe: enough to hide the round trip, few enough to keep the pieces in order."""
+
+
+class OriginReader:
+    """A stream whose source is the origin: gives the same events as IncomingStream, on the event loop."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        blob: Blob,
+        stripe: int,
+        stripes: int,
+        on_event: Callable[[StreamEvent], None],
+        *,
+        number: int,
+    ) -> None:
+        self.number = number
+        self.receiving: int | None = None
+        self._origin, self._blob = origin, blob
+        self._stripe, self._stripes = stripe, stripes
+        self._on_event = on_event
+        self._task: asyncio.Task[None] | None = None
+        self._piece = -1
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"origin-stripe-{self._stripe}")
+
+    def close(self) -> None:
+        """End now; the last event still comes."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def finish_piece_and_close(self) -> None:
+        self.close()
+
+    async def _run(self) -> None:
+        ended = StreamClosed(self.number, "done")
+        try:
+            await self._read_all()
+        except asyncio.CancelledError:
+            ended = StreamClosed(self.number, "closed")
+        except BaseExceptionGroup as group:
+            ended = self._failure(group.exceptions[0])
+        self._on_event(ended)
+
+    async def _read_all(self) -> None:
+        pieces = iter(self._blob.have.missing(self._stripe, self._stripes))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(REQUESTS_MAX):
+                group.create_task(self._read_some(pieces))
+
+    async def _read_some(self, pieces: object) -> None:
+        layout = self._blob.layout
+        for piece in pieces:  # type: ignore[attr-defined]
+            data = await self._origin.read_range(self._blob.digest, layout.offset(piece), layout.length(piece))
+            ok = await asyncio.to_thread(self._blob.write, piece, data)
+            self._on_event(PieceReceived(self.number, piece, ok))
+            if not ok:
+                raise _WrongBytes(f"piece {piece} does not match its hash")
+
+    def _failure(self, error: BaseException) -> StreamClosed:
+        match error:
+            case _WrongBytes():
+                return StreamClosed(self.number, "corrupt", error.what)
+            case NotFound():
+                return StreamClosed(self.number, "missing", error.what, error)
+            case Refused():
+                return StreamClosed(self.number, "refused", error.what, error)
+            case Unavailable():
+                return StreamClosed(self.number, "busy", error.what, error)
+            case P2PDistError() if error.slug == "corrupt":
+                return StreamClosed(self.number, "corrupt", error.what, error)
+            case P2PDistError():
+                return StreamClosed(self.number, "failed", error.what, error)
+        return StreamClosed(self.number, "failed", repr(error), P2PDistError(f"reading the origin failed: {error!r}"))
+
+
+class _WrongBytes(P2PDistError):
+    """A piece from the origin did not verify."""
+
+    slug = "corrupt"

@@ -1,0 +1,132 @@
+"""Finding a package: from a reference to a verified manifest, its config and its piece lists, from wherever they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from p2pdist.agent.tracker_session import TrackerSession
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable
+from p2pdist.model.package import (
+    Config,
+    Descriptor,
+    Manifest,
+    Reference,
+    blob_reference,
+    decode_config,
+    decode_manifest,
+)
+from p2pdist.model.pieces import PieceList
+from p2pdist.origin.origin import Origin
+from p2pdist.store.blobs import BlobStore
+
+WAIT_S = 60.0
+"""How long a new pull waits for a tracker before it fails."""
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package whose small parts are all here."""
+
+    reference: Reference
+    digest: Digest
+    manifest: Manifest
+    config: Config
+
+
+class Packages:
+    """Small blobs come from the store, else from the tracker, else from the origin if the agent was given one of its own."""
+
+    def __init__(self, store: BlobStore, session: TrackerSession, own_origin: Origin | None) -> None:
+        self._store, self._session, self._own_origin = store, session, own_origin
+
+    async def find(self, reference: Reference, note: Callable[[str], None]) -> Package:
+        """Raises NotFound, Corrupt, Unavailable. `note` hears what is being waited for."""
+        digest = reference.digest or (await self._resolve(reference, note)).digest
+        manifest = decode_manifest(await self._small(digest, note, manifest=True))
+        config = decode_config(await self._small(manifest.config.digest, note))
+        for layer in manifest.layers:
+            await self._small(layer.pieces_digest, note)
+        return Package(reference, digest, manifest, config)
+
+    async def find_blob(self, digest: Digest, note: Callable[[str], None]) -> Descriptor:
+        """The descriptor, with its piece list in the store, of a blob that was pushed alone or is a layer of a package seen here."""
+        known = self._store.get(digest)
+        for record in self._store.packages() if known else []:
+            data = self._store.read_small(record.manifest_digest)
+            for layer in decode_manifest(data).layers if data else ():
+                if layer.digest == digest:
+                    return layer
+        try:
+            package = await self.find(blob_reference(digest), note)
+        except NotFound as missing:
+            try:
+                layer = await self._session.layer(digest)
+            except P2PDistError:
+                raise missing from None
+            await self._small(layer.pieces_digest, note)
+            return layer
+        layer = package.manifest.layers[0]
+        if layer.digest != digest:
+            raise Corrupt(f"{package.reference} holds another blob, {layer.digest}", remedy="Push the blob again")
+        return layer
+
+    def pieces(self, layer: Descriptor) -> PieceList:
+        """The piece list of a layer whose small parts were found. Raises Corrupt."""
+        data = self._store.read_small(layer.pieces_digest)
+        if data is None:
+            raise Corrupt(f"the piece list of {layer.digest} is gone from the store", remedy="Pull again")
+        pieces = PieceList.decode(data)
+        if pieces.layout != layer.layout:
+            raise Corrupt(f"the piece list of {layer.digest} is for a blob of another size")
+        return pieces
+
+    async def _resolve(self, reference: Reference, note: Callable[[str], None]) -> Descriptor:
+        own = self._own_origin
+        return await self._ask(
+            lambda: self._session.resolve(reference), (lambda: own.resolve(reference)) if own else None, note
+        )
+
+    async def _small(self, digest: Digest, note: Callable[[str], None], *, manifest: bool = False) -> bytes:
+        data = await asyncio.to_thread(self._store.read_small, digest)
+        if data is not None:
+            return data
+        own = self._own_origin
+        data = await self._ask(
+            lambda: self._session.content(digest, manifest=manifest), (lambda: own.read(digest)) if own else None, note
+        )
+        await asyncio.to_thread(self._store.put_small, data)
+        return data
+
+    async def _ask(
+        self,
+        tracker: Callable[[], Awaitable[Value]],
+        origin: Callable[[], Awaitable[Value]] | None,
+        note: Callable[[str], None],
+    ) -> Value:
+        """Ask the tracker; without one the own origin; without that wait for a tracker, up to WAIT_S."""
+        deadline = asyncio.get_running_loop().time() + WAIT_S
+        while True:
+            if self._session.connected or not self._session.urls:
+                try:
+                    return await tracker()
+                except Unavailable as error:
+                    if origin is None and asyncio.get_running_loop().time() >= deadline:
+                        raise
+                    note(str(error))
+            if origin is not None:
+                return await origin()
+            trackers = ", ".join(self._session.urls) or "none given"
+            note(f"waiting for a tracker ({trackers})")
+            if asyncio.get_running_loop().time() >= deadline:
+                raise Unavailable(
+                    f"no tracker answered for {WAIT_S:.0f} s ({trackers})",
+                    remedy="Start the tracker or correct --tracker; what runs already goes on without it",
+                )
+            await asyncio.sleep(0.2)
+            await self._session.wait_connected(1.0)

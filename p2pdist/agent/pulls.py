@@ -1,0 +1,210 @@
+"""Pulls of packages and blobs: what is missing is fetched blob by blob, each blob once however many pulls want it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from p2pdist.agent.blob_pull import BlobPull
+from p2pdist.agent.packages import Package, Packages
+from p2pdist.agent.whole_digest import check_whole
+from p2pdist.model.digest import Digest, parse_digest
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, TooLarge, UsageError
+from p2pdist.model.messages import PullRequest, PullStatus
+from p2pdist.model.package import Descriptor, parse_reference
+from p2pdist.store.blobs import BlobStore
+
+BLOBS_AT_ONCE = 4
+PULLS_MAX = 1000
+REMEMBERED_MAX = 1000
+
+_logger = logging.getLogger(__name__)
+
+
+class Fetcher(Protocol):
+    """Fetches one blob into the store."""
+
+    async def fetch(self, layer: Descriptor) -> BlobPull | None:
+        """Start, or join, the pull of a blob; None when it is complete already."""
+
+    async def discard(self, digest: Digest) -> None:
+        """Remove a blob that turned out to be wrong."""
+
+
+@dataclass(slots=True)
+class Pull:
+    """One request and how far it is."""
+
+    id: str
+    request: PullRequest
+    reference: str
+    state: Literal["waiting", "running", "done", "failed"] = "waiting"
+    note: str = ""
+    digest: str = ""
+    bytes_total: int = 0
+    bytes_cached: int = 0
+    output: str = ""
+    started: float = field(default_factory=time.monotonic)
+    seconds: float | None = None
+    error: P2PDistError | None = None
+    package: Package | None = None
+    blobs: list[BlobPull] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+    def status(self) -> PullStatus:
+        by = {kind: sum(blob.bytes_by_source[kind] for blob in self.blobs) for kind in ("origin", "peer")}
+        fetched = sum(blob.bytes_before + sum(blob.bytes_by_source.values()) for blob in self.blobs)
+        before = sum(blob.bytes_before for blob in self.blobs)
+        done = self.bytes_total if self.state == "done" else min(self.bytes_total, self.bytes_cached + fetched)
+        return PullStatus(
+            self.id,
+            self.state,
+            self.reference,
+            self.digest,
+            self.bytes_total,
+            done,
+            by["origin"],
+            by["peer"],
+            self.bytes_cached + before,
+            round(self.seconds if self.seconds is not None else time.monotonic() - self.started, 3),
+            self.note,
+            self.output,
+            self.error.problem() if self.error else None,
+        )
+
+
+class Pulls:
+    """All pulls of an agent, the ended ones too, up to REMEMBERED_MAX."""
+
+    def __init__(self, store: BlobStore, packages: Packages, fetcher: Fetcher) -> None:
+        self._store, self._packages, self._fetcher = store, packages, fetcher
+        self._pulls: OrderedDict[str, Pull] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self._boot = f"{time.time_ns() & 0xFFFFFFFF:08x}"
+        self.observe_seconds: Callable[[float], None] = lambda seconds: None
+
+    def start(self, request: PullRequest) -> Pull:
+        """Begin a pull. Raises UsageError for a malformed request, TooLarge over PULLS_MAX running ones."""
+        if (request.package is None) == (request.blob is None):
+            raise UsageError("a pull names either a package or a blob")
+        if request.package is not None and request.output is not None:
+            raise UsageError("only a blob can be written to an output", remedy="Mount the package instead")
+        if request.output is not None and not Path(request.output).is_absolute():
+            raise UsageError(f"the output {request.output!r} is not an absolute path")
+        name = str(parse_reference(request.package)) if request.package else str(parse_digest(request.blob or ""))
+        if sum(1 for pull in self._pulls.values() if pull.seconds is None) >= PULLS_MAX:
+            raise TooLarge(f"{PULLS_MAX} pulls are running", remedy="Wait for some to end")
+        pull = Pull(f"{self._boot}-{next(self._numbers)}", request, name)
+        self._pulls[pull.id] = pull
+        for old in [each for each in self._pulls.values() if each.seconds is not None][:-REMEMBERED_MAX]:
+            del self._pulls[old.id]
+        pull.task = asyncio.create_task(self._run(pull), name=f"pull-{name}")
+        return pull
+
+    def get(self, identifier: str) -> Pull:
+        """Raises NotFound."""
+        pull = self._pulls.get(identifier)
+        if pull is None:
+            raise NotFound(
+                f"there is no pull {identifier[:100]!r}; the agent may have been restarted", remedy="Pull again"
+            )
+        return pull
+
+    def list(self) -> list[PullStatus]:
+        return [pull.status() for pull in self._pulls.values()]
+
+    async def stop(self) -> None:
+        """Cancel what runs; what has arrived stays in the store."""
+        tasks = [pull.task for pull in self._pulls.values() if pull.task is not None and not pull.task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def package(self, reference: str) -> Package:
+        """Pull a package and wait for it; raises its failure."""
+        pull = self.start(PullRequest(package=reference))
+        assert pull.task is not None
+        await asyncio.shield(pull.task)
+        if pull.error is not None:
+            raise pull.error
+        assert pull.package is not None
+        return pull.package
+
+    async def _run(self, pull: Pull) -> None:
+        try:
+            if pull.request.package is not None:
+                await self._run_package(pull)
+            else:
+                await self._run_blob(pull, parse_digest(pull.request.blob or ""))
+            pull.state = "done"
+        except P2PDistError as error:
+            pull.state, pull.error = "failed", error
+            _logger.warning("pull=%s reference=%s failed: %s", pull.id, pull.reference, error)
+        except Exception as error:
+            pull.state, pull.error = "failed", P2PDistError(f"the agent failed: {error!r}", remedy="See its log")
+            _logger.exception("pull=%s reference=%s failed", pull.id, pull.reference)
+        finally:
+            pull.seconds = time.monotonic() - pull.started
+            pull.note = ""
+            if pull.state == "done":
+                self.observe_seconds(pull.seconds)
+                _logger.info("pull=%s reference=%s done seconds=%.3f", pull.id, pull.reference, pull.seconds)
+
+    async def _run_package(self, pull: Pull) -> None:
+        package = await self._packages.find(parse_reference(pull.reference), lambda text: setattr(pull, "note", text))
+        pull.digest = package.digest
+        layers = {layer.digest: layer for layer in package.manifest.layers}
+        pull.bytes_total = sum(layer.size for layer in layers.values())
+        pull.state, pull.note = "running", ""
+        slots = asyncio.Semaphore(BLOBS_AT_ONCE)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for layer in layers.values():
+                    group.create_task(self._fetch(pull, layer, slots))
+        except* P2PDistError as failures:
+            raise failures.exceptions[0] from None
+        await asyncio.to_thread(self._store.record_package, pull.reference, package.digest)
+        pull.package = package
+
+    async def _run_blob(self, pull: Pull, digest: Digest) -> None:
+        blob = self._store.get(digest)
+        if blob is None or not blob.complete:
+            layer = await self._packages.find_blob(digest, lambda text: setattr(pull, "note", text))
+            pull.bytes_total, pull.state, pull.note = layer.size, "running", ""
+            await self._fetch(pull, layer, asyncio.Semaphore(1), whole=True)
+            blob = self._store.get(digest)
+        else:
+            pull.bytes_total = pull.bytes_cached = blob.size
+        pull.digest = digest
+        if blob is None:
+            raise NotFound(f"{digest} was evicted as soon as it had arrived", remedy="Give the store more capacity")
+        if pull.request.output is not None:
+            with blob.held():
+                pull.output = await asyncio.to_thread(blob.give, Path(pull.request.output), hardlink=True)
+
+    async def _fetch(self, pull: Pull, layer: Descriptor, slots: asyncio.Semaphore, *, whole: bool = False) -> None:
+        async with slots:
+            fetching = await self._fetcher.fetch(layer)
+            if fetching is None:
+                pull.bytes_cached += layer.size
+                return
+            pull.blobs.append(fetching)
+            with fetching.blob.held():
+                if not whole:
+                    await asyncio.shield(fetching.done)
+                    return
+                try:
+                    await check_whole(fetching.blob, fetching.piece)
+                    await asyncio.shield(fetching.done)
+                    return
+                except Corrupt as error:
+                    wrong = error
+        await self._fetcher.discard(layer.digest)
+        raise wrong

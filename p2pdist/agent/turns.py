@@ -1,0 +1,112 @@
+"""Joins the uplink core with the streams that it feeds: each stream waits here for its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from p2pdist.core.uplink import BlockSent, Closed, Dropped, End, Event, Held, Opened, Send, Tick, Uplink, Verified
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import P2PDistError, Unavailable
+from p2pdist.model.pieces import PieceLayout, PieceSet
+from p2pdist.transfer.server import Block
+
+TICK_S = 0.1
+STREAMS_MAX = 256
+
+
+class Turn:
+    """One outgoing stream (see Outgoing in transfer/server.py)."""
+
+    def __init__(self, turns: Turns, number: int, blob: Digest) -> None:
+        self.blob = blob
+        self._turns = turns
+        self._number = number
+        self._given: asyncio.Future[Block | None] = asyncio.get_running_loop().create_future()
+
+    def give(self, block: Block | None) -> None:
+        if not self._given.done():
+            self._given.set_result(block)
+
+    def fail(self, error: P2PDistError) -> None:
+        """End the stream as truncated."""
+        if not self._given.done():
+            self._given.set_exception(error)
+            self._given.exception()  # marks it as seen: the stream may be ending already
+
+    async def next_block(self) -> Block | None:
+        block = await self._given
+        self._given = asyncio.get_running_loop().create_future()
+        return block
+
+    def block_sent(self, length: int) -> None:
+        self._turns.sent_bytes_total += length
+        self._turns.submit(BlockSent(self._number))
+
+    def close(self) -> None:
+        self._turns.close(self._number)
+
+
+class Turns:
+    """The uplink of this host. All methods are called on the event loop."""
+
+    def __init__(self) -> None:
+        self.sent_bytes_total = 0
+        self._core = Uplink()
+        self._turns: dict[int, Turn] = {}
+        self._numbers = itertools.count(1)
+        self._ticking: asyncio.TimerHandle | None = None
+
+    @property
+    def streams(self) -> int:
+        return len(self._turns)
+
+    def held(self, blob: Digest, layout: PieceLayout, stripes: int, have: PieceSet) -> None:
+        """The blob can be served from now on, as far as it is there."""
+        self.submit(Held(blob, layout, stripes, have))
+
+    def verified(self, blob: Digest, piece: int) -> None:
+        self.submit(Verified(blob, piece))
+
+    def dropped(self, blob: Digest) -> None:
+        """The blob is served no more; its streams end, and its children turn elsewhere."""
+        for turn in [each for each in self._turns.values() if each.blob == blob]:
+            turn.fail(Unavailable(f"{blob} is served here no more"))
+            turn.close()
+        self.submit(Dropped(blob))
+
+    def open(self, blob: Digest, stripe: int, have: PieceSet) -> Turn:
+        """Let a child take turns; `close` the result when its connection ends. Raises Unavailable over STREAMS_MAX streams."""
+        if len(self._turns) >= STREAMS_MAX:
+            raise Unavailable(f"this agent serves {STREAMS_MAX} streams already", remedy="Try another peer")
+        number = next(self._numbers)
+        turn = self._turns[number] = Turn(self, number, blob)
+        self.submit(Opened(number, blob, stripe, have))
+        return turn
+
+    def close(self, number: int) -> None:
+        if self._turns.pop(number, None) is not None:
+            self.submit(Closed(number))
+
+    def take_sample(self) -> tuple[int, float]:
+        """Bytes sent and seconds in which data was waiting, since the last sample."""
+        return self._core.take_sample(asyncio.get_running_loop().time())
+
+    def submit(self, event: Event) -> None:
+        loop = asyncio.get_running_loop()
+        for command in self._core.handle(event, now=loop.time()):
+            turn = self._turns.get(command.stream)
+            if turn is None:
+                continue
+            match command:
+                case Send(_, piece, offset, length):
+                    turn.give(Block(piece, offset, length))
+                case End():
+                    turn.give(None)
+        if self._ticking is None and self._core.in_flight:
+            self._ticking = loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        """While a block is in flight, look whether it is stuck and the others should go on."""
+        self._ticking = None
+        self.submit(Tick())

@@ -1,0 +1,34 @@
+"""Checks a blob against its own digest while it arrives.
+
+A blob that is asked for by digest alone is cut by a piece list that only the origin vouches for, so its SHA-256 is compared as well. The
+hash follows the part that is there without gaps, which leaves little to do when the last piece arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+
+from p2pdist.model.errors import Corrupt
+from p2pdist.store.blob import Blob
+
+STEP_BYTES = 4 << 20
+
+
+async def check_whole(blob: Blob, piece: Callable[[int], Awaitable[None]]) -> None:
+    """Hash `blob` as its pieces come (`piece(i)` waits for piece i); raises Corrupt when the sum is not its digest."""
+    layout = blob.layout
+    running = hashlib.sha256()
+    step = max(1, STEP_BYTES // layout.piece_size)
+    for first in range(0, layout.count, step):
+        after = min(layout.count, first + step)
+        for number in range(after - 1, first - 1, -1):
+            await piece(number)
+        start = layout.offset(first)
+        length = min(layout.size, layout.offset(after)) - start
+        running.update(await asyncio.to_thread(blob.read_range, start, length))
+    if f"sha256:{running.hexdigest()}" != blob.digest:
+        raise Corrupt(
+            f"the content stored as {blob.digest} hashes to {running.hexdigest()}", remedy="Push the blob again"
+        )

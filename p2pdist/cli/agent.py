@@ -1,0 +1,140 @@
+"""`p2pdist agent`: runs the agent of this host in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket as sockets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from p2pdist.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from p2pdist.agent.agent import AgentSettings
+
+
+@click.command("agent")
+@click.option("--tracker", default="", metavar="URL[,URL]", help="Trackers, tried in turn.")
+@click.option(
+    "--listen", default="0.0.0.0:7071", show_default=True, metavar="HOST:PORT", help="Where other agents fetch."
+)
+@click.option("--advertise", default="", metavar="HOST:PORT", help="Where others reach this agent, if not at --listen.")
+@click.option(
+    "--store", default="/var/lib/p2pdist", show_default=True, type=click.Path(path_type=Path), help="Verified blobs."
+)
+@click.option(
+    "--socket",
+    default="/run/p2pdist/agent.sock",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="The local API.",
+)
+@click.option("--origin", default="", metavar="URL", help="Central storage, instead of the one that the tracker names.")
+@click.option("--zone", default="", help="The zone of this host.")
+@click.option("--rack", default="", help="The rack of this host.")
+@click.option(
+    "--capacity", default="", metavar="SIZE", help="Bytes the store may hold, such as 200GiB [default: the disk]."
+)
+@click.option("--name", default="", metavar="HOST", help="The name of this host [default: its hostname].")
+@click.option(
+    "--log-level",
+    default="info",
+    show_default=True,
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="How much to log.",
+)
+def command(
+    tracker: str,
+    listen: str,
+    advertise: str,
+    store: Path,
+    socket: Path,
+    origin: str,
+    zone: str,
+    rack: str,
+    capacity: str,
+    name: str,
+    log_level: str,
+) -> None:
+    """Run the agent of this host: it fetches, keeps, shares and shows packages.
+
+    \b
+    Example:
+      p2pdist agent --tracker http://tracker:7070 --listen 10.0.0.7:7071 --store /var/lib/p2pdist
+    """
+    from p2pdist.agent.agent import AgentSettings
+    from p2pdist.cli.daemon import listen_address, raise_file_limit, set_up_logging
+
+    set_up_logging(log_level)
+    raise_file_limit()
+    # Large receive buffers would otherwise be mapped and unmapped again and again.
+    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", "536870912")
+    address = listen_address(listen)
+    settings = AgentSettings(
+        trackers=tuple(url.strip() for url in tracker.split(",") if url.strip()),
+        host=name or sockets.gethostname(),
+        address=advertise or _reachable(address),
+        store=store.absolute(),
+        origin=origin,
+        zone=zone,
+        rack=rack,
+        capacity_bytes=parse_size(capacity) if capacity else None,
+    )
+    asyncio.run(_serve(settings, address, socket.absolute()))
+
+
+async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path) -> None:
+    import logging
+
+    from p2pdist.agent.agent import Agent
+    from p2pdist.agent.http import make_apps
+    from p2pdist.cli.daemon import listen, listen_unix, until_stopped
+
+    agent = Agent(settings)
+    runners = []
+    try:
+        public, local = make_apps(agent)
+        runners.append(await listen(public, address))
+        runners.append(await listen_unix(local, socket))
+        await agent.start()
+        logging.getLogger("p2pdist.agent").info("host=%s listening on %s:%d socket=%s", settings.host, *address, socket)
+        await until_stopped()
+    finally:
+        await agent.stop()
+        for runner in runners:
+            await runner.cleanup()
+        socket.unlink(missing_ok=True)
+
+
+def _reachable(address: tuple[str, int]) -> str:
+    """The address that others use when this agent listens on all of its addresses: the one its name stands for."""
+    host, port = address
+    if host in ("0.0.0.0", "::"):
+        host = sockets.gethostname()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_UNITS = {
+    "": 1,
+    "K": 1000,
+    "M": 1000**2,
+    "G": 1000**3,
+    "T": 1000**4,
+    "KI": 1 << 10,
+    "MI": 1 << 20,
+    "GI": 1 << 30,
+    "TI": 1 << 40,
+}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as 200GiB, 1.5TB or 4096. Raises UsageError."""
+    number = text.strip().rstrip("BKMGTIbkmgti ")
+    unit = text.strip()[len(number) :].strip().upper().removesuffix("B")
+    try:
+        return int(float(number) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise UsageError(f"{text!r} is not a size", remedy="Write a number and a unit, such as 200GiB") from None

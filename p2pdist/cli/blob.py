@@ -1,0 +1,106 @@
+"""`p2pdist blob`: single files by their digest."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.depots import origin_option, required_origin
+from p2pdist.model.digest import parse_digest
+from p2pdist.model.errors import P2PDistError, from_problem
+from p2pdist.model.messages import PullRequest, PullStatus
+
+if TYPE_CHECKING:
+    from p2pdist.package.push import Pushed
+
+DEFAULT_SOCKET = Path("/run/p2pdist/agent.sock")
+
+
+@click.group("blob")
+def command() -> None:
+    """Push or pull a single file by its digest."""
+
+
+@command.command("push")
+@click.argument("file", type=click.Path(path_type=Path))
+@origin_option
+@output.json_option
+def push(file: Path, origin: str | None, as_json: bool) -> None:
+    """Send FILE to an origin and print its digest.
+
+    \b
+    Example:
+      p2pdist blob push weights.safetensors --origin s3://packages/prod
+    """
+    from p2pdist.package.push import push_blob
+
+    async def work(progress: output.Progress) -> Pushed:
+        async with required_origin(origin) as central:
+            return await push_blob(file, central, on_progress=progress)
+
+    with output.Progress(quiet=as_json) as progress:
+        pushed = asyncio.run(work(progress))
+    if as_json:
+        output.print_json(
+            {
+                "digest": pushed.digest,
+                "size": pushed.size,
+                "reference": str(pushed.reference),
+                "bytes_sent": pushed.bytes_sent,
+                "bytes_skipped": pushed.bytes_skipped,
+                "seconds": round(pushed.seconds, 3),
+            }
+        )
+    else:
+        click.echo(pushed.digest)
+
+
+@command.command("pull")
+@click.argument("digest")
+@click.option("-o", "--output", "target", required=True, type=click.Path(path_type=Path), help="Where to put the file.")
+@click.option(
+    "--socket", type=click.Path(path_type=Path), default=DEFAULT_SOCKET, show_default=True, help="The agent's socket."
+)
+@output.json_option
+def pull(digest: str, target: Path, socket: Path, as_json: bool) -> None:
+    """Bring the blob DIGEST to a file through the agent of this host.
+
+    \b
+    Example:
+      p2pdist blob pull sha256:9f86d0... -o weights.safetensors
+    """
+    blob = parse_digest(digest)
+    with output.Progress(quiet=as_json) as progress:
+        status = asyncio.run(_pull(PullRequest(blob=blob, output=str(target.absolute())), socket, progress))
+    if status.error is not None:
+        raise from_problem(status.error)
+    if status.state != "done":
+        raise P2PDistError(f"the agent gave up on {blob}: {status.note or status.state}")
+    if as_json:
+        output.print_json(
+            {
+                "digest": blob,
+                "size": status.bytes_total,
+                "output": str(target),
+                "bytes_origin": status.bytes_origin,
+                "bytes_peers": status.bytes_peers,
+                "bytes_cached": status.bytes_cached,
+                "seconds": round(status.seconds, 3),
+            }
+        )
+    else:
+        click.echo(f"{target}  {output.amount(status.bytes_total)}, {status.seconds:.1f} s")
+
+
+async def _pull(request: PullRequest, socket: Path, progress: output.Progress) -> PullStatus:
+    from p2pdist.agent.client import LocalClient
+
+    def show(status: PullStatus) -> None:
+        progress(status.note or "pulling", status.bytes_done, status.bytes_total)
+
+    async with LocalClient(socket) as client:
+        return await client.pull(request, show)

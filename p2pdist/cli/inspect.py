@@ -1,0 +1,73 @@
+"""`p2pdist inspect`: what a package consists of."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.depots import layout_option, opened_layout, opened_origin, origin_option
+from p2pdist.model.package import MANIFEST_BYTES_MAX, Descriptor, decode_config, parse_reference
+
+
+@click.command("inspect")
+@click.argument("ref")
+@layout_option
+@origin_option
+@output.json_option
+def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
+    """Print the layers and the settings of the package REF, from the local layout or else from an origin.
+
+    \b
+    Example:
+      p2pdist inspect team/trainer:v1 --origin s3://packages/prod
+    """
+    found = asyncio.run(_inspect(ref, layout, origin))
+    if as_json:
+        output.print_json(found)
+        return
+    click.echo(f"{found['reference']}  {found['digest']}")
+    click.echo(f"at            {found['at']}")
+    click.echo(f"entrypoint    {' '.join(found['entrypoint']) or '-'}")
+    for entry in found["env"]:
+        click.echo(f"env           {entry}")
+    if found["working_dir"]:
+        click.echo(f"working dir   {found['working_dir']}")
+    for layer in found["layers"]:
+        click.echo(f"layer         {layer['digest']}  {output.amount(layer['size'])}  {layer['mediaType']}")
+    click.echo(f"total         {output.amount(found['bytes_total'])} in {len(found['layers'])} layers")
+
+
+async def _inspect(ref: str, layout: Path, origin: str | None) -> dict[str, Any]:
+    from p2pdist.package.depot import Depot, read_manifest, read_small
+
+    reference = parse_reference(ref)
+    async with opened_layout(layout) as local, opened_origin(origin) as central:
+        depots: list[Depot] = [local, central] if central else [local]
+        described, manifest, depot = await read_manifest(reference, depots)
+        config = decode_config(await read_small(manifest.config.digest, depots, limit=MANIFEST_BYTES_MAX))
+    return {
+        "reference": str(reference),
+        "digest": described.digest,
+        "at": depot.url,
+        "entrypoint": list(config.entrypoint),
+        "env": list(config.env),
+        "working_dir": config.working_dir,
+        "layers": [_layer(layer) for layer in manifest.layers],
+        "config": manifest.config.digest,
+        "bytes_total": sum(layer.size for layer in manifest.layers),
+    }
+
+
+def _layer(layer: Descriptor) -> dict[str, Any]:
+    return {
+        "digest": layer.digest,
+        "size": layer.size,
+        "mediaType": layer.media_type,
+        "piece_size": layer.layout.piece_size,
+        "pieces": layer.layout.count,
+        "pieces_digest": layer.pieces_digest,
+    }

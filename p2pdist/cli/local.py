@@ -1,0 +1,53 @@
+"""What the verbs that talk to the agent of this host share: how it is found, and following a pull."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.model.messages import PullRequest, PullStatus
+from p2pdist.model.package import parse_reference
+
+if TYPE_CHECKING:
+    from p2pdist.agent.client import LocalClient
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def socket_option(function: Function) -> Function:
+    return click.option(
+        "--socket",
+        type=click.Path(path_type=Path),
+        default=Path("/run/p2pdist/agent.sock"),
+        show_default=True,
+        help="The agent's socket. Also from P2PDIST_SOCKET.",
+    )(function)
+
+
+async def follow_pull(client: LocalClient, reference: str, *, quiet: bool) -> PullStatus:
+    """Pull a package and show how far it is, by source. A reference without a tag means `latest`."""
+    name = str(parse_reference(reference))
+    noted = ""
+
+    with output.Progress(quiet=quiet) as progress:
+
+        def show(status: PullStatus) -> None:
+            nonlocal noted
+            if status.note and status.note != noted and not quiet:
+                output.line(f"{name}: {status.note}")
+            noted = status.note
+            progress(name, status.bytes_done, status.bytes_total)
+            for source, count in (("  from peers", status.bytes_peers), ("  from the origin", status.bytes_origin)):
+                if count:
+                    progress(source, count, status.bytes_total - status.bytes_cached)
+
+        return await client.pull(PullRequest(package=name), show)
+
+
+def pulled_name(reference: str, pulled: PullStatus) -> str:
+    """The very version that was pulled, so that a tag which moves meanwhile does not matter, nor a tracker that is away."""
+    return f"{parse_reference(reference).name}@{pulled.digest}"

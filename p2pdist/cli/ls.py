@@ -1,0 +1,49 @@
+"""`p2pdist ls`: the packages on this host, or at an origin."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.depots import origin_option, required_origin
+from p2pdist.cli.local import socket_option
+
+
+@click.command("ls")
+@click.option("--at-origin", is_flag=True, help="List what central storage holds instead; needs --origin.")
+@origin_option
+@socket_option
+@output.json_option
+def command(at_origin: bool, origin: str | None, socket: Path, as_json: bool) -> None:
+    """List the packages in the store of this host's agent.
+
+    \b
+    Example:
+      p2pdist ls
+      p2pdist ls --at-origin --origin file:///srv/packages
+    """
+    found = asyncio.run(_at_origin(origin) if at_origin else _here(socket))
+    if as_json:
+        output.print_json(found)
+        return
+    width = max((len(str(entry["reference"])) for entry in found), default=0)
+    for entry in found:
+        size = output.amount(entry["size"]) if "size" in entry else ""
+        state = "" if entry.get("complete", True) else "  incomplete"
+        click.echo(f"{entry['reference']!s:<{width}}  {entry['digest']}  {size:>10}{state}".rstrip())
+
+
+async def _here(socket: Path) -> list[dict[str, Any]]:
+    from p2pdist.agent.client import LocalClient
+
+    async with LocalClient(socket) as client:
+        return await client.packages()
+
+
+async def _at_origin(url: str | None) -> list[dict[str, Any]]:
+    async with required_origin(url) as origin:
+        return [{"reference": name, "digest": found.digest} for name, found in await origin.tags()]

@@ -1,0 +1,192 @@
+"""The `p2pdist` command: one verb per module, loaded when it is asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+VERBS = {
+    "tracker": "Run a tracker, which decides who sends what to whom.",
+    "agent": "Run the agent of this host, which moves and keeps the bytes.",
+    "pack": "Pack a directory as a package into the local layout.",
+    "push": "Send a packed package to an origin.",
+    "pull": "Bring a package to this host through its agent.",
+    "mount": "Show a package at a directory.",
+    "umount": "Take a shown package away again.",
+    "run": "Run the program of a package.",
+    "ls": "List the packages here or at an origin.",
+    "inspect": "Print what a package consists of.",
+    "diff": "Print what moving from one package to another takes.",
+    "blob": "Push or pull a single file by its digest.",
+    "status": "Print what the local agent or a tracker is doing.",
+    "simulate": "Simulate a broadcast to many hosts.",
+    "demo": "Show the whole system at work on this machine.",
+}
+"""Verb to the line that the list of verbs shows. The module p2pdist.cli.<verb> holds a click command named `command`; a verb whose
+module is absent is not listed. Nothing is imported to print the list."""
+
+CONFIG_BYTES_MAX = 1 << 20
+
+
+class Verbs(click.Group):
+    """Loads verbs when needed and gives every option its variable and its place in the configuration file.
+
+    An option is set, first wins, by its flag; by P2PDIST_<VERB>_<OPTION> or P2PDIST_<OPTION>; by the table [<verb>] of the TOML file,
+    then by its top level, where names are written as the flags are (`working-dir`) or with underscores.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [verb for verb in VERBS if importlib.util.find_spec(f"p2pdist.cli.{verb}")]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS or importlib.util.find_spec(f"p2pdist.cli.{cmd_name}") is None:
+            return None
+        command = importlib.import_module(f"p2pdist.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        if not getattr(command, "prepared", False):
+            _prepare(command, (cmd_name,))
+            command.prepared = True  # type: ignore[attr-defined]
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, VERBS[verb]) for verb in self.list_commands(ctx)])
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **more: Any) -> NoReturn:
+        """Run, and end the process with the exit code that fits; failures are told in one line.
+
+        An int that a verb returns is its exit code.
+        """
+        given = list(sys.argv[1:] if args is None else args)
+        more["standalone_mode"] = False
+        try:
+            code = super().main(given, *rest, **more)
+            sys.stdout.flush()
+        except click.exceptions.Exit as error:
+            code = error.exit_code
+        except SystemExit:
+            raise
+        except BrokenPipeError:
+            # The reader of our output went away: no message, and none from the interpreter's last flush either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 1
+        except BaseException as error:
+            from p2pdist.cli import output
+
+            code = output.report(error, as_json=_wants_json(given))
+        sys.exit(code if type(code) is int else 0)
+
+
+def _wants_json(args: list[str]) -> bool:
+    own = args[: args.index("--")] if "--" in args else args
+    return "--json" in own or os.environ.get("P2PDIST_JSON", "").lower() in ("1", "true", "yes")
+
+
+def _prepare(command: click.Command, path: tuple[str, ...]) -> None:
+    """Give the options of a verb their variables, and the verb its --config."""
+    if isinstance(command, click.Group):
+        for name, child in command.commands.items():
+            _prepare(child, (*path, name))
+        return
+    for option in command.params:
+        if isinstance(option, click.Option) and option.name and not option.envvar:
+            names = {flag.lstrip("-").replace("-", "_").upper() for flag in option.opts if flag.startswith("--")}
+            verb = "_".join(path).upper()
+            option.envvar = [f"P2PDIST_{verb}_{name}" for name in names] + [f"P2PDIST_{name}" for name in names]
+            option.show_envvar = False
+    command.params.append(
+        click.Option(
+            ["--config"],
+            type=click.Path(path_type=Path),
+            envvar="P2PDIST_CONFIG",
+            is_eager=True,
+            expose_value=False,
+            callback=lambda ctx, param, value: _apply(ctx, value, path),
+            help="A TOML file with values for options.",
+        )
+    )
+
+
+def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None:
+    """Let the file's values be the defaults of this verb's options. A file named before the verb is used where the verb names none."""
+    file = file or ctx.find_root().params.get("config")
+    if file is None:
+        return
+    body = _read_config(file)
+    known = {
+        flag.lstrip("-").replace("-", "_"): option
+        for option in ctx.command.params
+        if isinstance(option, click.Option)
+        for flag in option.opts
+        if flag.startswith("--")
+    }
+    values = {key: value for key, value in body.items() if key in known and not isinstance(value, dict)}
+    table: Any = body
+    for name in path:
+        table = table.get(name, {}) if isinstance(table, dict) else {}
+    for key, value in (table if isinstance(table, dict) else {}).items():
+        if key not in known:
+            raise click.UsageError(f"{file}: [{'.'.join(path)}] has no option {key!r}", ctx)
+        values[key] = value
+    ctx.default_map = {known[key].name or "": _as_given(known[key], value) for key, value in values.items()}
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    from p2pdist.model.errors import NotFound, TooLarge, UsageError
+
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no configuration file {file}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read the configuration file {file}: {error.strerror}") from error
+    if len(data) > CONFIG_BYTES_MAX:
+        raise TooLarge(f"the configuration file {file} is over {CONFIG_BYTES_MAX} bytes")
+    try:
+        return _underscored(tomllib.loads(data.decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not a TOML file: {error}") from error
+
+
+def _underscored(body: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key.replace("-", "_"): _underscored(value) if isinstance(value, dict) else value for key, value in body.items()
+    }
+
+
+def _as_given(option: click.Option, value: Any) -> Any:
+    """A TOML value in the form that the flag takes: a list for an option that may be repeated, else JSON text of lists and tables."""
+    if isinstance(value, (bool, int, float, str)) or (isinstance(value, list) and option.multiple):
+        return value
+    return json.dumps(value) if isinstance(value, (list, dict)) else str(value)
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="p2pdist", prog_name="p2pdist")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    envvar="P2PDIST_CONFIG",
+    help="A TOML file with values for options; flags and P2PDIST_* variables win over it.",
+)
+def main(config: Path | None) -> None:
+    """Bring packages and model weights to thousands of hosts at once.
+
+    \b
+    Example:
+      p2pdist pack ./app -t trainer:v1 --entrypoint '["python", "train.py"]'
+      p2pdist push trainer:v1 --origin file:///srv/packages
+      p2pdist run trainer:v1
+    """
+
+
+if __name__ == "__main__":
+    main()

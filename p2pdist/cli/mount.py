@@ -1,0 +1,55 @@
+"""`p2pdist mount`: a package at a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.local import follow_pull, pulled_name, socket_option
+from p2pdist.model.messages import MountRequest, MountStatus
+
+
+@click.command("mount")
+@click.argument("reference", metavar="REF")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--writable", is_flag=True, help="Let programs write there; what they write goes with the mount.")
+@click.option("--how", type=click.Choice(["overlay", "unpack"]), help="Force a way instead of the best that works.")
+@socket_option
+@output.json_option
+def command(reference: str, directory: Path, writable: bool, how: str | None, socket: Path, as_json: bool) -> None:
+    """Show the package REF at DIR, an empty directory or a new one; it is pulled first where it is missing.
+
+    \b
+    Example:
+      p2pdist mount team/trainer:v3 /srv/trainer
+    """
+    request = MountRequest("", os.path.abspath(directory), writable, how or "")
+    status = asyncio.run(_mount(reference, request, socket, quiet=as_json))
+    if as_json:
+        output.print_json(
+            {
+                "path": status.path,
+                "how": status.how,
+                "why": status.why,
+                "reference": status.reference,
+                "digest": status.digest,
+                "writable": status.writable,
+            }
+        )
+        return
+    output.line(status.why)
+    click.echo(status.path)
+
+
+async def _mount(reference: str, request: MountRequest, socket: Path, *, quiet: bool) -> MountStatus:
+    from msgspec.structs import replace
+
+    from p2pdist.agent.client import LocalClient
+
+    async with LocalClient(socket) as client:
+        pulled = await follow_pull(client, reference, quiet=quiet)
+        return await client.mount(replace(request, package=pulled_name(reference, pulled)))

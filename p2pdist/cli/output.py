@@ -1,0 +1,148 @@
+"""What commands print. Results go to standard output, for people or as one JSON document (`--json`); progress and failures go to
+standard error, as bars on a terminal and plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from p2pdist.model.errors import P2PDistError, UsageError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+PLAIN_INTERVAL_S = 5.0
+"""Away from a terminal, a line of progress at most this often."""
+INTERRUPTED = 130
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    click.echo(msgspec.json.encode(value).decode())
+
+
+def line(text: str) -> None:
+    """A plain line on standard error."""
+    click.echo(text, err=True)
+
+
+def amount(count: float) -> str:
+    """A byte count for people, in binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+class Progress:
+    """Shows how far something is; `__call__(what, bytes_done, bytes_total)` may come from any thread.
+
+    A bar per `what` on a terminal; elsewhere a line at most every PLAIN_INTERVAL_S and none for what ends sooner; nothing when `quiet`.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._lock = threading.Lock()
+        self._bars: Bars | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._last = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        if not self._quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+            from rich.progress import Progress as Bars
+
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+            self._bars = Bars(
+                *columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
+            )
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars:
+            self._bars.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._quiet:
+            return
+        with self._lock:
+            if self._bars:
+                if what not in self._tasks:
+                    self._tasks[what] = self._bars.add_task(what, total=total)
+                self._bars.update(self._tasks[what], completed=done, total=total)
+            elif time.monotonic() - self._last >= PLAIN_INTERVAL_S:
+                self._last = time.monotonic()
+                line(f"{what}: {amount(done)} of {amount(total)}")
+
+
+def report(error: BaseException, *, as_json: bool) -> int:
+    """Tell the user of a failure; returns the exit code."""
+    if isinstance(error, BaseExceptionGroup):
+        return report(_first(error), as_json=as_json)
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        with contextlib.suppress(OSError):
+            line("p2pdist: interrupted")
+        return INTERRUPTED
+    if isinstance(error, click.ClickException):
+        return _report_usage(error, as_json=as_json)
+    if os.environ.get("P2PDIST_DEBUG") == "1":
+        traceback.print_exception(error)
+    if isinstance(error, P2PDistError):
+        known = error
+    else:
+        said = str(error).split("\n", 1)[0][:300]
+        known = P2PDistError(
+            f"unexpected {type(error).__name__}{': ' if said else ''}{said}",
+            remedy="Set P2PDIST_DEBUG=1 to see where it happened",
+        )
+    line(f"p2pdist: {known}")
+    if as_json:
+        print_json(known.problem())
+    return known.exit_code
+
+
+def _report_usage(error: click.ClickException, *, as_json: bool) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        line(error.format_message())
+        return UsageError.exit_code
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        line(error.ctx.get_usage())
+        line(f"Try '{error.ctx.command_path} --help'.")
+    line(f"p2pdist: {error.format_message()}")
+    if as_json:
+        print_json(UsageError(error.format_message()).problem())
+    return UsageError.exit_code
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The failure of a group that a user should hear of: one of ours before all others."""
+    for failure in _leaves(group):
+        if isinstance(failure, (P2PDistError, KeyboardInterrupt)):
+            return failure
+    return next(_leaves(group))
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for failure in group.exceptions:
+        if isinstance(failure, BaseExceptionGroup):
+            yield from _leaves(failure)
+        else:
+            yield failure

@@ -1,0 +1,50 @@
+"""`p2pdist pull`: a package into the store of this host."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.local import follow_pull, socket_option
+from p2pdist.model.messages import PullStatus
+
+
+@click.command("pull")
+@click.argument("reference", metavar="REF")
+@socket_option
+@output.json_option
+def command(reference: str, socket: Path, as_json: bool) -> None:
+    """Bring the package REF into the store of this host through its agent.
+
+    \b
+    Example:
+      p2pdist pull team/trainer:v3
+    """
+    status = asyncio.run(_pull(reference, socket, quiet=as_json))
+    if as_json:
+        output.print_json(
+            {
+                "reference": status.reference,
+                "digest": status.digest,
+                "bytes_total": status.bytes_total,
+                "bytes_origin": status.bytes_origin,
+                "bytes_peers": status.bytes_peers,
+                "bytes_cached": status.bytes_cached,
+                "seconds": round(status.seconds, 3),
+            }
+        )
+        return
+    sources = (("peers", status.bytes_peers), ("the origin", status.bytes_origin), ("the store", status.bytes_cached))
+    said = ", ".join(f"{output.amount(count)} from {source}" for source, count in sources if count)
+    click.echo(f"{status.reference}  {status.digest}")
+    click.echo(f"{output.amount(status.bytes_total)} in {status.seconds:.1f} s{': ' if said else ''}{said}")
+
+
+async def _pull(reference: str, socket: Path, *, quiet: bool) -> PullStatus:
+    from p2pdist.agent.client import LocalClient
+
+    async with LocalClient(socket) as client:
+        return await follow_pull(client, reference, quiet=quiet)

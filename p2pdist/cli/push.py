@@ -1,0 +1,55 @@
+"""`p2pdist push`: a package goes from the local layout to an origin."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.depots import layout_option, opened_layout, origin_option, required_origin
+from p2pdist.model.package import parse_reference
+
+if TYPE_CHECKING:
+    from p2pdist.package.push import Pushed
+
+
+@click.command("push")
+@click.argument("ref")
+@layout_option
+@origin_option
+@output.json_option
+def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
+    """Send the package REF from the local layout to an origin. What is there already is not sent again.
+
+    \b
+    Example:
+      p2pdist push team/trainer:v1 --origin s3://packages/prod
+    """
+    from p2pdist.package.push import push
+
+    reference = parse_reference(ref)
+
+    async def work(progress: output.Progress) -> Pushed:
+        async with required_origin(origin) as central, opened_layout(layout) as local:
+            return await push(reference, local, central, on_progress=progress)
+
+    with output.Progress(quiet=as_json) as progress:
+        pushed = asyncio.run(work(progress))
+    if as_json:
+        output.print_json(
+            {
+                "reference": str(pushed.reference),
+                "digest": pushed.digest,
+                "bytes_sent": pushed.bytes_sent,
+                "bytes_skipped": pushed.bytes_skipped,
+                "seconds": round(pushed.seconds, 3),
+            }
+        )
+        return
+    click.echo(f"{pushed.reference}  {pushed.digest}")
+    click.echo(
+        f"{output.amount(pushed.bytes_sent)} sent, {output.amount(pushed.bytes_skipped)} already there, {pushed.seconds:.1f} s"
+    )

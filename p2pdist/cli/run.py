@@ -1,0 +1,149 @@
+"""`p2pdist run`: the program of a package, from a view that lasts as long as the program."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.local import follow_pull, pulled_name, socket_option
+from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
+from p2pdist.model.messages import MountRequest, MountStatus
+from p2pdist.model.package import Config
+
+if TYPE_CHECKING:
+    from p2pdist.mount.program import Program
+
+
+@click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--writable", is_flag=True, help="Let the program write to its view; what it writes goes with it.")
+@click.option(
+    "--how",
+    type=click.Choice(["overlay", "userns", "unpack"]),
+    help="Force a way to show the package instead of the best that works.",
+)
+@socket_option
+@click.argument("reference", metavar="REF")
+@click.argument("arguments", metavar="[-- ARG...]", nargs=-1, type=click.UNPROCESSED)
+def command(reference: str, arguments: tuple[str, ...], writable: bool, how: str | None, socket: Path) -> int:
+    """Run the program of the package REF, with ARG after its entrypoint, and end with its exit code. The package is pulled first where
+    it is missing. Options of this command come before REF.
+
+    In the entrypoint, ARG and the package's environment ${P2PDIST_ROOT} is the directory where the package is seen.
+
+    \b
+    Example:
+      p2pdist run team/trainer:v3 -- --epochs 3
+    """
+    # From here on what was shown must be taken away again, also when somebody ends us.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    arguments = arguments[1:] if arguments[:1] == ("--",) else arguments
+    name = asyncio.run(_pull(reference, socket))
+    return _Run(name, arguments, writable, how, socket).run()
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+async def _pull(reference: str, socket: Path) -> str:
+    from p2pdist.agent.client import LocalClient
+
+    async with LocalClient(socket) as client:
+        return pulled_name(reference, await follow_pull(client, reference, quiet=False))
+
+
+class _Run:
+    """One package, to be shown in one way or another and run. The event loop is not running while the program is."""
+
+    def __init__(self, name: str, arguments: tuple[str, ...], writable: bool, how: str | None, socket: Path) -> None:
+        self._name, self._arguments = name, arguments
+        self._writable, self._how, self._socket = writable, how, socket
+
+    def run(self) -> int:
+        """The program's exit code. Without root the program is shown the package in a namespace of its own where that works."""
+        from p2pdist.mount import userns
+
+        reason = userns.missing()
+        if self._how or not reason:
+            try:
+                return self._show_and_run(self._how or "images")
+            except _NotHere as failure:
+                if self._how:
+                    raise failure.error from None
+                reason = failure.error.what
+            return self._show_and_run("unpack", reason)
+        return self._show_and_run("", f"a user namespace cannot be used: {reason}")
+
+    def _show_and_run(self, how: str, reason: str = "") -> int:
+        shown = asyncio.run(self._mount(how))
+        try:
+            if shown.how == "images":
+                return self._run_inside(shown)
+            note = f" ({reason})" if reason and shown.how == "unpack" else ""
+            output.line(f"{shown.why}{note}")
+            from p2pdist.mount import program
+
+            return program.run(self._program(shown, Path(shown.path)))
+        finally:
+            self._unmount(shown)
+
+    def _run_inside(self, shown: MountStatus) -> int:
+        from p2pdist.mount.userns import run_inside
+
+        try:
+            return run_inside(
+                [Path(image) for image in shown.images],
+                lambda root: self._program(shown, root),
+                writable=self._writable,
+                announce=output.line,
+            )
+        except Unavailable as error:
+            raise _NotHere(error) from error
+
+    def _program(self, shown: MountStatus, root: Path) -> Program:
+        from p2pdist.mount.program import program
+
+        config = Config(shown.entrypoint, shown.env, shown.working_dir)
+        return program(config, self._arguments, root=root, environ=os.environ)
+
+    async def _mount(self, how: str) -> MountStatus:
+        from p2pdist.agent.client import LocalClient
+
+        async with LocalClient(self._socket) as client:
+            return await client.mount(MountRequest(self._name, "", self._writable, how))
+
+    def _unmount(self, shown: MountStatus) -> None:
+        """The program's exit code matters more than a mount that stays; so that is said, and no failure."""
+        try:
+            asyncio.run(self._take_away(shown.path))
+        except P2PDistError as error:
+            output.line(f"p2pdist: the package stays shown: {error}")
+
+    async def _take_away(self, path: str) -> None:
+        from p2pdist.agent.client import LocalClient
+
+        async with LocalClient(self._socket) as client:
+            try:
+                await client.unmount(path)
+            except Conflict as conflict:
+                output.line(
+                    f"p2pdist: {conflict.what}: the program left processes behind, which lose sight of the package"
+                )
+                await client.unmount(path, force=True)
+
+
+class _NotHere(Exception):
+    """A namespace of one's own does not work on this host."""
+
+    def __init__(self, error: P2PDistError) -> None:
+        super().__init__(str(error))
+        self.error = error

@@ -1,0 +1,54 @@
+"""`p2pdist status`: what the agent of this host is doing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.local import socket_option
+from p2pdist.model.messages import MountStatus
+
+
+@click.command("status")
+@socket_option
+@output.json_option
+def command(socket: Path, as_json: bool) -> None:
+    """Print what the agent of this host is doing: its tracker, store, pulls and mounts.
+
+    \b
+    Example:
+      p2pdist status --socket /run/p2pdist/agent.sock
+    """
+    status, mounts = asyncio.run(_ask(socket))
+    if as_json:
+        output.print_json({**status, "mounts": mounts})
+        return
+    tracker, store = status.get("tracker") or {}, status.get("store") or {}
+    reached = "connected" if tracker.get("connected") else "away"
+    click.echo(f"agent    {status.get('host', '')} at {status.get('address', '')}")
+    click.echo(f"tracker  {tracker.get('url') or 'none'} ({reached})")
+    for name, value in store.items():
+        is_bytes = isinstance(value, int) and "bytes" in name
+        click.echo(f"store    {name.removesuffix('_bytes')} {output.amount(value) if is_bytes else value}")
+    for pull in status.get("pulls") or []:
+        click.echo(f"pull     {_pull_line(pull)}")
+    for mount in mounts:
+        click.echo(f"mount    {mount.path}  {mount.reference}  {mount.how}{', writable' if mount.writable else ''}")
+
+
+def _pull_line(pull: dict[str, Any]) -> str:
+    done, total = output.amount(pull.get("bytes_done", 0)), output.amount(pull.get("bytes_total", 0))
+    problem = (pull.get("error") or {}).get("detail", "")
+    words = [pull.get("reference", ""), pull.get("state", ""), f"{done} of {total}", pull.get("note", ""), problem]
+    return "  ".join(str(word) for word in words if word)
+
+
+async def _ask(socket: Path) -> tuple[dict[str, Any], list[MountStatus]]:
+    from p2pdist.agent.client import LocalClient
+
+    async with LocalClient(socket) as client:
+        return await client.status(), await client.mounts()

@@ -1,0 +1,68 @@
+"""`p2pdist tracker`: runs a tracker in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+
+@click.command("tracker")
+@click.option("--listen", default="0.0.0.0:7070", show_default=True, metavar="HOST:PORT", help="Where to answer.")
+@click.option("--origin", default="", metavar="URL", help="Central storage, which agents read under lease.")
+@click.option("--state", default="", metavar="DIR", help="Where to keep what outlives the tracker.")
+@click.option("--origin-streams", default=64, show_default=True, help="Origin reads at once, over all swarms.")
+@click.option("--report-interval", default=0.5, show_default=True, metavar="SECONDS", help="How often agents report.")
+@click.option(
+    "--log-level",
+    default="info",
+    show_default=True,
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="How much to log.",
+)
+def command(listen: str, origin: str, state: str, origin_streams: int, report_interval: float, log_level: str) -> None:
+    """Run a tracker: it decides which agent sends what to whom. Data never passes through it.
+
+    \b
+    Example:
+      p2pdist tracker --listen 0.0.0.0:7070 --origin s3://packages/prod
+    """
+    from p2pdist.cli.daemon import listen_address, raise_file_limit, set_up_logging
+
+    set_up_logging(log_level)
+    raise_file_limit()
+    address = listen_address(listen)
+    asyncio.run(_serve(address, origin, origin_streams, report_interval))
+
+
+async def _serve(address: tuple[str, int], origin_url: str, origin_streams: int, report_interval_s: float) -> None:
+    import logging
+    import time
+
+    from p2pdist.cli.daemon import listen, until_stopped
+    from p2pdist.origin.origin import open_origin
+    from tracker.content import Content
+    from tracker.core.fleet import Fleet
+    from tracker.http.app import make_app
+    from tracker.service import Service
+
+    origin = open_origin(origin_url) if origin_url else None
+    fleet = Fleet(
+        started_at=time.monotonic(),
+        origin=origin_url,
+        origin_streams_max=origin_streams,
+        report_interval_s=report_interval_s,
+    )
+    service = Service(fleet, Content(origin))
+    runner = await listen(make_app(service), address)
+    clock = asyncio.create_task(service.run())
+    logging.getLogger("p2pdist.tracker").info(
+        "listening on %s:%d origin=%s", *address, origin.url if origin else "none"
+    )
+    try:
+        await until_stopped()
+    finally:
+        clock.cancel()
+        await runner.cleanup()
+        if origin is not None:
+            await origin.close()

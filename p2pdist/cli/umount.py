@@ -1,0 +1,39 @@
+"""`p2pdist umount`: the end of `p2pdist mount`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.local import socket_option
+
+
+@click.command("umount")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--force", is_flag=True, help="Take it out of sight although it is in use; its users keep what they have open."
+)
+@socket_option
+@output.json_option
+def command(directory: Path, force: bool, socket: Path, as_json: bool) -> None:
+    """Take away the package that is shown at DIR.
+
+    \b
+    Example:
+      p2pdist umount /srv/trainer
+    """
+    path = os.path.abspath(directory)
+    asyncio.run(_unmount(path, force, socket))
+    if as_json:
+        output.print_json({"path": path})
+
+
+async def _unmount(path: str, force: bool, socket: Path) -> None:
+    from p2pdist.agent.client import LocalClient
+
+    async with LocalClient(socket) as client:
+        await client.unmount(path, force)

@@ -1,0 +1,147 @@
+"""Mounts as the Linux kernel does them: mount(2), umount2(2), loop devices (linux/loop.h) and mountinfo (proc(5)).
+
+The system calls are made directly, not by mount(8): their errors are told apart by number, paths need no quoting, and the option
+string of an overlay is passed on whole (newer versions of mount(8) cut values at 256 bytes).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+MNT_DETACH = 0x2
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+PR_SET_PDEATHSIG = 1
+
+OPTIONS_BYTES_MAX = 4095
+"""The kernel reads mount options from one page, the last byte of which is the terminating zero."""
+
+_LOOP_CONTROL = "/dev/loop-control"
+_LOOP_CTL_GET_FREE = 0x4C82
+_LOOP_CONFIGURE = 0x4C0A
+_LO_FLAGS_READ_ONLY = 1
+_LO_FLAGS_AUTOCLEAR = 4
+_LOOP_ATTEMPTS_MAX = 100
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+_libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+
+
+def _check(result: int, path: Path | str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), os.fspath(path))
+
+
+def mount(source: str | Path, target: Path | str, kind: str, flags: int = 0, options: str = "") -> None:
+    """mount(2); raises OSError with its number and the target."""
+    data = os.fsencode(options)
+    if len(data) > OPTIONS_BYTES_MAX:
+        raise OSError(errno.E2BIG, f"mount options of {len(data)} bytes", os.fspath(target))
+    _check(_libc.mount(os.fsencode(source), os.fsencode(target), os.fsencode(kind), flags, data), target)
+
+
+def unmount(target: Path | str, *, lazily: bool = False) -> None:
+    """umount2(2); `lazily` takes the mount out of sight at once and ends it when its last user is gone. Raises OSError."""
+    _check(_libc.umount2(os.fsencode(target), MNT_DETACH if lazily else 0), target)
+
+
+def unshare(flags: int) -> None:
+    """unshare(2) for the calling process, which must have one thread when it asks for a user namespace. Raises OSError."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def die_with_parent(number: int) -> None:
+    """Ask for signal `number` when the parent ends (prctl(2), PR_SET_PDEATHSIG); lost when a setuid program is executed."""
+    _check(_libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl")
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """One line of /proc/self/mountinfo."""
+
+    point: Path
+    kind: str
+    source: str
+
+
+_OCTAL = re.compile(rb"\\([0-7]{3})")
+
+
+def _plain(field: bytes) -> str:
+    return os.fsdecode(_OCTAL.sub(lambda found: bytes([int(found[1], 8)]), field))
+
+
+def mounted() -> list[Mounted]:
+    """Every mount that this process sees, the oldest first; of several at one point the last is the visible one."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        before, _, after = line.partition(b" - ")
+        kind, source = after.split(b" ")[:2]
+        found.append(Mounted(Path(_plain(before.split(b" ")[4])), _plain(kind), _plain(source)))
+    return found
+
+
+def mounted_at(target: Path) -> Mounted | None:
+    """What is visible at `target` (a real path), or None when nothing is mounted there."""
+    return next((entry for entry in reversed(mounted()) if entry.point == target), None)
+
+
+def backing_file(device: str) -> str:
+    """The file behind a loop device such as /dev/loop7, or "" when there is none (sysfs, loop/backing_file)."""
+    try:
+        name = Path(f"/sys/block/{Path(device).name}/loop/backing_file").read_bytes().rstrip(b"\n")
+    except OSError:
+        return ""
+    return os.fsdecode(name.removesuffix(b" (deleted)"))
+
+
+@contextmanager
+def loop_device(image: Path) -> Iterator[str]:
+    """A read-only loop device over `image`. It clears itself once the block ends and nothing mounted uses it. Raises OSError."""
+    source = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        device, name = _attach(source)
+        try:
+            yield name
+        finally:
+            os.close(device)
+    finally:
+        os.close(source)
+
+
+def _attach(source: int) -> tuple[int, str]:
+    # struct loop_config: fd, block size, struct loop_info64 (232 bytes, flags at 52), eight reserved words.
+    flags = _LO_FLAGS_READ_ONLY | _LO_FLAGS_AUTOCLEAR
+    config = struct.pack("=II52xI176x64x", source, 0, flags)
+    control = os.open(_LOOP_CONTROL, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for _attempt in range(_LOOP_ATTEMPTS_MAX):
+            name = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
+            device = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(device, _LOOP_CONFIGURE, config)
+            except OSError as error:
+                os.close(device)
+                if error.errno != errno.EBUSY:  # else somebody else was quicker: ask for another
+                    raise
+            else:
+                return device, name
+    finally:
+        os.close(control)
+    raise OSError(errno.EBUSY, "no loop device could be had", _LOOP_CONTROL)

@@ -1,0 +1,206 @@
+"""A package shown to one program only, without root: in a user namespace with squashfuse and an overlay.
+
+`run_inside` starts this module as a process of its own, the guardian, since a process with threads cannot enter a user namespace. The
+guardian becomes root of a new user namespace and mount namespace (user_namespaces(7)), mounts there, and starts the program in
+a second user namespace nested in it, where the program has its own user number again and no rights over the mounts. When the program
+ends the guardian ends the squashfuse processes, and the kernel removes the mounts with the namespace.
+
+Between the two: a description as JSON on one descriptor, and on another what came of it (`{"started": true}`, or an error).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from p2pdist.model.errors import P2PDistError, Unavailable, from_problem
+from p2pdist.mount import kernel, overlay
+from p2pdist.mount.program import Program, run
+from p2pdist.mount.squashfs import inspect
+from p2pdist.mount.unpack import remove_tree
+
+READY_S_MAX = 20.0
+"""How long all squashfuse processes together may take to mount."""
+
+_FUSE = ("squashfuse_ll", "squashfuse")
+_INSTALL = "Install squashfuse and fuse3, or let the agent run as root"
+
+
+def missing() -> str:
+    """Why this way cannot work here, or "" when it is worth trying."""
+    if not any(shutil.which(name) for name in _FUSE):
+        return "squashfuse is not installed"
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "/dev/fuse is missing or not open to this user"
+    return ""
+
+
+def run_inside(
+    images: Sequence[Path],
+    describe: Callable[[Path], Program],
+    *,
+    writable: bool = False,
+    announce: Callable[[str], None] = lambda line: None,
+) -> int:
+    """Run a program that sees `images` (bottom to top) merged at a directory; `describe` is given that directory. What it writes there
+    is gone afterwards. `announce` gets the line that says which way and why. Returns its exit code as `program.run` does. Raises
+    Unavailable, before the program has started, when this host does not allow it."""
+    if reason := missing():
+        raise Unavailable(f"the package cannot be shown in a user namespace: {reason}", remedy=_INSTALL)
+    inspected = [inspect(path.resolve()) for path in images]
+    if any(image.has_xattrs for image in inspected[1:]):
+        raise P2PDistError(
+            "a layer has extended attributes, which may hide files below it and which only root can read",
+            remedy="Let the agent run as root, or pack the layer again with p2pdist pack",
+        )
+    scratch = Path(tempfile.mkdtemp(prefix="p2pdist-run-")).resolve()
+    try:
+        (scratch / "view").mkdir()
+        wanted = describe(scratch / "view" / "root")
+        task = {
+            "images": [str(image.path) for image in inspected],
+            "scratch": str(scratch),
+            "writable": writable,
+            "argv": wanted.argv,
+            "env": dict(wanted.env),
+            "cwd": wanted.cwd,
+        }
+        announce(f"userns: not root, {len(images)} layers with squashfuse, seen by this program only")
+        return _guard(task)
+    finally:
+        remove_tree(scratch)
+
+
+def _guard(task: dict[str, Any]) -> int:
+    description = os.memfd_create("p2pdist-task")
+    with os.fdopen(description, "r+") as file:
+        json.dump(task, file)  # ASCII escapes carry names that are not UTF-8
+        file.flush()
+        outcome, report = os.pipe()
+        argv = (sys.executable, "-P", "-m", "p2pdist.mount.userns", str(description), str(report))
+        try:
+            code = run(Program(argv, os.environ, os.getcwd()), keep=(description, report))
+        finally:
+            os.close(report)
+            with os.fdopen(outcome) as answers:
+                said = answers.read()
+    if not said:
+        raise Unavailable(f"the user namespace could not be entered (exit code {code})", remedy=_INSTALL)
+    answer = json.loads(said)
+    if "started" not in answer:
+        raise from_problem(answer)
+    return code
+
+
+# -- the guardian
+
+
+def _enter(inside: int, outside: int, group: int, outside_group: int, flags: int) -> None:
+    """Enter new namespaces in which this process is user `inside`; `outside` is its number in the present one."""
+    kernel.unshare(kernel.CLONE_NEWUSER | flags)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{inside} {outside} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {outside_group} 1")
+
+
+def _start_fuse(image: Path, point: Path, log: int) -> subprocess.Popen[bytes]:
+    tool = next(name for name in _FUSE if shutil.which(name))
+    return subprocess.Popen(
+        [tool, "-f", "-o", "ro,nosuid,nodev", image, point],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,  # Ctrl-C is for the program
+        preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL),  # noqa: PLW1509 - this process has one thread
+    )
+
+
+def _wait_for_fuse(daemons: Sequence[subprocess.Popen[bytes]], points: Sequence[Path], log: Path) -> None:
+    device = points[0].parent.stat().st_dev
+    deadline = time.monotonic() + READY_S_MAX
+    for daemon, point in zip(daemons, points, strict=True):
+        while point.stat().st_dev == device:
+            if daemon.poll() is not None or time.monotonic() > deadline:
+                said = log.read_text(errors="replace").strip().splitlines()
+                raise Unavailable(f"squashfuse did not mount: {said[-1] if said else 'no answer'}", remedy=_INSTALL)
+            time.sleep(0.001)
+
+
+def _build(images: Sequence[Path], scratch: Path, writable: bool, daemons: list[subprocess.Popen[bytes]]) -> None:
+    """Mount everything; the merged view is at `scratch`/view/root. Every squashfuse that was started is in `daemons`, also on failure."""
+    kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
+    view = scratch / "view"
+    kernel.mount("p2pdist", view, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755")
+    root = view / "root"
+    root.mkdir()
+    points = [view / str(number) for number in range(len(images))]
+    straight = len(images) == 1 and not writable
+    if straight:
+        points = [root]
+    log = scratch / "log"
+    with log.open("wb") as file:
+        for image, point in zip(images, points, strict=True):
+            point.mkdir(exist_ok=True)
+            daemons.append(_start_fuse(image, point, file.fileno()))
+    _wait_for_fuse(daemons, points, log)
+    if not straight:
+        uppers = scratch if writable else None
+        overlay.merge(view, len(images), root, source="p2pdist", uppers=uppers, more=",userxattr")
+
+
+def _tell(report: int, answer: dict[str, Any]) -> None:
+    os.write(report, json.dumps(answer).encode())
+
+
+def _serve(task: dict[str, Any], report: int) -> int:
+    user, group = os.getuid(), os.getgid()
+    wanted = Program(tuple(task["argv"]), task["env"], task["cwd"])
+    daemons: list[subprocess.Popen[bytes]] = []
+    try:
+        try:
+            _enter(0, user, 0, group, kernel.CLONE_NEWNS)
+            _build([Path(image) for image in task["images"]], Path(task["scratch"]), task["writable"], daemons)
+        except OSError as error:
+            raise Unavailable(
+                f"the user namespace cannot be used: {error.filename or ''} {error.strerror}", remedy=_INSTALL
+            ) from error
+        kernel.die_with_parent(signal.SIGTERM)
+
+        def prepare() -> None:
+            _enter(user, 0, group, 0, 0)
+            kernel.die_with_parent(signal.SIGTERM)
+
+        return run(wanted, prepare=prepare, started=lambda: _tell(report, {"started": True}))
+    finally:
+        for daemon in daemons:
+            with suppress(ProcessLookupError):
+                daemon.kill()
+            daemon.wait()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The guardian. Its arguments are two descriptors: where to read the task and where to write what came of it."""
+    description, report = map(int, arguments)
+    os.set_inheritable(report, False)
+    with os.fdopen(description) as file:
+        file.seek(0)
+        task = json.load(file)
+    try:
+        return _serve(task, report)
+    except P2PDistError as error:
+        _tell(report, error.problem())
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,220 @@
+"""Objects behind HTTP: S3, Google and Azure buckets, and any web server (read only), all through obstore.
+
+obstore's blocking calls are used, from worker threads. Its awaitable calls cost the same but finish on threads of its own, which now
+and then abort the process when the interpreter exits at that moment. A ranged read is one request on a kept-alive connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+from obstore.store import HTTPStore, from_url
+
+from p2pdist.model.errors import NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
+from p2pdist.origin.origin import WEB_SCHEMES, redacted
+
+if TYPE_CHECKING:
+    from obstore import UpdateVersion
+    from obstore.store import ObjectStore
+
+CONNECT_TIMEOUT_S = 3
+READ_TIMEOUT_S = 10
+REQUEST_TIMEOUT_S = 300
+RETRIES_MAX = 2
+RETRY_TIMEOUT_S = 15
+UPDATE_ATTEMPTS_MAX = 30
+PART_BYTES_MIN = 8 << 20
+PARTS_MAX = 9_000
+"""S3 takes at most 10,000 parts."""
+PARTS_IN_FLIGHT = 4
+READ_CHUNK_BYTES = 4 << 20
+
+
+class Bucket:
+    """Objects below a URL. Credentials and endpoints come from the environment variables of the cloud, such as AWS_ACCESS_KEY_ID and
+    AWS_ENDPOINT_URL, or stand in an http(s) URL as user and password."""
+
+    def __init__(self, url: str) -> None:
+        self.url = redacted(url)
+        self._web = urlsplit(url).scheme.lower() in WEB_SCHEMES
+        try:
+            self._store = _open_store(url, web=self._web)
+        except (BaseError, ValueError) as error:
+            raise UsageError(f"cannot open {self.url}: {_first_line(error)}", remedy="Check the URL") from error
+
+    def read(self, key: str, limit: int) -> bytes | None:
+        found = self._read(key, limit)
+        return None if found is None else found[0]
+
+    def _read(self, key: str, limit: int) -> tuple[bytes, UpdateVersion] | None:
+        """The value of `key` and what names its present version (ETag, or the generation of a Google bucket)."""
+        try:
+            with self._failures(f"read {key}"):
+                result = self._store.get(key)
+                size, data = result.meta["size"], bytearray()
+                if size <= limit:
+                    for chunk in result.stream(min_chunk_size=READ_CHUNK_BYTES):
+                        data += chunk
+                        if len(data) > limit:
+                            break
+        except FileNotFoundError:
+            return None
+        if max(size, len(data)) > limit:
+            raise TooLarge(f"{key} at {self.url} has {size} bytes, over the limit of {limit}")
+        known: Any = {name: result.meta.get(name) for name in ("e_tag", "version")}
+        version: UpdateVersion = {name: value for name, value in known.items() if value is not None}
+        return bytes(data), version
+
+    def read_range(self, key: str, start: int, length: int) -> bytes | None:
+        try:
+            with self._failures(f"read {key}"):
+                return bytes(self._store.get_range(key, start=start, length=length))
+        except FileNotFoundError:
+            return None
+        except Unavailable:
+            # Storage answers a range past the end with an error of its own making (416); the size tells it from an outage.
+            size = self.size(key)
+            if size is not None and size <= start:
+                return b""
+            raise
+
+    def size(self, key: str) -> int | None:
+        try:
+            with self._failures(f"look up {key}"):
+                return self._store.head(key)["size"]
+        except FileNotFoundError:
+            return None
+
+    def write(self, key: str, chunks: Iterator[bytes], size: int) -> None:
+        self._check_writable()
+        part = max(PART_BYTES_MIN, -(-size // PARTS_MAX))
+        with self._failures(f"write {key}", missing=True):
+            if size <= part:
+                self._store.put(key, b"".join(chunks), use_multipart=False)
+            else:
+                self._store.put(key, chunks, use_multipart=True, chunk_size=part, max_concurrency=PARTS_IN_FLIGHT)
+
+    def update(self, key: str, limit: int, edit: Callable[[bytes | None], bytes]) -> None:
+        self._check_writable()
+        for attempt in range(UPDATE_ATTEMPTS_MAX):
+            found = self._read(key, limit)
+            value = edit(found[0] if found else None)
+            try:
+                with self._failures(f"write {key}", missing=True):
+                    self._store.put(key, value, mode=found[1] if found else "create")
+                return
+            except (AlreadyExistsError, PreconditionError):
+                # Somebody else was faster: start again from what they wrote.
+                time.sleep(random.uniform(0, min(1.0, 0.02 * 2**attempt)))
+        raise Unavailable(
+            f"{key} at {self.url} was changed by others {UPDATE_ATTEMPTS_MAX} times while it was being updated",
+            remedy="Try again when fewer writers are at work",
+        )
+
+    def _check_writable(self) -> None:
+        if self._web:
+            raise UsageError(
+                f"{self.url} is read over HTTP and cannot be written to",
+                remedy="Push to the storage behind it, such as file:// or s3://",
+            )
+
+    @contextlib.contextmanager
+    def _failures(self, what: str, *, missing: bool = False) -> Iterator[None]:
+        """Name what failed. FileNotFoundError passes unless `missing`: then the bucket itself is not there."""
+        try:
+            yield
+        except (P2PDistError, AlreadyExistsError, PreconditionError):
+            raise
+        except FileNotFoundError as error:
+            if not missing:
+                raise
+            raise NotFound(
+                f"cannot {what}: there is no {self.url}", remedy="Create the bucket or correct it"
+            ) from error
+        except (PermissionDeniedError, UnauthenticatedError) as error:
+            raise Refused(
+                f"{self.url} refused to {what}", remedy="Check the credentials in the environment and their rights"
+            ) from error
+        except NotSupportedError as error:
+            raise Unavailable(
+                f"{self.url} cannot {what}: it does not serve byte ranges", remedy="Use a web server that honours Range"
+            ) from error
+        except BaseError as error:
+            raise self._unavailable(what, error) from error
+
+    def _unavailable(self, what: str, error: Exception) -> P2PDistError:
+        said = str(error)
+        if "169.254.169.254" in said or "metadata.google.internal" in said:
+            return Refused(
+                f"no credentials for {self.url}",
+                remedy="Set them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            )
+        return Unavailable(
+            f"cannot {what} at {self.url}: {_reason(said)}",
+            remedy="Check that the address is right and the server is up",
+        )
+
+
+def _open_store(url: str, *, web: bool) -> ObjectStore:
+    client: dict[str, Any] = {
+        "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+        "read_timeout": timedelta(seconds=READ_TIMEOUT_S),
+        "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
+        "allow_http": True,
+    }
+    retry: Any = {
+        "max_retries": RETRIES_MAX,
+        "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S),
+        "backoff": {"init_backoff": timedelta(milliseconds=200), "max_backoff": timedelta(seconds=2), "base": 2},
+    }
+    parts = urlsplit(url)
+    bundle = os.environ.get("AWS_CA_BUNDLE")
+    if parts.scheme.lower() == "s3" and bundle and Path(bundle).is_file():
+        client["root_certificate"] = Path(bundle).read_bytes()
+    options: Any = client
+    if not web:
+        return from_url(url, client_options=options, retry_config=retry)
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        client["default_headers"] = {"authorization": "Basic " + base64.b64encode(pair).decode()}
+    return HTTPStore(redacted(url), client_options=options, retry_config=retry)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0][:300]
+
+
+def _reason(said: str) -> str:
+    """The telling part of an obstore message: the HTTP status, or what went wrong with the connection."""
+    _, found, status = said.partition("non-2xx status code: ")
+    if found:
+        return "it answered " + status.split(":", 1)[0].strip()[:80]
+    lowered = said.lower()
+    for sign, meaning in (
+        ("connectionrefused", "connection refused"),
+        ("connection refused", "connection refused"),
+        ("timedout", "no answer in time"),
+        ("timed out", "no answer in time"),
+        ("dns error", "the host name is unknown"),
+        ("certificate", "its TLS certificate is not trusted"),
+    ):
+        if sign in lowered:
+            return meaning
+    return redacted(said.split("\n", 1)[0].rpartition(" - ")[2])[:200]

@@ -1,0 +1,179 @@
+"""Objects in a local directory.
+
+New values are written below `.incoming` and renamed into place after fsync, so a reader sees all of one or nothing, also after a power
+cut. Updates hold an exclusive flock on `.lock`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote_from_bytes
+
+from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, Refused, TooLarge, Unavailable
+
+LOCK_WAIT_S = 30.0
+ABANDONED_AFTER_S = 86_400.0
+"""Unfinished files in `.incoming` that nobody wrote to for so long are deleted."""
+
+
+class Directory:
+    """Objects below the directory `root`. Reading needs it to exist; the first write makes it in an existing parent, not deeper, so that a
+    file system which is not mounted is noticed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = "file://" + quote_from_bytes(os.fsencode(root))
+
+    def path(self, key: str) -> Path:
+        """Where the value of `key` lies."""
+        return self.root / key
+
+    def read(self, key: str, limit: int) -> bytes | None:
+        with self._failures(key):
+            size = self.size(key)
+            if size is None:
+                self._check_root()
+                return None
+            if size > limit:
+                raise TooLarge(f"{key} at {self.url} has {size} bytes, over the limit of {limit}")
+            return self.path(key).read_bytes()[: limit + 1]
+
+    def read_range(self, key: str, start: int, length: int) -> bytes | None:
+        with self._failures(key):
+            try:
+                handle = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                self._check_root()
+                return None
+            try:
+                data = os.pread(handle, length, start)
+                while 0 < len(data) < length:
+                    more = os.pread(handle, length - len(data), start + len(data))
+                    if not more:
+                        break
+                    data += more
+                return data
+            finally:
+                os.close(handle)
+
+    def size(self, key: str) -> int | None:
+        with self._failures(key):
+            try:
+                return self.path(key).stat().st_size
+            except FileNotFoundError:
+                return None
+
+    def write(self, key: str, chunks: Iterator[bytes], size: int) -> None:
+        with self._failures(key), self._incoming(size) as (handle, name):
+            for chunk in chunks:
+                view = memoryview(chunk)
+                while view:
+                    view = view[os.write(handle, view) :]
+            os.fsync(handle)
+            self.adopt(key, name)
+
+    def update(self, key: str, limit: int, edit: Callable[[bytes | None], bytes]) -> None:
+        with self._failures(key):
+            self._make(self.root)
+            with self._locked():
+                value = edit(self.read(key, limit))
+                self.write(key, iter((value,)), len(value))
+
+    def adopt(self, key: str, path: Path) -> None:
+        """Move a finished, synced file of the same file system into place."""
+        with self._failures(key):
+            target = self.path(key)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
+            parent = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(parent)
+            finally:
+                os.close(parent)
+
+    def incoming(self) -> Path:
+        """The directory for unfinished files; abandoned ones are deleted."""
+        with self._failures(".incoming"):
+            self._make(self.root)
+            where = self.root / ".incoming"
+            where.mkdir(exist_ok=True)
+            horizon = time.time() - ABANDONED_AFTER_S
+            for entry in os.scandir(where):
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_mtime < horizon:
+                        os.unlink(entry.path)
+            return where
+
+    @contextlib.contextmanager
+    def _incoming(self, size: int) -> Iterator[tuple[int, Path]]:
+        """An open new file with room for `size` bytes; deleted at the end if it is still there."""
+        name = self.incoming() / secrets.token_hex(12)
+        free = os.statvfs(name.parent)
+        if size > free.f_bavail * free.f_frsize:
+            raise DiskFull(self.url, needed=size, free=free.f_bavail * free.f_frsize)
+        # 0o666 less the umask, so that others (a web server, colleagues) may read what the writer's umask lets them.
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            yield handle, name
+        finally:
+            os.close(handle)
+            name.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        handle = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            end = time.monotonic() + LOCK_WAIT_S
+            while True:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        raise Unavailable(
+                            f"the index of {self.url} has been locked by another writer for {LOCK_WAIT_S:.0f} s",
+                            remedy="Try again; if it persists, find the process that holds .lock there",
+                        ) from None
+                    time.sleep(0.01)
+            yield
+        finally:
+            os.close(handle)
+
+    def _make(self, directory: Path) -> None:
+        try:
+            directory.mkdir(exist_ok=True)
+        except FileNotFoundError:
+            raise self._absent() from None
+
+    def _check_root(self) -> None:
+        if not self.root.is_dir():
+            raise self._absent()
+
+    def _absent(self) -> NotFound:
+        return NotFound(f"there is no directory {self.url}", remedy="Check the path, mount or create the directory")
+
+    @contextlib.contextmanager
+    def _failures(self, key: str) -> Iterator[None]:
+        """Name what failed: an OSError becomes one of the project's errors."""
+        try:
+            yield
+        except P2PDistError:
+            raise
+        except OSError as error:
+            raise self._failure(key, error) from error
+
+    def _failure(self, key: str, error: OSError) -> P2PDistError:
+        said = f"{key} at {self.url}: {error.strerror or error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = os.statvfs(self.root)
+            return DiskFull(self.url, needed=0, free=free.f_bavail * free.f_frsize)
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return Refused(f"no access to {said}", remedy="Check the owner and the mode of the directory")
+        return Unavailable(f"cannot use {said}", remedy="Check the directory and the disk under it")

@@ -1,0 +1,88 @@
+"""The tags of an image layout: index.json (OCI image specification 1.0, "Image Index").
+
+Whatever other tools keep in the index (annotations, platforms, other manifests) is carried over untouched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from p2pdist.model.digest import Digest, is_digest
+from p2pdist.model.errors import Corrupt, TooLarge
+from p2pdist.model.package import MANIFEST_TYPE, Descriptor
+
+INDEX_BYTES_MAX = 64 << 20
+INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
+REF_NAME = "org.opencontainers.image.ref.name"
+
+
+class Index:
+    """The parsed index.json of the layout at `url`."""
+
+    def __init__(self, data: bytes | None, url: str) -> None:
+        """`data` is None where no index exists yet. Raises Corrupt."""
+        self._url = url
+        empty = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
+        try:
+            self._body: dict[str, Any] = empty if data is None else msgspec.json.decode(data, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self._corrupt(str(error)) from error
+        entries = self._body.get("manifests")
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise self._corrupt("`manifests` is not a list of descriptors")
+        self._entries: list[dict[str, Any]] = entries
+
+    def find(self, name: str) -> Descriptor | None:
+        """The manifest tagged `name`; raises Corrupt when its descriptor is malformed."""
+        for entry in reversed(self._entries):
+            if _name(entry) == name:
+                descriptor = _descriptor(entry)
+                if descriptor is None:
+                    raise self._corrupt(f"the entry of {name} is malformed")
+                return descriptor
+        return None
+
+    def tags(self) -> list[tuple[str, Descriptor]]:
+        """All tags with a well-formed SHA-256 descriptor, sorted by name."""
+        found: dict[str, Descriptor] = {}
+        for entry in self._entries:
+            name, descriptor = _name(entry), _descriptor(entry)
+            if name is not None and descriptor is not None:
+                found[name] = descriptor
+        return sorted(found.items(), key=lambda item: item[0])
+
+    def put(self, name: str, descriptor: Descriptor) -> bytes:
+        """The bytes of this index with `name` moved to `descriptor`. Raises TooLarge."""
+        entry = {
+            "mediaType": descriptor.media_type,
+            "digest": descriptor.digest,
+            "size": descriptor.size,
+            "annotations": {**descriptor.annotations, REF_NAME: name},
+        }
+        self._body["manifests"] = [*(other for other in self._entries if _name(other) != name), entry]
+        data = msgspec.json.format(msgspec.json.encode(self._body), indent=1)
+        if len(data) > INDEX_BYTES_MAX:
+            raise TooLarge(f"index.json at {self._url} would pass {INDEX_BYTES_MAX} bytes", remedy="Remove old tags")
+        return data
+
+    def _corrupt(self, why: str) -> Corrupt:
+        return Corrupt(
+            f"index.json at {self._url} is malformed: {why}", remedy="Restore it; the blobs are not affected"
+        )
+
+
+def _name(entry: dict[str, Any]) -> str | None:
+    annotations = entry.get("annotations")
+    name = annotations.get(REF_NAME) if isinstance(annotations, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _descriptor(entry: dict[str, Any]) -> Descriptor | None:
+    digest, size, media_type = entry.get("digest"), entry.get("size"), entry.get("mediaType", MANIFEST_TYPE)
+    if not isinstance(digest, str) or not is_digest(digest) or not isinstance(media_type, str):
+        return None
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 62:
+        return None
+    return Descriptor(media_type, Digest(digest), size)

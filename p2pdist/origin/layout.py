@@ -1,0 +1,194 @@
+"""An origin that is an OCI image layout, over any Objects. Writers keep this order: content, manifest, tag."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from p2pdist.model.digest import Digest, digest_of, hex_of
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
+from p2pdist.model.package import MANIFEST_BYTES_MAX, MANIFEST_TYPE, SMALL_BYTES_MAX, Descriptor, Reference
+from p2pdist.origin.directory import Directory
+from p2pdist.origin.index import INDEX_BYTES_MAX, Index
+from p2pdist.origin.objects import Objects
+
+CALLS_MAX = 16
+"""Calls to storage at a time; more wait."""
+CHUNK_BYTES = 1 << 20
+INDEX_KEY = "index.json"
+LAYOUT_KEY = "oci-layout"
+LAYOUT_BODY = b'{"imageLayoutVersion":"1.0.0"}'
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+def blob_key(digest: Digest) -> str:
+    """Where a blob lies in an image layout."""
+    return f"blobs/sha256/{hex_of(digest)}"
+
+
+class LayoutOrigin:
+    """See Origin for the contract of each method."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._threads = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="origin")
+
+    @property
+    def url(self) -> str:
+        return self._objects.url
+
+    async def resolve(self, reference: Reference) -> Descriptor:
+        if reference.digest is not None:
+            size = await self.size(reference.digest)
+            if size is None:
+                raise self._missing(str(reference))
+            if size > MANIFEST_BYTES_MAX:
+                raise Corrupt(f"{reference} at {self.url} is a blob of {size} bytes, not a manifest")
+            return Descriptor(MANIFEST_TYPE, reference.digest, size)
+        found = (await self._index()).find(str(reference))
+        if found is None:
+            raise self._missing(str(reference))
+        return found
+
+    async def read(self, digest: Digest, *, limit: int = SMALL_BYTES_MAX) -> bytes:
+        data = await self._call(self._objects.read, blob_key(digest), limit)
+        if data is None:
+            raise self._missing(digest)
+        if digest_of(data) != digest:
+            raise self._corrupt(digest, f"its {len(data)} bytes do not match its digest")
+        return data
+
+    async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
+        if length <= 0:
+            return b""
+        data = await self._call(self._objects.read_range, blob_key(digest), start, length)
+        if data is None:
+            raise self._missing(digest)
+        if len(data) != length:
+            raise self._corrupt(digest, f"it is truncated: {len(data)} of {length} bytes at offset {start}")
+        return data
+
+    async def size(self, digest: Digest) -> int | None:
+        return await self._call(self._objects.size, blob_key(digest))
+
+    async def write_blob(self, digest: Digest, path: Path, *, on_bytes: Callable[[int], None] | None = None) -> int:
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if await self.size(digest) == size:
+            return 0
+        stopped = threading.Event()
+        chunks = _verified(path, digest, on_bytes, stopped)
+        try:
+            await self._call(self._objects.write, blob_key(digest), chunks, size)
+        finally:
+            stopped.set()  # when this call is cancelled its thread would otherwise send the rest
+        return size
+
+    async def write_small(self, data: bytes) -> Digest:
+        digest = digest_of(data)
+        if await self.size(digest) != len(data):
+            await self._call(self._objects.write, blob_key(digest), iter((data,)), len(data))
+        return digest
+
+    async def tag(self, reference: Reference, descriptor: Descriptor) -> None:
+        if await self._call(self._objects.size, LAYOUT_KEY) is None:
+            await self._call(self._objects.write, LAYOUT_KEY, iter((LAYOUT_BODY,)), len(LAYOUT_BODY))
+
+        def edit(data: bytes | None) -> bytes:
+            return Index(data, self.url).put(str(reference), descriptor)
+
+        await self._call(self._objects.update, INDEX_KEY, INDEX_BYTES_MAX, edit)
+
+    async def tags(self) -> list[tuple[str, Descriptor]]:
+        return (await self._index()).tags()
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _index(self) -> Index:
+        return Index(await self._call(self._objects.read, INDEX_KEY, INDEX_BYTES_MAX), self.url)
+
+    async def _call(self, function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> Result:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, functools.partial(function, *args, **kwargs))
+
+    def _missing(self, name: str) -> NotFound:
+        return NotFound(
+            f"{name} is not at {self.url}",
+            remedy="Check the name, and where it was packed or pushed to",
+            origin=self.url,
+        )
+
+    def _corrupt(self, digest: Digest, why: str) -> Corrupt:
+        return Corrupt(
+            f"blob {digest} at {self.url} is corrupt: {why}", remedy="Delete it there and push it again", blob=digest
+        )
+
+
+class LocalLayout(LayoutOrigin):
+    """A layout in a directory of this machine, into which finished files can be moved."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = Directory(directory.absolute())
+        super().__init__(self._directory)
+
+    @property
+    def directory(self) -> Path:
+        return self._directory.root
+
+    def blob_path(self, digest: Digest) -> Path:
+        """Where the blob lies, or would lie."""
+        return self._directory.path(blob_key(digest))
+
+    def scratch(self) -> Path:
+        """An existing directory on the same file system for unfinished files; makes the layout's directory where needed."""
+        try:
+            self._directory.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise P2PDistError(
+                f"cannot make the layout directory {self._directory.root}: {error.strerror}",
+                remedy="Name another one with --layout",
+            ) from error
+        return self._directory.incoming()
+
+    async def adopt(self, digest: Digest, path: Path) -> None:
+        """Move a finished file whose digest the caller computed into place."""
+        await self._call(self._directory.adopt, blob_key(digest), path)
+
+
+def _verified(
+    path: Path, digest: Digest, on_bytes: Callable[[int], None] | None, stopped: threading.Event
+) -> Iterator[bytes]:
+    """The chunks of a file; raises Corrupt at the end unless they add up to `digest`, and P2PDistError once `stopped`."""
+    hasher = hashlib.sha256()
+    try:
+        with path.open("rb") as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                if stopped.is_set():
+                    raise P2PDistError(f"sending {digest} was cancelled")
+                hasher.update(chunk)
+                yield chunk
+                if on_bytes:
+                    on_bytes(len(chunk))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if "sha256:" + hasher.hexdigest() != digest:
+        raise Corrupt(
+            f"the file {path} is not blob {digest}: it was altered", remedy="Delete it and pack or fetch it again"
+        )
+
+
+def _unreadable(path: Path, error: OSError) -> P2PDistError:
+    if isinstance(error, FileNotFoundError):
+        return NotFound(f"there is no file {path}")
+    return P2PDistError(f"cannot read {path}: {error.strerror}")

@@ -1,0 +1,33 @@
+"""Named byte strings: the little that an image layout needs of the storage under it.
+
+All methods block and are called from worker threads, several at a time. Failures are Refused, Unavailable, DiskFull, or NotFound when
+the whole storage (directory, bucket) is missing; an absent key is None, not an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+
+class Objects(Protocol):
+    """Byte strings by key, such as `blobs/sha256/<hex>`."""
+
+    @property
+    def url(self) -> str:
+        """Where this is, for messages; without credentials."""
+
+    def read(self, key: str, limit: int) -> bytes | None:
+        """The whole value; raises TooLarge when it is over `limit` bytes."""
+
+    def read_range(self, key: str, start: int, length: int) -> bytes | None:
+        """At most `length` bytes from `start`; fewer when the value ends before, none when `start` is past the end."""
+
+    def size(self, key: str) -> int | None:
+        """Size of the value in bytes; None also where the whole storage is missing, since a first write may make it."""
+
+    def write(self, key: str, chunks: Iterator[bytes], size: int) -> None:
+        """Store the chunks, `size` bytes in all, whole or not at all: if `chunks` raises, nothing appears and it is raised on."""
+
+    def update(self, key: str, limit: int, edit: Callable[[bytes | None], bytes]) -> None:
+        """Replace the value by `edit(value)` such that no concurrent update is lost; `edit` may be called more than once."""

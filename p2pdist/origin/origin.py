@@ -1,0 +1,94 @@
+"""Central storage: what the rest of the system may ask of an origin, and how a URL becomes one.
+
+An origin is an OCI image layout (image specification 1.0, "Image Layout"): `oci-layout`, `index.json` with the tags, and
+`blobs/sha256/<hex>`. Where it lies is a matter of the URL alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import UsageError
+from p2pdist.model.package import SMALL_BYTES_MAX, Descriptor, Reference
+
+BUCKET_SCHEMES = ("s3", "gs", "az")
+WEB_SCHEMES = ("http", "https")
+_REMEDY = "Origins are file:///directory, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, http://... and https://..."
+
+
+class Origin(Protocol):
+    """Central storage. Every failure names `url`: NotFound, Refused, Unavailable (try again later) or Corrupt."""
+
+    @property
+    def url(self) -> str:
+        """Where this is, for messages; without credentials."""
+
+    async def resolve(self, reference: Reference) -> Descriptor:
+        """The manifest that a reference names. Raises NotFound."""
+
+    async def read(self, digest: Digest, *, limit: int = SMALL_BYTES_MAX) -> bytes:
+        """A whole small blob, verified. Raises NotFound, Corrupt, or TooLarge over `limit` bytes."""
+
+    async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
+        """Exactly `length` bytes of a blob from `start`, unverified. Raises NotFound, or Corrupt when the blob ends before."""
+
+    async def size(self, digest: Digest) -> int | None:
+        """Size in bytes of a blob, None when it is not there."""
+
+    async def write_blob(self, digest: Digest, path: Path, *, on_bytes: Callable[[int], None] | None = None) -> int:
+        """Send the file as the blob `digest`, verifying it on the way; the blob appears whole or not at all.
+
+        Returns the bytes sent: 0 when a blob of that size was there. `on_bytes` hears of each chunk sent, on another thread.
+        """
+
+    async def write_small(self, data: bytes) -> Digest:
+        """Send `data` as a blob unless it is there; returns its digest."""
+
+    async def tag(self, reference: Reference, descriptor: Descriptor) -> None:
+        """Let `reference` name the manifest; tags that others set meanwhile are kept."""
+
+    async def tags(self) -> list[tuple[str, Descriptor]]:
+        """All references and their manifests, sorted."""
+
+    async def close(self) -> None:
+        """Release threads and connections."""
+
+
+def open_origin(url: str) -> Origin:
+    """The origin at `url`; nothing is read yet. Raises UsageError for a URL that no driver serves."""
+    from p2pdist.origin.layout import LayoutOrigin
+
+    try:
+        parts = urlsplit(url)
+        scheme, host = parts.scheme.lower(), parts.hostname or ""
+        _ = parts.port
+    except ValueError as error:
+        raise UsageError(f"{redacted(url)!r} is not an origin URL: {error}", remedy=_REMEDY) from error
+    if scheme == "file":
+        from p2pdist.origin.directory import Directory
+
+        path = unquote(parts.path)
+        if host not in ("", "localhost") or not path.startswith("/") or "\0" in path or parts.query or parts.fragment:
+            raise UsageError(f"{redacted(url)!r} names no local directory", remedy="Write file:///absolute/path")
+        return LayoutOrigin(Directory(Path(path)))
+    if scheme in BUCKET_SCHEMES or scheme in WEB_SCHEMES:
+        from p2pdist.origin.bucket import Bucket
+
+        if not host:
+            raise UsageError(f"{redacted(url)!r} names no host or bucket", remedy=_REMEDY)
+        return LayoutOrigin(Bucket(url))
+    raise UsageError(f"{redacted(url)!r} is not the URL of an origin", remedy=_REMEDY)
+
+
+def redacted(url: str) -> str:
+    """`url` without user information, query and fragment, any of which may hold credentials."""
+    head = url.split("#", 1)[0].split("?", 1)[0]
+    scheme, separator, rest = head.partition("://")
+    if not separator:
+        return head
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}".rstrip("/") or head

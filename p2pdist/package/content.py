@@ -1,0 +1,81 @@
+"""A file as a blob: its digest, its piece list, and the descriptors that name both in a manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError
+from p2pdist.model.package import PIECES_DIGEST, PIECES_SIZE, PIECES_TYPE, Descriptor
+from p2pdist.model.pieces import PIECES_LIMIT, PieceList, encoded_size, piece_size_for
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Digest and piece list of a file."""
+
+    digest: Digest
+    pieces: PieceList
+
+    @property
+    def size(self) -> int:
+        return self.pieces.layout.size
+
+    def descriptor(self, media_type: str) -> Descriptor:
+        """The descriptor of the content, which names its piece list."""
+        annotations = {PIECES_DIGEST: self.pieces.digest, PIECES_SIZE: str(self.pieces.layout.piece_size)}
+        return Descriptor(media_type, self.digest, self.size, annotations)
+
+    def pieces_descriptor(self) -> Descriptor:
+        return Descriptor(PIECES_TYPE, self.pieces.digest, encoded_size(self.pieces.layout))
+
+
+def read_content(
+    path: Path, *, on_bytes: Callable[[int], None] | None = None, stopped: threading.Event | None = None
+) -> Content:
+    """Hash a regular file, SHA-256 and BLAKE3 in one pass. Blocks; `stopped` ends it early with P2PDistError.
+
+    Raises NotFound, UsageError when it is no regular file or too large, and Corrupt when it changes meanwhile.
+    """
+    try:
+        if not path.is_file():
+            path.stat()
+            raise UsageError(f"{path} is not a regular file")
+        with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > piece_size_for(size) * PIECES_LIMIT:
+                raise UsageError(f"{path} of {size} bytes is larger than a blob may be")
+            reader = _Reader(stream, on_bytes, stopped)
+            pieces = PieceList.of_stream(cast(BinaryIO, reader), size)
+            if stream.read(1):
+                raise Corrupt(f"{path} grew while it was read", remedy="Try again when nothing writes to it")
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no file {path}") from error
+    except OSError as error:
+        raise P2PDistError(f"cannot read {path}: {error.strerror}") from error
+    return Content(Digest("sha256:" + reader.hasher.hexdigest()), pieces)
+
+
+class _Reader:
+    """Passes reads on and hashes what comes by."""
+
+    def __init__(
+        self, stream: BinaryIO, on_bytes: Callable[[int], None] | None, stopped: threading.Event | None
+    ) -> None:
+        self.hasher = hashlib.sha256()
+        self._stream, self._on_bytes, self._stopped = stream, on_bytes, stopped
+
+    def read(self, length: int) -> bytes:
+        if self._stopped and self._stopped.is_set():
+            raise P2PDistError("reading was cancelled")
+        data = self._stream.read(length)
+        self.hasher.update(data)
+        if self._on_bytes:
+            self._on_bytes(len(data))
+        return data

@@ -1,0 +1,286 @@
+"""The network: links with a rate, paths with a latency, streams that break, and cuts.
+
+Model. A block occupies its sender's uplink first come, first served: it has been sent at max(now, uplink free) + bytes / rate. It has
+arrived at max(sent + latency, downlink free + bytes / rate), cut through: the receiver takes it in while it is being sent. What is on its
+way when a stream closes is lost. Opening a stream takes a round trip.
+
+A process that dies breaks its streams at once. A host without power and a cut path are silent: blocks into them are stuck until the
+path heals, and after GIVES_UP_S the kernel gives the stream up on both sides. A stream whose other end is gone breaks when the
+path heals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from p2pdist.model.pieces import PieceSet
+from p2pdist.simulate.world import World
+
+if TYPE_CHECKING:
+    from p2pdist.simulate.host import Host, Pull
+    from p2pdist.simulate.session import Session
+
+CONNECT_TIMEOUT_S = 2.0
+GIVES_UP_S = 10.0
+SLOW_BLOCK_S = 0.2
+"""A block that takes longer than this keeps its sender's uplink core ticking: it may have to be taken for stuck."""
+
+ORIGIN_NAME = "@origin"
+TRACKER_NAME = "@tracker"
+
+
+class Link:
+    """One host's link: rates in bytes/s, and when each direction will have done what it has been given."""
+
+    __slots__ = ("down_bytes_s", "down_free_at", "up_bytes_s", "up_free_at")
+
+    def __init__(self, up_bytes_s: float, down_bytes_s: float) -> None:
+        self.up_bytes_s, self.down_bytes_s = up_bytes_s, down_bytes_s
+        self.up_free_at = self.down_free_at = 0.0
+
+
+class Stream:
+    """One stripe on its way from `parent` (None: the origin) to `child`. `number` is its name in the child's download core, `serving` in
+    the parent's uplink core. `finishing` is the piece after which the child closes it, or -1."""
+
+    __slots__ = (
+        "began_at",
+        "child",
+        "child_open",
+        "cut_since",
+        "finishing",
+        "last_arrival",
+        "number",
+        "parent",
+        "parent_open",
+        "pull",
+        "sending",
+        "serving",
+        "stripe",
+        "stuck",
+        "transit",
+    )
+
+    def __init__(self, child: Host, parent: Host | None, pull: Pull, number: int, stripe: int) -> None:
+        self.child, self.parent, self.pull = child, parent, pull
+        self.number, self.stripe = number, stripe
+        self.serving = 0
+        self.child_open, self.parent_open = True, False
+        self.sending, self.began_at = -1, 0.0
+        self.transit: list[int] = []
+        self.last_arrival = 0.0
+        self.finishing = -1
+        self.cut_since: float | None = None
+        self.stuck: list[tuple[int, int, bool]] = []
+
+    def __str__(self) -> str:
+        return f"stripe {self.stripe} from {self.parent.name if self.parent else 'the origin'} to {self.child.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """`group` cannot reach, nor be reached from, the hosts outside it, the tracker, the origin, as the flags say."""
+
+    group: frozenset[str]
+    peers: bool = True
+    tracker: bool = False
+    origin: bool = False
+
+    def separates(self, one: str, other: str) -> bool:
+        if (one in self.group) == (other in self.group):
+            return False
+        outside = other if one in self.group else one
+        if outside == TRACKER_NAME:
+            return self.tracker
+        return self.origin if outside == ORIGIN_NAME else self.peers
+
+
+class Network:
+    """See the module's text. `latency_s` is one way."""
+
+    def __init__(self, world: World, latency_s: float) -> None:
+        self.world = world
+        self.latency_s = latency_s
+        self.streams: dict[Stream, None] = {}
+        self.sessions: dict[Session, None] = {}
+        self.unpowered: dict[str, None] = {}
+        self._cuts: list[Cut] = []
+        self._whole = True
+
+    # -- cuts
+
+    def reachable(self, one: str, other: str) -> bool:
+        """Whether the path between two names (hosts, ORIGIN_NAME, TRACKER_NAME) is there."""
+        if self._whole:
+            return True
+        if one in self.unpowered or other in self.unpowered:
+            return False
+        return not any(cut.separates(one, other) for cut in self._cuts)
+
+    def cut(self, cut: Cut) -> None:
+        """Begin a cut."""
+        self._cuts.append(cut)
+        self._reconsider()
+
+    def heal(self, cut: Cut) -> None:
+        """End a cut."""
+        self._cuts.remove(cut)
+        self._reconsider()
+
+    def power(self, name: str, *, on: bool) -> None:
+        """A host's link goes silent, or comes back."""
+        if on:
+            self.unpowered.pop(name, None)
+        else:
+            self.unpowered[name] = None
+        self._reconsider()
+
+    def _reconsider(self) -> None:
+        """Note which streams and sessions are cut off now, and which are whole again."""
+        self._whole = not self._cuts and not self.unpowered
+        for stream in list(self.streams):
+            whole = self.reachable(stream.child.name, stream.parent.name if stream.parent else ORIGIN_NAME)
+            if not whole and stream.cut_since is None:
+                stream.cut_since = self.world.now
+                self.world.after(GIVES_UP_S, self._give_up, stream, stream.cut_since)
+            elif whole and stream.cut_since is not None:
+                stream.cut_since = None
+                self._healed(stream)
+        for session in list(self.sessions):
+            session.path_changed(whole=self.reachable(session.host.name, TRACKER_NAME))
+
+    def _healed(self, stream: Stream) -> None:
+        if not stream.child_open or (stream.parent is not None and not stream.parent_open):
+            self.world.after(self.latency_s, self._break, stream)
+            return
+        stuck, stream.stuck = stream.stuck, []
+        for piece, length, last in stuck:
+            self._transmit(stream, piece, length, last)
+
+    def _give_up(self, stream: Stream, since: float) -> None:
+        if stream.cut_since == since:
+            self._break(stream)
+
+    def _break(self, stream: Stream) -> None:
+        """End a stream on the sides where it is still open."""
+        if stream.child_open:
+            stream.child.ended(stream, "reset" if stream.parent is not None else "unavailable")
+        self.close_serving(stream)
+        self.streams.pop(stream, None)
+
+    # -- streams between hosts
+
+    def open(self, stream: Stream, have: PieceSet) -> None:
+        """The child asks the parent for a stripe; `have` is what it holds."""
+        assert stream.parent is not None
+        self.streams[stream] = None
+        if self.reachable(stream.child.name, stream.parent.name):
+            self.world.after(2 * self.latency_s, self._asked, stream, have)
+        else:
+            stream.cut_since = self.world.now
+            self.world.after(CONNECT_TIMEOUT_S, stream.child.ended, stream, "refused")
+
+    def _asked(self, stream: Stream, have: PieceSet) -> None:
+        parent = stream.parent
+        assert parent is not None
+        if not stream.child_open:
+            self.streams.pop(stream, None)
+        elif stream.cut_since is not None:
+            self.world.after(CONNECT_TIMEOUT_S, stream.child.ended, stream, "refused")
+        elif not parent.running:
+            stream.child.ended(stream, "refused")
+        else:
+            refusal = parent.serve(stream, have)
+            if refusal:
+                self.world.after(self.latency_s, stream.child.ended, stream, refusal)
+
+    def send(self, stream: Stream, piece: int, length: int, last: bool) -> None:
+        """The sender gives a block to its uplink; `last` says that it ends its piece."""
+        parent = stream.parent
+        assert parent is not None
+        world, link = self.world, parent.link
+        free = link.up_free_at
+        begins = free if free > world.now else world.now
+        link.up_free_at = done = begins + length / link.up_bytes_s
+        stream.sending, stream.began_at = piece, begins
+        world.at(done, self._sent, stream, piece, length, last)
+        if done - world.now > SLOW_BLOCK_S:
+            parent.watch_uplink()
+
+    def _sent(self, stream: Stream, piece: int, length: int, last: bool) -> None:
+        if not stream.parent_open:
+            return
+        if stream.cut_since is not None:
+            stream.stuck.append((piece, length, last))
+            assert stream.parent is not None
+            stream.parent.watch_uplink()
+            return
+        self._transmit(stream, piece, length, last)
+
+    def _transmit(self, stream: Stream, piece: int, length: int, last: bool) -> None:
+        child, parent = stream.child, stream.parent
+        assert parent is not None
+        arrives = self.arrival(child.link, length)
+        stream.sending = -1
+        if last:
+            stream.transit.append(piece)
+            stream.last_arrival = arrives
+            good = not parent.wrong_bytes or not parent.spoils(piece)
+            self.world.at(arrives, child.arrived, stream, piece, length, good)
+        parent.block_sent(stream)
+
+    def arrival(self, link: Link, length: int) -> float:
+        """When a block that has just been sent will have arrived; occupies the downlink until then."""
+        arrives = link.down_free_at + length / link.down_bytes_s
+        soonest = self.world.now + self.latency_s
+        if soonest > arrives:
+            arrives = soonest
+        link.down_free_at = arrives
+        return arrives
+
+    def finish(self, stream: Stream) -> None:
+        """The sender has given everything: the child learns it after the last piece."""
+        soonest = self.world.now + self.latency_s
+        self.world.at(max(soonest, stream.last_arrival), self._finished, stream)
+        self.close_serving(stream)
+
+    def _finished(self, stream: Stream) -> None:
+        if stream.child_open and stream.cut_since is None:
+            stream.child.ended(stream, "done")
+        if not stream.child_open:
+            self.streams.pop(stream, None)
+
+    def under_way(self, stream: Stream) -> int:
+        """The piece whose bytes the child is receiving, or -1."""
+        if stream.transit:
+            return stream.transit[0]
+        if stream.sending >= 0 and stream.parent_open and stream.began_at + self.latency_s <= self.world.now:
+            return stream.sending
+        return -1
+
+    def close(self, stream: Stream) -> None:
+        """The child's side has closed: the parent learns it, if the path is there."""
+        if stream.cut_since is None:
+            self.world.after(self.latency_s, self._closed, stream)
+
+    def _closed(self, stream: Stream) -> None:
+        if stream.cut_since is None:
+            self.close_serving(stream)
+            self.streams.pop(stream, None)
+
+    def close_serving(self, stream: Stream) -> None:
+        """End a stream on its parent's side."""
+        if stream.parent_open and stream.parent is not None:
+            stream.parent_open = False
+            stream.parent.stopped_serving(stream)
+
+    def abandon(self, stream: Stream) -> None:
+        """The parent's process is gone: the child's stream breaks, if the path is there."""
+        stream.parent_open = False
+        if stream.cut_since is None:
+            self.world.after(self.latency_s, self._abandoned, stream)
+
+    def _abandoned(self, stream: Stream) -> None:
+        if stream.cut_since is None:
+            self._break(stream)

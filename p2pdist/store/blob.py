@@ -1,0 +1,356 @@
+"""One blob in a store, partial or complete.
+
+Invariants: a piece enters `have` after its bytes, verified, were written; a complete blob has every piece in `have`; `have` is one object
+for the blob's whole life, read by anyone and changed under the blob's lock. A blob that is held is neither evicted nor removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
+from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
+from p2pdist.store.disk import allocate, failures, pwrite_all
+from p2pdist.store.have import HaveFile
+from p2pdist.store.index import Entry, Index
+from p2pdist.store.paths import Paths
+from p2pdist.store.placement import place
+
+READ_BYTES_MAX = 64 << 20
+"""More than this is not read in one call."""
+
+_STEP = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """What the blobs of one store share. `load` reads a piece list (raises Corrupt), `settle` is told of blobs that became complete."""
+
+    paths: Paths
+    index: Index
+    boot: UUID
+    load: Callable[[Digest], PieceList]
+    settle: Callable[[Blob], None]
+
+
+class Blob:
+    """Thread-safe. Made by the store only. Every method raises NotFound once the blob was removed, and P2PDistError when the disk fails."""
+
+    def __init__(
+        self, shelf: Shelf, entry: Entry, have: PieceSet, *, complete: bool, pieces: PieceList | None = None
+    ) -> None:
+        self.digest = entry.digest
+        self.layout = PieceLayout(entry.size, entry.piece_size)
+        self.pieces_digest = entry.pieces_digest
+        self.have = have
+        self.complete = complete
+        self.last_used = entry.last_used
+        self._shelf = shelf
+        self._pieces = pieces
+        self._lock = threading.RLock()
+        self._holds = 0
+        self._gone = ""
+        self._fd = -1
+        self._marks: HaveFile | None = None
+
+    def __repr__(self) -> str:
+        return f"<Blob {self.digest} {len(self.have)}/{self.layout.count}{' complete' if self.complete else ''}>"
+
+    @property
+    def size(self) -> int:
+        return self.layout.size
+
+    @property
+    def pieces(self) -> PieceList:
+        """The piece list; raises Corrupt when the store has lost it."""
+        if self._pieces is None:
+            self._pieces = self._shelf.load(self.pieces_digest)
+        return self._pieces
+
+    @property
+    def path(self) -> Path:
+        """The file with the content; changes in finish()."""
+        paths = self._shelf.paths
+        return paths.complete(self.digest) if self.complete else paths.data(self.digest)
+
+    # -- holding
+
+    @property
+    def in_use(self) -> bool:
+        return self._holds > 0
+
+    def hold(self) -> None:
+        """Keep the blob from eviction and removal until release(); holds add up. Raises NotFound when it is gone already."""
+        with self._lock:
+            self._require_present()
+            self._holds += 1
+            self.last_used = time.time()
+
+    def release(self) -> None:
+        """End one hold."""
+        with self._lock:
+            assert self._holds > 0, "release without hold"
+            self._holds -= 1
+            self.last_used = time.time()
+            if self._holds == 0 and self._marks is None:
+                self._close_data()
+
+    @contextmanager
+    def held(self) -> Iterator[Blob]:
+        """Hold the blob within a `with` block."""
+        self.hold()
+        try:
+            yield self
+        finally:
+            self.release()
+
+    def fileno(self) -> int:
+        """A descriptor of the content, for sendfile and pread. Only while the blob is held; it then stays valid, also across finish()."""
+        with self._lock:
+            assert self._holds > 0, "fileno() needs a hold"
+            return self._data()
+
+    # -- pieces
+
+    def write(self, piece: int, data: bytes | bytearray | memoryview) -> bool:
+        """Verify `data` as piece number `piece`, write it and mark it; the buffer must not change meanwhile.
+
+        False means wrong bytes, and nothing was written. A piece that is held already is True without a look at `data`. Raises DiskFull,
+        and UsageError for a piece that does not exist.
+        """
+        self._check(piece)
+        if piece in self.have:
+            return True
+        self.hold()
+        try:
+            if not self.pieces.verify(piece, data):
+                return False
+            with failures(self.path, needed=self._bytes_missing()):
+                with self._lock:
+                    if piece in self.have:
+                        return True
+                    fd = self._data()
+                pwrite_all(fd, data, self.layout.offset(piece))
+                with self._lock:
+                    self._require_present()
+                    if piece not in self.have:
+                        self._open_marks().store(self.have, piece, True)
+                        self.have.add(piece)
+        finally:
+            self.release()
+        return True
+
+    def read(self, piece: int) -> bytes:
+        """The bytes of a held piece; raises NotFound when it is not held."""
+        self._check(piece)
+        return self.read_range(self.layout.offset(piece), self.layout.length(piece))
+
+    def read_range(self, start: int, length: int) -> bytes:
+        """`length` bytes from `start`, at most READ_BYTES_MAX; raises NotFound unless every piece in it is held, UsageError
+        for a range outside the blob. The pieces were verified when written, not again now."""
+        if start < 0 or length < 0 or length > READ_BYTES_MAX or start + length > self.layout.size:
+            raise UsageError(
+                f"bytes {start} to {start + length} of {self.digest} cannot be read: it has {self.layout.size}"
+            )
+        with self.held():
+            for piece in self.layout.covering(start, start + length):
+                if piece not in self.have:
+                    raise NotFound(f"piece {piece} of {self.digest} is not held")
+            with failures(self.path):
+                data = os.pread(self.fileno(), length, start)
+        if len(data) != length:
+            raise Corrupt(f"the stored file {self.path} is shorter than it was", remedy="Run p2pdist verify")
+        return data
+
+    def finish(self) -> None:
+        """Make the blob complete: every piece is held. Idempotent; raises Conflict when pieces are missing."""
+        with self._lock:
+            if self.complete:
+                return
+            if not self.have.complete:
+                missing = self.have.count - len(self.have)
+                raise Conflict(f"{self.digest} is not complete: {missing} of {self.have.count} pieces are missing")
+            self._require_present()
+            shelf, data = self._shelf, self.path
+            # Index, rename, bitmap: recovery completes what was begun wherever this is cut off.
+            shelf.index.set_complete(self.digest, complete=True, boot=str(shelf.boot))
+            with failures(data):
+                data.chmod(0o444)
+                data.rename(shelf.paths.complete(self.digest))
+                self.complete = True
+                self._close_marks()
+                shelf.paths.have(self.digest).unlink(missing_ok=True)
+            if self._holds == 0:
+                self._close_data()
+        shelf.settle(self)
+
+    # -- checking and giving
+
+    def verify(self, *, drop: bool = False) -> list[int]:
+        """Read every held piece; returns those whose bytes on disk are wrong. `drop` takes them out of `have`; a complete blob that loses
+        pieces becomes partial again."""
+        bad: list[int] = []
+        with self.held():
+            buffer = memoryview(bytearray(min(self.layout.piece_size, self.layout.size)))
+            fd = self.fileno()
+            for piece in list(self.have):
+                view = buffer[: self.layout.length(piece)]
+                try:
+                    count = os.preadv(fd, [view], self.layout.offset(piece))
+                except OSError:
+                    count = -1
+                if count != len(view) or not self.pieces.verify(piece, view):
+                    bad.append(piece)
+            if drop and bad:
+                self._drop(bad)
+        return bad
+
+    def sha256(self) -> Digest:
+        """The SHA-256 of the content of a complete blob, in the form of a digest; its name, unless whoever pushed it lied."""
+        self._require_complete()
+        state = hashlib.sha256()
+        buffer = memoryview(bytearray(_STEP))
+        with self.held(), failures(self.path):
+            offset = 0
+            while count := os.preadv(self.fileno(), [buffer], offset):
+                state.update(buffer[:count])
+                offset += count
+        return Digest(f"sha256:{state.hexdigest()}")
+
+    def give(self, output: Path, *, hardlink: bool = False) -> str:
+        """Place a copy of a complete blob at `output`, atomically; see placement.place for the ways and errors. A hard link
+        exposes the store's own file to whoever may change its mode, so it is made only if asked for."""
+        self._require_complete()
+        with self.held():
+            return place(self.path, self.fileno(), self.size, output, hardlink=hardlink)
+
+    # -- for the store
+
+    def open_new(self) -> None:
+        """Create the files of a new partial blob, bitmap first; raises OSError. The space is reserved by the store."""
+        with self._lock:
+            paths = self._shelf.paths
+            self._marks = HaveFile.create(paths.have(self.digest), self.have, self._shelf.boot)
+            self._fd = os.open(paths.data(self.digest), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            allocate(self._fd, self.size)
+
+    def reconcile(self, *, trusted: bool) -> None:
+        """At opening, before anyone else has the blob: bring `have`, index and files in line, wherever they were left. Unless `trusted`,
+        every piece of `have` is verified first. Raises OSError."""
+        if not trusted:
+            for piece in self.verify():
+                self.have.discard(piece)
+        with self._lock:
+            if self.complete and not self.have.complete:
+                self._reopen_as_partial()
+            elif self.complete:
+                self._shelf.index.set_complete(self.digest, complete=True, boot=str(self._shelf.boot))
+                self._shelf.paths.have(self.digest).unlink(missing_ok=True)
+                self._shelf.settle(self)
+            elif not trusted:
+                # Written anew, not amended: the new boot id must never stand above bits of the old one.
+                HaveFile.create(self._shelf.paths.have(self.digest), self.have, self._shelf.boot).close()
+        if not self.complete and self.have.complete:
+            self.finish()
+
+    def retire(self) -> None:
+        """Close the files for removal; raises Conflict when the blob is in use."""
+        with self._lock:
+            if self._holds:
+                raise Conflict(f"{self.digest} is in use", remedy="Wait until pulls and mounts of it have ended")
+            self._gone = "was removed from the store; pull it again"
+            self._close_marks()
+            self._close_data()
+
+    def close(self) -> None:
+        """Close the files at the end of the store. A partial blob is synchronised and marked clean, so that it is trusted after a
+        restart of the machine too. Raises OSError."""
+        with self._lock:
+            self._gone = "cannot be used: the store is closed"
+            try:
+                if self._marks is not None:
+                    os.fdatasync(self._data())
+                    self._marks.stamp(self._shelf.boot, clean=True)
+            finally:
+                self._close_marks()
+                if self._holds == 0:  # else a thread may be using the number, which must not come to mean another file
+                    self._close_data()
+
+    # -- inner workings; those below are called with the lock held, but for the checks
+
+    def _check(self, piece: int) -> None:
+        if not 0 <= piece < self.layout.count:
+            raise UsageError(f"{self.digest} has no piece {piece}: it has {self.layout.count}")
+
+    def _require_present(self) -> None:
+        if self._gone:
+            raise NotFound(f"{self.digest} {self._gone}")
+
+    def _require_complete(self) -> None:
+        if not self.complete:
+            raise Conflict(f"{self.digest} is not complete: {len(self.have)} of {self.have.count} pieces are held")
+
+    def _bytes_missing(self) -> int:
+        return min(self.layout.size, (self.have.count - len(self.have)) * self.layout.piece_size)
+
+    def _data(self) -> int:
+        if self._fd < 0:
+            with failures(self.path):
+                self._fd = os.open(self.path, (os.O_RDONLY if self.complete else os.O_RDWR) | os.O_CLOEXEC)
+        return self._fd
+
+    def _open_marks(self) -> HaveFile:
+        if self._marks is None:
+            marks = HaveFile(self._shelf.paths.have(self.digest), self.have.count)
+            try:
+                # A file that was left clean says that all its bits can be trusted, which the next one could not be.
+                marks.stamp(self._shelf.boot, clean=False)
+            except OSError:
+                marks.close()
+                raise
+            self._marks = marks
+        return self._marks
+
+    def _drop(self, bad: list[int]) -> None:
+        with self._lock, failures(self.path):
+            for piece in bad:
+                if not self.complete:
+                    self._open_marks().store(self.have, piece, False)
+                self.have.discard(piece)
+            if self.complete:
+                self._reopen_as_partial()
+
+    def _reopen_as_partial(self) -> None:
+        shelf, old = self._shelf, self.path
+        # The bitmap first: recovery believes it before the index.
+        self._marks = HaveFile.create(shelf.paths.have(self.digest), self.have, shelf.boot)
+        shelf.index.set_complete(self.digest, complete=False, boot=str(shelf.boot))
+        old.chmod(0o644)
+        writable = os.open(old, os.O_RDWR | os.O_CLOEXEC)
+        old.rename(shelf.paths.data(self.digest))
+        self.complete = False
+        # The number stays the same: somebody may be sending from it.
+        if self._fd < 0:
+            self._fd = writable
+        else:
+            os.dup2(writable, self._fd, inheritable=False)
+            os.close(writable)
+
+    def _close_data(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _close_marks(self) -> None:
+        if self._marks is not None:
+            self._marks.close()
+            self._marks = None

@@ -1,0 +1,345 @@
+"""The store: verified blobs in one directory.
+
+    lock                        flock of the one process that uses the store; holds its process id
+    index.sqlite                blobs, pins, packages
+    blobs/sha256/<hex>          complete blobs, read-only
+    partial/<hex>.data, .have   partial blobs and which of their pieces are verified
+    small/sha256/<hex>          manifests, configs, piece lists
+
+Sizes are counted as reserved: a partial blob counts in full from its beginning. Lock order: store, blob, index.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2pdist.model.candidate import Candidate, Chooser
+from p2pdist.model.digest import Digest, parse_digest
+from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound
+from p2pdist.model.package import decode_manifest
+from p2pdist.model.pieces import PieceList, PieceSet, encoded_size
+from p2pdist.store.blob import Blob, Shelf
+from p2pdist.store.disk import boot_id, failures, free_bytes, sync_filesystem, usable_bytes
+from p2pdist.store.durability import Settler
+from p2pdist.store.index import Entry, Index, PackageRecord
+from p2pdist.store.lock import lock_directory
+from p2pdist.store.paths import Paths
+from p2pdist.store.recovery import recover
+from p2pdist.store.small import SmallBlobs
+
+log = logging.getLogger(__name__)
+
+PARTIAL_IDLE_S = 3600.0
+"""A partial blob that nobody used for this long may be evicted like a complete one."""
+
+SMALL_IDLE_S = 86400.0
+"""A small blob that nothing refers to is removed at the first opening after this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes of a store. Partial blobs count as reserved, in full; `capacity` None means: as much as the disk has."""
+
+    bytes_complete: int
+    bytes_partial: int
+    bytes_small: int
+    capacity: int | None
+    disk_free: int
+
+    @property
+    def bytes_total(self) -> int:
+        return self.bytes_complete + self.bytes_partial + self.bytes_small
+
+
+class BlobStore:
+    """Thread-safe. All methods raise P2PDistError when the disk fails and UsageError for what is no digest."""
+
+    def __init__(self, root: Path, *, capacity_bytes: int | None = None, choose: Chooser | None = None) -> None:
+        """Open the store, creating it if need be; verifies what a crash of the machine may have damaged and removes leftovers.
+
+        `choose` decides what to evict (see core/eviction); without it nothing is evicted. Raises Conflict when another process
+        uses the directory.
+        """
+        self._paths = Paths(root)
+        self._capacity = capacity_bytes
+        self._choose = choose
+        self._lock = threading.RLock()
+        self._closed = False
+        with failures(root):
+            self._paths.make()
+            self._lock_fd = lock_directory(self._paths)
+        try:
+            self._open()
+        except BaseException:
+            os.close(self._lock_fd)
+            raise
+
+    def _open(self) -> None:
+        self._index = Index(self._paths.index)
+        self._settler = Settler(self._paths, self._index)
+        try:
+            with failures(self._paths.root):
+                self._small = SmallBlobs(self._paths)
+            self._shelf = Shelf(
+                self._paths,
+                self._index,
+                boot_id(),
+                self._load_pieces,
+                lambda blob: self._settler.add(blob.digest, blob.pieces_digest),
+            )
+            self._blobs = recover(self._shelf)
+            self._pins: dict[Digest, set[str]] = {}
+            for digest, owner in self._index.pins():
+                self._pins.setdefault(digest, set()).add(owner)
+            self._small.sweep(self._wanted_smalls(), idle_s=SMALL_IDLE_S)
+        except BaseException:
+            self._settler.close()
+            self._index.close()
+            raise
+
+    def close(self) -> None:
+        """Bring everything to the disk and unlock the directory. Idempotent; blobs cannot be used afterwards."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._save_use()
+                self._settler.close()
+                for blob in self._blobs.values():
+                    with failures(blob.path):
+                        blob.close()
+            finally:
+                self._index.close()
+                os.close(self._lock_fd)
+
+    @property
+    def root(self) -> Path:
+        return self._paths.root
+
+    # -- blobs
+
+    def get(self, digest: Digest) -> Blob | None:
+        """The blob, complete or partial; the same object each time. A complete blob was checked piece by piece against the piece list
+        `blob.pieces_digest`: compare it with the manifest's, or call begin, which does."""
+        return self._blobs.get(parse_digest(digest))
+
+    def blobs(self) -> list[Blob]:
+        with self._lock:
+            return list(self._blobs.values())
+
+    def begin(self, digest: Digest, pieces: PieceList) -> Blob:
+        """The blob, a new partial one if there was none; not yet held.
+
+        A blob that came by another piece list stays if it is complete and its SHA-256 is its name (this reads it all);
+        otherwise it is begun anew, or Conflict when it is in use. Raises DiskFull when neither the disk nor the capacity has room
+        after eviction.
+        """
+        parse_digest(digest)
+        while True:
+            found = self._blobs.get(digest)
+            if found is not None and (
+                found.pieces_digest == pieces.digest or (found.complete and found.sha256() == digest)
+            ):
+                return found
+            with self._lock:
+                if self._blobs.get(digest) is not found:
+                    continue  # somebody was faster
+                if found is not None:
+                    log.warning("%s was stored by another piece list and is begun anew", digest)
+                    self._discard(found)
+                return self._create(digest, pieces)
+
+    def _create(self, digest: Digest, pieces: PieceList) -> Blob:
+        layout = pieces.layout
+        self._make_room(layout.size + encoded_size(layout))
+        now = time.time()
+        pieces_digest = self._small.put(pieces.encode())
+        entry = Entry(digest, layout.size, layout.piece_size, pieces_digest, False, False, "", now, now)
+        blob = Blob(self._shelf, entry, PieceSet(layout.count), complete=False, pieces=pieces)
+        try:
+            self._index.add(entry)
+            with failures(self._paths.partial, needed=layout.size):
+                blob.open_new()
+        except BaseException:
+            self._discard(blob)
+            raise
+        self._blobs[digest] = blob
+        self._save_use()
+        return blob
+
+    def remove(self, digest: Digest) -> None:
+        """Remove a blob; raises NotFound, and Conflict when it is pinned or in use."""
+        with self._lock:
+            blob = self.get(digest)
+            if blob is None:
+                raise NotFound(f"{digest} is not in the store")
+            if owners := self._pins.get(digest):
+                raise Conflict(
+                    f"{digest} is pinned by {', '.join(sorted(owners)[:3])}", remedy="Remove what pins it first"
+                )
+            self._discard(blob)
+
+    def drop_partial(self, digest: Digest) -> None:
+        """Remove a partial blob, pinned or not; nothing happens when there is none. Raises Conflict when it is in use or complete."""
+        with self._lock:
+            blob = self.get(digest)
+            if blob is None:
+                return
+            if blob.complete:
+                raise Conflict(f"{digest} is complete", remedy="Remove it instead")
+            self._discard(blob)
+
+    def _discard(self, blob: Blob) -> None:
+        blob.retire()
+        digest = blob.digest
+        # Files before the index: on a full disk the index can be written only after they are gone.
+        with failures(self._paths.root):
+            for path in (self._paths.complete(digest), self._paths.data(digest), self._paths.have(digest)):
+                path.unlink(missing_ok=True)
+        self._index.delete(digest)
+        self._blobs.pop(digest, None)
+        lists = {other.pieces_digest for other in self._blobs.values()}
+        if blob.pieces_digest not in lists and blob.pieces_digest not in self._pins:
+            self._small.remove(blob.pieces_digest)
+
+    # -- small blobs
+
+    def put_small(self, data: bytes) -> Digest:
+        """Store a manifest, config or piece list. Raises TooLarge, DiskFull."""
+        with self._lock:
+            self._make_room(len(data))
+            return self._small.put(data)
+
+    def read_small(self, digest: Digest) -> bytes | None:
+        """A small blob, verified; None when it is not here."""
+        return self._small.read(parse_digest(digest))
+
+    def _load_pieces(self, digest: Digest) -> PieceList:
+        data = self._small.read(digest)
+        if data is None:
+            raise Corrupt(
+                f"the store {self.root} has lost the piece list {digest}", remedy="Remove the package and pull it again"
+            )
+        return PieceList.decode(data)
+
+    def _wanted_smalls(self) -> set[Digest]:
+        wanted = {blob.pieces_digest for blob in self._blobs.values()} | set(self._pins)
+        for record in self._index.packages():
+            wanted.add(record.manifest_digest)
+            data = self._small.read(record.manifest_digest)
+            if data is not None:
+                try:
+                    wanted.update(small.digest for small in decode_manifest(data).small_blobs())
+                except Corrupt as error:
+                    log.warning("%s: %s", record.reference, error)
+        return wanted
+
+    # -- pins and packages
+
+    def pin(self, digest: Digest, owner: str) -> None:
+        """Keep a blob, present or to come, from eviction and removal until `owner` unpins."""
+        with self._lock:
+            self._index.pin(parse_digest(digest), owner)
+            self._pins.setdefault(digest, set()).add(owner)
+
+    def unpin(self, owner: str) -> None:
+        """Take away all pins of `owner`."""
+        with self._lock:
+            self._index.unpin(owner)
+            for digest, owners in list(self._pins.items()):
+                owners.discard(owner)
+                if not owners:
+                    del self._pins[digest]
+
+    def owners(self, digest: Digest) -> set[str]:
+        with self._lock:
+            return set(self._pins.get(parse_digest(digest), ()))
+
+    def record_package(self, reference: str, manifest_digest: Digest) -> None:
+        """Note that a package is, or was, used here now."""
+        self._index.record_package(PackageRecord(reference, parse_digest(manifest_digest), time.time()))
+
+    def packages(self) -> list[PackageRecord]:
+        """Packages by reference. Their blobs may have been evicted since."""
+        return self._index.packages()
+
+    def forget_package(self, reference: str) -> None:
+        self._index.forget_package(reference)
+
+    # -- room
+
+    def usage(self) -> Usage:
+        with self._lock:
+            sizes = {True: 0, False: 0}
+            for blob in self._blobs.values():
+                sizes[blob.complete] += blob.size
+            with failures(self.root):
+                return Usage(sizes[True], sizes[False], self._small.bytes_total, self._capacity, free_bytes(self.root))
+
+    def make_room(self, needed: int) -> list[Digest]:
+        """Evict what must go for `needed` more bytes to fit; returns what went. Raises DiskFull when that is impossible, and then
+        evicts nothing."""
+        with self._lock:
+            return self._make_room(needed)
+
+    def _make_room(self, needed: int) -> list[Digest]:
+        evicted: list[Digest] = []
+        while (short := needed - self._room()) > 0:
+            if evicted:
+                # Some filesystems give space back late: look again before more has to go.
+                sync_filesystem(self.root)
+                if (short := needed - self._room()) <= 0:
+                    break
+            candidates = self._candidates()
+            chosen = self._choose(candidates, short) if self._choose is not None else None
+            went = self._evict(chosen or [])
+            if not went:
+                spare = [item.size for item in candidates if not item.pinned and not item.in_use]
+                could = sum(spare) if self._choose is not None else 0
+                raise DiskFull(str(self.root), needed=needed, free=max(0, needed - short) + could)
+            evicted += went
+        return evicted
+
+    def _evict(self, chosen: list[Digest]) -> list[Digest]:
+        evicted = []
+        for digest in chosen:
+            assert digest not in self._pins, "a pinned blob was chosen for eviction"
+            with suppress(Conflict):  # taken into use since it was chosen: the next round sees that
+                self._discard(self._blobs[digest])
+                evicted.append(digest)
+                log.info("%s evicted to make room", digest)
+        return evicted
+
+    def _room(self) -> int:
+        """Bytes that still fit; negative when over capacity."""
+        usage = self.usage()
+        room = usable_bytes(self.root) - self._reserved_ahead()
+        return room if self._capacity is None else min(room, self._capacity - usage.bytes_total)
+
+    def _reserved_ahead(self) -> int:
+        """Bytes that partial blobs will yet take from the disk; 0 where the filesystem reserved them."""
+        ahead = 0
+        for blob in self._blobs.values():
+            if not blob.complete:
+                with failures(blob.path):
+                    ahead += max(0, blob.size - blob.path.stat().st_blocks * 512)
+        return ahead
+
+    def _candidates(self) -> list[Candidate]:
+        idle = time.time() - PARTIAL_IDLE_S
+        return [
+            Candidate(blob.digest, blob.size, blob.last_used, blob.digest in self._pins, blob.in_use)
+            for blob in self._blobs.values()
+            if blob.complete or blob.last_used < idle
+        ]
+
+    def _save_use(self) -> None:
+        """Uses are kept in memory in between: a crash costs some order of eviction, not a write per use."""
+        self._index.touch([(blob.last_used, blob.digest) for blob in self._blobs.values()])

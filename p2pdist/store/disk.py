@@ -1,0 +1,108 @@
+"""The disk below a store: free space, reservation, whole writes, and what its failures mean to a user."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID
+
+from p2pdist.model.errors import DiskFull, P2PDistError
+
+RESERVE_BYTES = 64 << 20
+"""A store leaves this much of the disk free, or a hundredth of a disk smaller than 6.4 GB: logs, the index and others need some."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def boot_id() -> UUID:
+    """Identifies the running kernel since its start (random(4)). What was written under another boot id and not
+    synchronised may be lost."""
+    return UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this user may still write to the filesystem of `path`."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def usable_bytes(path: Path) -> int:
+    """Free bytes less the reserve; never negative."""
+    found = os.statvfs(path)
+    reserve = min(RESERVE_BYTES, found.f_blocks * found.f_frsize // 100)
+    return max(0, found.f_bavail * found.f_frsize - reserve)
+
+
+def allocate(fd: int, size: int) -> None:
+    """Make the file `size` bytes long with its space reserved, or sparse where the filesystem cannot reserve. Raises OSError.
+
+    fallocate(2) is called itself, since posix_fallocate(3) writes every block where the call is not supported.
+    """
+    if size == 0:
+        return
+    while _libc.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
+        code = ctypes.get_errno()
+        if code == errno.EINTR:
+            continue
+        if code in {errno.EOPNOTSUPP, errno.ENOSYS}:
+            os.ftruncate(fd, size)
+            return
+        raise OSError(code, os.strerror(code))
+
+
+def pwrite_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    """Write all of `data` at `offset`; raises OSError."""
+    written = os.pwrite(fd, data, offset)
+    if written == len(data):
+        return
+    rest = memoryview(data)[written:]
+    while rest:
+        written = os.pwrite(fd, rest, offset + len(data) - len(rest))
+        rest = rest[written:]
+
+
+def sync_path(path: Path) -> None:
+    """Flush a file or a directory to the disk; raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_filesystem(path: Path) -> None:
+    """Flush the filesystem of `path` (syncfs(2)), which also makes the space of removed files free again where that is put off."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _libc.syncfs(fd)
+    finally:
+        os.close(fd)
+
+
+def failure(error: OSError, path: Path, *, needed: int = 0) -> P2PDistError:
+    """What an OSError at `path` means to a user: DiskFull (with `needed` bytes), else a plain failure."""
+    if error.errno in _FULL:
+        directory = path if path.is_dir() else path.parent
+        try:
+            free = free_bytes(directory)
+        except OSError:
+            free = 0
+        return DiskFull(str(directory), needed=needed, free=free)
+    return P2PDistError(
+        f"{path} cannot be used: {error.strerror or error}",
+        remedy="Check the disk and the permissions of the directory",
+    )
+
+
+@contextmanager
+def failures(path: Path, *, needed: int = 0) -> Iterator[None]:
+    """Turn each OSError within into what it means to a user."""
+    try:
+        yield
+    except OSError as error:
+        raise failure(error, path, needed=needed) from error

@@ -1,0 +1,83 @@
+"""The bitmap of a partial blob on disk: which pieces have verified.
+
+A bit is set with one pwrite after the piece's own pwrite, so both lie in the page cache in that order and a killed process loses neither.
+What a lost machine loses is another matter: the header names the boot under which bits were set, and bits of another boot are hints to
+be verified, unless the file is marked clean, which is done only after data and bits were synchronised and undone before the next bit is
+set. pwrite is used rather than a shared mapping because a full disk then gives an error instead of SIGBUS.
+
+Format: the 16 bytes `p2pdist-have-001`, boot id (16 bytes), number of pieces (u32 big-endian), clean (one byte, 0 or 1), 27 zero
+bytes, then the bitmap of PieceSet.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from p2pdist.model.pieces import PieceSet
+from p2pdist.store.disk import pwrite_all
+
+_MAGIC = b"p2pdist-have-001"
+_HEAD = struct.Struct(">16s16sIB27x")
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What a bitmap file says. `boot` is the boot under which bits were last set."""
+
+    pieces: PieceSet
+    boot: UUID
+    clean: bool
+
+
+def read_marks(path: Path, count: int) -> Marks | None:
+    """Read the bitmap of a blob of `count` pieces; None when there is none or it is damaged. Raises OSError."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(data) != _HEAD.size + (count + 7) // 8:
+        return None
+    magic, boot, stated, clean = _HEAD.unpack_from(data)
+    if magic != _MAGIC or stated != count or clean > 1:
+        return None
+    return Marks(PieceSet(count, data[_HEAD.size :]), UUID(bytes=boot), bool(clean))
+
+
+class HaveFile:
+    """A bitmap file that is open for writing. Not thread-safe: the blob's lock guards it. All methods raise OSError."""
+
+    __slots__ = ("_fd", "count")
+
+    def __init__(self, path: Path, count: int, *, create: bool = False) -> None:
+        self.count = count
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0), 0o644)
+
+    @classmethod
+    def create(cls, path: Path, have: PieceSet, boot: UUID) -> HaveFile:
+        """Write a new file, whole, so that no later bit needs new space."""
+        found = cls(path, have.count, create=True)
+        try:
+            pwrite_all(found._fd, _HEAD.pack(_MAGIC, boot.bytes, have.count, 0) + have.to_bytes(), 0)
+        except OSError:
+            found.close()
+            raise
+        return found
+
+    def store(self, have: PieceSet, piece: int, held: bool) -> None:
+        """Set or clear the bit of `piece`; `have` holds the other bits of its byte."""
+        index, mask = piece >> 3, 1 << (piece & 7)
+        byte = have.bits[index] | mask if held else have.bits[index] & ~mask
+        pwrite_all(self._fd, byte.to_bytes(1, "big"), _HEAD.size + index)
+
+    def stamp(self, boot: UUID, *, clean: bool) -> None:
+        """Flush the bits, then write the header and flush that."""
+        os.fdatasync(self._fd)
+        pwrite_all(self._fd, _HEAD.pack(_MAGIC, boot.bytes, self.count, clean), 0)
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -1,0 +1,95 @@
+"""Opening a store: from what a stopped, killed or lost process left to blobs that can be trusted.
+
+What can be believed: a piece marked under the running boot (its bytes are at least in the page cache); every mark of a bitmap left clean;
+a complete blob that is durable, or was completed under the running boot. All else is verified against its piece list; wrong pieces are
+dropped. A bitmap, where there is one, is believed before the index, since finish() removes it last and dropping pieces writes it first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt
+from p2pdist.model.pieces import PieceSet
+from p2pdist.store.blob import Blob, Shelf
+from p2pdist.store.disk import failures
+from p2pdist.store.have import read_marks
+from p2pdist.store.index import Entry
+
+log = logging.getLogger(__name__)
+
+_THREADS = min(4, os.cpu_count() or 1)
+
+
+def recover(shelf: Shelf) -> dict[Digest, Blob]:
+    """All blobs of a store that is locked but not yet in use. Removes what belongs to none. Raises P2PDistError."""
+    found: dict[Digest, Blob] = {}
+    entries = shelf.index.entries()
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="store-recovery") as pool:
+        for entry, blob in zip(entries, pool.map(lambda entry: _recover_blob(shelf, entry), entries), strict=True):
+            if blob is None:
+                shelf.index.delete(entry.digest)
+            else:
+                found[entry.digest] = blob
+    _remove_strays(shelf, found)
+    return found
+
+
+def _recover_blob(shelf: Shelf, entry: Entry) -> Blob | None:
+    paths = shelf.paths
+    with failures(paths.root):
+        found = _locate(shelf, entry.digest)
+        if found is None:
+            return None
+        complete, size = found
+        count = -(-entry.size // entry.piece_size)
+        marks = read_marks(paths.have(entry.digest), count)
+        if marks is not None:
+            have, trusted = marks.pieces, marks.clean or marks.boot == shelf.boot
+        else:
+            have = PieceSet.full(count)
+            trusted = entry.complete and (entry.durable or entry.boot == str(shelf.boot))
+        trusted = trusted and size == entry.size
+        blob = Blob(shelf, entry, have, complete=complete)
+        if complete and entry.complete and trusted and marks is None:
+            if not entry.durable:
+                shelf.settle(blob)
+            return blob
+        try:
+            before = len(have)
+            blob.reconcile(trusted=trusted)
+        except Corrupt as error:
+            log.warning("%s is dropped: %s", entry.digest, error)
+            blob.retire()
+            return None
+        if len(have) < before:
+            log.warning("%s: %d of %d pieces did not survive and are dropped", entry.digest, before - len(have), before)
+        return blob
+
+
+def _locate(shelf: Shelf, digest: Digest) -> tuple[bool, int] | None:
+    """Whether the content stands where complete blobs do, and its size in bytes; None when there is none."""
+    for complete, path in ((True, shelf.paths.complete(digest)), (False, shelf.paths.data(digest))):
+        try:
+            return complete, path.stat().st_size
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def _remove_strays(shelf: Shelf, found: dict[Digest, Blob]) -> None:
+    paths = shelf.paths
+    wanted: set[Path] = set()
+    for digest, blob in found.items():
+        wanted.add(blob.path)
+        if not blob.complete:
+            wanted.add(paths.have(digest))
+    for directory in (paths.blobs, paths.partial, paths.temporary):
+        for path in directory.iterdir():
+            if path not in wanted:
+                with failures(path):
+                    path.unlink()

@@ -1,0 +1,93 @@
+"""The head of an HTTP/1.1 answer, read from a blocking socket without taking one byte of what follows it (RFC 9112).
+
+Only what a peer of ours sends is understood: no folded lines, no chunked bodies. The bytes after the head are looked at with
+MSG_PEEK before they are taken, so the frames that may have arrived with the head stay in the socket.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+
+import msgspec
+
+from p2pdist.model.errors import P2PDistError, Unavailable, from_problem
+
+HEAD_BYTES_MAX = 16 << 10
+PROBLEM_BYTES_MAX = 64 << 10
+
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-9][0-9]{2})(?: [^\r\n]*)?\Z")
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*?)[ \t]*\Z")
+_END = b"\r\n\r\n"
+
+
+class MalformedAnswer(Exception):
+    """What came is not an HTTP/1.x answer that fits the limits."""
+
+
+class EndOfConnection(Exception):
+    """The connection ended before the head did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Status and header fields; field names are lower case, and a repeated field is joined with commas (RFC 9110, 5.3)."""
+
+    status: int
+    fields: dict[str, str]
+
+    def media_type(self) -> str:
+        return self.fields.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def read_head(connection: socket.socket) -> Head:
+    """Take exactly the head of an answer from a blocking socket; raises MalformedAnswer, EndOfConnection and OSError."""
+    taken = b""
+    while True:
+        seen = connection.recv(HEAD_BYTES_MAX, socket.MSG_PEEK)
+        if not seen:
+            raise EndOfConnection
+        overlap = max(0, len(taken) - len(_END) + 1)
+        end = (taken + seen).find(_END, overlap)
+        wanted = end + len(_END) - len(taken) if end >= 0 else len(seen)
+        part = connection.recv(wanted, socket.MSG_WAITALL)
+        taken += part
+        if len(part) < wanted:
+            raise EndOfConnection
+        if end >= 0:
+            return parse_head(taken)
+        if len(taken) >= HEAD_BYTES_MAX:
+            raise MalformedAnswer(f"the head of the answer is longer than {HEAD_BYTES_MAX} bytes")
+
+
+def parse_head(data: bytes) -> Head:
+    """Parse a whole head, blank line included; raises MalformedAnswer."""
+    lines = data.removesuffix(_END).split(b"\r\n")
+    status = _STATUS_LINE.match(lines[0])
+    if status is None:
+        raise MalformedAnswer(f"the answer begins {lines[0][:60]!r}, which is not HTTP/1.x")
+    fields: dict[str, str] = {}
+    for line in lines[1:]:
+        field = _FIELD.match(line)
+        if field is None:
+            raise MalformedAnswer(f"the answer has a malformed header line {line[:60]!r}")
+        name, value = field[1].decode("ascii").lower(), field[2].decode("latin-1")
+        fields[name] = f"{fields[name]}, {value}" if name in fields else value
+    return Head(int(status[1]), fields)
+
+
+def read_problem(connection: socket.socket, head: Head) -> P2PDistError:
+    """The failure that an answer with an error status describes. A body that is no problem document, is over the limit or does not
+    come in time is replaced by the bare status."""
+    bare = Unavailable(f"the peer answered with status {head.status}")
+    length = head.fields.get("content-length", "")
+    if head.media_type() != "application/problem+json" or not length.isdecimal() or len(length) > 6:
+        return bare
+    if int(length) > PROBLEM_BYTES_MAX:
+        return bare
+    try:
+        body = msgspec.json.decode(connection.recv(int(length), socket.MSG_WAITALL), type=dict[str, object])
+        return from_problem(body)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, TypeError, ValueError):
+        return bare

@@ -1,0 +1,188 @@
+"""The connection under one aiohttp request, written to with sendfile past the transport.
+
+Theory: asyncio's own `loop.sendfile` pauses reading, waits for writability after every block even when the kernel took all of it,
+and moves the file's position: several system calls a block. A duplicate of the socket's descriptor lets us call sendfile ourselves
+and wait only when the kernel is full. The transport goes on reading, so the end of the connection is noticed by it and by us.
+Invariants: while a Connection is open nobody writes through the transport, except the head of the response before `flushed`; the
+duplicate is closed on leaving, whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from types import TracebackType
+from typing import Literal
+
+from aiohttp import web
+
+from p2pdist.model.errors import Corrupt
+
+TURN_BYTES = 1 << 20
+"""Bytes after which a connection that never had to wait lets the event loop serve others."""
+
+_BROKEN = {
+    errno.EPIPE,
+    errno.ECONNRESET,
+    errno.ECONNABORTED,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+}
+
+
+class Connection:
+    """A context manager around the body of a response. When the client goes away, the task that entered is woken wherever it waits
+    inside, and the context is left quietly with `gone` true.
+
+    `unsent_max` (bytes) bounds what the kernel holds unsent (TCP_NOTSENT_LOWAT, tcp(7)); `send_buffer` (bytes) sets SO_SNDBUF;
+    a client that acknowledges nothing for `dead_after_s` is dropped by the kernel (TCP_USER_TIMEOUT). With `strict`, bytes that the
+    client sends meanwhile break the connection. TLS is not supported: sendfile cannot encrypt.
+    """
+
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        *,
+        unsent_max: int | None = None,
+        send_buffer: int | None = None,
+        dead_after_s: float = 30.0,
+        strict: bool = False,
+    ) -> None:
+        assert request.get_extra_info("sslcontext") is None, "sendfile needs a plain connection"
+        self.gone = False
+        self._request = request
+        self._loop = asyncio.get_running_loop()
+        self._options = (unsent_max, send_buffer, dead_after_s)
+        self._strict = strict
+        self._since_wait = 0
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> Connection:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()
+        transport = self._request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has closed the connection")
+        self._socket = transport.get_extra_info("socket").dup()
+        self._fd = self._socket.fileno()
+        try:
+            self._configure(self._socket)
+        except OSError:
+            self._socket.close()
+            raise
+        self._loop.add_reader(self._fd, self._readable)
+        return self
+
+    def _configure(self, connection: socket.socket) -> None:
+        unsent_max, send_buffer, dead_after_s = self._options
+        if send_buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        if connection.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(dead_after_s * 1000))
+        if unsent_max is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_max)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False] | bool:
+        assert self._socket is not None
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_writer(self._fd)
+        self._socket.close()
+        if isinstance(error, ConnectionError):
+            self.gone = True
+            return True
+        if not self.gone:
+            return False
+        # As asyncio.timeout does: only our own cancellation is taken back, one from outside still counts.
+        return self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
+
+    def _readable(self) -> None:
+        """The client sent something or went away. Looking does not take bytes from the transport."""
+        assert self._socket is not None
+        try:
+            seen = self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            seen = b""
+        self._loop.remove_reader(self._fd)
+        if not seen or self._strict:
+            self.gone = True
+            self._task.cancel()
+
+    def abort(self) -> None:
+        """Break the connection, so that the client sees what it has as truncated."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+    async def flushed(self) -> None:
+        """Wait until the transport holds nothing, so that our writes follow its own."""
+        transport = self._request.transport
+        if transport is None:
+            raise ConnectionResetError("the client has closed the connection")
+        if transport.get_write_buffer_size():
+            transport.set_write_buffer_limits(0)
+            await self._request.writer.drain()
+
+    async def send(self, data: bytes, *, more: bool = False) -> None:
+        """Hand `data` to the kernel; with `more` it may wait there to share a packet with what follows (MSG_MORE, send(2))."""
+        assert self._socket is not None
+        while data:
+            try:
+                sent = self._socket.send(data, socket.MSG_MORE if more else 0)
+            except BlockingIOError:
+                await self._writable()
+            except OSError as error:
+                raise _as_connection_error(error) from error
+            else:
+                data = data[sent:]
+
+    async def send_file(self, file: int, offset: int, count: int) -> None:
+        """Hand `count` bytes of a file descriptor, from `offset`, to the kernel. Raises ConnectionError when the client is gone,
+        Corrupt when the file is too short, and OSError when it cannot be read."""
+        while count:
+            try:
+                sent = os.sendfile(self._fd, file, offset, count)
+            except BlockingIOError:
+                await self._writable()
+                continue
+            except OSError as error:
+                raise _as_connection_error(error) from error
+            if not sent:
+                raise Corrupt(f"a file in the store ends {count} bytes early, at byte {offset}")
+            offset += sent
+            count -= sent
+            self._since_wait += sent
+            if self._since_wait >= TURN_BYTES:
+                self._since_wait = 0
+                await asyncio.sleep(0)
+
+    async def _writable(self) -> None:
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._since_wait = 0
+        self._loop.add_writer(self._fd, _wake, waiter)
+        try:
+            await waiter
+        finally:
+            self._loop.remove_writer(self._fd)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _as_connection_error(error: OSError) -> OSError:
+    """What the client's going away raises, as a ConnectionError; anything else, such as a failing disk, as it is."""
+    if error.errno in _BROKEN and not isinstance(error, ConnectionError):
+        return ConnectionResetError(error.errno, error.strerror)
+    return error

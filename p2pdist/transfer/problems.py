@@ -1,0 +1,68 @@
+"""Failures as problem documents (RFC 9457): one mapping for agents and trackers."""
+
+from __future__ import annotations
+
+import http
+import logging
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from p2pdist.model.errors import PROBLEM_BASE, NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
+
+PROBLEM_TYPE = "application/problem+json"
+
+_logger = logging.getLogger(__name__)
+
+_KINDS: dict[int, type[P2PDistError]] = {
+    kind.http_status: kind for kind in (UsageError, Refused, NotFound, TooLarge, Unavailable)
+}
+_DROPPED = {"Content-Type", "Content-Length"}
+
+
+def problem_response(error: P2PDistError) -> web.Response:
+    """The answer that tells a client of `error`."""
+    return _response(error.http_status, error.problem())
+
+
+def _response(status: int, body: dict[str, Any]) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(body, enc_hook=str), content_type=PROBLEM_TYPE)
+
+
+def _of_http(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
+    """The problem document of an error that aiohttp itself raises, such as 404, 405 and 413; header fields such as Allow are kept."""
+    kind = _KINDS.get(error.status)
+    slug = kind.slug if kind else http.HTTPStatus(error.status).phrase.lower().replace(" ", "-")
+    title = kind.title if kind else error.reason
+    detail = f"{request.method} {request.path[:200]}: {error.reason}"
+    body = {"type": PROBLEM_BASE + slug, "title": title, "status": error.status, "detail": detail}
+    response = _response(error.status, body)
+    response.headers.extend({name: value for name, value in error.headers.items() if name not in _DROPPED})
+    return response
+
+
+@web.middleware
+async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Middleware that answers every failure of a handler with a problem document; an unexpected exception is logged with its
+    traceback, which no client sees. A failure after the head has gone out breaks the connection, so that it is seen as truncated."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        response = _of_http(request, error)
+    except P2PDistError as error:
+        response = problem_response(error)
+    except ConnectionError:
+        # The client went away while its request was being read; nobody hears the answer.
+        response = problem_response(Unavailable("the client closed the connection"))
+    except Exception:
+        _logger.exception("unexpected failure of %s %s", request.method, request.path)
+        response = problem_response(
+            P2PDistError("an internal failure", remedy="The log of the service has the details")
+        )
+    if request.writer.output_size > 0 and request.transport is not None:
+        request.transport.abort()
+    return response

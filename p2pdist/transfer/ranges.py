@@ -1,0 +1,155 @@
+"""Serving a blob, or a range of it, to any HTTP client (RFC 9110: ranges, conditional requests)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import BinaryIO
+
+from aiohttp import web
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import P2PDistError
+from p2pdist.model.pieces import PieceLayout, PieceSet
+from p2pdist.transfer.connection import Connection
+from p2pdist.transfer.server import descriptor_of
+
+RUN_BYTES = 16 << 20
+"""Longest run of pieces handed to one send, so that pieces which come or go are looked at again now and then."""
+
+_logger = logging.getLogger(__name__)
+_ONE_RANGE = re.compile(r"bytes=[ \t]*([0-9]{0,19})-([0-9]{0,19})[ \t]*\Z", re.IGNORECASE)
+
+WaitFor = Callable[[int], Awaitable[None]]
+
+
+class Unsatisfiable(Exception):
+    """The range begins beyond the end of the blob (416)."""
+
+
+def parse_range(text: str, size: int) -> tuple[int, int] | None:
+    """Start and end (exclusive) of a Range header over `size` bytes; None when the whole is to be sent: the header is absent,
+    malformed, of another unit, or names several ranges (RFC 9110, 14.2). Raises Unsatisfiable."""
+    found = _ONE_RANGE.match(text)
+    if found is None or not (found[1] or found[2]):
+        return None
+    if not found[1]:
+        start, end = max(0, size - int(found[2])), size
+    else:
+        start, end = int(found[1]), int(found[2]) + 1 if found[2] else size
+        if end <= start and found[2]:
+            return None
+    if start >= size or start >= end:
+        raise Unsatisfiable
+    return start, min(end, size)
+
+
+async def serve_range(
+    request: web.Request,
+    digest: Digest,
+    blob_file: BinaryIO | int,
+    layout: PieceLayout,
+    *,
+    have: PieceSet | None = None,
+    wait_for: WaitFor | None = None,
+    dead_after_s: float = 300.0,
+) -> web.StreamResponse:
+    """Answer GET or HEAD for a blob: whole, or the one range that the request names.
+
+    `have` is the live set of pieces that may be sent (None: all); for any other piece `wait_for(piece)` is awaited, which returns once
+    the piece is in the file and verified. If it raises before the head has been sent, the error is passed on (a problem document);
+    later, the connection is broken so that the client sees a truncated body. `blob_file` stays open until this returns.
+    """
+    headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
+    early = _precondition(request, digest, headers)
+    if early is not None:
+        return early
+    status, start, end = 200, 0, layout.size
+    if request.method == "GET" and _range_applies(request, digest):
+        try:
+            part = parse_range(request.headers.get("Range", ""), layout.size)
+        except Unsatisfiable:
+            headers["Content-Range"] = f"bytes */{layout.size}"
+            raise web.HTTPRequestRangeNotSatisfiable(headers=headers) from None
+        if part is not None:
+            status, (start, end) = 206, part
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{layout.size}"
+    response = web.StreamResponse(status=status, headers=headers)
+    response.content_type = "application/octet-stream"
+    response.content_length = end - start
+    if request.method == "HEAD" or start == end:
+        await response.prepare(request)
+        return response
+    body = _Body(descriptor_of(blob_file), layout, have, wait_for)
+    connection = Connection(request, dead_after_s=dead_after_s)
+    try:
+        with connection:
+            await body.available(start)
+            await response.prepare(request)
+            await connection.flushed()
+            await body.send(connection, start, end)
+    except ConnectionError:
+        connection.gone = True
+    except Exception as error:
+        if not response.prepared:
+            raise
+        if isinstance(error, P2PDistError):
+            _logger.info("sending %s to %s ends early: %s", digest, request.remote, error)
+        else:
+            _logger.exception("sending %s to %s fails", digest, request.remote)
+        connection.abort()
+    if connection.gone:
+        connection.abort()
+    return response
+
+
+def _precondition(request: web.Request, digest: Digest, headers: dict[str, str]) -> web.StreamResponse | None:
+    """The answer when If-Match or If-None-Match decides the request (RFC 9110, 13.2.2)."""
+    if_match, if_none_match = request.if_match, request.if_none_match
+    if if_match and not any(tag.value in (digest, "*") and not tag.is_weak for tag in if_match):
+        raise web.HTTPPreconditionFailed(headers=headers)
+    if if_none_match and any(tag.value in (digest, "*") for tag in if_none_match):
+        return web.Response(status=304, headers=headers)
+    return None
+
+
+def _range_applies(request: web.Request, digest: Digest) -> bool:
+    """If-Range lets a range apply only when it names our entity tag, strongly; we give no dates, so none can match."""
+    condition = request.headers.get("If-Range")
+    return condition is None or condition.strip() == f'"{digest}"'
+
+
+class _Body:
+    """The bytes of a blob as they become available."""
+
+    def __init__(self, file: int, layout: PieceLayout, have: PieceSet | None, wait_for: WaitFor | None) -> None:
+        assert have is None or wait_for is not None, "missing pieces can be waited for"
+        self._file = file
+        self._layout = layout
+        self._have = have
+        self._wait_for = wait_for
+
+    def _has(self, piece: int) -> bool:
+        return self._have is None or piece in self._have
+
+    async def available(self, position: int) -> None:
+        """Wait for the piece that holds byte `position`."""
+        piece = position // self._layout.piece_size
+        if not self._has(piece):
+            assert self._wait_for is not None
+            await self._wait_for(piece)
+
+    async def send(self, connection: Connection, start: int, end: int) -> None:
+        while start < end:
+            await self.available(start)
+            run_end = self._run_end(start, end)
+            await connection.send_file(self._file, start, run_end - start)
+            start = run_end
+
+    def _run_end(self, start: int, end: int) -> int:
+        """The end of the run of available pieces from `start`, whose own piece is known to be there."""
+        piece = start // self._layout.piece_size + 1
+        while self._layout.offset(piece) < min(end, start + RUN_BYTES) and self._has(piece):
+            piece += 1
+        return min(end, self._layout.offset(piece))

@@ -1,0 +1,134 @@
+"""Serving stripe streams: the pieces of one stripe as frames, with sendfile (see StreamRequest in model/messages.py).
+
+What to send next, and when, is decided elsewhere: the shell hands in an Outgoing that waits for the stream's turn on the uplink.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+import msgspec
+from aiohttp import web
+
+from p2pdist.model.digest import parse_digest
+from p2pdist.model.errors import P2PDistError, TooLarge, UsageError
+from p2pdist.model.messages import STREAM_END, StreamRequest
+from p2pdist.model.pieces import PIECES_LIMIT, PieceLayout
+from p2pdist.transfer.connection import Connection
+from p2pdist.transfer.frames import FRAME, STREAM_TYPE
+
+REQUEST_BYTES_MAX = PIECES_LIMIT // 6 + (64 << 10)
+"""Largest body of POST /v1/streams: a bitmap of PIECES_LIMIT bits in base64, and room for the rest."""
+
+STRIPES_MAX = 1024
+UNSENT_BYTES = 128 << 10
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What to send next: `length` bytes of a piece from `offset` within it. The block at offset 0 goes out after the head of the
+    frame; blocks of one piece follow each other without another piece between them, up to the piece's end."""
+
+    piece: int
+    offset: int
+    length: int
+
+
+class Outgoing(Protocol):
+    """Decides what one stream sends."""
+
+    async def next_block(self) -> Block | None:
+        """Wait for this stream's turn. None: everything asked for has been sent. A P2PDistError ends the stream as truncated. May be
+        cancelled at any time, when the child goes away."""
+
+    def block_sent(self, length: int) -> None:
+        """The kernel has taken the last block, of `length` bytes."""
+
+
+class _FrameResponse(web.StreamResponse):
+    """A response without length or chunks, ended by the end of the connection (RFC 9112, 6.3)."""
+
+    _length_check = False
+
+
+async def read_stream_request(request: web.Request) -> StreamRequest:
+    """Decode the body of POST /v1/streams; raises UsageError, or TooLarge. Whether `have` fits the blob is for PieceSet to say."""
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > REQUEST_BYTES_MAX:
+            raise TooLarge(f"a stream request is longer than {REQUEST_BYTES_MAX} bytes")
+    try:
+        wanted = msgspec.json.decode(body, type=StreamRequest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"malformed stream request: {error}") from error
+    parse_digest(wanted.blob)
+    if not 0 <= wanted.stripe < wanted.stripes <= STRIPES_MAX or len(wanted.host) > 255:
+        raise UsageError(f"a stream request asks for stripe {wanted.stripe} of {wanted.stripes}")
+    return wanted
+
+
+def descriptor_of(blob_file: BinaryIO | int) -> int:
+    return blob_file if isinstance(blob_file, int) else blob_file.fileno()
+
+
+async def serve_stream(
+    request: web.Request,
+    stream: Outgoing,
+    blob_file: BinaryIO | int,
+    layout: PieceLayout,
+    *,
+    unsent_max: int = UNSENT_BYTES,
+    send_buffer: int | None = None,
+    dead_after_s: float = 30.0,
+) -> web.StreamResponse:
+    """Answer a stream request with the blocks that `stream` names, until it names no more or the child goes away.
+
+    `blob_file` stays open until this returns. `unsent_max` and `send_buffer` (bytes) keep what the kernel holds small, or turns mean
+    nothing: see Connection. Never raises for what the network does; a failure on our side is logged, and the child sees a
+    truncated stream.
+    """
+    response = _FrameResponse(headers={"Content-Type": STREAM_TYPE, "Cache-Control": "no-store"})
+    response.force_close()
+    file = descriptor_of(blob_file)
+    connection = Connection(
+        request, unsent_max=unsent_max, send_buffer=send_buffer, dead_after_s=dead_after_s, strict=True
+    )
+    try:
+        with connection:
+            await response.prepare(request)
+            await connection.flushed()
+            await _send_frames(connection, stream, file, layout)
+    except ConnectionError:
+        connection.gone = True
+    except P2PDistError as error:
+        _logger.info("a stream to %s ends early: %s", request.remote, error)
+        connection.abort()
+    except Exception:
+        _logger.exception("a stream to %s fails", request.remote)
+        connection.abort()
+    if connection.gone:
+        connection.abort()
+    return response
+
+
+async def _send_frames(connection: Connection, stream: Outgoing, file: int, layout: PieceLayout) -> None:
+    piece, expected = -1, 0
+    while (block := await stream.next_block()) is not None:
+        length = layout.length(block.piece)
+        if block.offset == 0:
+            assert expected == 0, "a piece begins before the last one has ended"
+            await connection.send(FRAME.pack(block.piece, length), more=True)
+        else:
+            assert (block.piece, block.offset) == (piece, expected), "blocks of a piece do not follow each other"
+        end = block.offset + block.length
+        assert block.length > 0 and end <= length, "a block reaches beyond its piece"
+        await connection.send_file(file, layout.offset(block.piece) + block.offset, block.length)
+        piece, expected = block.piece, end if end < length else 0
+        stream.block_sent(block.length)
+    assert expected == 0, "the stream ends within a piece"
+    await connection.send(FRAME.pack(STREAM_END, 0))

@@ -1,0 +1,67 @@
+"""What holds for every test: root tests are skipped visibly without root, and nothing is left behind (tidiness.py)."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from tidiness import TOKEN_VARIABLE, leftovers, namespaces, remove_leftovers
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`kill -USR1 <pid>` prints what every thread of a run that hangs is doing."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `root` are skipped, with the reason in the report, when they could not pass."""
+    if os.geteuid() == 0:
+        return
+    skip = pytest.mark.skip(reason="needs root (mounts, network namespaces): run the tests as root to include it")
+    for item in items:
+        if item.get_closest_marker("root"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fails the last test of a run that leaves a mount, a process or a network namespace."""
+    directory = tmp_path_factory.getbasetemp()
+    token = f"{os.getpid()}-{time.monotonic_ns()}"
+    before = namespaces()
+    outer = os.environ.get(TOKEN_VARIABLE)
+    os.environ[TOKEN_VARIABLE] = token
+    yield
+    # Another worker of this run may be using a namespace of its own right now, and looks after it itself.
+    ours = before if "PYTEST_XDIST_WORKER" not in os.environ else namespaces()
+    found = leftovers(directory, token, ours)
+    if found:
+        remove_leftovers(directory, token)
+    if outer is None:
+        del os.environ[TOKEN_VARIABLE]
+    else:
+        os.environ[TOKEN_VARIABLE] = outer
+    assert not found, "left behind by the tests:\n" + "\n".join(found)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Remember, in the process that leads a run, the namespaces that were there before."""
+    session.config.stash[_before] = namespaces()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With several workers, namespaces are checked once all of them have finished."""
+    if hasattr(session.config, "workerinput"):
+        return
+    left = namespaces() - session.config.stash.get(_before, namespaces())
+    if left:
+        print(f"\nleft behind by the tests: network namespaces {', '.join(sorted(left))}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+_before: pytest.StashKey[set[str]] = pytest.StashKey()

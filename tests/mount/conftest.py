@@ -1,0 +1,67 @@
+"""Layer images made by mksquashfs, and nothing left mounted after any test."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from p2pdist.mount import kernel
+
+Layer = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def no_mounts_left(tmp_path: Path) -> Iterator[None]:
+    """Whatever a test mounts below its directory is gone when it ends, and so are loop devices over its files."""
+    yield
+    left = [entry.point for entry in kernel.mounted() if tmp_path in entry.point.parents]
+    loops = [
+        path.parent.parent.name
+        for path in Path("/sys/block").glob("loop*/loop/backing_file")
+        if path.read_text(errors="replace").startswith(f"{tmp_path}/")
+    ]
+    for point in reversed(left):
+        kernel.unmount(point, lazily=True)
+    assert not left, "still mounted"
+    assert not loops, "loop devices in use"
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A work directory."""
+    path = tmp_path / "records"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def layer(tmp_path: Path) -> Layer:
+    """Makes layer images: names to contents; None is a directory, "whiteout" a whiteout, and `nodes` are pseudo-file lines of mksquashfs(1)."""
+
+    def make(name: str, files: dict[str, str | None], *nodes: str, options: tuple[str, ...] = ()) -> Path:
+        source = tmp_path / "sources" / name
+        source.mkdir(parents=True)
+        for path, content in files.items():
+            (source / path).parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                (source / path).mkdir()
+            elif content == "whiteout":
+                os.mknod(source / path, stat.S_IFCHR | 0o644, 0)
+            else:
+                (source / path).write_text(content)
+        image = tmp_path / f"{name}.squashfs"
+        pseudo = [word for node in nodes for word in ("-p", node)]
+        subprocess.run(
+            ["mksquashfs", source, image, "-quiet", "-no-progress", "-all-root", "-comp", "gzip", *pseudo, *options],
+            check=True,
+            capture_output=True,
+        )
+        image.chmod(0o444)
+        return image
+
+    return make

@@ -1,0 +1,233 @@
+"""Showing packages with the kernel's own mounts: all of this needs root."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
+from p2pdist.mount import kernel
+from p2pdist.mount.show import clean_leftovers, show, shown, unshow
+
+Layer = Callable[..., Path]
+pytestmark = pytest.mark.root
+
+
+def content(directory: Path) -> dict[str, str]:
+    """Files below a directory, by relative name."""
+    return {str(path.relative_to(directory)): path.read_text() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_the_upper_layer_wins_and_its_whiteouts_hide(layer: Layer, tmp_path: Path, work: Path) -> None:
+    """A merged view of base and app, read-only, nosuid and nodev; afterwards nothing is left."""
+    base = layer("base", {"a": "base", "b": "base", "lib/x": "base"})
+    app = layer("app", {"a": "app", "lib/y": "app"}, "b c 644 0 0 0 0")
+    done = show([base, app], tmp_path / "view", work=work)
+    assert done.how == "overlay"
+    assert "2 layers" in done.why
+    assert content(done.path) == {"a": "app", "lib/x": "base", "lib/y": "app"}
+    flags = os.statvfs(done.path).f_flag
+    assert flags & os.ST_NOSUID and flags & os.ST_NODEV and flags & os.ST_RDONLY
+    with pytest.raises(OSError, match="Read-only"):
+        (done.path / "new").write_text("x")
+    unshow(tmp_path / "view", work=work)
+    assert not (tmp_path / "view").exists()
+    assert not list(work.iterdir())
+
+
+def test_one_layer_is_mounted_straight(layer: Layer, tmp_path: Path, work: Path) -> None:
+    """No overlay is needed for one layer, and an existing target directory is kept afterwards."""
+    target = tmp_path / "view"
+    target.mkdir()
+    done = show([layer("only", {"a": "1"})], target, work=work)
+    assert done.how == "squashfs"
+    assert content(target) == {"a": "1"}
+    unshow(target, work=work)
+    assert target.is_dir() and not list(target.iterdir())
+
+
+def test_sixty_layers(layer: Layer, tmp_path: Path, work: Path) -> None:
+    """Many layers fit into the one page of mount options, also below a directory with a long and awkward name."""
+    images = [layer(f"l{number}", {f"f{number}": str(number), "last": str(number)}) for number in range(60)]
+    deep = work / ("a,b:c\\d " * 25)
+    deep.mkdir()
+    started = time.monotonic()
+    done = show(images, tmp_path / "view", work=deep)
+    assert time.monotonic() - started < 5
+    found = content(done.path)
+    assert len(found) == 61
+    assert found["last"] == "59"
+    unshow(done.path, work=deep)
+
+
+def test_a_full_number_of_layers_and_no_more(layer: Layer, tmp_path: Path, work: Path) -> None:
+    """128 layers are shown; none and 129 are refused."""
+    image = layer("l", {"f": "1"})
+    done = show([image] * 128, tmp_path / "view", work=work)
+    assert content(done.path) == {"f": "1"}
+    unshow(done.path, work=work)
+    for count in (0, 129):
+        with pytest.raises(UsageError, match=f"{count} layers"):
+            show([image] * count, tmp_path / "view", work=work)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_writable_view_keeps_layers_as_they_are(layer: Layer, tmp_path: Path, work: Path, count: int) -> None:
+    """Writes go to the upper directory and are gone with the mount."""
+    images = [layer("base", {"a": "base"}), layer("app", {"b": "app"})][:count]
+    before = [image.read_bytes() for image in images]
+    done = show(images, tmp_path / "view", work=work, writable=True)
+    (done.path / "a").write_text("changed")
+    (done.path / "new").write_text("x")
+    assert (done.path / "a").read_text() == "changed"
+    unshow(done.path, work=work)
+    assert [image.read_bytes() for image in images] == before
+    assert not list(work.iterdir())
+
+
+@pytest.mark.parametrize("name", [b"two words", b"a,b:c\\d", b"line\nbreak", b"\xff\xfe", "été".encode(), b"#$%&'\""])
+def test_targets_with_awkward_names(layer: Layer, tmp_path: Path, work: Path, name: bytes) -> None:
+    """Any name that a directory can have can be shown at, and recorded."""
+    target = tmp_path / os.fsdecode(name)
+    images = [layer("base", {"a": "1"}), layer("app", {"b": "2"})]
+    show(images, target, work=work)
+    assert content(target) == {"a": "1", "b": "2"}
+    unshow(target, work=work)
+    assert not os.path.lexists(target)
+
+
+@pytest.mark.parametrize("how", ["overlay", "unpack"])
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "tables", "empty"])
+def test_what_is_no_squashfs_is_corrupt(layer: Layer, tmp_path: Path, work: Path, damage: str, how: str) -> None:
+    """A damaged layer above a good one is named, and nothing stays mounted, recorded or created."""
+    good, bad = layer("good", {"a": "1"}), layer("bad", {"b": "2" * 100000})
+    data = bad.read_bytes()
+    changed = {
+        "garbage": os.urandom(9000),
+        "truncated": data[:200],
+        "tables": data[:96] + bytes(len(data) - 96),
+        "empty": b"",
+    }[damage]
+    bad.chmod(0o644)
+    bad.write_bytes(changed)
+    before = kernel.mounted()
+    with pytest.raises(Corrupt, match=r"bad\.squashfs"):
+        show([good, bad], tmp_path / "view", work=work, how=how)
+    assert kernel.mounted() == before
+    assert not (tmp_path / "view").exists()
+    assert not list(work.iterdir())
+
+
+def test_a_missing_image_and_bad_targets_are_refused(layer: Layer, tmp_path: Path, work: Path) -> None:
+    """Each with its own failure, before anything is done."""
+    image = layer("l", {"a": "1"})
+    with pytest.raises(NotFound, match="layer image"):
+        show([tmp_path / "none"], tmp_path / "view", work=work)
+    with pytest.raises(NotFound, match="does not exist"):
+        show([image], tmp_path / "none" / "view", work=work)
+    with pytest.raises(Conflict, match="not an empty directory"):
+        show([image], tmp_path, work=work)
+    with pytest.raises(Conflict, match="not a directory"):
+        show([image], image, work=work)
+    with pytest.raises(UsageError, match="no way"):
+        show([image], tmp_path / "view", work=work, how="magic")
+    with pytest.raises(NotFound, match="no package is shown"):
+        unshow(tmp_path / "view", work=work)
+    assert not list(work.iterdir())
+
+
+def test_a_target_is_used_once(layer: Layer, tmp_path: Path, work: Path) -> None:
+    """A second package does not cover the first, not even an empty one."""
+    image = layer("l", {})
+    show([image], tmp_path / "view", work=work)
+    with pytest.raises(Conflict):
+        show([image], tmp_path / "view", work=work)
+    unshow(tmp_path / "view", work=work)
+
+
+def test_a_busy_mount_names_its_users(layer: Layer, tmp_path: Path, work: Path) -> None:
+    """Unmounting what is in use is a conflict that names the process; by force it is out of sight at once and its user goes on."""
+    images = [layer("base", {"a": "1"}), layer("app", {"b": "2"})]
+    done = show(images, tmp_path / "view", work=work)
+    user = subprocess.Popen(["sleep", "60"], cwd=done.path)
+    try:
+        with pytest.raises(Conflict, match="in use") as failure:
+            unshow(done.path, work=work)
+        assert f"sleep (pid {user.pid})" in failure.value.remedy
+        assert content(done.path) == {"a": "1", "b": "2"}
+        unshow(done.path, work=work, force=True)
+        assert not done.path.exists()
+        assert Path(f"/proc/{user.pid}/cwd/a").read_text() == "1"
+    finally:
+        user.kill()
+        user.wait()
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from p2pdist.mount import show, unpack
+images = [Path(name) for name in sys.argv[4:]]
+if sys.argv[3] == "half":
+    unpack._merge = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+show.show(images, Path(sys.argv[1]), work=Path(sys.argv[2]), how=None if sys.argv[3] == "overlay" else "unpack", label="x")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", ["overlay", "unpack", "half"])
+@pytest.mark.parametrize("existing", [True, False])
+def test_leftovers_of_a_killed_process_are_cleaned(
+    layer: Layer, tmp_path: Path, work: Path, how: str, existing: bool
+) -> None:
+    """After kill -9, also in the middle of unpacking, the next start finds the mount by its record and removes all of it."""
+    images = [layer("base", {"a": "1"}), layer("app", {"b": "2"})]
+    target = tmp_path / "view"
+    if existing:
+        target.mkdir()
+    killed = subprocess.run([sys.executable, "-c", _KILLED, target, work, how, *images])
+    assert killed.returncode == -signal.SIGKILL
+    assert any(entry.point == target for entry in kernel.mounted()) == (how == "overlay")
+    found = clean_leftovers(work)
+    assert [(left.path, left.removed, left.label) for left in found] == [(target, True, "x")]
+    assert target.exists() == existing
+    assert not existing or not list(target.iterdir())
+    assert not list(work.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} <= {"view", "records", "sources", "base.squashfs", "app.squashfs"}
+    assert clean_leftovers(work) == []
+
+
+def test_leftovers_in_use_stay_and_can_be_unshown(layer: Layer, tmp_path: Path, work: Path) -> None:
+    """A program that outlives its agent keeps its files; the mount is still known."""
+    target = tmp_path / "view"
+    show([layer("base", {"a": "1"})], target, work=work, label="job")
+    with (target / "a").open() as file:
+        found = clean_leftovers(work)
+        assert [left.removed for left in found] == [False]
+        assert "in use" in found[0].note
+        assert [left.label for left in shown(work)] == ["job"]
+        assert file.read() == "1"
+    assert clean_leftovers(work)[0].removed
+
+
+def test_mounts_of_others_are_never_touched(layer: Layer, tmp_path: Path, work: Path) -> None:
+    """Where something else is mounted over a recorded target, or the record is all there is, only the record goes."""
+    image, target = layer("base", {"a": "1"}), tmp_path / "view"
+    show([image], target, work=work)
+    kernel.unmount(target)
+    kernel.mount("other", target, "tmpfs")
+    try:
+        (target / "precious").write_text("x")
+        (work / "notes.json").write_text("{}")
+        assert clean_leftovers(work)[0].removed
+        assert content(target) == {"precious": "x"}
+        assert [path.name for path in work.iterdir()] == ["notes.json"]
+    finally:
+        kernel.unmount(target)

@@ -1,0 +1,140 @@
+"""Break the code on purpose and see that the tests notice: `make mutants`.
+
+Each mutant is one small change to the source. It is made in a temporary copy of the tree, the tests named with it run there, and
+at least one of them must fail; the same tests pass in an unchanged copy first, or their failure would prove nothing. To add one,
+add a line to MUTANTS. A mutant whose old text is not found exactly once fails the run: the code has moved on, so must the table.
+
+    python tests/mutants.py [--list] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_S = 300
+FAILED = 1
+"""The exit code of pytest for "tests ran and some failed"; anything higher means that they could not run."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Replace `old` by `new`, once, in `file`; then one of `tests` (arguments of pytest) fails."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        "skip verification",
+        "p2pdist/model/pieces.py",
+        "        return len(data) == self.layout.length(piece) and (",
+        "        return True or (",
+        ("tests/model",),
+    ),
+)
+
+
+def copy_tree(target: Path) -> None:
+    """Copy the files of the project, without what builds leave."""
+    ignored = shutil.ignore_patterns(
+        ".git", ".venv", "__pycache__", ".*_cache", "*.egg-info", "test-output", ".hypothesis"
+    )
+    shutil.copytree(ROOT, target, ignore=ignored, symlinks=True)
+
+
+def break_code(tree: Path, mutant: Mutant) -> None:
+    """Make the change; raises ValueError unless the old text is there exactly once."""
+    file = tree / mutant.file
+    if not file.is_file():
+        raise ValueError(f"{mutant.file} does not exist")
+    text = file.read_text()
+    if text.count(mutant.old) != 1:
+        raise ValueError(
+            f"{mutant.file} holds the old text {text.count(mutant.old)} times, not once: {mutant.old.strip()!r}"
+        )
+    file.write_text(text.replace(mutant.old, mutant.new))
+    compile(file.read_text(), str(file), "exec")
+
+
+def run_tests(tree: Path, tests: tuple[str, ...]) -> tuple[int, str]:
+    """Exit code of pytest in the copy, and the first failing test or the last line it printed. A run that hangs has noticed."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", *tests]
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return FAILED, f"no end within {TIMEOUT_S} s"
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    named = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return done.returncode, (named or lines or [""])[-1]
+
+
+def try_mutant(mutant: Mutant, place: Path, passing: dict[tuple[str, ...], str]) -> tuple[bool, str]:
+    """Whether the tests noticed the mutant, and which one did or what is wrong."""
+    if mutant.tests not in passing:
+        code, line = run_tests(place / "unchanged", mutant.tests)
+        passing[mutant.tests] = "" if code == 0 else f"the tests fail without any change ({line})"
+    if passing[mutant.tests]:
+        return False, passing[mutant.tests]
+    tree = place / "mutant"
+    copy_tree(tree)
+    try:
+        break_code(tree, mutant)
+        code, line = run_tests(tree, mutant.tests)
+    except (ValueError, SyntaxError) as error:
+        return False, str(error)
+    finally:
+        shutil.rmtree(tree)
+    if code > FAILED:
+        return False, f"the tests could not run ({line})"
+    return code == FAILED, line
+
+
+def main() -> int:
+    """Try the mutants named on the command line, or all; 0 when each was noticed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to try (default: all)")
+    parser.add_argument("--list", action="store_true", help="name the mutants and stop")
+    options = parser.parse_args()
+    unknown = set(options.names) - {mutant.name for mutant in MUTANTS}
+    if unknown:
+        parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
+    chosen = [mutant for mutant in MUTANTS if not options.names or mutant.name in options.names]
+    if options.list:
+        for mutant in chosen:
+            print(f"{mutant.name:<28} {mutant.file}: {mutant.old.strip()}  =>  {mutant.new.strip()}")
+        return 0
+    unnoticed = 0
+    with tempfile.TemporaryDirectory(prefix="p2pdist-mutants-") as name:
+        place = Path(name)
+        copy_tree(place / "unchanged")
+        passing: dict[tuple[str, ...], str] = {}
+        print(f"{'mutant':<28} {'verdict':<10} {'seconds':>7}  noticed by")
+        for mutant in chosen:
+            began = time.monotonic()
+            noticed, line = try_mutant(mutant, place, passing)
+            unnoticed += not noticed
+            print(
+                f"{mutant.name:<28} {'noticed' if noticed else 'UNNOTICED':<10} {time.monotonic() - began:7.1f}  {line}"
+            )
+    print(f"{len(chosen) - unnoticed} of {len(chosen)} mutants noticed")
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

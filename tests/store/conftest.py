@@ -1,0 +1,34 @@
+"""Stores in real directories."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from p2pdist.store.blobs import BlobStore
+
+OpenStore = Callable[..., BlobStore]
+
+
+@pytest.fixture
+def open_store() -> Iterator[OpenStore]:
+    """Opens stores that are closed at the end of the test."""
+    opened: list[BlobStore] = []
+
+    def start(root: Path, **options: object) -> BlobStore:
+        opened.append(BlobStore(root, **options))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield start
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path, open_store: OpenStore) -> BlobStore:
+    return open_store(tmp_path / "store")

@@ -1,0 +1,300 @@
+"""The store as a whole: locking, capacity, pins, small blobs, packages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_rig import PIECE, complete_file, data_file, files, fill, flip, sample
+
+from p2pdist.core.eviction import choose
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError, TooLarge, UsageError
+from p2pdist.model.package import SMALL_BYTES_MAX, Config, Descriptor, Manifest, encode_config, encode_manifest
+from p2pdist.model.pieces import encoded_size
+from p2pdist.store.blobs import SMALL_IDLE_S, BlobStore
+
+
+def test_a_second_opener_is_refused_by_name(tmp_path: Path, store: BlobStore) -> None:
+    """Another process, and this one too, learn which process has the store; once that has closed it, it opens."""
+    program = (
+        f"from pathlib import Path; from p2pdist.store.blobs import BlobStore; BlobStore(Path({str(store.root)!r}))"
+    )
+    second = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert second.returncode != 0
+    assert f"is in use by process {os.getpid()}" in second.stderr
+    with pytest.raises(Conflict, match=f"in use by process {os.getpid()}"):
+        BlobStore(store.root)
+    store.close()
+    store.close()
+    BlobStore(store.root).close()
+
+
+def test_begin_gives_one_object_per_blob(store: BlobStore) -> None:
+    found = sample(1, PIECE)
+    assert store.get(found.digest) is None
+    blob = store.begin(found.digest, found.pieces)
+    assert store.begin(found.digest, found.pieces) is blob
+    assert store.get(found.digest) is blob
+    assert store.blobs() == [blob]
+    assert blob.pieces == found.pieces
+
+
+def test_names_that_are_no_digests_are_refused(store: BlobStore, tmp_path: Path) -> None:
+    """No name leads out of the directory."""
+    pieces = sample(1, 1).pieces
+    calls: list[Any] = [
+        store.get,
+        store.remove,
+        store.drop_partial,
+        store.read_small,
+        store.owners,
+        lambda name: store.begin(name, pieces),
+        lambda name: store.pin(name, "me"),
+        lambda name: store.record_package("a:b", name),
+    ]
+    for name in (
+        "sha256:" + "../" * 10 + "etc/passwd",
+        "",
+        "sha256:" + "A" * 64,
+        "sha256:" + "a" * 64 + "\n",
+        "md5:00",
+    ):
+        for call in calls:
+            with pytest.raises(UsageError):
+                call(Digest(name))
+    assert files(store.root) == set()
+
+
+def test_remove_spares_what_is_pinned_or_in_use(store: BlobStore) -> None:
+    found = sample(2, PIECE)
+    blob = fill(store.begin(found.digest, found.pieces), found)
+    store.pin(found.digest, "package a:1")
+    store.pin(found.digest, "package b:1")
+    assert store.owners(found.digest) == {"package a:1", "package b:1"}
+    with pytest.raises(Conflict, match="pinned by package a:1, package b:1"):
+        store.remove(found.digest)
+    store.unpin("package a:1")
+    with pytest.raises(Conflict):
+        store.remove(found.digest)
+    store.unpin("package b:1")
+    with blob.held(), pytest.raises(Conflict):
+        store.remove(found.digest)
+    store.remove(found.digest)
+    assert store.get(found.digest) is None
+    assert files(store.root) == set()
+    assert store.read_small(found.pieces.digest) is None
+    assert store.usage().bytes_total == 0
+    with pytest.raises(NotFound):
+        store.remove(found.digest)
+
+
+def test_drop_partial_is_for_partial_blobs(store: BlobStore) -> None:
+    found = sample(3, 2 * PIECE)
+    store.drop_partial(found.digest)
+    blob = store.begin(found.digest, found.pieces)
+    store.pin(found.digest, "me")
+    with blob.held(), pytest.raises(Conflict):
+        store.drop_partial(found.digest)
+    store.drop_partial(found.digest)
+    assert store.get(found.digest) is None and files(store.root) == set()
+    with pytest.raises(NotFound):
+        blob.write(0, found.piece(0))
+    fill(store.begin(found.digest, found.pieces), found)
+    with pytest.raises(Conflict):
+        store.drop_partial(found.digest)
+
+
+def test_pins_and_packages_survive_reopening(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    digest = digest_of(b"x")
+    store.pin(digest, "one")
+    store.pin(digest, "two")
+    store.record_package("b:1", digest)
+    store.record_package("a:1", digest)
+    store.record_package("a:1", digest_of(b"y"))
+    store.forget_package("b:1")
+    store.close()
+    store = BlobStore(tmp_path)
+    assert store.owners(digest) == {"one", "two"}
+    record = store.packages()[0]
+    assert (record.reference, record.manifest_digest) == ("a:1", digest_of(b"y"))
+    assert len(store.packages()) == 1 and abs(record.last_used - time.time()) < 60
+    store.close()
+
+
+def test_capacity_counts_partial_blobs_in_full(tmp_path: Path, open_store: Any) -> None:
+    """A partial blob that has nothing yet keeps its room; without anything to evict a second one finds the store full."""
+    found, other = sample(4, 3 * PIECE), sample(5, 2 * PIECE)
+    overhead = encoded_size(found.pieces.layout)
+    store = open_store(tmp_path, capacity_bytes=4 * PIECE, choose=choose)
+    store.begin(found.digest, found.pieces)
+    assert store.usage().bytes_partial == 3 * PIECE
+    with pytest.raises(DiskFull) as caught:
+        store.begin(other.digest, other.pieces)
+    assert caught.value.details["needed"] == 2 * PIECE + encoded_size(other.pieces.layout)
+    assert caught.value.details["free"] == PIECE - overhead
+    assert store.get(other.digest) is None
+    assert store.read_small(other.pieces.digest) is None
+    store.drop_partial(found.digest)
+    store.begin(other.digest, other.pieces)
+
+
+def test_the_least_recently_used_goes_first(tmp_path: Path, open_store: Any) -> None:
+    """Of four blobs, one pinned, one held, one just read: the one left gives way, and nothing goes when that is not enough."""
+    old = [sample(seed, 2 * PIECE) for seed in range(20, 24)]
+    new, big = sample(24, 2 * PIECE), sample(25, 6 * PIECE)
+    store = open_store(tmp_path, capacity_bytes=9 * PIECE, choose=choose)
+    for found in old:
+        fill(store.begin(found.digest, found.pieces), found)
+    store.pin(old[0].digest, "me")
+    store.get(old[1].digest).hold()
+    store.get(old[2].digest).read(0)
+    store.begin(new.digest, new.pieces)
+    assert {blob.digest for blob in store.blobs()} == {found.digest for found in [*old[:3], new]}
+    with pytest.raises(DiskFull) as caught:
+        store.begin(big.digest, big.pieces)
+    assert caught.value.details["free"] < caught.value.details["needed"]
+    assert len(store.blobs()) == 4, "nothing may go in vain"
+    store.get(old[1].digest).release()
+    assert store.make_room(2 * PIECE) == [old[2].digest]
+    assert store.make_room(0) == []
+
+
+def test_without_a_decision_nothing_is_evicted(tmp_path: Path, open_store: Any) -> None:
+    found, other = sample(26, 2 * PIECE), sample(27, 2 * PIECE)
+    store = open_store(tmp_path, capacity_bytes=3 * PIECE)
+    fill(store.begin(found.digest, found.pieces), found)
+    with pytest.raises(DiskFull):
+        store.begin(other.digest, other.pieces)
+    assert len(store.blobs()) == 1
+
+
+def test_order_of_use_survives_reopening(tmp_path: Path, open_store: Any) -> None:
+    first, second = sample(28, PIECE), sample(29, PIECE)
+    store = open_store(tmp_path)
+    for found in (first, second):
+        fill(store.begin(found.digest, found.pieces), found)
+    store.get(first.digest).read(0)
+    store.close()
+    store = open_store(tmp_path, capacity_bytes=3 * PIECE, choose=choose)
+    assert store.make_room(2 * PIECE - 200) == [second.digest]
+
+
+def test_a_disk_that_is_too_small_is_named(store: BlobStore) -> None:
+    """More than the disk has is refused before anything is stored."""
+    free = os.statvfs(store.root).f_bavail * os.statvfs(store.root).f_frsize
+    with pytest.raises(DiskFull, match="bytes needed"):
+        store.make_room(free)
+    assert store.make_room(free // 2) == []
+    assert store.usage().disk_free == pytest.approx(free, rel=0.05)
+
+
+def test_small_blobs_are_checked_at_reading(store: BlobStore) -> None:
+    digest = store.put_small(b"manifest")
+    assert digest == digest_of(b"manifest") == store.put_small(b"manifest")
+    assert store.read_small(digest) == b"manifest"
+    assert store.usage().bytes_small == 8
+    flip(store.root / "small" / "sha256" / digest[7:], 2)
+    assert store.read_small(digest) is None
+    store.put_small(b"manifest")
+    assert store.read_small(digest) == b"manifest"
+    assert store.read_small(digest_of(b"other")) is None
+    assert store.put_small(b"") == digest_of(b"") and store.read_small(digest_of(b"")) == b""
+    with pytest.raises(TooLarge):
+        store.put_small(bytes(SMALL_BYTES_MAX + 1))
+
+
+def test_old_small_blobs_that_nothing_refers_to_are_swept(tmp_path: Path) -> None:
+    """Kept: what a package, a pin or a blob refers to, and what is young."""
+    found = sample(30, PIECE)
+    store = BlobStore(tmp_path)
+    store.begin(found.digest, found.pieces)
+    config = encode_config(Config())
+    manifest = encode_manifest(Manifest(Descriptor("x", digest_of(config), len(config)), (), ()))
+    kept = [store.put_small(config), store.put_small(manifest), store.put_small(b"pinned"), found.pieces.digest]
+    store.record_package("a:1", kept[1])
+    store.pin(kept[2], "me")
+    stray, young = store.put_small(b"stray"), store.put_small(b"young")
+    store.close()
+    past = time.time() - SMALL_IDLE_S - 10
+    for path in (tmp_path / "small" / "sha256").iterdir():
+        if path.name != young[7:]:
+            os.utime(path, (past, past))
+    store = BlobStore(tmp_path)
+    assert all(store.read_small(digest) is not None for digest in [*kept, young])
+    assert store.read_small(stray) is None
+    store.close()
+
+
+def test_another_piece_list_replaces_a_partial_blob(store: BlobStore) -> None:
+    """A partial blob that was begun by another list is begun anew, unless it is in use."""
+    found = sample(31, 4 * PIECE)
+    other = sample(31, 4 * PIECE, piece_size=2 * PIECE)
+    assert found.digest == other.digest
+    old = store.begin(found.digest, found.pieces)
+    old.write(0, found.piece(0))
+    with old.held(), pytest.raises(Conflict):
+        store.begin(other.digest, other.pieces)
+    new = store.begin(other.digest, other.pieces)
+    assert new is not old and len(new.have) == 0 and new.layout == other.pieces.layout
+    fill(new, other)
+    assert store.begin(found.digest, found.pieces) is new, "complete, and its SHA-256 is its name"
+
+
+def test_a_lying_piece_list_does_not_keep_its_place(store: BlobStore) -> None:
+    """Content that was complete by its list, but is not what the name says, gives way to the list of another package."""
+    liar, found = sample(32, PIECE), sample(33, PIECE)
+    fill(store.begin(found.digest, liar.pieces), liar)
+    blob = store.begin(found.digest, found.pieces)
+    assert not blob.complete and len(blob.have) == 0
+    fill(blob, found)
+    assert blob.sha256() == found.digest
+
+
+def test_a_lost_piece_list_is_said(tmp_path: Path) -> None:
+    found = sample(34, PIECE)
+    store = BlobStore(tmp_path)
+    fill(store.begin(found.digest, found.pieces), found)
+    store.close()
+    (tmp_path / "small" / "sha256" / found.pieces.digest[7:]).unlink()
+    store = BlobStore(tmp_path)
+    blob = store.get(found.digest)
+    assert blob is not None and blob.read(0) == found.data
+    with pytest.raises(Corrupt, match="lost the piece list"):
+        blob.verify()
+    store.close()
+
+
+def test_a_damaged_index_is_said_with_a_remedy(tmp_path: Path) -> None:
+    BlobStore(tmp_path).close()
+    (tmp_path / "index.sqlite").write_bytes(b"no database at all" * 1000)
+    with pytest.raises(Corrupt, match="Move the store directory away"):
+        BlobStore(tmp_path)
+    (tmp_path / "index.sqlite").unlink()
+    BlobStore(tmp_path).close()
+
+
+def test_a_directory_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(P2PDistError, match="cannot be used"):
+        BlobStore(tmp_path / "file")
+
+
+def test_blobs_end_with_their_store(tmp_path: Path) -> None:
+    """After close() a blob says why it cannot be used, and changes nothing."""
+    found = sample(35, 2 * PIECE)
+    store = BlobStore(tmp_path)
+    blob = store.begin(found.digest, found.pieces)
+    blob.write(0, found.piece(0))
+    store.close()
+    for use in (lambda: blob.write(1, found.piece(1)), lambda: blob.read(0), blob.hold, lambda: blob.verify()):
+        with pytest.raises(NotFound, match="the store is closed"):
+            use()
+    assert not any(data_file(tmp_path, found.digest).read_bytes()[PIECE:])
+    assert not complete_file(tmp_path, found.digest).exists()

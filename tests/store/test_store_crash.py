@@ -1,0 +1,250 @@
+"""What survives kill -9 and the loss of the machine: every verified piece, and never a wrong byte as good."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from crash_child import FIRST, LIFE
+from store_rig import (
+    PIECE,
+    complete_file,
+    data_file,
+    files,
+    fill,
+    flip,
+    have_file,
+    pretend_other_boot,
+    sample,
+)
+
+from p2pdist.store.blob import Blob
+from p2pdist.store.blobs import BlobStore
+
+CHILD = Path(__file__).parent / "crash_child.py"
+
+
+def held(store: BlobStore, digest: str) -> Blob:
+    blob = store.get(digest)  # type: ignore[arg-type]
+    assert blob is not None
+    return blob
+
+
+@pytest.mark.parametrize("wanted", [1, 100, 333])
+def test_a_killed_writer_loses_no_piece_it_had_reported(tmp_path: Path, wanted: int) -> None:
+    """SIGKILL while four threads write: each piece whose write() had returned is held, all held pieces verify, and the rest can follow."""
+    found, threads = sample(50, 400 * PIECE - 9), 4
+    command = [sys.executable, str(CHILD), "write", str(tmp_path), str(len(found.data)), str(threads)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        try:
+            for _ in range(wanted):
+                child.stdout.readline()
+        finally:
+            child.kill()
+        reported = wanted + len(child.stdout.read().splitlines())
+    store = BlobStore(tmp_path)
+    blob = held(store, found.digest)
+    assert reported <= len(blob.have) <= reported + threads
+    assert blob.verify() == []
+    on_disk = data_file(tmp_path, found.digest).read_bytes()
+    written = sum(on_disk[piece * PIECE :][:PIECE] == found.piece(piece) for piece in range(found.count))
+    assert written - len(blob.have) <= threads, "bytes that were written but not marked are fetched twice"
+    fill(blob, found)
+    assert blob.path.read_bytes() == found.data
+    store.close()
+
+
+def test_a_process_may_be_killed_at_every_step(tmp_path: Path) -> None:
+    """A process that does everything a store can do is killed at each of its changes of the disk in turn. Each time, the store opens, holds
+    only right bytes, has no stray file and can be filled; and also if the machine was lost with it and all that was not synchronised."""
+    done = subprocess.run(
+        [sys.executable, str(CHILD), "steps", str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    count, status = map(int, done.stdout.split())
+    assert status == 0 and count > 60, done.stdout
+    for number in range(count):
+        root = tmp_path / str(number)
+        if root.exists():
+            lost = tmp_path / "lost"
+            shutil.copytree(root, lost)
+            _check_recovery(root)
+            _lose_machine(lost, number)
+            _check_recovery(lost)
+            shutil.rmtree(lost)
+
+
+def _lose_machine(root: Path, seed: int) -> None:
+    """Another boot, and half of the blocks that nobody synchronised have become zeros."""
+    if (root / "partial").exists() and (root / "index.sqlite").exists():
+        _pretend_other_boot(root)
+        choice = random.Random(seed)
+        for path in [*(root / "partial").glob("*.data"), *(root / "blobs" / "sha256").iterdir()]:
+            path.chmod(0o644)
+            with path.open("r+b") as file:
+                for offset in range(0, path.stat().st_size, 4096):
+                    if choice.random() < 0.02:
+                        file.seek(offset)
+                        file.write(bytes(10))
+
+
+def _pretend_other_boot(root: Path) -> None:
+    """An index that was killed while it was made has no tables yet, and a bitmap no header."""
+    with sqlite3.connect(root / "index.sqlite") as database:
+        tables = database.execute("SELECT count(*) FROM sqlite_master WHERE name='blobs'").fetchone()[0]
+    database.close()
+    for path in (root / "partial").glob("*.have"):
+        if path.stat().st_size < 64:
+            path.unlink()
+    if tables:
+        pretend_other_boot(root)
+
+
+def _check_recovery(root: Path) -> None:
+    store = BlobStore(root)
+    try:
+        expected = set()
+        for blob in store.blobs():
+            found = next(item for item in LIFE if item.digest == blob.digest)
+            if found is FIRST and (root / "flipped").exists() and not (root / "dropped").exists():
+                # Killed after the bit was flipped behind the store's back and before it had looked.
+                blob.verify(drop=True)
+            assert blob.verify() == []
+            for piece in blob.have:
+                assert blob.read(piece) == found.piece(piece)
+            assert blob.complete == blob.have.complete
+            expected.add(blob.path)
+            if not blob.complete:
+                expected.add(have_file(root, blob.digest))
+        assert files(root) == {path.relative_to(root).as_posix() for path in expected}
+        for found in LIFE:
+            blob = fill(store.begin(found.digest, found.pieces), found)
+            assert blob.path.read_bytes() == found.data
+    finally:
+        store.close()
+
+
+def test_a_partial_blob_of_another_boot_is_verified(tmp_path: Path) -> None:
+    """Of five marked pieces one was torn when the machine was lost: that one is dropped, the others are held, and the next opening
+    has nothing left to check."""
+    found = sample(51, 8 * PIECE)
+    store = BlobStore(tmp_path)
+    blob = store.begin(found.digest, found.pieces)
+    for piece in range(5):
+        blob.write(piece, found.piece(piece))
+    store.close()
+    pretend_other_boot(tmp_path)
+    flip(data_file(tmp_path, found.digest), 2 * PIECE + 1)
+    for _ in range(2):
+        store = BlobStore(tmp_path)
+        assert list(held(store, found.digest).have) == [0, 1, 3, 4]
+        store.close()
+    fill_again = BlobStore(tmp_path)
+    fill(held(fill_again, found.digest), found)
+    fill_again.close()
+
+
+def test_marks_of_this_boot_and_clean_marks_are_believed(tmp_path: Path) -> None:
+    """No re-reading where none is needed: a bit flipped behind the store's back goes unnoticed, which shows that nothing was read. A store that
+    is closed in order is clean, so the same holds after a restart of the machine."""
+    found = sample(52, 4 * PIECE)
+    store = BlobStore(tmp_path)
+    blob = store.begin(found.digest, found.pieces)
+    for piece in range(3):
+        blob.write(piece, found.piece(piece))
+    store.close()
+    flip(data_file(tmp_path, found.digest), 10)
+    have = have_file(tmp_path, found.digest)
+    assert have.read_bytes()[36] == 1
+    with have.open("r+b") as file:
+        file.seek(16)
+        file.write(bytes(16))
+    store = BlobStore(tmp_path)
+    assert list(held(store, found.digest).have) == [0, 1, 2]
+    held(store, found.digest).write(3, found.piece(3))
+    assert have.read_bytes()[36] == 0, "the first bit that is set ends the clean state, under this boot"
+    assert have.read_bytes()[16:32] != bytes(16)
+    store.close()
+
+
+def test_a_damaged_bitmap_costs_a_verification_not_the_pieces(tmp_path: Path) -> None:
+    found = sample(53, 4 * PIECE)
+    for damage in (b"", b"nonsense" * 20, None):
+        store = BlobStore(tmp_path)
+        blob = store.begin(found.digest, found.pieces)
+        for piece in (0, 2):
+            blob.write(piece, found.piece(piece))
+        store.close()
+        have = have_file(tmp_path, found.digest)
+        if damage is None:
+            have.unlink()
+        else:
+            have.write_bytes(damage)
+        store = BlobStore(tmp_path)
+        assert list(held(store, found.digest).have) == [0, 2]
+        store.drop_partial(found.digest)
+        store.close()
+
+
+def test_a_complete_blob_of_another_boot_is_verified_unless_durable(tmp_path: Path) -> None:
+    """Lost pieces make it partial again; with all pieces right it stays complete; once it is durable nothing is read."""
+    torn, right, durable = sample(54, 3 * PIECE), sample(55, 3 * PIECE), sample(56, 3 * PIECE)
+    store = BlobStore(tmp_path)
+    for found in (torn, right):
+        fill(store.begin(found.digest, found.pieces), found)
+    store.close()
+    pretend_other_boot(tmp_path)
+    flip(complete_file(tmp_path, torn.digest), PIECE)
+    store = BlobStore(tmp_path)
+    assert held(store, torn.digest).have.missing() == [1] and not held(store, torn.digest).complete
+    assert held(store, right.digest).complete
+    fill(store.begin(durable.digest, durable.pieces), durable)
+    deadline = time.monotonic() + 10
+    while not _durable(tmp_path, durable.digest) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _durable(tmp_path, durable.digest), "durable soon after finish(), not only at close()"
+    store.close()
+
+
+def _durable(root: Path, digest: str) -> bool:
+    database = sqlite3.connect(root / "index.sqlite")
+    try:
+        return bool(database.execute("SELECT durable FROM blobs WHERE digest=?", (digest,)).fetchone()[0])
+    finally:
+        database.close()
+
+
+def test_a_complete_file_that_was_cut_short_is_found(tmp_path: Path) -> None:
+    found = sample(57, 3 * PIECE)
+    store = BlobStore(tmp_path)
+    fill(store.begin(found.digest, found.pieces), found)
+    store.close()
+    path = complete_file(tmp_path, found.digest)
+    path.chmod(0o644)
+    os.truncate(path, 2 * PIECE)
+    store = BlobStore(tmp_path)
+    assert held(store, found.digest).have.missing() == [2]
+    fill(held(store, found.digest), found)
+    assert path.read_bytes() == found.data
+    store.close()
+
+
+def test_leftovers_are_removed(tmp_path: Path) -> None:
+    """Files that belong to no blob, and index rows without a file, go at the next opening."""
+    found = sample(58, PIECE)
+    store = BlobStore(tmp_path)
+    fill(store.begin(found.digest, found.pieces), found)
+    store.close()
+    complete_file(tmp_path, found.digest).unlink()
+    for name in ("tmp/0123", "partial/feed.data", "partial/feed.have", "blobs/sha256/feed"):
+        (tmp_path / name).write_bytes(b"left")
+    store = BlobStore(tmp_path)
+    assert files(tmp_path) == set() and store.blobs() == []
+    store.close()

@@ -1,0 +1,172 @@
+"""Disks that are full, and disks with features of their own: real, tiny filesystems."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from store_rig import KIB, PIECE, files, fill, sample
+
+from p2pdist.core.eviction import choose
+from p2pdist.model.errors import DiskFull
+from p2pdist.store.blobs import BlobStore
+
+pytestmark = pytest.mark.root
+
+Mount = Callable[..., Path]
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
+    """Mounts filesystems that are unmounted at the end: `mount("tmpfs", size)`, or an image of a type made by its mkfs."""
+    mounted: list[Path] = []
+
+    def start(kind: str, size: int) -> Path:
+        target = tmp_path / f"{kind}-{len(mounted)}"
+        target.mkdir()
+        if kind == "tmpfs":
+            command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(target)]
+        else:
+            if shutil.which(f"mkfs.{kind}") is None:
+                pytest.skip(f"mkfs.{kind} is not installed")
+            image = tmp_path / f"{kind}.image"
+            with image.open("wb") as file:
+                file.truncate(size)
+            subprocess.run([f"mkfs.{kind}", "-q", str(image)], check=True, capture_output=True)
+            command = ["mount", "-o", "loop", str(image), str(target)]
+        subprocess.run(command, check=True, capture_output=True)
+        mounted.append(target)
+        return target
+
+    yield start
+    for target in reversed(mounted):
+        subprocess.run(["umount", str(target)], check=True)
+
+
+def test_a_full_disk_keeps_what_has_arrived(mount: Mount) -> None:
+    """1 MiB in all: a second blob that does not fit is refused with both numbers, leaves nothing, and the first one goes on."""
+    root = mount("tmpfs", 1024 * KIB)
+    first, second = sample(1, 8 * PIECE), sample(2, 8 * PIECE)
+    store = BlobStore(root)
+    try:
+        blob = store.begin(first.digest, first.pieces)
+        for piece in range(4):
+            blob.write(piece, first.piece(piece))
+        with pytest.raises(DiskFull) as caught:
+            store.begin(second.digest, second.pieces)
+        assert caught.value.details["needed"] >= 8 * PIECE > caught.value.details["free"] > 0
+        assert store.get(second.digest) is None and len(files(root)) == 2
+        fill(blob, first)
+        assert blob.path.read_bytes() == first.data
+    finally:
+        store.close()
+
+
+def test_room_is_made_on_the_disk(mount: Mount) -> None:
+    """Without a capacity of its own the store evicts when the disk is short, no more than needed."""
+    root = mount("tmpfs", 1024 * KIB)
+    found = [sample(seed, 4 * PIECE) for seed in range(4)]
+    store = BlobStore(root, choose=choose)
+    try:
+        for item in found:
+            fill(store.begin(item.digest, item.pieces), item)
+        present = [store.get(item.digest) is not None for item in found]
+        assert present == [False, True, True, True]
+    finally:
+        store.close()
+
+
+def test_no_space_in_the_middle_of_a_blob(mount: Mount) -> None:
+    """Where space cannot be reserved (ext2), somebody else may take it: write() says DiskFull, what is held stays held, and goes on
+    when there is space again."""
+    root = mount("ext2", 4096 * KIB)
+    found = sample(3, 20 * PIECE)
+    store = BlobStore(root / "store")
+    try:
+        blob = store.begin(found.digest, found.pieces)
+        for piece in range(4):
+            blob.write(piece, found.piece(piece))
+        filler = root / "filler"
+        with filler.open("wb", buffering=0) as file, pytest.raises(OSError):
+            while file.write(bytes(4096)):
+                pass
+        with pytest.raises(DiskFull) as caught:
+            for piece in range(4, found.count):
+                blob.write(piece, found.piece(piece))
+        assert caught.value.details["needed"] > 0
+        held = list(blob.have)
+        assert held[:4] == [0, 1, 2, 3] and len(held) < found.count
+        assert blob.verify() == []
+        filler.unlink()
+        fill(blob, found)
+        assert blob.path.read_bytes() == found.data
+    finally:
+        store.close()
+
+
+def test_what_partial_blobs_will_take_counts(mount: Mount) -> None:
+    """Where space cannot be reserved, what partial blobs have not yet written is not given away."""
+    root = mount("ext2", 4096 * KIB)
+    free = os.statvfs(root).f_bavail * os.statvfs(root).f_frsize
+    half = (free // 2 // PIECE + 1) * PIECE
+    first, second = sample(4, half), sample(5, half)
+    store = BlobStore(root / "store")
+    try:
+        store.begin(first.digest, first.pieces)
+        assert store.usage().disk_free > half, "sparse"
+        with pytest.raises(DiskFull):
+            store.begin(second.digest, second.pieces)
+    finally:
+        store.close()
+
+
+def test_an_output_on_a_full_disk_is_not_half_there(mount: Mount, tmp_path: Path) -> None:
+    small = mount("tmpfs", 256 * KIB)
+    found = sample(6, 5 * PIECE)
+    store = BlobStore(tmp_path / "store")
+    try:
+        blob = fill(store.begin(found.digest, found.pieces), found)
+        with pytest.raises(DiskFull, match=str(small)):
+            blob.give(small / "out")
+        assert list(small.iterdir()) == []
+        assert blob.give(mount("tmpfs", 1024 * KIB) / "out", hardlink=True) == "copy"
+    finally:
+        store.close()
+
+
+def test_a_disk_that_can_shares_extents(mount: Mount) -> None:
+    """On btrfs a copy is a reflink: it takes no space, and writing to it leaves the store alone."""
+    root = mount("btrfs", 128 << 20)
+    found = sample(7, 64 * PIECE)
+    store = BlobStore(root / "store", choose=choose)
+    try:
+        blob = fill(store.begin(found.digest, found.pieces), found)
+        output = root / "out"
+        assert blob.give(output, hardlink=True) == "reflink"
+        assert output.read_bytes() == found.data
+        with output.open("r+b") as file:
+            file.write(b"changed")
+        assert blob.verify() == []
+    finally:
+        store.close()
+
+
+def test_space_that_comes_back_late_is_waited_for(mount: Mount) -> None:
+    """btrfs frees the space of removed files with its next commit: no more blobs go than must."""
+    root = mount("btrfs", 128 << 20)
+    store = BlobStore(root / "store", choose=choose)
+    try:
+        free = store.usage().disk_free
+        size = free // 5 // PIECE * PIECE
+        found = [sample(seed, size) for seed in range(10, 16)]
+        for item in found[:4]:
+            fill(store.begin(item.digest, item.pieces), item)
+            os.sync()
+        evicted = store.make_room(2 * size)
+        assert evicted == [item.digest for item in found[: len(evicted)]] and len(evicted) <= 2
+    finally:
+        store.close()

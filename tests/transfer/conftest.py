@@ -1,0 +1,84 @@
+"""Fixtures of the transfer tests; every server, thread and descriptor is gone when a test has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from stream_rig import PIECE, Copy, RawPeer, Receiver, SampleBlob, Server
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.pieces import PieceLayout, PieceList
+from p2pdist.transfer.problems import problems
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+StartApp = Callable[[str, str, Handler], Awaitable[int]]
+
+
+@pytest.fixture
+async def start_app() -> AsyncIterator[StartApp]:
+    """Start a server with one route (method, path, handler); returns its port."""
+    runners: list[web.AppRunner] = []
+
+    async def start(method: str, path: str, handler: Handler) -> int:
+        app = web.Application(middlewares=[problems])
+        app.router.add_route(method, path, handler)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+        runners.append(runner)
+        await runner.setup()
+        listener = socket.create_server(("127.0.0.1", 0))
+        await web.SockSite(runner, listener).start()
+        return int(listener.getsockname()[1])
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+@pytest.fixture
+def blob(tmp_path: Path) -> SampleBlob:
+    data = random.Random(1).randbytes(40 * PIECE + 1234)
+    layout = PieceLayout(len(data), PIECE)
+    path = tmp_path / "blob"
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        pieces = PieceList.of_stream(file, len(data))
+    return SampleBlob(path, data, layout, pieces, digest_of(data))
+
+
+@pytest.fixture
+async def server(blob: SampleBlob, start_app: StartApp) -> Server:
+    server = Server(blob)
+    server.port = await start_app("POST", "/v1/streams", server.streams)
+    return server
+
+
+@pytest.fixture
+async def receiver(blob: SampleBlob, tmp_path: Path) -> AsyncIterator[Receiver]:
+    receiver = Receiver(blob, Copy(blob, tmp_path / "copy"))
+    yield receiver
+    for stream in receiver.streams:
+        stream.close()
+    for stream in receiver.streams:
+        if stream._thread.ident is not None:
+            assert await asyncio.to_thread(stream.join, 5.0), "a receiver thread is left behind"
+    os.close(receiver.copy.descriptor)
+
+
+@pytest.fixture
+def raw_peer() -> Iterator[Callable[[Callable[[socket.socket], None]], RawPeer]]:
+    peers: list[RawPeer] = []
+
+    def start(behave: Callable[[socket.socket], None]) -> RawPeer:
+        peers.append(RawPeer(behave))
+        return peers[-1]
+
+    yield start
+    for peer in peers:
+        peer.stop()

@@ -1,0 +1,251 @@
+"""The serving end of a stripe stream: it stops when the child does, keeps little unsent, and leaks nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import socket
+import struct
+import time
+
+import msgspec
+import pytest
+from aiohttp import ClientSession, web
+from stream_rig import Pieces, Receiver, SampleBlob, Server
+
+from p2pdist.model.errors import Unavailable
+from p2pdist.model.messages import StreamRequest
+from p2pdist.model.pieces import PieceLayout, PieceSet
+from p2pdist.transfer.server import REQUEST_BYTES_MAX, Block, serve_stream
+
+SIOCOUTQNSD = 0x894B
+"""ioctl: bytes in the send queue that have not been sent yet (linux/sockios.h)."""
+
+
+def ask(server: Server, *, receive_buffer: int | None = None) -> socket.socket:
+    """A plain connection that has asked for everything."""
+    blob = server.blob
+    body = msgspec.json.encode(StreamRequest(blob.digest, 0, 1, PieceSet(blob.layout.count).to_bytes()))
+    connection = socket.socket()
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.connect(("127.0.0.1", server.port))
+    connection.sendall(b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    return connection
+
+
+async def until(holds, timeout_s: float = 5.0) -> None:  # type: ignore[no-untyped-def]
+    async with asyncio.timeout(timeout_s):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("abruptly", [False, True])
+async def test_a_child_that_goes_away_while_waiting_for_its_turn_is_noticed(
+    server: Server, caplog: pytest.LogCaptureFixture, abruptly: bool
+) -> None:
+    server.make = lambda layout, wanted: Pieces(layout, wanted, available={0})
+    with ask(server) as connection:
+        await until(lambda: server.outgoing and server.outgoing[0].sent == 64 << 10)
+        await asyncio.sleep(0.02)
+        assert server.ended == 0
+        if abruptly:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await until(lambda: server.ended == 1, timeout_s=1)
+    assert server.outgoing[0].cancelled
+    assert caplog.records == []
+
+
+async def test_a_child_that_reads_nothing_holds_little_and_goes_quietly(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It neither lets bytes pile up in the kernel nor keeps the event loop busy, and its end is noticed."""
+    unsent: list[int] = []
+    original = server.streams
+
+    async def watched(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        server_side.append(request.transport.get_extra_info("socket"))
+        return await original(request)
+
+    server_side: list[socket.socket] = []
+    server.streams = watched  # type: ignore[method-assign]
+    runner = web.AppRunner(app := web.Application(), access_log=None)
+    app.router.add_post("/v1/streams", watched)
+    await runner.setup()
+    listener = socket.create_server(("127.0.0.1", 0))
+    await web.SockSite(runner, listener).start()
+    server.port = listener.getsockname()[1]
+    try:
+        with ask(server, receive_buffer=16 << 10):
+            await until(lambda: server.outgoing and server.outgoing[0].sent)
+            await asyncio.sleep(0.2)
+            answer = fcntl.ioctl(server_side[0].fileno(), SIOCOUTQNSD, bytes(4))
+            unsent.append(struct.unpack("i", answer)[0])
+            sent, used = server.outgoing[0].sent, time.process_time()
+            await asyncio.sleep(0.2)
+            assert server.outgoing[0].sent == sent < 1 << 20
+            assert time.process_time() - used < 0.1
+        await until(lambda: server.ended == 1, timeout_s=1)
+        assert unsent[0] <= 128 << 10, "little beyond TCP_NOTSENT_LOWAT"
+        assert caplog.records == []
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_child_that_takes_nothing_for_too_long_is_dropped(
+    blob: SampleBlob, start_app, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        wanted = StreamRequest(blob.digest, 0, 1, PieceSet(blob.layout.count).to_bytes())
+        with blob.path.open("rb") as file:
+            response = await serve_stream(request, Pieces(blob.layout, wanted), file, blob.layout, dead_after_s=0.3)
+        ended.set()
+        return response
+
+    server = Server(blob, await start_app("POST", "/v1/streams", handler))
+    with ask(server, receive_buffer=16 << 10):
+        async with asyncio.timeout(5):
+            await ended.wait()
+    assert caplog.records == []
+
+
+async def test_streams_leave_no_descriptor_behind(server: Server, receiver: Receiver) -> None:
+    server.make = lambda layout, wanted: Pieces(layout, wanted, available={0, 1, 2})
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with ask(server):
+            await asyncio.sleep(0.005)
+    await until(lambda: server.ended == 20)
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+async def test_a_known_failure_of_the_sender_is_seen_as_truncated(
+    server: Server, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Pieces):
+        async def next_block(self) -> Block | None:
+            if self.todo[0] == 2:
+                raise Unavailable("the blob is being removed")
+            return await super().next_block()
+
+    caplog.set_level(logging.INFO)
+    server.make = Failing
+    stream = receiver.open(server.port)
+    assert (await receiver.closed(stream)).reason == "short"
+    assert receiver.received(stream) == [0, 1]
+    assert "the blob is being removed" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_defect_of_the_sender_is_logged_and_seen_as_truncated(
+    server: Server, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Pieces):
+        async def next_block(self) -> Block | None:
+            if self.todo[0] == 2:
+                raise ZeroDivisionError
+            return await super().next_block()
+
+    server.make = Broken
+    stream = receiver.open(server.port)
+    assert (await receiver.closed(stream)).reason in ("short", "reset")
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_file_that_is_too_short_is_seen_as_truncated(
+    server: Server, receiver: Receiver, blob: SampleBlob, caplog: pytest.LogCaptureFixture
+) -> None:
+    blob.path.write_bytes(blob.data[: 3 * (64 << 10) + 5])
+    stream = receiver.open(server.port)
+    assert (await receiver.closed(stream)).reason == "short"
+    assert receiver.received(stream) == [0, 1, 2]
+
+
+async def test_a_child_that_says_more_than_its_request_is_cut_off(server: Server) -> None:
+    server.make = lambda layout, wanted: Pieces(layout, wanted, available=set())
+    with ask(server) as connection:
+        await until(lambda: server.outgoing)
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await until(lambda: server.ended == 1, timeout_s=1)
+
+
+async def test_a_fast_child_does_not_starve_the_event_loop(server: Server, tmp_path) -> None:
+    """The sender lets others run even when neither the kernel nor the uplink ever makes it wait."""
+    blob = server.blob
+    size = 1 << 30
+    layout = PieceLayout(size, 4 << 20)
+    with blob.path.open("r+b") as file:
+        file.truncate(size)
+    wanted = StreamRequest(blob.digest, 0, 1, PieceSet(layout.count).to_bytes())
+    server.make = lambda _, request: Pieces(layout, wanted, block=4 << 20)
+    server.blob.layout = layout
+    server_done = False
+
+    def drain() -> None:
+        buffer = bytearray(1 << 20)
+        with ask(server) as connection:
+            while connection.recv_into(buffer):
+                pass
+
+    ticks, worst, last = 0, 0.0, time.monotonic()
+    task = asyncio.create_task(asyncio.to_thread(drain))
+    while not task.done():
+        await asyncio.sleep(0.001)
+        now = time.monotonic()
+        ticks, worst, last = ticks + 1, max(worst, now - last), now
+    await task
+    assert not server_done
+    assert server.outgoing[0].sent == size
+    assert ticks > 20
+    assert worst < 0.2
+
+
+async def test_a_server_that_stops_does_not_wait_for_its_streams(blob: SampleBlob, receiver: Receiver) -> None:
+    server = Server(blob, make=lambda layout, wanted: Pieces(layout, wanted, available={0}))
+    runner = web.AppRunner(app := web.Application(), access_log=None, shutdown_timeout=0.1)
+    app.router.add_post("/v1/streams", server.streams)
+    await runner.setup()
+    listener = socket.create_server(("127.0.0.1", 0))
+    await web.SockSite(runner, listener).start()
+    stream = receiver.open(listener.getsockname()[1])
+    await receiver.until(lambda: receiver.received(stream) == [0])
+    before = time.monotonic()
+    await runner.cleanup()
+    assert time.monotonic() - before < 1
+    assert (await receiver.closed(stream)).reason in ("short", "reset")
+    assert server.outgoing[0].cancelled
+    assert server.ended == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 400),
+        (b"\xff\xfe", 400),
+        (b'{"blob":"sha256:x","stripe":0,"stripes":1,"have":""}', 400),
+        (b'{"blob":"../../etc/passwd","stripe":0,"stripes":1,"have":""}', 400),
+        (b'{"blob":"sha256:%s","stripe":4,"stripes":4,"have":""}' % (b"0" * 64), 400),
+        (b'{"blob":"sha256:%s","stripe":-1,"stripes":4,"have":""}' % (b"0" * 64), 400),
+        (b'{"blob":"sha256:%s","stripe":0,"stripes":0,"have":""}' % (b"0" * 64), 400),
+        (b'{"blob":"sha256:%s","stripe":0,"stripes":99999,"have":""}' % (b"0" * 64), 400),
+        (b'{"blob":"sha256:%s","stripe":0,"stripes":1,"have":"!"}' % (b"0" * 64), 400),
+        (b" " * (REQUEST_BYTES_MAX + 1), 413),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+async def test_malformed_requests_get_problem_documents(server: Server, body: bytes, status: int) -> None:
+    async with ClientSession() as session:
+        answer = await session.post(f"http://127.0.0.1:{server.port}/v1/streams", data=body)
+        assert answer.status == status
+        assert answer.content_type == "application/problem+json"
+        problem = await answer.json(content_type=None)
+    assert problem["status"] == status
+    assert problem["type"].startswith("urn:p2pdist:problem:")
+    assert server.outgoing == []

@@ -1,0 +1,121 @@
+"""Small content from central storage, read once and handed to every agent: what references name, manifests, configs, piece lists.
+
+Thousands of agents ask for the same few documents at the same moment. Reads of one thing are joined into one; what a digest names is
+kept, verified, up to CACHE_BYTES_MAX; what a tag names is asked again after TAG_FRESH_S. While the origin does not answer, the last
+known meaning of a tag is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import NotFound, Unavailable
+from p2pdist.model.package import Descriptor, Reference, decode_manifest
+from p2pdist.origin.origin import Origin
+
+TAG_FRESH_S = 1.0
+CACHE_BYTES_MAX = 256 << 20
+TAGS_MAX = 10_000
+LAYERS_MAX = 100_000
+
+Value = TypeVar("Value")
+_logger = logging.getLogger(__name__)
+
+
+class Content:
+    """See the module's text."""
+
+    def __init__(self, origin: Origin | None) -> None:
+        self._origin = origin
+        self._cache: OrderedDict[Digest, bytes] = OrderedDict()
+        self._cached_bytes = 0
+        self._tags: OrderedDict[str, tuple[float, Descriptor]] = OrderedDict()
+        self._layers: OrderedDict[Digest, Descriptor] = OrderedDict()
+        self._reads: dict[str, asyncio.Task[Any]] = {}
+
+    async def resolve(self, reference: Reference) -> Descriptor:
+        """The manifest that `reference` names. Raises NotFound, Unavailable."""
+        name = str(reference)
+        known = self._tags.get(name)
+        if known is not None and (reference.digest or time.monotonic() - known[0] < TAG_FRESH_S):
+            return known[1]
+        origin = self._need_origin(name)
+        try:
+            found = await self._joined(f"tag {name}", lambda: origin.resolve(reference))
+        except Unavailable as error:
+            if known is None:
+                raise
+            _logger.warning("%s: the last known meaning of %s is given", error, name)
+            return known[1]
+        _remember(self._tags, name, (time.monotonic(), found), TAGS_MAX)
+        return found
+
+    async def read(self, digest: Digest) -> bytes:
+        """A small blob, verified. Raises NotFound, Corrupt, TooLarge, Unavailable."""
+        data = self._cache.get(digest)
+        if data is not None:
+            self._cache.move_to_end(digest)
+            return data
+        origin = self._need_origin(digest)
+        data = await self._joined(f"blob {digest}", lambda: origin.read(digest))
+        self._keep(digest, data)
+        return data
+
+    async def layer(self, digest: Digest) -> Descriptor:
+        """The descriptor of a layer of a manifest that was read here. Raises NotFound."""
+        found = self._layers.get(digest)
+        if found is None:
+            raise NotFound(f"no package that was pulled lately has the blob {digest}")
+        return found
+
+    async def manifest(self, digest: Digest) -> bytes:
+        """A manifest, whose layers can be asked for one by one from then on."""
+        data = await self.read(digest)
+        for layer in decode_manifest(data).layers:
+            _remember(self._layers, layer.digest, layer, LAYERS_MAX)
+        return data
+
+    def _need_origin(self, wanted: str) -> Origin:
+        if self._origin is None:
+            raise Unavailable(
+                f"this tracker has no origin to look up {wanted} in",
+                remedy="Start it with --origin, or give the agent one",
+            )
+        return self._origin
+
+    async def _joined(self, key: str, read: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
+        task = self._reads.get(key)
+        if task is None:
+            task = self._reads[key] = asyncio.ensure_future(read())
+            task.add_done_callback(lambda done: self._read_ended(key, done))
+        value: Value = await asyncio.shield(task)
+        return value
+
+    def _read_ended(self, key: str, task: asyncio.Task[Any]) -> None:
+        del self._reads[key]
+        if not task.cancelled():
+            task.exception()  # marks it as seen: whoever asked may have gone away
+
+    def _keep(self, digest: Digest, data: bytes) -> None:
+        if digest in self._cache:
+            return
+        self._cache[digest] = data
+        self._cached_bytes += len(data)
+        while self._cached_bytes > CACHE_BYTES_MAX and len(self._cache) > 1:
+            self._cached_bytes -= len(self._cache.popitem(last=False)[1])
+
+
+Key = TypeVar("Key")
+
+
+def _remember(table: OrderedDict[Key, Value], key: Key, value: Value, limit: int) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    while len(table) > limit:
+        table.popitem(last=False)

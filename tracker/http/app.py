@@ -1,0 +1,49 @@
+"""The tracker's aiohttp application."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from p2pdist.transfer.problems import problems
+from tracker.http import content, scheduler, sessions
+from tracker.http.keys import REGISTRY, SERVICE
+from tracker.http.metrics import registry
+from tracker.service import Service
+
+BODY_BYTES_MAX = 1 << 20
+
+
+async def _health(request: web.Request) -> web.Response:
+    """GET /healthz and /readyz: the tracker keeps only soft state, so it is ready as soon as it answers."""
+    service = request.app[SERVICE]
+    return web.json_response({"status": "ok", "sessions": service.sessions, "swarms": len(service.fleet.swarms)})
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    """GET /metrics in the Prometheus text format."""
+    return web.Response(body=generate_latest(request.app[REGISTRY]), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def make_app(service: Service) -> web.Application:
+    """All routes of the tracker."""
+    app = web.Application(middlewares=[problems], client_max_size=BODY_BYTES_MAX)
+    app[SERVICE] = service
+    app[REGISTRY] = registry(service)
+    app.add_routes(
+        [
+            web.get("/healthz", _health),
+            web.get("/readyz", _health),
+            web.get("/metrics", _metrics),
+            web.get("/v1/session", sessions.session),
+            web.get("/v1/resolve", content.resolve),
+            web.get("/v1/content/{digest}", content.content),
+            web.get("/v1/layers/{digest}", content.layer),
+            web.get("/v1/hosts", scheduler.hosts),
+            web.get("/v1/hosts/{name}", scheduler.host),
+            web.get("/v1/swarms", scheduler.swarms),
+            web.get("/v1/swarms/{digest}", scheduler.swarm),
+            web.get("/v1/swarms/{digest}/story", scheduler.story),
+        ]
+    )
+    return app

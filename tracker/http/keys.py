@@ -1,0 +1,9 @@
+"""Where handlers find the service in the aiohttp application."""
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from tracker.service import Service
+
+SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
+REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry", CollectorRegistry)

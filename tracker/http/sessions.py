@@ -1,0 +1,69 @@
+"""Sessions of agents: one WebSocket each, JSON documents both ways (see p2pdist/model/messages.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aiohttp import WSMsgType, web
+
+from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.messages import MESSAGE_BYTES_MAX, Hello, Reject, decode_from_agent, encode
+from tracker.core.events import Received, SessionClosed, SessionOpened
+from tracker.http.keys import SERVICE
+from tracker.service import Outbox, Service
+
+HELLO_TIMEOUT_S = 10.0
+HEARTBEAT_S = 15.0
+
+_logger = logging.getLogger(__name__)
+
+
+async def session(request: web.Request) -> web.WebSocketResponse:
+    """GET /v1/session"""
+    service = request.app[SERVICE]
+    socket = web.WebSocketResponse(max_msg_size=MESSAGE_BYTES_MAX, heartbeat=HEARTBEAT_S, compress=False)
+    await socket.prepare(request)
+    try:
+        hello = decode_from_agent(await asyncio.wait_for(socket.receive_str(), HELLO_TIMEOUT_S))
+        if not isinstance(hello, Hello) or not 0 < len(hello.host) <= 255 or not 0 < len(hello.address) <= 255:
+            raise UsageError("a session begins with a hello that names host and address")
+    except (UsageError, TimeoutError, TypeError) as error:
+        problem = error if isinstance(error, P2PDistError) else UsageError("no hello arrived")
+        await socket.send_bytes(encode(Reject(problem.problem())))
+        await socket.close()
+        return socket
+    number, outbox = service.open_session()
+    writer = asyncio.create_task(_write(socket, outbox))
+    try:
+        service.submit(SessionOpened(number, hello))
+        await _read(socket, service, number, outbox)
+    finally:
+        service.submit(SessionClosed(number))
+        service.close_session(number)
+        outbox.put(None)
+        await asyncio.wait([writer], timeout=1.0)
+        writer.cancel()
+    return socket
+
+
+async def _read(socket: web.WebSocketResponse, service: Service, number: int, outbox: Outbox) -> None:
+    async for frame in socket:
+        if outbox.ended or frame.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+            return
+        try:
+            service.submit(Received(number, decode_from_agent(frame.data)))
+        except UsageError as error:
+            _logger.warning("session %d ends: %s", number, error)
+            outbox.put(Reject(error.problem()))
+            return
+
+
+async def _write(socket: web.WebSocketResponse, outbox: Outbox) -> None:
+    try:
+        while (message := await outbox.queue.get()) is not None:
+            await socket.send_str(encode(message).decode())
+    except (ConnectionError, RuntimeError) as error:
+        _logger.debug("a session broke while writing: %r", error)
+    finally:
+        await socket.close()
