@@ -20,6 +20,7 @@ Rule = Callable[[PurePosixPath, str], list[str]]
 MODULE_LINES_MAX = 400
 TEST_LINES_MAX = 800
 FUNCTION_LINES_MAX = 60
+METHOD_LINES_SILENT = 25
 
 MODEL = "p2pdist.model"
 ADAPTERS = ("p2pdist.store", "p2pdist.transfer", "p2pdist.origin", "p2pdist.package", "p2pdist.mount")
@@ -34,11 +35,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "p2pdist.__main__": ("p2pdist.cli",),
     "tracker.core": (MODEL, "tracker.core"),
     "tracker.state": (MODEL, "tracker.state"),
-    "tracker.http": (MODEL, "tracker.http", "tracker.service"),
-    "tracker.service": (MODEL, "tracker.core", "tracker.state", "tracker.http"),
+    "tracker.content": (MODEL, "p2pdist.origin", "tracker.content"),
+    "tracker.http": (MODEL, "p2pdist.transfer.problems", "tracker.core", "tracker.http", "tracker.service"),
+    "tracker.service": (MODEL, "tracker.core", "tracker.state", "tracker.content", "tracker.http"),
 }
 """Which of our packages a package may import. The longest prefix of a module's name decides; what is not named may import nothing
-of ours. A core and an adapter never meet; only the shells (agent, service, simulate, cli) see both."""
+of ours. A core and an adapter never meet; only the shells (agent, tracker.service with its handlers, simulate, cli) see both."""
 
 PURE = ("p2pdist.model", "p2pdist.core", "tracker.core")
 """Packages that decide: events in, commands out, the time handed in. The same code is live and simulated."""
@@ -202,7 +204,7 @@ def telling_names(path: PurePosixPath, _text: str) -> list[str]:
 
 def docstrings(path: PurePosixPath, text: str) -> list[str]:
     """Modules, public classes and public functions state their contract. A function of one statement and a class of fields alone
-    are their own; a method needs one from ten lines on."""
+    are their own; a method that is not a core's handle() needs one when it fills a screen."""
     if path.parts[0] not in ("p2pdist", "tracker") or not text.strip():
         return []
     tree = ast.parse(text)
@@ -217,7 +219,8 @@ def docstrings(path: PurePosixPath, text: str) -> list[str]:
                 for method in node.body
                 if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
                 and not method.name.startswith("_")
-                and (method.end_lineno or 0) - method.lineno >= 10
+                and (method.end_lineno or 0) - method.lineno >= METHOD_LINES_SILENT
+                and method.name != "handle"
                 and not ast.get_docstring(method)
             ]
         elif (
@@ -278,13 +281,15 @@ def links(path: PurePosixPath, text: str) -> list[str]:
 
 
 def cycles(modules: dict[str, str]) -> list[str]:
-    """Chains of imports that come back to where they began, from module name to text; type-checking imports do not count."""
+    """Chains of imports that come back to where they began, from module name to text. Imports for type checking and within functions
+    do not count: they do not keep a module from being loaded."""
     graph: dict[str, set[str]] = {}
     for name, text in modules.items():
         tree = ast.parse(text)
         for node in ast.walk(tree):
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-                node.body = [ast.Pass()]
+            guarded = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+            if guarded or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                node.body = [ast.Pass()]  # type: ignore[attr-defined]
         targets = (target for _line, target in imported(tree, name, is_package=False))
         graph[name] = {
             max((known for known in modules if within(target, (known,))), key=len, default="") for target in targets
@@ -362,7 +367,7 @@ def test_every_package_has_its_place() -> None:
         (import_directions, "p2pdist/agent/x.py", "from tracker.core import swarm"),
         (import_directions, "p2pdist/simulate/x.py", "from tracker.service import Service"),
         (import_directions, "tracker/core/x.py", "from tracker.state import traces"),
-        (import_directions, "tracker/http/x.py", "from tracker.core import swarm"),
+        (import_directions, "tracker/http/x.py", "from tracker.state import traces"),
         (import_directions, "tracker/x.py", "from p2pdist.model import digest"),
         (purity, "tracker/core/x.py", "import time"),
         (purity, "p2pdist/core/x.py", "from asyncio import sleep"),
@@ -380,7 +385,7 @@ def test_every_package_has_its_place() -> None:
         (
             docstrings,
             "tracker/x.py",
-            '"""Doc."""\nclass A:\n    """Doc."""\n    def f(self):\n' + "        self.a()\n" * 10,
+            '"""Doc."""\nclass A:\n    """Doc."""\n    def f(self):\n' + "        self.a()\n" * 25,
         ),
         (silence_on_failure, "p2pdist/core/x.py", "try:\n    f()\nexcept:\n    g()"),
         (silence_on_failure, "p2pdist/core/x.py", "try:\n    f()\nexcept Exception:\n    pass"),
@@ -430,5 +435,6 @@ def test_a_circle_is_found_and_named() -> None:
     """Two modules that import each other are a circle; for type checking only they are not."""
     back = "from p2pdist import a"
     assert cycles({"p2pdist.a": "import p2pdist.b", "p2pdist.b": back}) == ["p2pdist.a -> p2pdist.b -> p2pdist.a"]
+    assert cycles({"p2pdist.a": "import p2pdist.b", "p2pdist.b": f"def f():\n    {back}"}) == []
     guarded = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {back}"
     assert cycles({"p2pdist.a": "import p2pdist.b", "p2pdist.b": guarded}) == []

@@ -67,7 +67,7 @@ class Mounts:
         """What is shown now, and images that are handed out, by path."""
         return [self._entries[path].status for path in sorted(self._entries)]
 
-    async def show(  # noqa: PLR0917 - a package, a wish and a claim
+    async def show(
         self,
         reference: str,
         manifest_digest: Digest,

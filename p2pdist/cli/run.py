@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from p2pdist.mount.program import Program
 
 
-@click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command("run", context_settings={"allow_interspersed_args": False})
 @click.option("--writable", is_flag=True, help="Let the program write to its view; what it writes goes with it.")
 @click.option(
     "--how",

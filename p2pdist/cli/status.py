@@ -12,6 +12,9 @@ from p2pdist.cli import output
 from p2pdist.cli.local import socket_option
 from p2pdist.model.messages import MountStatus
 
+PULLS_SHOWN = 5
+"""When none is running, the last ones are shown."""
+
 
 @click.command("status")
 @socket_option
@@ -34,7 +37,8 @@ def command(socket: Path, as_json: bool) -> None:
     for name, value in store.items():
         is_bytes = isinstance(value, int) and "bytes" in name
         click.echo(f"store    {name.removesuffix('_bytes')} {output.amount(value) if is_bytes else value}")
-    for pull in status.get("pulls") or []:
+    pulls = status.get("pulls") or []
+    for pull in [each for each in pulls if each.get("state") in ("waiting", "running")] or pulls[-PULLS_SHOWN:]:
         click.echo(f"pull     {_pull_line(pull)}")
     for mount in mounts:
         click.echo(f"mount    {mount.path}  {mount.reference}  {mount.how}{', writable' if mount.writable else ''}")

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import msgspec
+
 PROBLEM_BASE = "urn:p2pdist:problem:"
+
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding untrusted JSON with msgspec may raise: no JSON or of another shape, a string that is not UTF-8, nested too deeply."""
 
 
 class P2PDistError(Exception):

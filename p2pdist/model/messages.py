@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import UsageError
+from p2pdist.model.errors import UNDECODABLE, UsageError
 from p2pdist.model.plan import Plan
 
 PROTOCOL_VERSION = 1
@@ -128,7 +128,7 @@ def decode_from_agent(data: bytes | str) -> FromAgent:
     """Raises UsageError when `data` is not a message of an agent."""
     try:
         return _from_agent.decode(data)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise UsageError(f"malformed session message: {error}") from error
 
 
@@ -136,7 +136,7 @@ def decode_from_tracker(data: bytes | str) -> FromTracker:
     """Raises UsageError when `data` is not a message of a tracker."""
     try:
         return _from_tracker.decode(data)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise UsageError(f"malformed session message: {error}") from error
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from p2pdist.model.digest import Digest, digest_of, hex_of, is_digest, parse_digest
-from p2pdist.model.errors import Corrupt, UsageError
+from p2pdist.model.errors import UNDECODABLE, Corrupt, UsageError
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PieceLayout, encoded_size
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
@@ -174,7 +174,7 @@ def decode_manifest(data: bytes) -> Manifest:
         raise Corrupt(f"a manifest of {len(data)} bytes is over the limit of {MANIFEST_BYTES_MAX}")
     try:
         plain = msgspec.json.decode(data, type=_Manifest)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise Corrupt(f"{digest_of(data)} is not a manifest: {error}") from error
     if plain.schema_version != 2 or plain.media_type != MANIFEST_TYPE:
         raise Corrupt(f"{digest_of(data)} is not an OCI image manifest")
@@ -202,7 +202,7 @@ def decode_config(data: bytes) -> Config:
     """Parse a config; raises Corrupt."""
     try:
         plain = msgspec.json.decode(data, type=_Config).config
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise Corrupt(f"{digest_of(data)} is not a package config: {error}") from error
     if any("=" not in entry or "\0" in entry for entry in plain.env):
         raise Corrupt(f"the config {digest_of(data)} holds an impossible environment entry")

@@ -87,6 +87,9 @@ def run(
             raise _not_started(program, reason)
         return code
     finally:
+        # A signal that came while the program was ending was meant for the program: it must not end this process now.
+        while signal.sigtimedwait(_AWAITED, 0) is not None:
+            pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

@@ -19,6 +19,7 @@ from p2pdist.simulate.world import World
 
 if TYPE_CHECKING:
     from p2pdist.simulate.host import Host, Pull
+    from p2pdist.simulate.origin import Origin
     from p2pdist.simulate.session import Session
 
 CONNECT_TIMEOUT_S = 2.0
@@ -105,6 +106,7 @@ class Network:
         self.streams: dict[Stream, None] = {}
         self.sessions: dict[Session, None] = {}
         self.unpowered: dict[str, None] = {}
+        self.origin: Origin | None = None
         self._cuts: list[Cut] = []
         self._whole = True
 
@@ -154,6 +156,8 @@ class Network:
         if not stream.child_open or (stream.parent is not None and not stream.parent_open):
             self.world.after(self.latency_s, self._break, stream)
             return
+        if stream.parent is None and self.origin is not None:
+            self.origin.resume(stream)
         stuck, stream.stuck = stream.stuck, []
         for piece, length, last in stuck:
             self._transmit(stream, piece, length, last)

@@ -90,7 +90,7 @@ def test_what_is_shown_names_every_agent_claim_and_figure() -> None:
     figures = good()
     out = io.StringIO()
     show(Console(file=out, width=160), figures, claims(figures))
-    for text in ("host1", "host2", "50.4 MB", "1.008", "makespan 2.10 s", "held", "2.2 s with pip"):
+    for text in ("host1", "host2", "50.40 MB", "1.008", "makespan 2.10 s", "held", "2.2 s with pip"):
         assert text in out.getvalue()
     document = json.loads(json.dumps(as_document(figures, claims(figures))))
     assert document["ok"] is True
@@ -100,4 +100,4 @@ def test_what_is_shown_names_every_agent_claim_and_figure() -> None:
 
 def test_bytes_are_shown_in_decimal_units() -> None:
     """As network people count them."""
-    assert [megabytes(1_500_000), megabytes(65_536)] == ["1.5 MB", "65.5 kB"]
+    assert [megabytes(1_500_000), megabytes(65_536)] == ["1.50 MB", "65.5 kB"]

@@ -41,7 +41,8 @@ def work(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def layer(tmp_path: Path) -> Layer:
-    """Makes layer images: names to contents; None is a directory, "whiteout" a whiteout, and `nodes` are pseudo-file lines of mksquashfs(1)."""
+    """Makes layer images: names to contents; None is a directory, "whiteout" a whiteout; `nodes` are pseudo-file lines of
+    mksquashfs(1)."""
 
     def make(name: str, files: dict[str, str | None], *nodes: str, options: tuple[str, ...] = ()) -> Path:
         source = tmp_path / "sources" / name

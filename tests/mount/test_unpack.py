@@ -39,7 +39,6 @@ def tree(top: Path) -> dict[str, tuple[str, object]]:
 
 def layers_that_differ(layer: Layer) -> list[Path]:
     """Every kind of replacement between two layers, and awkward names."""
-    whiteout = "whiteout"
     base = layer(
         "base",
         {

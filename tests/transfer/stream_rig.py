@@ -162,6 +162,7 @@ class Server:
     blob: SampleBlob
     port: int = 0
     outgoing: list[Pieces] = field(default_factory=list)
+    sockets: list[socket.socket] = field(default_factory=list)
     ended: int = 0
     make: Callable[[PieceLayout, StreamRequest], Pieces] = Pieces
 
@@ -169,6 +170,7 @@ class Server:
         wanted = await read_stream_request(request)
         outgoing = self.make(self.blob.layout, wanted)
         self.outgoing.append(outgoing)
+        self.sockets.append(request.get_extra_info("socket"))
         try:
             with self.blob.path.open("rb") as file:
                 return await serve_stream(request, outgoing, file, self.blob.layout)

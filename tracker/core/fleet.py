@@ -245,7 +245,7 @@ class Fleet:
         if child.parents[stripe] == source:
             swarm.detach(stripe, name)
         host = self.hosts.get(source)
-        if host is not None and reason in {"refused", "reset", "corrupt", "protocol"}:
+        if host is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if host.session is None and source in swarm.members:
                 self._leave(source, swarm.blob, now, "dead")
             elif host.blame(name, reason, now=now):

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 
 import click
 
 from p2pdist.cli import output
-from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.errors import P2PDistError
 
 AGENTS_MAX = 64
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
-
-
-def _bytes(text: str) -> int:
-    """A number of bytes, such as 500MB or 1GiB; raises UsageError."""
-    found = re.fullmatch(r"(\d{1,12})\s*([kmg]i?)?b?", text.strip().lower())
-    if not found:
-        raise UsageError(f"{text[:100]!r} is not a number of bytes", remedy="Write it as 500MB or 1GiB")
-    return int(found[1]) * _UNITS[found[2] or ""]
+LOG_WIDTH = 130
 
 
 @click.command("demo")
@@ -43,11 +34,13 @@ def command(agents: int, small: bool, size: str, keep: bool, as_json: bool) -> N
     """
     from rich.console import Console
 
+    from p2pdist.cli.agent import parse_size
     from p2pdist.cli.demo.figures import as_document, claims, show
     from p2pdist.cli.demo.script import Interrupted, Options, Script, play
 
-    console = Console(stderr=as_json, soft_wrap=not sys.stdout.isatty())
-    script = Script(Options(agents=agents, small=small, size=_bytes(size), keep=keep), console)
+    terminal = (sys.stderr if as_json else sys.stdout).isatty()
+    console = Console(stderr=as_json, width=None if terminal else LOG_WIDTH)
+    script = Script(Options(agents=agents, small=small, size=parse_size(size), keep=keep), console)
     try:
         figures = asyncio.run(play(script))
     except Interrupted as interrupted:

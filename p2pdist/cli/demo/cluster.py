@@ -171,7 +171,7 @@ class Cluster:
     async def run(self, host: Host, reference: str) -> Run:
         """`p2pdist run` through one agent; the program's last line is its report."""
         what = f"run {reference} on {host.name}"
-        done = await self._call(what, "run", reference, "--socket", str(host.socket))
+        done = await self._call(what, "run", "--socket", str(host.socket), reference)
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         if not lines:
             raise Corrupt(f"{what} printed no report: {done.last_words()}")

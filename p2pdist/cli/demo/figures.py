@@ -90,7 +90,7 @@ class Figures:
 
 def megabytes(count: float) -> str:
     """Bytes in units of 10^6, or of 10^3 below one of them."""
-    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+    return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
 def _round_claims(found: Round, agents: int) -> list[Claim]:

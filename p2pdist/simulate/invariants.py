@@ -1,0 +1,231 @@
+"""What must hold at every moment of a simulation; the first breach ends the run with its seed and time.
+
+Cheap checks follow each event: what is stored, sent, opened and planned. The trees are checked along the paths that an event may have
+changed, and as a whole every FULL_CHECK_S and at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from p2pdist.core import download as dl
+from p2pdist.model.digest import Digest
+from p2pdist.model.messages import Assign, Holding, Holdings
+from p2pdist.simulate.host import Host, Pull
+from p2pdist.simulate.network import Stream
+from p2pdist.simulate.world import World
+from tracker.core.events import Command, Event, Received, Send
+from tracker.core.fleet import Fleet
+from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+
+FULL_CHECK_S = 0.25
+
+
+class InvariantBroken(AssertionError):
+    """An invariant does not hold: a defect of ours."""
+
+
+class Invariants:
+    """See the module's text. `origin_streams_max` is the cap on leases that the fleets are given."""
+
+    def __init__(self, world: World, seed: int, origin_streams_max: int) -> None:
+        self._world, self._seed = world, seed
+        self._origin_streams_max = origin_streams_max
+        self._granted: dict[tuple[Digest, int, str], None] = {}
+        self._fleet: Fleet | None = None
+        self._full_check_at = 0.0
+        self.full_checks = 0
+
+    def require(self, condition: bool, what: str) -> None:
+        """Object unless `condition` holds."""
+        if not condition:
+            self.broken(what)
+
+    def broken(self, what: str) -> None:
+        """Object."""
+        raise InvariantBroken(f"seed {self._seed}, at {self._world.now:.6f} s: {what}")
+
+    # -- hosts
+
+    def stored(self, pull: Pull, piece: int, good: bool) -> None:
+        """A host takes a piece for good: it must have been checked, and only good ones may be."""
+        if not good:
+            self.broken(f"wrong bytes of piece {piece} were stored")
+        pull.proof[piece] = 1
+
+    def sending(self, stream: Stream, pull: Pull, piece: int, offset: int) -> None:
+        """A host sends a block: the piece has verified there, and it is the stream's only block in flight."""
+        if not pull.proof[piece]:
+            self.broken(f"{stream} forwards piece {piece} before it has verified")
+        if stream.sending >= 0:
+            self.broken(f"{stream} has two blocks in flight")
+        if piece % pull.blob.stripes != stream.stripe:
+            self.broken(f"{stream} carries piece {piece}")
+
+    def commanded(self, host: Host, pull: Pull, command: dl.Command) -> None:
+        """A download core commands something: streams only for what is missing, one a stripe, one end, and nothing after it."""
+        download = pull.download
+        assert download is not None
+        if pull.settled and not (isinstance(command, dl.CloseStream) and download.finished):
+            self.broken(f"{host.name} does {command} after its pull has ended")
+        match command:
+            case dl.OpenStream(number, source, stripe):
+                self._opening(host, pull, number, stripe)
+                if source.host == host.name:
+                    self.broken(f"{host.name} opens a stream to itself")
+            case dl.Completed():
+                missing = pull.proof.count(0)
+                if missing or not pull.have.complete:
+                    self.broken(f"{host.name} takes itself for complete and lacks {missing} pieces")
+            case dl.GaveUp() if not pull.proof.count(0):
+                self.broken(f"{host.name} gives up though it has all pieces")
+
+    def _opening(self, host: Host, pull: Pull, number: int, stripe: int) -> None:
+        stripes = pull.blob.stripes
+        if all(pull.proof[stripe::stripes]):
+            self.broken(f"{host.name} opens a stream for stripe {stripe}, of which it lacks nothing")
+        others = [
+            each for each in pull.incoming.values() if each.stripe == stripe and each.finishing < 0 and each.child_open
+        ]
+        if others and number not in pull.incoming:
+            self.broken(f"{host.name} opens a second stream for stripe {stripe}")
+
+    def counted(self, pull: Pull) -> None:
+        """Pieces are counted once, and only after they have verified."""
+        proven = len(pull.proof) - pull.proof.count(0)
+        if len(pull.have) != proven or sum(pull.counts()) != proven:
+            self.broken(f"{len(pull.have)} pieces are counted and {proven} have verified")
+
+    # -- the tracker
+
+    def fleet_handled(self, fleet: Fleet, event: Event, commands: list[Command]) -> None:
+        """A fleet core has handled an event: look at what may have changed."""
+        if fleet is not self._fleet:
+            self._fleet = fleet
+            self._granted.clear()
+        for command in commands:
+            if isinstance(command, Send) and isinstance(command.message, Assign):
+                self._assigned(fleet, command.message, fleet.session_host(command.session))
+        if isinstance(event, Received) and isinstance(event.message, Holding | Holdings):
+            message = event.message
+            holdings = message.blobs if isinstance(message, Holdings) else (message,)
+            name = fleet.session_host(event.session)
+            for holding in holdings:
+                self._paths(fleet.swarms.get(holding.blob), name)
+        if self._world.now >= self._full_check_at:
+            self._full_check_at = self._world.now + FULL_CHECK_S
+            self.check_fleet(fleet)
+
+    def _assigned(self, fleet: Fleet, message: Assign, name: str | None) -> None:
+        swarm = fleet.swarms[message.plan.blob]
+        self.require(name is not None, "a plan goes to a session without a host")
+        assert name is not None
+        member = swarm.members[name]
+        for plan in message.plan.stripes:
+            parent = plan.parent
+            told = parent.host if parent is not None else None
+            self.require(told == member.parents[plan.stripe], f"{name} is told another parent than it has")
+            self._climb(swarm, plan.stripe, name)
+            if parent is not None and parent.is_origin:
+                self._granted[swarm.blob, plan.stripe, name] = None
+                self._leases(fleet)
+
+    def _leases(self, fleet: Fleet) -> None:
+        """At most one lease a stripe, and no more than the cap in all, of those that this fleet granted and that are still out."""
+        per_stripe: dict[tuple[Digest, int], int] = {}
+        for blob, stripe, name in list(self._granted):
+            swarm = fleet.swarms.get(blob)
+            if swarm is None or name not in swarm.roots[stripe]:
+                del self._granted[blob, stripe, name]
+                continue
+            per_stripe[blob, stripe] = per_stripe.get((blob, stripe), 0) + 1
+        self.require(max(per_stripe.values(), default=0) <= 1, "a stripe has two leases")
+        self.require(sum(per_stripe.values()) <= self._origin_streams_max, "more leases than the cap are out")
+
+    def _paths(self, swarm: Swarm | None, name: str | None) -> None:
+        if swarm is None or name not in swarm.members:
+            return
+        for stripe in range(swarm.stripes):
+            self._climb(swarm, stripe, name)
+
+    def _climb(self, swarm: Swarm, stripe: int, host: str) -> None:
+        """The way up from a host ends."""
+        steps, at = 0, swarm.members[host].parents[stripe]
+        while at:
+            steps += 1
+            if steps > len(swarm.members):
+                self.broken(f"stripe {stripe} has a cycle through {host}")
+            at = swarm.members[at].parents[stripe]
+
+    def check_fleet(self, fleet: Fleet) -> None:
+        """Everything about a fleet's swarms."""
+        self.full_checks += 1
+        for swarm in fleet.swarms.values():
+            receivers = sum(1 for member in swarm.members.values() if not member.seed)
+            self.require(swarm.receivers == receivers, f"{swarm.receivers} receivers are counted, {receivers} are there")
+            for member in swarm.members.values():
+                self._check_member(fleet, swarm, member)
+            for stripe in range(swarm.stripes):
+                self._check_tree(swarm, stripe)
+            for stripe, name in swarm.unplanned:
+                member = swarm.members[name]
+                lacks = member.counts[stripe] < swarm.totals[stripe]
+                self.require(
+                    lacks and member.parents[stripe] is None, f"{name} waits for a parent that it needs not ({stripe})"
+                )
+
+    def _check_member(self, fleet: Fleet, swarm: Swarm, member: Member) -> None:
+        name = member.host
+        host = fleet.hosts[name]
+        self.require(swarm.blob in host.swarms, f"{name} is in a swarm that it does not know of")
+        self.require(member.present == (host.session is not None), f"{name} is absent in its swarm or in the fleet only")
+        self.require(member.seed == (member.counts == swarm.totals), f"{name} is wrongly taken for a seed, or is not")
+        self.require(sum(member.seats) <= max(member.budget, 0), f"{name} has more seats than its budget")
+        for stripe in range(swarm.stripes):
+            parent = member.parents[stripe]
+            complete = member.counts[stripe] == swarm.totals[stripe]
+            if parent is None:
+                waits = complete or (stripe, name) in swarm.unplanned
+                self.require(waits, f"{name} has no parent in stripe {stripe} and waits for none")
+                continue
+            self.require(not complete, f"{name} has a parent in stripe {stripe}, of which it lacks nothing")
+            if parent != FROM_ORIGIN:
+                known = parent in swarm.members and name in swarm.members[parent].children[stripe]
+                self.require(known, f"{name} receives from {parent}, which does not know it")
+            self.require((name in swarm.roots[stripe]) == (parent == FROM_ORIGIN), f"the roots are wrong about {name}")
+            for child in member.children[stripe]:
+                listed = child in swarm.members and swarm.members[child].parents[stripe] == name
+                self.require(listed, f"{name} lists {child}, which receives from another")
+
+    def _check_tree(self, swarm: Swarm, stripe: int) -> None:
+        """No cycles: every way up ends. Each host is climbed from once."""
+        safe: dict[str, None] = {}
+        for host in swarm.members:
+            path: dict[str, None] = {}
+            at: str | None = host
+            while at and at not in safe:
+                if at in path:
+                    self.broken(f"stripe {stripe} has a cycle through {at}")
+                path[at] = None
+                at = swarm.members[at].parents[stripe]
+            safe.update(path)
+
+    # -- the end
+
+    def check_end(self, fleet: Fleet | None, hosts: Iterable[Host]) -> None:
+        """What must hold once all is quiet: every host's books agree with the tracker's."""
+        if fleet is not None:
+            self.check_fleet(fleet)
+        for host in hosts:
+            for pull in host.pulls.values():
+                self.counted(pull)
+                if fleet is None or not host.running or pull.error is not None:
+                    continue
+                swarm = fleet.swarms.get(pull.blob.digest)
+                member = swarm.members.get(host.name) if swarm is not None else None
+                self.require(member is not None, f"the tracker does not know what {host.name} holds")
+                assert member is not None
+                self.require(
+                    tuple(member.counts) == pull.counts(),
+                    f"the tracker takes {host.name} to hold {member.counts}, it holds {pull.counts()}",
+                )

@@ -1,0 +1,149 @@
+"""Sessions and the tracker's service: the shell around the fleet core, with messages that take time and tracker processes that die."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from p2pdist.model.messages import FromAgent, FromTracker, Hello
+from p2pdist.simulate.network import TRACKER_NAME, Network
+from p2pdist.simulate.world import World
+from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.fleet import Fleet
+
+if TYPE_CHECKING:
+    from p2pdist.simulate.host import Host
+
+TICK_S = 0.05
+SILENCE_S = 5.0
+"""A session over a path that has been silent for so long is given up by both sides (heartbeats)."""
+
+Watcher = Callable[[Fleet, Event, list[Command]], None]
+
+
+class Session:
+    """One session; messages arrive in order after the latency, and wait while the path is cut."""
+
+    __slots__ = ("_cut_since", "_waiting", "host", "host_open", "number", "tracker", "tracker_open")
+
+    def __init__(self, tracker: Tracker, host: Host, number: int) -> None:
+        self.tracker, self.host, self.number = tracker, host, number
+        self.host_open = self.tracker_open = True
+        self._cut_since: float | None = None
+        self._waiting: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+
+    def to_tracker(self, message: FromAgent) -> None:
+        """The host says something."""
+        self._carry(self.tracker.received, self, message)
+
+    def to_host(self, message: FromTracker) -> None:
+        """The tracker says something."""
+        self._carry(self.host.told, self, message)
+
+    def _carry(self, deliver: Callable[..., object], *arguments: object) -> None:
+        if self._cut_since is None:
+            self.tracker.world.after(self.tracker.network.latency_s, deliver, *arguments)
+        else:
+            self._waiting.append((deliver, arguments))
+
+    def close_from_host(self) -> None:
+        """The host's side is gone."""
+        self.host_open = False
+        self._carry(self.tracker.session_ended, self)
+
+    def close_from_tracker(self) -> None:
+        """The tracker's side is gone."""
+        self.tracker_open = False
+        self._carry(self.host.session_ended, self)
+
+    def path_changed(self, *, whole: bool) -> None:
+        """The path between host and tracker was cut or healed."""
+        world = self.tracker.world
+        if not whole and self._cut_since is None:
+            self._cut_since = world.now
+            world.after(SILENCE_S, self._give_up, self._cut_since)
+        elif whole and self._cut_since is not None:
+            self._cut_since = None
+            waiting, self._waiting = self._waiting, []
+            for deliver, arguments in waiting:
+                self._carry(deliver, *arguments)
+
+    def _give_up(self, since: float) -> None:
+        if self._cut_since == since:
+            self._waiting.clear()
+            self.tracker.session_ended(self)
+            self.host.session_ended(self)
+
+
+class Tracker:
+    """The tracker's process: one fleet core at a time, none while it is away."""
+
+    def __init__(self, world: World, network: Network, watcher: Watcher, make_fleet: Callable[[float], Fleet]) -> None:
+        self.world, self.network = world, network
+        self.fleet: Fleet | None = None
+        self.messages = 0
+        self._watcher, self._make_fleet = watcher, make_fleet
+        self._sessions: dict[int, Session] = {}
+        self._number = 0
+        self._life = 0
+
+    def start(self) -> None:
+        """A new process, which knows nothing."""
+        self._life += 1
+        self.fleet = self._make_fleet(self.world.now)
+        self.world.after(TICK_S, self._tick, self._life)
+
+    def kill(self) -> None:
+        """The process dies, and every session with it."""
+        self.fleet = None
+        for session in list(self._sessions.values()):
+            session.close_from_tracker()
+            self._forget(session)
+
+    def connect(self, host: Host, hello: Hello) -> Session | None:
+        """A host opens a session; None when no process listens. The first message is on its way to the host when this returns."""
+        if self.fleet is None:
+            return None
+        self._number += 1
+        session = Session(self, host, self._number)
+        self._sessions[session.number] = session
+        self.network.sessions[session] = None
+        self._handle(SessionOpened(session.number, hello))
+        return session
+
+    def received(self, session: Session, message: FromAgent) -> None:
+        """A host's message has arrived."""
+        if session.tracker_open:
+            self.messages += 1
+            self._handle(Received(session.number, message))
+
+    def session_ended(self, session: Session) -> None:
+        """The other side of a session is gone."""
+        if session.tracker_open:
+            session.tracker_open = False
+            self._handle(SessionClosed(session.number))
+        self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        self._sessions.pop(session.number, None)
+        self.network.sessions.pop(session, None)
+
+    def _tick(self, life: int) -> None:
+        if life == self._life and self.fleet is not None:
+            self._handle(Tick())
+            self.world.after(TICK_S, self._tick, life)
+
+    def _handle(self, event: Event) -> None:
+        assert self.fleet is not None
+        commands = self.fleet.handle(event, now=self.world.now)
+        self._watcher(self.fleet, event, commands)
+        for command in commands:
+            session = self._sessions.get(command.session)
+            if session is None:
+                continue
+            match command:
+                case Send(_, message):
+                    session.to_host(message)
+                case Drop():
+                    session.close_from_tracker()
+                    self._forget(session)

@@ -1,0 +1,143 @@
+"""Wire messages: what is sent is what arrives, and what is malformed is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, UsageError, from_problem
+from p2pdist.model.messages import (
+    Advance,
+    Assign,
+    Complaint,
+    FromAgent,
+    FromTracker,
+    Hello,
+    Holding,
+    Holdings,
+    Left,
+    Reject,
+    Report,
+    StreamRequest,
+    Welcome,
+    decode_from_agent,
+    decode_from_tracker,
+    encode,
+)
+from p2pdist.model.pieces import PieceSet
+from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
+
+BLOB = digest_of(b"x")
+HOLDING = Holding(BLOB, 1 << 40, 1 << 16, (3, 4), ("", None))
+
+FROM_AGENT: list[FromAgent] = [
+    Hello(1, "h1", "10.0.0.1:7000", "z", "r"),
+    HOLDING,
+    Holdings((HOLDING, Holding(BLOB, 0, 1 << 16, ()))),
+    Report((Advance(BLOB, (1, 2)),), 5, 0.25),
+    Report(),
+    Complaint(BLOB, 1, "h2", "corrupt", 7),
+    Complaint(BLOB, 0, "", "unavailable"),
+    Left(BLOB),
+]
+FROM_TRACKER: list[FromTracker] = [
+    Welcome(1, 0.5, "file:///origin"),
+    Assign(
+        Plan(
+            BLOB, (StripePlan(0, ORIGIN), StripePlan(1, None), StripePlan(2, Source("h", "a:1"), (Source("i", "b:2"),)))
+        )
+    ),
+    Reject(UsageError("no", remedy="do").problem(), BLOB),
+]
+
+
+@pytest.mark.parametrize("message", FROM_AGENT)
+def test_messages_of_agents_come_back_as_they_were(message: FromAgent) -> None:
+    assert decode_from_agent(encode(message)) == message
+    assert decode_from_agent(encode(message).decode()) == message
+
+
+@pytest.mark.parametrize("message", FROM_TRACKER)
+def test_messages_of_trackers_come_back_as_they_were(message: FromTracker) -> None:
+    assert decode_from_tracker(encode(message)) == message
+
+
+def test_each_side_refuses_the_other_sides_messages() -> None:
+    for message in FROM_AGENT:
+        with pytest.raises(UsageError):
+            decode_from_tracker(encode(message))
+    for reply in FROM_TRACKER:
+        with pytest.raises(UsageError):
+            decode_from_agent(encode(reply))
+
+
+def test_the_form_is_as_documented() -> None:
+    """Written out by hand, so that a change of the protocol cannot pass unnoticed."""
+    assert encode(Left(BLOB)) == b'{"type":"left","blob":"%s"}' % BLOB.encode()
+    assert (
+        encode(Report((Advance(BLOB, (1, 2)),)))
+        == b'{"type":"report","blobs":[["%s",[1,2]]],"sent_bytes":0,"busy_s":0.0}' % BLOB.encode()
+    )
+
+
+@pytest.mark.parametrize("decode", [decode_from_agent, decode_from_tracker])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"type": "unheard-of"}',
+        b'{"type": 1}',
+        b'{"type": "hello"}',
+        b'{"type": "hello", "protocol": "1", "host": "h", "address": "a"}',
+        b'{"type": "hello", "protocol": 1, "host": null, "address": "a"}',
+        b'{"type": "hello", "protocol": 1, "host": "\xff", "address": "a"}',
+        b'{"type": "welcome", "protocol": 1, "report_interval_s": "soon"}',
+        b'{"type": "assign", "plan": {"blob": "x", "stripes": [1]}}',
+        b'{"type": "complaint", "blob": "x", "stripe": 0, "source": "h", "reason": "mood"}',
+        b'{"type": "report", "blobs": [["x"]]}',
+        b'{"type": "left", "blob": "x"} trailing',
+        b'{"type": "left", "blob":' + b"[" * 100_000,
+        b'{"type": "left", "blob": "x", "more":' + b"[" * 100_000,
+        b'{"type": "reject", "problem": {"a":' + b"[" * 100_000,
+    ],
+)
+def test_malformed_messages_are_refused(decode: Callable[[bytes], object], data: bytes) -> None:
+    with pytest.raises(UsageError):
+        decode(data)
+
+
+@given(st.binary(max_size=100))
+def test_noise_is_refused_not_a_crash(data: bytes) -> None:
+    for decode in (decode_from_agent, decode_from_tracker):
+        with pytest.raises(UsageError):
+            decode(data)
+
+
+@given(st.integers(0, 100), st.data())
+def test_stream_requests_carry_the_bitmap(count: int, data: st.DataObject) -> None:
+    have = PieceSet(count)
+    for piece in data.draw(st.lists(st.integers(0, max(0, count - 1)), max_size=count)):
+        have.add(piece)
+    request = StreamRequest(BLOB, 1, 4, have.to_bytes(), "h1")
+    arrived = msgspec.json.decode(msgspec.json.encode(request), type=StreamRequest)
+    assert arrived == request
+    assert list(PieceSet(count, arrived.have)) == list(have)
+
+
+def test_failures_survive_the_wire() -> None:
+    """A problem document (RFC 9457) becomes the failure it was, with its numbers; an unknown one becomes a plain failure."""
+    for failure in (UsageError("a", remedy="b"), Corrupt("c", blob=BLOB), DiskFull("/store", needed=10, free=3)):
+        again = from_problem(failure.problem())
+        assert type(again) is type(failure)
+        assert (again.what, again.remedy, again.details) == (failure.what, failure.remedy, failure.details)
+        assert again.exit_code == failure.exit_code
+    assert type(from_problem({"type": "urn:other", "title": "t"})) is P2PDistError
+    assert type(from_problem({})) is P2PDistError

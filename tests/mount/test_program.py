@@ -1,0 +1,129 @@
+"""Programs of packages: what is executed, exit codes, signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from p2pdist.model.errors import NotFound, P2PDistError, UsageError
+from p2pdist.model.package import Config
+from p2pdist.mount.program import Program, program, run
+
+ROOT = Path("/shown here")
+
+
+def test_the_root_is_put_in_and_the_package_s_bin_comes_first() -> None:
+    """Entrypoint, arguments, environment and working directory may name the directory where the package is seen."""
+    config = Config(
+        ("${P2PDIST_ROOT}/bin/python", "-m", "train"),
+        ("PYTHONPATH=${P2PDIST_ROOT}/app:${P2PDIST_ROOT}/lib", "HOME=/app"),
+        "/app",
+    )
+    made = program(config, ["--out=${P2PDIST_ROOT}/x"], root=ROOT, environ={"PATH": "/usr/bin", "HOME": "/root"})
+    assert made.argv == ("/shown here/bin/python", "-m", "train", "--out=/shown here/x")
+    assert made.env == {
+        "PATH": "/shown here/bin:/usr/bin",
+        "HOME": "/app",
+        "PYTHONPATH": "/shown here/app:/shown here/lib",
+        "P2PDIST_ROOT": "/shown here",
+    }
+    assert made.cwd == "/shown here/app"
+
+
+@pytest.mark.parametrize(
+    ("working_dir", "cwd"),
+    [
+        ("", "/shown here"),
+        ("/", "/shown here"),
+        ("app/x", "/shown here/app/x"),
+        ("${P2PDIST_ROOT}/app", "/shown here/app"),
+        ("${P2PDIST_ROOT}", "/shown here"),
+        ("/a/../b", "/shown here/b"),
+    ],
+)
+def test_the_working_directory_is_inside(working_dir: str, cwd: str) -> None:
+    """Absolute or relative, it is below the root."""
+    assert program(Config(("x",), (), working_dir), [], root=ROOT, environ={}).cwd == cwd
+
+
+def test_nothing_to_run_and_nowhere_to_run_it() -> None:
+    """Both are refused before anything starts."""
+    with pytest.raises(UsageError, match="no program"):
+        program(Config(), [], root=ROOT, environ={})
+    with pytest.raises(UsageError, match="outside"):
+        program(Config(("x",), (), "../../etc"), [], root=ROOT, environ={})
+    assert program(Config(), ["ls", "-l"], root=ROOT, environ={}).argv == ("ls", "-l")
+
+
+def started(*argv: str, cwd: str = "/") -> Program:
+    return Program(argv, os.environ, cwd)
+
+
+def test_exit_codes_come_through(tmp_path: Path) -> None:
+    """The program's own, 128 + n after signal n, and failures of ours when it could not start."""
+    assert run(started("sh", "-c", "exit 7")) == 7
+    assert run(started("true")) == 0
+    assert run(started("sh", "-c", "kill -KILL $$")) == 128 + 9
+    told: list[str] = []
+    assert run(started("true"), started=lambda: told.append("started")) == 0
+    assert told == ["started"]
+    with pytest.raises(NotFound, match="there-is-no-such-program"):
+        run(started("there-is-no-such-program"), started=lambda: told.append("not"))
+    with pytest.raises(NotFound, match="directory"):
+        run(started("true", cwd=str(tmp_path / "none")))
+    plain = tmp_path / "plain"
+    plain.write_text("x")
+    with pytest.raises(P2PDistError, match="cannot be run"):
+        run(started(str(plain)))
+    assert told == ["started"]
+
+
+def test_the_caller_s_signal_mask_comes_back() -> None:
+    """Afterwards signals reach this process as before."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    run(started("true"))
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+_RUNNER = """
+import os, sys
+from p2pdist.mount.program import Program, run
+sys.exit(run(Program(("sh", "-c", sys.argv[1]), os.environ, "/")))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_signals_sent_to_us_reach_the_program(number: signal.Signals) -> None:
+    """The program decides what they mean; its exit code is ours."""
+    script = f"trap 'exit 9' {number.name[3:]}; echo ready; while :; do sleep 0.05; done"
+    runner = subprocess.Popen([sys.executable, "-c", _RUNNER, script], stdout=subprocess.PIPE)
+    assert runner.stdout is not None
+    with runner.stdout:
+        assert runner.stdout.readline() == b"ready\n"
+        runner.send_signal(number)
+        assert runner.wait(10) == 9
+
+
+def test_ctrl_c_reaches_the_program_once() -> None:
+    """A terminal signals its whole foreground group, so nothing is forwarded then."""
+    script = (
+        "n=0; trap 'n=$((n+1))' INT; echo ready; i=0; while [ $i -lt 20 ]; do sleep 0.05; i=$((i+1)); done; exit $n"
+    )
+    pid, terminal = os.forkpty()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", _RUNNER, script])
+    try:
+        said = b""
+        while b"ready" not in said:
+            said += os.read(terminal, 100)
+        time.sleep(0.1)
+        os.write(terminal, b"\x03")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    finally:
+        os.close(terminal)

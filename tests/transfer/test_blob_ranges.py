@@ -1,0 +1,269 @@
+"""Blobs and ranges of them for any HTTP client, as curl sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from stream_rig import PIECE, SampleBlob
+
+from p2pdist.model.errors import P2PDistError, Unavailable
+from p2pdist.model.pieces import PieceLayout, PieceSet
+from p2pdist.transfer.ranges import Unsatisfiable, parse_range, serve_range
+
+
+@dataclass
+class Holder:
+    """An agent that holds some pieces and gets others later."""
+
+    blob: SampleBlob
+    have: PieceSet | None = None
+    port: int = 0
+    failure: P2PDistError | None = None
+    waited: list[int] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: int = 0
+
+    async def wait_for(self, piece: int) -> None:
+        self.waited.append(piece)
+        assert self.have is not None
+        while piece not in self.have:
+            if self.failure is not None:
+                raise self.failure
+            self.news.clear()
+            await self.news.wait()
+
+    async def handler(self, request: web.Request) -> web.StreamResponse:
+        try:
+            with self.blob.path.open("rb") as file:
+                digest, layout = self.blob.digest, self.blob.layout
+                return await serve_range(request, digest, file, layout, have=self.have, wait_for=self.wait_for)
+        finally:
+            self.ended += 1
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1/blobs/{self.blob.digest}"
+
+
+@dataclass
+class Answer:
+    code: int
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@pytest.fixture
+async def holder(blob: SampleBlob, start_app) -> Holder:
+    holder = Holder(blob)
+    holder.port = await start_app("*", "/v1/blobs/{digest}", holder.handler)
+    return holder
+
+
+async def curl(tmp_path: Path, *arguments: str) -> Answer:
+    """Run curl; `code` is its exit code (18: the body ended early)."""
+    head, body = tmp_path / "head", tmp_path / "body"
+    body.unlink(missing_ok=True)
+    process = await asyncio.create_subprocess_exec("curl", "-sS", "-m", "8", "-D", head, "-o", body, *arguments)
+    code = await process.wait()
+    lines = head.read_text().strip().split("\r\n\r\n")[-1].splitlines()
+    fields = dict(line.lower().split(": ", 1) for line in lines[1:])
+    return Answer(code, int(lines[0].split()[1]), fields, body.read_bytes() if body.exists() else b"")
+
+
+async def test_the_whole_blob(holder: Holder, blob: SampleBlob, tmp_path: Path) -> None:
+    answer = await curl(tmp_path, holder.url)
+    assert (answer.code, answer.status, answer.body) == (0, 200, blob.data)
+    assert answer.headers["etag"] == f'"{blob.digest}"'
+    assert answer.headers["accept-ranges"] == "bytes"
+    assert answer.headers["content-length"] == str(len(blob.data))
+
+
+@pytest.mark.parametrize(
+    "wanted", ["0-0", "0-65535", "65535-65536", "1000-200000", "2622000-", "-1", "-100000", "-99999999", "5-99999999"]
+)
+async def test_a_range(holder: Holder, blob: SampleBlob, tmp_path: Path, wanted: str) -> None:
+    first, _, last = wanted.partition("-")
+    size = len(blob.data)
+    start = int(first) if first else max(0, size - int(last))
+    end = min(size, int(last) + 1) if first and last else size
+    answer = await curl(tmp_path, "-r", wanted, holder.url)
+    assert (answer.code, answer.status) == (0, 206)
+    assert answer.body == blob.data[start:end]
+    assert answer.headers["content-range"] == f"bytes {start}-{end - 1}/{size}"
+
+
+@pytest.mark.parametrize(
+    "wanted", ["bytes=5-1", "bytes=a-b", "lines=1-2", "bytes=-", "bytes=0-1,5-6", "bytes 0-1", "0-1"]
+)
+async def test_a_range_that_is_malformed_or_multiple_gets_the_whole(
+    holder: Holder, blob: SampleBlob, tmp_path: Path, wanted: str
+) -> None:
+    answer = await curl(tmp_path, "-H", f"Range: {wanted}", holder.url)
+    assert (answer.status, answer.body) == (200, blob.data)
+
+
+async def test_a_range_beyond_the_end_is_416(holder: Holder, blob: SampleBlob, tmp_path: Path) -> None:
+    for wanted in (f"{len(blob.data)}-", "99999999-", "-0"):
+        answer = await curl(tmp_path, "-H", f"Range: bytes={wanted}", holder.url)
+        assert answer.status == 416
+        assert answer.headers["content-range"] == f"bytes */{len(blob.data)}"
+        assert answer.headers["content-type"].startswith("application/problem+json")
+        assert json.loads(answer.body)["status"] == 416
+
+
+async def test_conditions(holder: Holder, blob: SampleBlob, tmp_path: Path) -> None:
+    """If-None-Match 304, If-Match 412, If-Range whole unless the entity tag is ours."""
+    ours, other = f'"{blob.digest}"', '"sha256:other"'
+    for tag in (ours, f"W/{ours}", "*", f"{other}, {ours}"):
+        answer = await curl(tmp_path, "-H", f"If-None-Match: {tag}", holder.url)
+        assert (answer.status, answer.body, answer.headers["etag"]) == (304, b"", ours)
+    assert (await curl(tmp_path, "-H", f"If-None-Match: {other}", holder.url)).status == 200
+    assert (await curl(tmp_path, "-H", f"If-Match: {other}", holder.url)).status == 412
+    assert (await curl(tmp_path, "-H", f"If-Match: {ours}", holder.url)).status == 200
+    for tag, status in ((ours, 206), (other, 200), (f"W/{ours}", 200), ("Tue, 15 Nov 1994 12:45:26 GMT", 200)):
+        answer = await curl(tmp_path, "-r", "10-19", "-H", f"If-Range: {tag}", holder.url)
+        assert (answer.status, answer.body) == (status, blob.data[10:20] if status == 206 else blob.data)
+
+
+async def test_head_says_the_size_and_waits_for_nothing(holder: Holder, blob: SampleBlob, tmp_path: Path) -> None:
+    holder.have = PieceSet(blob.layout.count)
+    answer = await curl(tmp_path, "-I", "-r", "0-1", holder.url)
+    assert (answer.status, answer.headers["content-length"]) == (200, str(len(blob.data)))
+    assert holder.waited == []
+
+
+async def test_other_methods_and_an_empty_blob(holder: Holder, blob: SampleBlob, tmp_path: Path) -> None:
+    blob.layout = PieceLayout(0, PIECE)
+    blob.path.write_bytes(b"")
+    answer = await curl(tmp_path, holder.url)
+    assert (answer.code, answer.status, answer.headers["content-length"]) == (0, 200, "0")
+    assert (await curl(tmp_path, "-r", "0-", holder.url)).status == 416
+
+
+async def test_curl_resumes_a_broken_download(holder: Holder, blob: SampleBlob, tmp_path: Path) -> None:
+    output = tmp_path / "resumed"
+    output.write_bytes(blob.data[:100_000])
+    process = await asyncio.create_subprocess_exec("curl", "-sS", "-C", "-", "-o", output, holder.url)
+    assert await process.wait() == 0
+    assert output.read_bytes() == blob.data
+
+
+async def test_one_connection_serves_many_ranges(holder: Holder, blob: SampleBlob, tmp_path: Path) -> None:
+    """Sending past the transport leaves it fit for the next request."""
+    arguments: list[str] = []
+    for number in range(6):
+        if number:
+            arguments += ["--next", "-sS"]
+        arguments += [
+            "-r",
+            f"{number * 1000}-{number * 300_000 + 5}",
+            "-o",
+            str(tmp_path / f"part-{number}"),
+            holder.url,
+        ]
+    process = await asyncio.create_subprocess_exec(
+        "curl", "-sS", "-v", *arguments, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
+    )
+    _, log = await process.communicate()
+    assert process.returncode == 0
+    assert log.count(b"Connected to") == 1
+    for number in range(6):
+        assert (tmp_path / f"part-{number}").read_bytes() == blob.data[number * 1000 : number * 300_000 + 6]
+
+
+async def test_missing_pieces_are_sent_as_they_arrive(holder: Holder, blob: SampleBlob, tmp_path: Path) -> None:
+    """Only pieces of the range are waited for, and a sparse file's holes never get out."""
+    holder.have = have = PieceSet(blob.layout.count)
+    for piece in (1, 2, 3, 6):
+        have.add(piece)
+    blob.path.write_bytes(bytes(len(blob.data)))
+    with blob.path.open("r+b") as file:
+        for piece in have:
+            file.seek(piece * PIECE)
+            file.write(blob.piece(piece))
+    fetch = asyncio.create_task(curl(tmp_path, "-r", f"{PIECE + 10}-{9 * PIECE - 20}", holder.url))
+    for piece in (4, 5, 7, 8):
+        async with asyncio.timeout(5):
+            while piece not in holder.waited:
+                await asyncio.sleep(0.005)
+        with blob.path.open("r+b") as file:
+            file.seek(piece * PIECE)
+            file.write(blob.piece(piece))
+        have.add(piece)
+        holder.news.set()
+    answer = await fetch
+    assert (answer.code, answer.status) == (0, 206)
+    assert answer.body == blob.data[PIECE + 10 : 9 * PIECE - 19]
+    assert holder.waited == [4, 5, 7, 8]
+
+
+async def test_a_failure_before_the_head_is_a_problem_document(
+    holder: Holder, blob: SampleBlob, tmp_path: Path
+) -> None:
+    holder.have = PieceSet(blob.layout.count)
+    holder.failure = Unavailable("nobody holds piece 0", remedy="Try later")
+    answer = await curl(tmp_path, holder.url)
+    assert (answer.code, answer.status) == (0, 503)
+    assert json.loads(answer.body)["detail"] == "nobody holds piece 0"
+
+
+async def test_a_failure_after_the_head_is_seen_as_truncated(
+    holder: Holder, blob: SampleBlob, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder.have = PieceSet(blob.layout.count)
+    holder.have.add(0)
+    holder.failure = Unavailable("nobody holds piece 1")
+    caplog.set_level(logging.INFO)
+    answer = await curl(tmp_path, holder.url)
+    assert (answer.code, answer.status) in ((18, 200), (56, 200)), "curl reports a partial file"
+    assert len(answer.body) <= PIECE
+    assert "nobody holds piece 1" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_client_that_goes_away_ends_the_wait(
+    holder: Holder, blob: SampleBlob, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder.have = PieceSet(blob.layout.count)
+    for linger in (False, True):
+        with socket.create_connection(("127.0.0.1", holder.port)) as connection:
+            connection.sendall(f"GET /v1/blobs/{blob.digest} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            async with asyncio.timeout(2):
+                while len(holder.waited) <= linger:
+                    await asyncio.sleep(0.005)
+            if linger:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        async with asyncio.timeout(1):
+            while holder.ended <= linger:
+                await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+    assert caplog.records == []
+
+
+def test_ranges_of_headers() -> None:
+    """Every form of a single byte range (RFC 9110, 14.1.2) over 100 bytes."""
+    forms = {
+        "bytes=0-": (0, 100),
+        "bytes=99-": (99, 100),
+        "bytes=-5": (95, 100),
+        "BYTES=1-2": (1, 3),
+        "bytes= 1-2 ": (1, 3),
+    }
+    for text, expected in forms.items():
+        assert parse_range(text, 100) == expected
+    for text in ("", "bytes=", "bytes=2-1", "bytes=1-2,3-4", "bytes=1-2-3", "bytes=+1-2", "bytes=٣-", "bytes=1" * 30):
+        assert parse_range(text, 100) is None
+    for text in ("bytes=100-", "bytes=100-200", "bytes=-0"):
+        with pytest.raises(Unsatisfiable):
+            parse_range(text, 100)
+    with pytest.raises(Unsatisfiable):
+        parse_range("bytes=-5", 0)

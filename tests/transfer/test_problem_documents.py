@@ -1,0 +1,87 @@
+"""Failures of handlers reach clients as problem documents, and tracebacks only the log."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from aiohttp import ClientPayloadError, ClientSession, web
+
+from p2pdist.model.errors import Conflict, DiskFull, P2PDistError, from_problem
+from p2pdist.transfer.problems import problem_response
+
+
+async def get(port: int, path: str = "/x", method: str = "GET", **options) -> tuple[int, dict, dict]:  # type: ignore[no-untyped-def, type-arg]
+    async with (
+        ClientSession() as session,
+        session.request(method, f"http://127.0.0.1:{port}{path}", **options) as answer,
+    ):
+        assert answer.content_type == "application/problem+json"
+        return answer.status, json.loads(await answer.read()), dict(answer.headers)
+
+
+async def test_a_failure_keeps_its_details(start_app) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        raise DiskFull("/var/store", needed=10, free=3)
+
+    status, problem, _ = await get(await start_app("GET", "/x", handler))
+    assert status == 507
+    error = from_problem(problem)
+    assert isinstance(error, DiskFull)
+    assert (error.details["needed"], error.details["free"]) == (10, 3)
+
+
+async def test_aiohttp_s_own_errors_become_problems(start_app) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        return web.Response()
+
+    port = await start_app("POST", "/x", handler)
+    status, problem, _ = await get(port, "/nowhere")
+    assert (status, problem["type"]) == (404, "urn:p2pdist:problem:not-found")
+    status, problem, headers = await get(port)
+    assert (status, problem["type"]) == (405, "urn:p2pdist:problem:method-not-allowed")
+    assert headers["Allow"] == "POST"
+    status, problem, _ = await get(port, method="POST", data=bytes(2 << 20))
+    assert (status, problem["type"]) == (413, "urn:p2pdist:problem:too-large")
+
+
+async def test_an_unexpected_exception_is_logged_and_not_shown(start_app, caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        raise KeyError("a secret")
+
+    status, problem, _ = await get(await start_app("GET", "/x", handler))
+    assert status == 500
+    assert "secret" not in json.dumps(problem)
+    assert "Traceback" in caplog.text
+    assert "a secret" in caplog.text
+
+
+async def test_redirects_pass(start_app) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPFound("/elsewhere")
+
+    port = await start_app("GET", "/x", handler)
+    async with ClientSession() as session:
+        answer = await session.get(f"http://127.0.0.1:{port}/x", allow_redirects=False)
+        assert (answer.status, answer.headers["Location"]) == (302, "/elsewhere")
+
+
+async def test_a_failure_in_the_middle_of_a_body_breaks_the_connection(start_app) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"half")
+        raise Conflict("too late to say")
+
+    port = await start_app("GET", "/x", handler)
+    async with ClientSession() as session:
+        answer = await session.get(f"http://127.0.0.1:{port}/x")
+        assert answer.status == 200
+        with pytest.raises(ClientPayloadError):
+            await answer.read()
+
+
+def test_details_that_json_does_not_know_are_told_as_text() -> None:
+    error = P2PDistError("it broke", where=ValueError("x"))
+    assert json.loads(problem_response(error).body)["where"] == "x"  # type: ignore[arg-type]
