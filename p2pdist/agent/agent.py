@@ -12,14 +12,14 @@ from pathlib import Path
 
 from p2pdist.agent.blob_pull import BlobPull
 from p2pdist.agent.mounts import Mounts
-from p2pdist.agent.packages import Packages
+from p2pdist.agent.packages import WAIT_S, Packages
 from p2pdist.agent.pulls import Pulls
 from p2pdist.agent.tracker_session import TrackerSession
 from p2pdist.agent.turns import Turns
 from p2pdist.core.eviction import choose
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable, from_problem
+from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, Unavailable, from_problem
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
     Assign,
@@ -38,12 +38,16 @@ from p2pdist.origin.origin import Origin, open_origin
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
 
+DISCARD_TRIES = 50
+DISCARD_PAUSE_S = 0.1
+
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """How an agent is set up. `address` is where other agents reach it (host:port); `origin` overrides the tracker's."""
+    """How an agent is set up. `address` is where other agents reach it (host:port); `origin` overrides the tracker's;
+    `tracker_wait_s` is how long a new pull waits for a tracker."""
 
     trackers: tuple[str, ...]
     host: str
@@ -53,6 +57,7 @@ class AgentSettings:
     zone: str = ""
     rack: str = ""
     capacity_bytes: int | None = None
+    tracker_wait_s: float = WAIT_S
 
 
 class Agent:
@@ -81,7 +86,7 @@ class Agent:
         )
         self._own_origin = open_origin(settings.origin) if settings.origin else None
         self._tracker_origin: tuple[str, Origin] | None = None
-        self._packages = Packages(self.store, self.session, self._own_origin)
+        self._packages = Packages(self.store, self.session, self._own_origin, wait_s=settings.tracker_wait_s)
         self.pulls = Pulls(self.store, self._packages, self)
         self._fetching: dict[Digest, BlobPull] = {}
         self._served: set[Digest] = set()
@@ -153,12 +158,17 @@ class Agent:
             fetching.reject(Corrupt(f"{digest} is not what its digest says"))
         if digest in self._served:
             self._unserve(digest)
-        blob = self.store.get(digest)
-        remove = self.store.remove if blob is not None and blob.complete else self.store.drop_partial
-        try:
-            await asyncio.to_thread(remove, digest)
-        except P2PDistError as error:
-            _logger.warning("%s", error)
+        for _ in range(DISCARD_TRIES):
+            blob = self.store.get(digest)
+            if blob is None:
+                return
+            try:
+                await asyncio.to_thread(self.store.remove if blob.complete else self.store.drop_partial, digest)
+            except Conflict:  # somebody is still reading it, but not for long: its streams have been ended
+                await asyncio.sleep(DISCARD_PAUSE_S)
+            except P2PDistError as error:
+                _logger.warning("%s", error)
+                return
 
     async def fetch_blob(self, digest: Digest) -> BlobPull:
         """Start, or join, the pull of a blob that is asked for by digest and is not complete here."""

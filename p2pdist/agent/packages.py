@@ -42,8 +42,11 @@ class Package:
 class Packages:
     """Small blobs come from the store, else from the tracker, else from the origin if the agent was given one of its own."""
 
-    def __init__(self, store: BlobStore, session: TrackerSession, own_origin: Origin | None) -> None:
+    def __init__(
+        self, store: BlobStore, session: TrackerSession, own_origin: Origin | None, *, wait_s: float = WAIT_S
+    ) -> None:
         self._store, self._session, self._own_origin = store, session, own_origin
+        self._wait_s = wait_s
 
     async def find(self, reference: Reference, note: Callable[[str], None]) -> Package:
         """Raises NotFound, Corrupt, Unavailable. `note` hears what is being waited for."""
@@ -109,8 +112,8 @@ class Packages:
         origin: Callable[[], Awaitable[Value]] | None,
         note: Callable[[str], None],
     ) -> Value:
-        """Ask the tracker; without one the own origin; without that wait for a tracker, up to WAIT_S."""
-        deadline = asyncio.get_running_loop().time() + WAIT_S
+        """Ask the tracker; without one the own origin; without that wait for a tracker, up to the limit."""
+        deadline = asyncio.get_running_loop().time() + self._wait_s
         while True:
             if self._session.connected or not self._session.urls:
                 try:
@@ -125,7 +128,7 @@ class Packages:
             note(f"waiting for a tracker ({trackers})")
             if asyncio.get_running_loop().time() >= deadline:
                 raise Unavailable(
-                    f"no tracker answered for {WAIT_S:.0f} s ({trackers})",
+                    f"no tracker answered for {self._wait_s:.0f} s ({trackers})",
                     remedy="Start the tracker or correct --tracker; what runs already goes on without it",
                 )
             await asyncio.sleep(0.2)

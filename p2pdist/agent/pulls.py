@@ -35,7 +35,7 @@ class Fetcher(Protocol):
         """Start, or join, the pull of a blob; None when it is complete already."""
 
     async def discard(self, digest: Digest) -> None:
-        """Remove a blob that turned out to be wrong."""
+        """Remove what came of a blob that turned out to be wrong or gone."""
 
 
 @dataclass(slots=True)
@@ -197,14 +197,12 @@ class Pulls:
                 return
             pull.blobs.append(fetching)
             with fetching.blob.held():
-                if not whole:
-                    await asyncio.shield(fetching.done)
-                    return
                 try:
-                    await check_whole(fetching.blob, fetching.piece)
+                    if whole:
+                        await check_whole(fetching.blob, fetching.piece)
                     await asyncio.shield(fetching.done)
                     return
-                except Corrupt as error:
-                    wrong = error
+                except (Corrupt, NotFound) as error:
+                    failure = error
         await self._fetcher.discard(layer.digest)
-        raise wrong
+        raise failure

@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 @click.option(
     "--capacity", default="", metavar="SIZE", help="Bytes the store may hold, such as 200GiB [default: the disk]."
 )
+@click.option(
+    "--tracker-wait",
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a new pull waits for a tracker.",
+)
 @click.option("--name", default="", metavar="HOST", help="The name of this host [default: its hostname].")
 @click.option(
     "--log-level",
@@ -56,6 +63,7 @@ def command(
     zone: str,
     rack: str,
     capacity: str,
+    tracker_wait: float,
     name: str,
     log_level: str,
 ) -> None:
@@ -82,6 +90,7 @@ def command(
         zone=zone,
         rack=rack,
         capacity_bytes=parse_size(capacity) if capacity else None,
+        tracker_wait_s=tracker_wait,
     )
     asyncio.run(_serve(settings, address, socket.absolute()))
 

@@ -45,6 +45,7 @@ def origin_option(function: Function) -> Function:
 
 @contextlib.asynccontextmanager
 async def opened_layout(directory: Path) -> AsyncIterator[LocalLayout]:
+    """The local layout in `directory`, which need not exist yet."""
     from p2pdist.origin.layout import LocalLayout
 
     layout = LocalLayout(directory)
@@ -71,6 +72,7 @@ async def opened_origin(url: str | None) -> AsyncIterator[Origin | None]:
 
 @contextlib.asynccontextmanager
 async def required_origin(url: str | None) -> AsyncIterator[Origin]:
+    """The origin at `url`; raises UsageError without a URL."""
     async with opened_origin(url) as origin:
         if origin is None:
             raise UsageError("no origin is named", remedy="Give --origin URL or set P2PDIST_ORIGIN")

@@ -184,7 +184,7 @@ def _serve(task: dict[str, Any], report: int) -> int:
     finally:
         for daemon in daemons:
             with suppress(ProcessLookupError):
-                daemon.kill()
+                pass
             daemon.wait()
 
 

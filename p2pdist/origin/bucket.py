@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 from obstore.exceptions import (
@@ -79,8 +79,7 @@ class Bucket:
         if max(size, len(data)) > limit:
             raise TooLarge(f"{key} at {self.url} has {size} bytes, over the limit of {limit}")
         known: Any = {name: result.meta.get(name) for name in ("e_tag", "version")}
-        version: UpdateVersion = {name: value for name, value in known.items() if value is not None}
-        return bytes(data), version
+        return bytes(data), cast("UpdateVersion", {name: value for name, value in known.items() if value is not None})
 
     def read_range(self, key: str, start: int, length: int) -> bytes | None:
         try:

@@ -136,11 +136,12 @@ class Host:
         self.silent = False
         self.wrong_bytes = 0.0
         self.outgoing: dict[int, Stream] = {}
+        self.sent_bytes = 0
         self.uplink = ul.Uplink(blocks_per_piece=around.blocks_per_piece)
         self._around = around
         self._sources = Sources()
         self._session: Session | None = None
-        self._welcomed = False
+        self.welcomed = False
         self._life = 0
         self._number = 0
         self._watching = False
@@ -185,7 +186,7 @@ class Host:
         if self._session is not None:
             self._session.close_from_host()
             self._session = None
-            self._welcomed = False
+            self.welcomed = False
 
     def _begin(self, pull: Pull) -> None:
         blob, now = pull.blob, self.world.now
@@ -199,7 +200,7 @@ class Host:
                 blob.digest, blob.layout, blob.stripes, pull.have, self._sources, now, patience_s=around.patience_s
             )
             pull.download, pull.have = download, download.have
-            self._submit(pull, dl.TrackerChanged(self._welcomed))
+            self._submit(pull, dl.TrackerChanged(self.welcomed))
             self.world.after(self.world.random.uniform(0, DOWNLOAD_TICK_S), self._tick_download, pull, self._life)
         self._feed(ul.Held(blob.digest, blob.layout, blob.stripes, pull.have))
 
@@ -233,7 +234,7 @@ class Host:
         self._retry(self._life, RETRY_FIRST_S)
 
     def _tracker_changed(self, present: bool) -> None:
-        self._welcomed = present
+        self.welcomed = present
         for pull in self.pulls.values():
             if pull.download is not None:
                 self._submit(pull, dl.TrackerChanged(present))
@@ -261,7 +262,7 @@ class Host:
 
     def tell(self, message: FromAgent) -> None:
         """Say something to the tracker, if there is one."""
-        if self._session is not None and self._welcomed:
+        if self._session is not None and self.welcomed:
             self._session.to_tracker(message)
 
     def _holding(self, pull: Pull) -> Holding:
@@ -413,8 +414,9 @@ class Host:
             self._feed(ul.Opened(self._number, pull.blob.digest, stream.stripe, have))
         return ""
 
-    def block_sent(self, stream: Stream) -> None:
+    def block_sent(self, stream: Stream, length: int) -> None:
         """The uplink has sent a stream's block."""
+        self.sent_bytes += length
         for command in self.uplink.handle(self._block_sent[stream.serving], now=self.world.now):
             self._give(command)
 

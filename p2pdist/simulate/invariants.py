@@ -6,13 +6,14 @@ changed, and as a whole every FULL_CHECK_S and at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from p2pdist.core import download as dl
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Assign, Holding, Holdings
 from p2pdist.simulate.host import Host, Pull
 from p2pdist.simulate.network import Stream
+from p2pdist.simulate.session import Session
 from p2pdist.simulate.world import World
 from tracker.core.events import Command, Event, Received, Send
 from tracker.core.fleet import Fleet
@@ -64,13 +65,11 @@ class Invariants:
 
     def commanded(self, host: Host, pull: Pull, command: dl.Command) -> None:
         """A download core commands something: streams only for what is missing, one a stripe, one end, and nothing after it."""
-        download = pull.download
-        assert download is not None
-        if pull.settled and not (isinstance(command, dl.CloseStream) and download.finished):
+        if pull.settled:
             self.broken(f"{host.name} does {command} after its pull has ended")
         match command:
-            case dl.OpenStream(number, source, stripe):
-                self._opening(host, pull, number, stripe)
+            case dl.OpenStream(_, source, stripe):
+                self._opening(host, pull, stripe)
                 if source.host == host.name:
                     self.broken(f"{host.name} opens a stream to itself")
             case dl.Completed():
@@ -80,14 +79,11 @@ class Invariants:
             case dl.GaveUp() if not pull.proof.count(0):
                 self.broken(f"{host.name} gives up though it has all pieces")
 
-    def _opening(self, host: Host, pull: Pull, number: int, stripe: int) -> None:
+    def _opening(self, host: Host, pull: Pull, stripe: int) -> None:
         stripes = pull.blob.stripes
         if all(pull.proof[stripe::stripes]):
             self.broken(f"{host.name} opens a stream for stripe {stripe}, of which it lacks nothing")
-        others = [
-            each for each in pull.incoming.values() if each.stripe == stripe and each.finishing < 0 and each.child_open
-        ]
-        if others and number not in pull.incoming:
+        if any(each.stripe == stripe and each.finishing < 0 for each in pull.incoming.values()):
             self.broken(f"{host.name} opens a second stream for stripe {stripe}")
 
     def counted(self, pull: Pull) -> None:
@@ -98,28 +94,28 @@ class Invariants:
 
     # -- the tracker
 
-    def fleet_handled(self, fleet: Fleet, event: Event, commands: list[Command]) -> None:
+    def fleet_handled(
+        self, fleet: Fleet, event: Event, commands: list[Command], sessions: Mapping[int, Session]
+    ) -> None:
         """A fleet core has handled an event: look at what may have changed."""
         if fleet is not self._fleet:
             self._fleet = fleet
             self._granted.clear()
         for command in commands:
             if isinstance(command, Send) and isinstance(command.message, Assign):
-                self._assigned(fleet, command.message, fleet.session_host(command.session))
+                self._assigned(fleet, command.message, sessions[command.session].host.name)
         if isinstance(event, Received) and isinstance(event.message, Holding | Holdings):
             message = event.message
             holdings = message.blobs if isinstance(message, Holdings) else (message,)
-            name = fleet.session_host(event.session)
+            name = sessions[event.session].host.name
             for holding in holdings:
                 self._paths(fleet.swarms.get(holding.blob), name)
         if self._world.now >= self._full_check_at:
             self._full_check_at = self._world.now + FULL_CHECK_S
             self.check_fleet(fleet)
 
-    def _assigned(self, fleet: Fleet, message: Assign, name: str | None) -> None:
+    def _assigned(self, fleet: Fleet, message: Assign, name: str) -> None:
         swarm = fleet.swarms[message.plan.blob]
-        self.require(name is not None, "a plan goes to a session without a host")
-        assert name is not None
         member = swarm.members[name]
         for plan in message.plan.stripes:
             parent = plan.parent
@@ -142,7 +138,7 @@ class Invariants:
         self.require(max(per_stripe.values(), default=0) <= 1, "a stripe has two leases")
         self.require(sum(per_stripe.values()) <= self._origin_streams_max, "more leases than the cap are out")
 
-    def _paths(self, swarm: Swarm | None, name: str | None) -> None:
+    def _paths(self, swarm: Swarm | None, name: str) -> None:
         if swarm is None or name not in swarm.members:
             return
         for stripe in range(swarm.stripes):
@@ -162,7 +158,9 @@ class Invariants:
         self.full_checks += 1
         for swarm in fleet.swarms.values():
             receivers = sum(1 for member in swarm.members.values() if not member.seed)
-            self.require(swarm.receivers == receivers, f"{swarm.receivers} receivers are counted, {receivers} are there")
+            self.require(
+                swarm.receivers == receivers, f"{swarm.receivers} receivers are counted, {receivers} are there"
+            )
             for member in swarm.members.values():
                 self._check_member(fleet, swarm, member)
             for stripe in range(swarm.stripes):
@@ -178,7 +176,9 @@ class Invariants:
         name = member.host
         host = fleet.hosts[name]
         self.require(swarm.blob in host.swarms, f"{name} is in a swarm that it does not know of")
-        self.require(member.present == (host.session is not None), f"{name} is absent in its swarm or in the fleet only")
+        self.require(
+            member.present == (host.session is not None), f"{name} is absent in its swarm or in the fleet only"
+        )
         self.require(member.seed == (member.counts == swarm.totals), f"{name} is wrongly taken for a seed, or is not")
         self.require(sum(member.seats) <= max(member.budget, 0), f"{name} has more seats than its budget")
         for stripe in range(swarm.stripes):

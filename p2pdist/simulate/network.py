@@ -232,14 +232,13 @@ class Network:
             stream.last_arrival = arrives
             good = not parent.wrong_bytes or not parent.spoils(piece)
             self.world.at(arrives, child.arrived, stream, piece, length, good)
-        parent.block_sent(stream)
+        parent.block_sent(stream, length)
 
     def arrival(self, link: Link, length: int) -> float:
         """When a block that has just been sent will have arrived; occupies the downlink until then."""
         arrives = link.down_free_at + length / link.down_bytes_s
         soonest = self.world.now + self.latency_s
-        if soonest > arrives:
-            arrives = soonest
+        arrives = max(arrives, soonest)
         link.down_free_at = arrives
         return arrives
 

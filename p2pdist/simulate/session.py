@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from p2pdist.model.messages import FromAgent, FromTracker, Hello
-from p2pdist.simulate.network import TRACKER_NAME, Network
+from p2pdist.simulate.network import Network
 from p2pdist.simulate.world import World
 from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
@@ -18,7 +18,8 @@ TICK_S = 0.05
 SILENCE_S = 5.0
 """A session over a path that has been silent for so long is given up by both sides (heartbeats)."""
 
-Watcher = Callable[[Fleet, Event, list[Command]], None]
+Watcher = Callable[[Fleet, Event, list[Command], Mapping[int, "Session"]], None]
+"""Sees each event that a fleet core has handled, what it commanded, and the open sessions."""
 
 
 class Session:
@@ -136,7 +137,7 @@ class Tracker:
     def _handle(self, event: Event) -> None:
         assert self.fleet is not None
         commands = self.fleet.handle(event, now=self.world.now)
-        self._watcher(self.fleet, event, commands)
+        self._watcher(self.fleet, event, commands, self._sessions)
         for command in commands:
             session = self._sessions.get(command.session)
             if session is None:

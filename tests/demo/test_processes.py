@@ -164,6 +164,8 @@ def test_a_failure_ends_the_demo_tidily(tmp_path: Path) -> None:
 def test_services_do_not_survive_a_demo_that_is_killed(tmp_path: Path) -> None:
     """kill -9 leaves files, but the services hear of it and end (PR_SET_PDEATHSIG)."""
     demo, place = play_endless(tmp_path, fails=False)
+    while any(name == "setpriv" for name in strays(str(place)).values()) or len(strays(str(place))) < 4:
+        time.sleep(0.05)
     demo.kill()
     demo.communicate(timeout=30)
     deadline = time.monotonic() + 5

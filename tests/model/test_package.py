@@ -201,8 +201,6 @@ def test_the_reference_of_a_blob_parses() -> None:
         "a/:v1",
         "a//b:v1",
         "a/../b:v1",
-    ]
-    + [
         ".a:v1",
         "a.:v1",
         "a..b:v1",

@@ -193,8 +193,10 @@ def test_content_that_ends_early_is_corrupt() -> None:
         "sha256:" + "A" * 64,
         "sha256:" + "a" * 64 + "\n",
         "SHA256:" + "a" * 64,
-    ]
-    + ["sha512:" + "a" * 64, " sha256:" + "a" * 64, "sha256:" + "\uff11" * 64],
+        "sha512:" + "a" * 64,
+        " sha256:" + "a" * 64,
+        "sha256:" + "１" * 64,
+    ],
 )
 def test_what_is_no_digest_is_refused(text: str) -> None:
     assert not is_digest(text)

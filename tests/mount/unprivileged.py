@@ -26,7 +26,8 @@ def _closed_parents() -> dict[Path, list[Path]]:
 
 
 def as_nobody(hold: Path, *argv: str | Path, fuse: bool = True) -> list[str]:
-    """The command that runs `argv` as NOBODY; `hold` is an empty directory for setting up. Without `fuse`, /dev/fuse is closed."""
+    """The command that runs `argv` as NOBODY; `hold` is an empty directory for setting up. Without `fuse`, /dev/fuse is closed.
+    More arguments may be appended."""
     lines = ["set -e"]
     hold = hold.resolve()
     if fuse:
@@ -44,5 +45,5 @@ def as_nobody(hold: Path, *argv: str | Path, fuse: bool = True) -> list[str]:
             quoted = shlex.quote(str(path))
             lines += [f"mkdir -p {quoted}", f"mount --move {hold / f'{number}-{index}'} {quoted}"]
     user = f"setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups"
-    lines.append(f"exec {user} {shlex.join(map(str, argv))}")
-    return ["unshare", "--mount", "sh", "-c", "\n".join(lines)]
+    lines.append(f'exec {user} {shlex.join(map(str, argv))} "$@"')
+    return ["unshare", "--mount", "sh", "-c", "\n".join(lines), "sh"]

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -35,6 +36,7 @@ def write(root: Path, size: int, threads: int) -> None:
         for piece in range(first, found.count, threads):
             assert blob.write(piece, found.piece(piece))
             os.write(1, f"{piece}\n".encode())
+            time.sleep(0.001)  # or all would be written before the parent can kill
 
     started = [threading.Thread(target=run, args=(first,)) for first in range(threads)]
     for thread in started:

@@ -102,11 +102,13 @@ class _StripePass:
             self.free.append((depth, 0, member.load, member.host))
 
     def _parent_for(self, child: Member) -> str | None:
-        """The best parent: the origin while the stripe has no root and no whole copy can serve, else the shallowest free seat."""
-        rootless = len(self.swarm.roots[self.stripe]) < self.origin_streams and not self.whole_copy
-        if rootless and (child.host, FROM_ORIGIN) not in self.swarm.avoided:
+        """The best parent: the origin while the stripe has no root and no whole copy can serve, else the shallowest free seat. The origin
+        again when those that could serve have all failed this child."""
+        may_read = len(self.swarm.roots[self.stripe]) < self.origin_streams
+        may_read = may_read and (child.host, FROM_ORIGIN) not in self.swarm.avoided
+        if may_read and not self.whole_copy:
             return FROM_ORIGIN
-        return self._seat_for(child) or self._spare_for(child)
+        return self._seat_for(child) or self._spare_for(child) or (FROM_ORIGIN if may_read else None)
 
     def _seat_for(self, child: Member) -> str | None:
         passed: list[Seat] = []

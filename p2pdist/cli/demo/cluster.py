@@ -22,6 +22,8 @@ from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
 
 READY_S = 60.0
 CALL_S = 300.0
+WAYS = ("overlay", "userns", "unpack")
+"""What `p2pdist run` begins the line with that says how it shows the package."""
 RECEIVED_METRIC = "p2pdist_agent_received_bytes_total"
 
 
@@ -184,15 +186,16 @@ class Cluster:
             loss_last=float(told["loss_last"]),
             program=str(told["program"]),
             numpy=str(told["numpy"]),
+            shown_as=next((line for line in done.stderr.splitlines() if line.partition(":")[0] in WAYS), ""),
         )
 
-    async def shown_as(self, host: Host, reference: str) -> str:
-        """How this machine shows a package: `p2pdist mount`, read, `p2pdist umount`."""
+    async def mount(self, host: Host, reference: str) -> str:
+        """`p2pdist mount` and `p2pdist umount`; returns what the first says about how and why."""
         point = self.place / "shown"
         point.mkdir()
         told = await self._document("mount", "mount", reference, str(point), "--socket", str(host.socket))
         await self._call("umount", "umount", str(told["path"]), "--socket", str(host.socket))
-        return f"{told['how']} ({told['why']})" if told.get("why") else str(told["how"])
+        return str(told.get("why") or told["how"])
 
     async def served(self, client: aiohttp.ClientSession) -> int:
         """Bytes of files that the origin has sent, by its own count."""

@@ -41,6 +41,7 @@ class Run:
     loss_last: float
     program: str
     numpy: str
+    shown_as: str = ""
 
     @property
     def sound(self) -> bool:
@@ -83,7 +84,7 @@ class Figures:
     base: Base
     pack_s: float = 0.0
     push_s: float = 0.0
-    shown_as: str = ""
+    mounted_as: str = ""
     rounds: list[Round] = field(default_factory=list)
     untidy: list[str] = field(default_factory=list)
 
@@ -154,7 +155,7 @@ def as_document(figures: Figures, judged: Sequence[Claim]) -> dict[str, Any]:
         "base": {key: value for key, value in base.items() if value is not None},
         "pack_s": figures.pack_s,
         "push_s": figures.push_s,
-        "shown_as": figures.shown_as,
+        "mounted_as": figures.mounted_as,
         "rounds": [
             {**asdict(one), "origin_ratio": one.origin_bytes / max(1, one.package_bytes)} for one in figures.rounds
         ],
@@ -190,8 +191,10 @@ def _facts(figures: Figures) -> list[tuple[str, str]]:
         ),
         ("pack and push", f"{figures.pack_s:.1f} s and {figures.push_s:.1f} s, both versions"),
     ]
-    if figures.shown_as:
-        facts.append(("layers are shown by", figures.shown_as))
+    ways = sorted({run.shown_as for one in figures.rounds for run in one.runs if run.shown_as})
+    facts += [("programs are shown", way) for way in ways]
+    if figures.mounted_as:
+        facts.append(("mounts are shown", figures.mounted_as))
     for one in figures.rounds:
         peers = sum(pull.bytes_peers for pull in one.pulls)
         moved = max(pull.bytes_origin + pull.bytes_peers for pull in one.pulls)

@@ -109,5 +109,6 @@ async def pull_everywhere(
         await asyncio.wait([shown])
     if not shown.cancelled() and (failure := shown.exception()):
         raise failure
-    console.print(progress.line(), highlight=False)
+    if not console.is_terminal:
+        console.print(progress.line(), highlight=False)
     return tuple(task.result() for task in tasks), makespan

@@ -209,7 +209,7 @@ class Script:
         async with asyncio.TaskGroup() as group:
             runs = [group.create_task(cluster.run(host, reference)) for host in cluster.hosts]
         if version == 1:
-            figures.shown_as = await cluster.shown_as(cluster.hosts[0], reference)
+            figures.mounted_as = await cluster.mount(cluster.hosts[0], reference)
         return Round(
             version=version,
             reference=reference,

@@ -1,0 +1,151 @@
+"""One simulation: hosts, tracker, origin and network put together, run until every pull has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.pieces import PieceLayout, piece_size_for
+from p2pdist.simulate.host import Blob, Host, Pull, Surroundings
+from p2pdist.simulate.invariants import Invariants
+from p2pdist.simulate.network import Link, Network
+from p2pdist.simulate.origin import Origin
+from p2pdist.simulate.report import Report
+from p2pdist.simulate.session import Tracker
+from p2pdist.simulate.world import World
+from tracker.core.fleet import Fleet
+
+if TYPE_CHECKING:
+    from p2pdist.simulate.faults import Fault
+
+SLICE_EVENTS = 200_000
+QUIET_S = 1.25
+QUIET_TRIES = 60
+
+Progress = Callable[[int, int], None]
+"""Told pieces delivered and pieces to deliver, now and then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What to simulate: sizes in bytes, rates in bytes/s, times in seconds. `origin_bytes_s` 0 stands for twice a host's rate;
+    `piece_size` 0 for what the size asks for."""
+
+    hosts: int
+    size: int
+    nic_bytes_s: float
+    seed: int = 1
+    origin_bytes_s: float = 0.0
+    latency_s: float = 0.0002
+    piece_size: int = 0
+    blobs: int = 1
+    blocks_per_piece: int = 1
+    report_interval_s: float = 0.5
+    origin_streams_max: int = 64
+    patience_s: float = 120.0
+    time_limit_s: float = 0.0
+    faults: tuple[Fault, ...] = ()
+
+    def filled(self) -> Scenario:
+        """The same with every default worked out. The time limit is generous: reaching it means that somebody waits forever."""
+        origin = self.origin_bytes_s or 2 * self.nic_bytes_s
+        limit = self.time_limit_s or 300 + 20 * self.size * self.blobs / self.nic_bytes_s
+        return replace(
+            self, origin_bytes_s=origin, piece_size=self.piece_size or piece_size_for(self.size), time_limit_s=limit
+        )
+
+
+class Simulation:
+    """See the module's text."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario = scenario.filled()
+        self.world = World(scenario.seed)
+        self.network = Network(self.world, scenario.latency_s)
+        self.origin = Origin(self.world, self.network, scenario.origin_bytes_s)
+        self.invariants = Invariants(self.world, scenario.seed, scenario.origin_streams_max)
+        self.tracker = Tracker(self.world, self.network, self.invariants.fleet_handled, self._make_fleet)
+        layout = PieceLayout(scenario.size, scenario.piece_size)
+        self.blobs = [Blob(digest_of(b"blob %d" % number), layout) for number in range(scenario.blobs)]
+        self.hosts: dict[str, Host] = {}
+        self.lost: dict[str, None] = {}
+        self.ended_at = 0.0
+        self._unsettled = 0
+        around = Surroundings(
+            self.world,
+            self.network,
+            self.origin,
+            self.tracker,
+            self.invariants,
+            scenario.blocks_per_piece,
+            scenario.patience_s,
+            self.hosts,
+            self._settled,
+        )
+        for number in range(scenario.hosts):
+            name = f"h{number:05d}"
+            self.hosts[name] = Host(name, Link(scenario.nic_bytes_s, scenario.nic_bytes_s), self.blobs, around)
+            self._unsettled += len(self.blobs)
+
+    def run(self, progress: Progress | None = None) -> Report:
+        """Run until every pull has ended and the tracker has heard of it; raises InvariantBroken."""
+        from p2pdist.simulate.faults import inject, late_hosts
+
+        scenario = self.scenario
+        self.tracker.start()
+        late = late_hosts(scenario.faults)
+        for name, host in self.hosts.items():
+            if name not in late:
+                self.world.at(0.0, host.start)
+        for fault in scenario.faults:
+            inject(self, fault)
+        while self.world.run(until=scenario.time_limit_s, events_max=SLICE_EVENTS):
+            if progress is not None:
+                progress(*self._delivered())
+        if self._unsettled:
+            waiting = [name for name, host in self.hosts.items() if name not in self.lost and not _settled(host)]
+            self.invariants.broken(f"{len(waiting)} hosts wait forever: {', '.join(waiting[:10])}")
+        self._quiet()
+        self.invariants.check_end(self.tracker.fleet, self.hosts.values())
+        return Report.of(self)
+
+    def lose(self, host: Host) -> None:
+        """A host is gone for good."""
+        self.lost[host.name] = None
+        self._unsettled -= sum(1 for pull in host.pulls.values() if not pull.settled)
+        self._look_around()
+
+    def _make_fleet(self, now: float) -> Fleet:
+        scenario = self.scenario
+        return Fleet(now, origin_streams_max=scenario.origin_streams_max, report_interval_s=scenario.report_interval_s)
+
+    def _settled(self, host: Host, pull: Pull) -> None:
+        self.invariants.counted(pull)
+        self._unsettled -= 1
+        self._look_around()
+
+    def _look_around(self) -> None:
+        if not self._unsettled:
+            self.world.stopped = True
+
+    def _quiet(self) -> None:
+        """Let the last reports arrive, and those who lost the tracker find it again."""
+        ended_at = self.world.now
+        for _ in range(QUIET_TRIES):
+            self.world.stopped = False
+            until = self.world.now + QUIET_S
+            while self.world.run(until=until, events_max=SLICE_EVENTS):
+                pass
+            if self.tracker.fleet is not None and all(h.welcomed for h in self.hosts.values() if h.running):
+                break
+        self.ended_at = ended_at
+
+    def _delivered(self) -> tuple[int, int]:
+        pulls = [pull for host in self.hosts.values() for pull in host.pulls.values()]
+        return sum(len(pull.have) for pull in pulls), sum(pull.blob.layout.count for pull in pulls)
+
+
+def _settled(host: Host) -> bool:
+    return all(pull.settled for pull in host.pulls.values())

@@ -1,0 +1,321 @@
+"""The client of the local API, and the verbs that use it, against a small agent on a real Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket as sockets
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from mount_agent import DIGEST, MountAgent, answer
+
+from p2pdist.agent.client import LocalClient
+from p2pdist.model.errors import Conflict, NotFound, Unavailable, UsageError
+from p2pdist.model.messages import MountRequest, PullRequest, PullStatus
+
+SCRIPT = """
+if [ "$1" = wait ]; then trap 'exit 9' TERM; echo ready; while :; do sleep 0.05; done; fi
+cat base app
+echo "$@" "$GREETING"
+test -d "$P2PDIST_ROOT" && exit 7
+"""
+NOBODY = 65534
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory with a short name, which sockets need, open to everybody, with the layers `base` and `app`."""
+    path = Path(tempfile.mkdtemp(prefix="p2pd-", dir="/tmp"))
+    path.chmod(0o755)
+    for name in ("base", "app"):
+        (path / name).mkdir()
+        (path / name / name).write_text(f"{name}\n")
+        argv = ["mksquashfs", path / name, path / f"{name}.squashfs", "-quiet", "-no-progress", "-all-root"]
+        subprocess.run(argv, check=True, capture_output=True)
+    for name in ("home", "hold"):
+        (path / name).mkdir()
+    yield path
+    left = subprocess.run(["findmnt", "-rn", "-o", "TARGET"], capture_output=True, text=True).stdout
+    mounts = [line for line in left.splitlines() if line.startswith(f"{path}/")]
+    for point in reversed(mounts):
+        subprocess.run(["umount", "-l", point], check=False)
+    shutil.rmtree(path, ignore_errors=True)
+    assert not mounts
+
+
+def images(place: Path) -> list[Path]:
+    return [place / "base.squashfs", place / "app.squashfs"]
+
+
+@asynccontextmanager
+async def serving(app: web.Application, socket: Path) -> AsyncIterator[LocalClient]:
+    """A client of `app`, served on `socket`."""
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, str(socket)).start()
+    try:
+        async with LocalClient(socket) as client:
+            yield client
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_pull_is_followed_to_its_end(place: Path) -> None:
+    """Progress is told each time; what the agent cannot find is raised with its remedy and details."""
+    agent = MountAgent(place / "mounts", images(place), SCRIPT)
+    async with serving(agent.app(), place / "s") as client:
+        seen: list[PullStatus] = []
+        status = await client.pull(PullRequest(package="app:v1"), seen.append)
+        assert status.state == "done"
+        assert [each.bytes_done for each in seen] == [0, 300, 600, 900]
+        with pytest.raises(NotFound, match="none:v1 is not at") as failure:
+            await client.pull(PullRequest(package="none:v1"))
+        assert failure.value.remedy == "Push it first"
+        assert failure.value.details == {"origin": "file:///origin"}
+
+
+async def test_mounts_packages_and_status(place: Path) -> None:
+    """Each call of the local API."""
+    agent = MountAgent(place / "mounts", images(place), SCRIPT)
+    async with serving(agent.app(), place / "s") as client:
+        target = place / "a view&force=1"
+        shown = await client.mount(MountRequest("app:v1", str(target), how="unpack"))
+        assert (target / "app").read_text() == "app\n"
+        assert await client.mounts() == [shown]
+        with pytest.raises(Conflict):
+            await client.mount(MountRequest("app:v1", str(target)))
+        with (target / "app").open():
+            with pytest.raises(Conflict, match="in use"):
+                await client.unmount(str(target))
+            await client.unmount(str(target), force=True)
+        assert await client.mounts() == []
+        assert (await client.packages())[0]["reference"] == "app:v1"
+        assert (await client.status())["host"] == "h1"
+        with pytest.raises(UsageError, match="UTF-8"):
+            await client.mount(MountRequest("app:v1", "/\udcff"))
+        assert agent.held == 0
+
+
+async def test_nobody_answers(place: Path) -> None:
+    """A missing socket, one that nobody listens on, one that is a file, and one with too long a name."""
+    stale = sockets.socket(sockets.AF_UNIX)
+    stale.bind(str(place / "stale"))
+    stale.close()
+    (place / "file").write_text("x")
+    for name in ("missing", "stale", "file"):
+        async with LocalClient(place / name) as client:
+            with pytest.raises(Unavailable, match=f"no agent answers on {place / name}") as failure:
+                await client.status()
+            assert "--socket" in failure.value.remedy
+            assert failure.value.exit_code == 5
+    LocalClient(Path("/" + "x" * 106))
+    with pytest.raises(UsageError, match="108 bytes; Unix sockets allow 107"):
+        LocalClient(Path("/" + "x" * 107))
+
+
+async def test_answers_that_are_none(place: Path) -> None:
+    """A failed pull, a server error without a problem document, other JSON, and an answer that is cut off."""
+    problem = NotFound("gone", remedy="Pull again").problem()
+
+    async def failed(request: web.Request) -> web.Response:
+        return answer(PullStatus("p1", "failed", "app:v1", error=problem))
+
+    async def cut(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "100"})
+        await response.prepare(request)
+        await response.write(b'{"host":')
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(status=500, text="<html>no</html>")
+
+    async def other(request: web.Request) -> web.Response:
+        return answer({"mounts": 3})
+
+    app = web.Application()
+    app.add_routes(
+        [
+            web.get("/v1/mounts", other),
+            web.post("/v1/pulls", failed),
+            web.get("/v1/status", cut),
+            web.get("/v1/packages", page),
+        ]
+    )
+    async with serving(app, place / "s") as client:
+        with pytest.raises(NotFound, match="gone"):
+            await client.pull(PullRequest(package="app:v1"))
+        with pytest.raises(Unavailable):
+            await client.status()
+        for call in (client.packages, client.mounts):
+            with pytest.raises(Unavailable, match="does not speak as an agent"):
+                await call()
+
+
+async def test_a_pull_outlives_a_pause_of_the_agent(place: Path) -> None:
+    """While the agent does not answer for a moment it is asked again."""
+    agent = MountAgent(place / "mounts", images(place), SCRIPT)
+    runner = web.AppRunner(agent.app())
+    await runner.setup()
+    await web.UnixSite(runner, str(place / "s")).start()
+    async with LocalClient(place / "s") as client:
+        pull = asyncio.create_task(client.pull(PullRequest(package="app:v1")))
+        await asyncio.sleep(0.1)
+        await runner.cleanup()
+        await asyncio.sleep(0.5)
+        assert not pull.done()
+        runner = web.AppRunner(agent.app())
+        await runner.setup()
+        await web.UnixSite(runner, str(place / "s")).start()
+        assert (await pull).state == "done"
+        await runner.cleanup()
+
+
+# -- the verbs, as processes
+
+
+class Verbs:
+    """Runs verbs against a small agent in a process of its own, both as the same user."""
+
+    def __init__(self, place: Path, prefix: list[str]) -> None:
+        self.place, self.prefix = place, prefix
+        self.env = {**os.environ, "TMPDIR": str(place / "home"), "P2PDIST_SOCKET": str(place / "home" / "s")}
+
+    def start(self, *argv: str | Path) -> subprocess.Popen[str]:
+        """A process of that user."""
+        return subprocess.Popen(
+            [*self.prefix, *map(str, argv)],
+            env=self.env,
+            cwd="/",
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def verb(self, *words: str) -> tuple[int, str, str]:
+        """Exit code, output, errors."""
+        with self.start(sys.executable, "-m", "p2pdist.cli.main", *words) as process:
+            said, complained = process.communicate(timeout=60)
+        return process.returncode, said, complained
+
+
+@pytest.fixture(params=[pytest.param("root", marks=pytest.mark.root), "user"])
+def verbs(request: pytest.FixtureRequest, place: Path) -> Iterator[Verbs]:
+    """Verbs and agent as root, and as a user without rights."""
+    prefix: list[str] = []
+    if request.param == "user" and os.geteuid() == 0:
+        sys.path.insert(0, str(Path(__file__).parent.parent / "mount"))
+        from unprivileged import as_nobody
+
+        os.chown(place / "home", NOBODY, NOBODY)
+        prefix = as_nobody(place / "hold", "env")
+    made = Verbs(place, prefix)
+    script = Path(__file__).parent / "mount_agent.py"
+    argv = (sys.executable, script, place / "home" / "s", place / "home" / "mounts", SCRIPT, *images(place))
+    agent = made.start(*argv)
+    with agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == "ready\n"
+        yield made
+        agent.send_signal(signal.SIGTERM)
+        _said, complained = agent.communicate(timeout=20)
+        assert agent.returncode == 0, complained
+    assert not list((place / "home" / "mounts" / "shown").iterdir())
+
+
+def test_run_shows_runs_and_takes_away(verbs: Verbs) -> None:
+    """Exit code, arguments and environment; standard error says which way and why; nothing is shown afterwards."""
+    code, said, complained = verbs.verb("run", "app:v1", "--", "--epochs", "3", "--", "x")
+    assert code == 7, complained
+    lines = said.splitlines()
+    assert lines[:2] == ["base", "app"]
+    assert lines[2].startswith("--epochs 3 -- x from /")
+    assert complained.splitlines()[-1].split(":")[0] == ("userns" if verbs.prefix or os.geteuid() else "overlay")
+    assert verbs.verb("status", "--json")[1].count('"mounts":[]') == 1
+    assert not [path for path in (verbs.place / "home").iterdir() if path.name not in ("s", "mounts")]
+
+
+@pytest.mark.parametrize("how", ["unpack", "userns"])
+def test_run_can_be_told_how(verbs: Verbs, how: str) -> None:
+    """--how forces a way, whoever runs it."""
+    code, said, complained = verbs.verb("run", "--how", how, "app:v1")
+    assert code == 7, complained
+    assert said.splitlines()[:2] == ["base", "app"]
+    assert complained.splitlines()[-1].startswith(f"{how}: ")
+
+
+def test_run_unpacks_where_nothing_else_works(verbs: Verbs) -> None:
+    """Without squashfuse on the PATH a user's package is unpacked, and it is said why."""
+    if not verbs.prefix and os.geteuid() == 0:
+        pytest.skip("root mounts")
+    tools = verbs.place / "tools"
+    tools.mkdir()
+    for tool in ("sh", "cat", "unsquashfs", "env", "setpriv", "unshare", "mount", "mkdir", "mknod", "chmod", "rm"):
+        (tools / tool).symlink_to(str(shutil.which(tool)))
+    verbs.env["PATH"] = str(tools)
+    code, said, complained = verbs.verb("run", "app:v1")
+    assert code == 7, complained
+    assert said.splitlines()[:2] == ["base", "app"]
+    assert "unpack: not root" in complained
+    assert "squashfuse is not installed" in complained
+
+
+def test_mount_and_umount(verbs: Verbs) -> None:
+    """A package at a directory, by people and by scripts."""
+    target = verbs.place / "home" / "the view"
+    code, said, complained = verbs.verb("mount", "app:v1", str(target), "--json")
+    assert code == 0, complained
+    found = json.loads(said)
+    assert (found["path"], found["digest"]) == (str(target), DIGEST)
+    assert found["how"] == ("unpack" if verbs.prefix or os.geteuid() else "overlay")
+    assert str(target) in verbs.verb("status")[1]
+    assert verbs.verb("mount", "app:v1", str(target))[0] == 1
+    assert verbs.verb("umount", str(target)) == (0, "", "")
+    assert not target.exists()
+    assert verbs.verb("umount", str(target))[0] == 3
+
+
+def test_pull_and_ls(verbs: Verbs) -> None:
+    """What scripts read, and exit codes."""
+    code, said, _complained = verbs.verb("pull", "app:v1", "--json")
+    assert code == 0
+    expected = {"reference": "app:v1", "digest": DIGEST, "bytes_origin": 100, "bytes_peers": 600, "bytes_cached": 0}
+    assert expected.items() <= json.loads(said).items()
+    assert "600 B from peers, 100 B from the origin" in verbs.verb("pull", "app:v1")[1]
+    assert json.loads(verbs.verb("ls", "--json")[1])[0]["reference"] == "app:v1"
+    assert verbs.verb("ls")[1].startswith("app:v1  sha256:abab")
+    code, said, _complained = verbs.verb("pull", "none", "--json")
+    assert code == 3
+    assert json.loads(said)["origin"] == "file:///origin"
+    assert verbs.verb("pull", "UPPER CASE")[0] == 2
+
+
+def test_no_agent_is_exit_5(place: Path) -> None:
+    """Every verb that needs one says so."""
+    lonely = Verbs(place, [])
+    for words in (["pull", "a"], ["mount", "a", "/x"], ["umount", "/x"], ["run", "a"], ["ls"], ["status"]):
+        code, said, complained = lonely.verb(*words)
+        assert (code, said) == (5, "")
+        assert "no agent answers on" in complained
+
+
+def test_a_stopped_run_takes_its_mount_away(verbs: Verbs) -> None:
+    """SIGTERM reaches the program; when it ends of it nothing stays shown."""
+    with verbs.start(sys.executable, "-m", "p2pdist.cli.main", "run", "app:v1", "--", "wait") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+        assert process.returncode == 9
+    assert json.loads(verbs.verb("status", "--json")[1])["mounts"] == []

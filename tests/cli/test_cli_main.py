@@ -1,0 +1,193 @@
+"""The command as a whole: verbs, options from three places, failures and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from p2pdist.cli import output
+from p2pdist.cli.main import VERBS, main
+from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable, UsageError
+
+
+def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "p2pdist.cli.main", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin", **environment}
+    )
+
+
+def test_help_lists_the_verbs_and_imports_little() -> None:
+    """The list of verbs costs no imports: neither storage drivers nor servers."""
+    script = (
+        "import sys; from p2pdist.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "heavy = {'aiohttp', 'obstore', 'rich', 'libtorrent', 'asyncio', 'p2pdist.cli.pack'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    for verb in ("pack", "push", "inspect", "diff", "blob"):
+        assert f"  {verb} " in done.stdout
+
+
+def test_every_present_verb_loads_and_says_how_it_is_used() -> None:
+    context = click.Context(main, info_name="p2pdist")
+    for verb in main.list_commands(context):
+        command = main.get_command(context, verb)
+        assert command is not None
+        help_text = command.get_help(click.Context(command, info_name=verb, parent=context))
+        assert help_text
+        assert verb in VERBS
+
+
+def test_version() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("p2pdist, version ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("no-such-verb",), ("pack",), ("pack", "--no-such-flag"), ("push", "UPPER:v1")]
+)
+def test_wrong_usage_exits_2(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("Usage:") <= 1
+
+
+def test_wrong_usage_with_json_is_a_problem_document() -> None:
+    done = run("pack", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["status"] == 400
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (P2PDistError("it failed"), 1),
+        (DiskFull("the store", needed=2, free=1), 1),
+        (UsageError("it failed"), 2),
+        (NotFound("it failed", remedy="Look elsewhere"), 3),
+        (Refused("it failed"), 4),
+        (Unavailable("it failed"), 5),
+        (Corrupt("it failed"), 6),
+        (ExceptionGroup("several", [ValueError("x"), ExceptionGroup("more", [Corrupt("it failed")])]), 6),
+    ],
+)
+def test_failures_become_a_line_and_an_exit_code(
+    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert output.report(error, as_json=True) == code
+    said = capsys.readouterr()
+    assert said.err.startswith("p2pdist: ")
+    assert said.err.count("\n") == 1
+    assert json.loads(said.out)["detail"] in said.err
+    output.report(error, as_json=False)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_the_unexpected_is_one_line(
+    debug: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A traceback only for those who ask for it."""
+    monkeypatch.setenv("P2PDIST_DEBUG", "1" if debug else "0")
+    try:
+        raise RuntimeError("first line\nsecond line")
+    except RuntimeError as error:
+        assert output.report(error, as_json=False) == 1
+    said = capsys.readouterr().err
+    assert "unexpected RuntimeError: first line" in said
+    assert ("Traceback" in said) == debug
+    assert debug or said.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
+def test_interruption_exits_130(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+    assert output.report(error, as_json=True) == 130
+    assert capsys.readouterr().out == ""
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    """A configuration file whose origins do not exist, so that the message tells which one was used."""
+    (tmp_path / "config.toml").write_text(
+        f'origin = "file://{tmp_path}/from-top"\n[inspect]\norigin = "file://{tmp_path}/from-table"\n[diff]\nodd = 1\n'
+    )
+    return tmp_path
+
+
+def test_flag_over_variable_over_file(places: Path) -> None:
+    config, verb = places / "config.toml", ("inspect", "app:v1")
+    layout = ("--layout", places / "absent")
+    assert "from-table" in run(*verb, *layout, "--config", config).stderr
+    assert "from-table" in run("--config", config, *verb, *layout).stderr
+    assert "from-table" in run(*verb, *layout, P2PDIST_CONFIG=str(config)).stderr
+    variable = f"file://{places}/from-variable"
+    assert "from-variable" in run(*verb, *layout, "--config", config, P2PDIST_ORIGIN=variable).stderr
+    flag = ("--origin", f"file://{places}/from-flag")
+    done = run(*verb, *layout, "--config", config, *flag, P2PDIST_ORIGIN=variable)
+    assert "from-flag" in done.stderr
+    assert done.returncode == 3
+
+
+def test_the_top_of_the_file_serves_all_verbs_and_tables_are_checked(places: Path) -> None:
+    config = places / "config.toml"
+    done = run("push", "app:v1", "--layout", places, "--config", config)
+    assert done.returncode == 3
+    done = run("diff", "app:v1", "app:v2", "--config", config)
+    assert done.returncode == 2
+    assert "odd" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["x =", "\xff", None])
+def test_a_bad_configuration_file_is_named(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "config.toml"
+    if text is not None:
+        file.write_bytes(text.encode("latin-1"))
+    done = run("inspect", "app:v1", "--config", file)
+    assert done.returncode == (3 if text is None else 2)
+    assert str(file) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_plain_progress_comes_at_intervals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "PLAIN_INTERVAL_S", 0.0)
+    with output.Progress(quiet=False) as progress:
+        progress("pushing", 1 << 20, 3 << 30)
+    with output.Progress(quiet=True) as progress:
+        progress("pushing", 1, 2)
+    assert capsys.readouterr().err == "pushing: 1.0 MiB of 3.0 GiB\n"
+
+
+def test_a_reader_that_goes_away_is_no_news() -> None:
+    """`p2pdist --help | head -0`"""
+    command = [sys.executable, "-m", "p2pdist.cli.main", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(10) in (0, 1)
+
+
+def test_a_group_of_failures_prefers_ours() -> None:
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+
+    async def fail() -> None:
+        raise NotFound("it is gone")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(work())
+    assert output.report(caught.value, as_json=False) == 3

@@ -1,0 +1,146 @@
+"""The engineer's verbs as processes: pack, push, inspect, diff and blob."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli_main import run
+
+from p2pdist.model.digest import digest_of
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env/content").write_bytes(os.urandom(300_000))
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/run").write_text("#!/bin/sh\necho hello\n")
+    os.mkfifo(tmp_path / "app/fifo")
+    return tmp_path
+
+
+def done(place: Path, *arguments: str | Path, code: int = 0) -> Any:
+    """Run a verb with --json on the layout and origin of the test; its only output is one document."""
+    environment = {"P2PDIST_LAYOUT": str(place / "layout"), "P2PDIST_ORIGIN": (place / "origin").as_uri()}
+    finished = run(*arguments, "--json", **environment)
+    assert finished.returncode == code, finished.stderr
+    return json.loads(finished.stdout)
+
+
+def test_from_two_directories_to_an_origin(place: Path) -> None:
+    env = done(place, "pack", place / "env", "-t", "team/env:1", "--env", "A=1")
+    assert set(env) >= {"reference", "digest", "layers", "files", "bytes_total", "seconds"}
+    assert set(env["layers"][0]) == {"digest", "size", "mediaType"}
+    entrypoint = '["sh", "${P2PDIST_ROOT}/run"]'
+    app = done(place, "pack", place / "app", "-t", "trainer:v1", "--base", "team/env:1", "--entrypoint", entrypoint)
+    assert app["layers"][0] == env["layers"][0]
+    assert app["dropped"] == [{"path": "fifo", "what": "FIFO"}]
+    pushed = done(place, "push", "trainer:v1")
+    assert (pushed["reference"], pushed["digest"], pushed["bytes_skipped"]) == ("trainer:v1", app["digest"], 0)
+    assert done(place, "push", "trainer:v1")["bytes_sent"] == 0
+    found = done(place, "inspect", "trainer:v1", "--layout", place / "elsewhere")
+    assert found["at"] == (place / "origin").as_uri()
+    assert found["entrypoint"] == ["sh", "${P2PDIST_ROOT}/run"]
+    assert found["env"] == ["A=1"]
+    assert [layer["digest"] for layer in found["layers"]] == [layer["digest"] for layer in app["layers"]]
+    moved = done(place, "diff", "team/env:1", "trainer:v1")
+    assert moved == {
+        "bytes_to_move": app["layers"][1]["size"],
+        "added": [app["layers"][1]["digest"]],
+        "changed": [],
+        "removed": [],
+    }
+
+
+def test_words_for_people(place: Path) -> None:
+    environment = {"P2PDIST_LAYOUT": str(place / "layout"), "P2PDIST_ORIGIN": (place / "origin").as_uri()}
+    packed = run("pack", place / "app", "-t", "trainer:v1", **environment)
+    assert packed.stderr == "left out: fifo (FIFO)\n"
+    assert packed.stdout.startswith("trainer:v1  sha256:")
+    assert run("push", "trainer:v1", **environment).stdout.startswith("trainer:v1  sha256:")
+    assert "layer " in run("inspect", "trainer:v1", **environment).stdout
+    pushed = run("blob", "push", place / "env/content", **environment)
+    assert pushed.stdout == digest_of((place / "env/content").read_bytes()) + "\n"
+    assert pushed.stderr == ""
+
+
+def test_a_blob_of_its_own(place: Path) -> None:
+    content = place / "env/content"
+    pushed = done(place, "blob", "push", content)
+    assert (pushed["digest"], pushed["size"]) == (digest_of(content.read_bytes()), 300_000)
+
+
+def test_failures_have_their_exit_codes(place: Path) -> None:
+    """Also with --json, where the problem document is the only output."""
+    done(place, "pack", place / "app", "-t", "trainer:v1")
+    done(place, "push", "trainer:v1")
+    assert "trainer:v9" in done(place, "push", "trainer:v9", code=3)["detail"]
+    problem = done(place, "inspect", "trainer:v9", code=3)
+    assert (place / "origin").as_uri() in problem["detail"]
+    assert done(place, "pack", place / "absent", "-t", "trainer:v1", code=3)["status"] == 404
+    done(place, "pack", place / "app", "-t", "trainer:v1", "--entrypoint", "sh run", code=2)
+    done(place, "pack", place / "app", "-t", "trainer:v1", "--format", "zip", code=2)
+    done(place, "push", "trainer:v1", "--origin", "http://127.0.0.1:1/x", code=5)
+    (place / "layout/index.json").write_text("{")
+    assert "index.json" in done(place, "push", "trainer:v1", code=6)["detail"]
+
+
+def test_an_origin_must_be_named(place: Path) -> None:
+    finished = run("push", "trainer:v1", "--layout", place)
+    assert finished.returncode == 2
+    assert "--origin" in finished.stderr
+
+
+def test_the_layout_lies_in_the_users_data_directory(place: Path) -> None:
+    run("pack", place / "app", "-t", "trainer:v1", XDG_DATA_HOME=str(place / "data"))
+    assert (place / "data/p2pdist/layout/index.json").exists()
+    run("pack", place / "app", "-t", "trainer:v1", HOME=str(place / "home"))
+    assert (place / "home/.local/share/p2pdist/layout/index.json").exists()
+
+
+def test_interrupting_leaves_no_traceback_and_no_leftovers(place: Path) -> None:
+    (place / "env/more").write_bytes(os.urandom(24 << 20))
+    command = [sys.executable, "-m", "p2pdist.cli.main", "pack", str(place / "env"), "-t", "env:1", "--level", "22"]
+    command += ["--layout", str(place / "layout")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and not list((place / "layout").glob(".incoming/*")):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in said
+    assert list((place / "layout/.incoming").iterdir()) == []
+
+
+def test_a_terminal_shows_bars(place: Path) -> None:
+    """Bars go to the terminal on standard error; standard output holds the result alone."""
+    master, slave = pty.openpty()
+    (place / "large").write_bytes(bytes(30 << 20))
+    command = [sys.executable, "-m", "p2pdist.cli.main", "blob", "push", str(place / "large")]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "P2PDIST_ORIGIN": (place / "origin").as_uri()}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave, env=environment)
+    os.close(slave)
+    shown = b""
+    try:
+        while chunk := os.read(master, 4096):
+            shown += chunk
+    except OSError:
+        pass  # the other end was closed
+    finally:
+        os.close(master)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert b"pushing" in shown
+    assert b"31.5" in shown or b"30.0" in shown
+    assert out.decode().strip() == digest_of(bytes(30 << 20))
