@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from p2pdist.model.errors import NotFound, P2PDistError, Refused, Unavailable
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.origin.origin import Origin
 from p2pdist.store.blob import Blob
 from p2pdist.transfer.client import PieceReceived, StreamClosed, StreamEvent
@@ -74,21 +74,19 @@ class OriginReader:
     def _failure(self, error: BaseException) -> StreamClosed:
         match error:
             case _WrongBytes():
-                return StreamClosed(self.number, "corrupt", error.what)
+                return StreamClosed(self.number, "corrupt", str(error))
             case NotFound():
                 return StreamClosed(self.number, "missing", error.what, error)
             case Refused():
                 return StreamClosed(self.number, "refused", error.what, error)
             case Unavailable():
                 return StreamClosed(self.number, "busy", error.what, error)
-            case P2PDistError() if error.slug == "corrupt":
+            case Corrupt():
                 return StreamClosed(self.number, "corrupt", error.what, error)
             case P2PDistError():
                 return StreamClosed(self.number, "failed", error.what, error)
         return StreamClosed(self.number, "failed", repr(error), P2PDistError(f"reading the origin failed: {error!r}"))
 
 
-class _WrongBytes(P2PDistError):
+class _WrongBytes(Exception):
     """A piece from the origin did not verify."""
-
-    slug = "corrupt"

@@ -260,7 +260,7 @@ class Download:
         if reason == "corrupt" and source == ORIGIN:
             self._origin_corrupt += 1
             if self._origin_corrupt >= ORIGIN_CORRUPT_MAX:
-                what = event.error.what if event.error else f"piece {event.piece} does not match its hash"
+                what = event.error.what if event.error else "pieces do not match their hashes"
                 self._give_up(
                     Corrupt(f"the origin's copy of {self.blob} is corrupt: {what}", remedy="Push it again"), out
                 )

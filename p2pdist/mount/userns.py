@@ -177,14 +177,14 @@ def _serve(task: dict[str, Any], report: int) -> int:
         kernel.die_with_parent(signal.SIGTERM)
 
         def prepare() -> None:
-            _enter(user, 0, group, 0, 0)
+            pass
             kernel.die_with_parent(signal.SIGTERM)
 
         return run(wanted, prepare=prepare, started=lambda: _tell(report, {"started": True}))
     finally:
         for daemon in daemons:
             with suppress(ProcessLookupError):
-                pass
+                daemon.kill()
             daemon.wait()
 
 
