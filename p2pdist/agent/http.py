@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.metrics import registry
 from p2pdist.model.digest import digest_of, parse_digest
-from p2pdist.model.errors import NotFound, UsageError
+from p2pdist.model.errors import UNDECODABLE, NotFound, UsageError
 from p2pdist.model.messages import MountRequest, PullRequest
 from p2pdist.model.pieces import PieceSet, stripes_for
 from p2pdist.transfer.problems import problems
@@ -36,7 +36,7 @@ def _answer(value: object, status: int = 200) -> web.Response:
 async def _decode(request: web.Request, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(await request.read(), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise UsageError(f"malformed request: {error}", remedy="See docs/protocol.md") from error
 
 

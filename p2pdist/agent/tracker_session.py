@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from p2pdist.model.digest import Digest, digest_of, parse_digest
-from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable, from_problem
+from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Unavailable, from_problem
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
     MESSAGE_BYTES_MAX,
@@ -229,7 +229,7 @@ async def _limited(answer: aiohttp.ClientResponse) -> bytes:
 def _problem(body: bytes, otherwise: str) -> P2PDistError:
     try:
         return from_problem(msgspec.json.decode(body, type=dict[str, Any]))
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return Unavailable(otherwise)
 
 
@@ -238,5 +238,5 @@ def _descriptor(body: bytes) -> Descriptor:
         plain = msgspec.json.decode(body, type=dict[str, Any])
         annotations = {str(key): str(value) for key, value in dict(plain.get("annotations", {})).items()}
         return Descriptor(str(plain["mediaType"]), parse_digest(plain["digest"]), int(plain["size"]), annotations)
-    except (msgspec.DecodeError, KeyError, ValueError, TypeError) as error:
+    except (*UNDECODABLE, KeyError, ValueError, TypeError) as error:
         raise Corrupt(f"the tracker sent a malformed descriptor: {error!r}") from error

@@ -177,7 +177,7 @@ def _serve(task: dict[str, Any], report: int) -> int:
         kernel.die_with_parent(signal.SIGTERM)
 
         def prepare() -> None:
-            pass
+            _enter(user, 0, group, 0, 0)
             kernel.die_with_parent(signal.SIGTERM)
 
         return run(wanted, prepare=prepare, started=lambda: _tell(report, {"started": True}))

@@ -71,7 +71,7 @@ class Directory:
                 return None
 
     def write(self, key: str, chunks: Iterator[bytes], size: int) -> None:
-        with self._failures(key), self._incoming(size) as (handle, name):
+        with self._failures(key, size), self._incoming(size) as (handle, name):
             for chunk in chunks:
                 view = memoryview(chunk)
                 while view:
@@ -160,20 +160,20 @@ class Directory:
         return NotFound(f"there is no directory {self.url}", remedy="Check the path, mount or create the directory")
 
     @contextlib.contextmanager
-    def _failures(self, key: str) -> Iterator[None]:
-        """Name what failed: an OSError becomes one of the project's errors."""
+    def _failures(self, key: str, needed: int = 0) -> Iterator[None]:
+        """Name what failed: an OSError becomes one of the project's errors; `needed` bytes were to be written."""
         try:
             yield
         except P2PDistError:
             raise
         except OSError as error:
-            raise self._failure(key, error) from error
+            raise self._failure(key, error, needed) from error
 
-    def _failure(self, key: str, error: OSError) -> P2PDistError:
+    def _failure(self, key: str, error: OSError, needed: int) -> P2PDistError:
         said = f"{key} at {self.url}: {error.strerror or error}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = os.statvfs(self.root)
-            return DiskFull(self.url, needed=0, free=free.f_bavail * free.f_frsize)
+            return DiskFull(self.url, needed=needed, free=free.f_bavail * free.f_frsize)
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return Refused(f"no access to {said}", remedy="Check the owner and the mode of the directory")
         return Unavailable(f"cannot use {said}", remedy="Check the directory and the disk under it")

@@ -93,7 +93,8 @@ async def pack(
     check_apart(source, layout.directory)
     below, config = await _read_base(base, layout, origin)
     config = (settings or Settings()).over(config)
-    content = await _add_image(source, layout, level, mtime, _reporter(on_progress, found.bytes_total))
+    report = _reporter(on_progress, found.bytes_total)
+    content = await _add_image(source, layout, level, mtime, found.bytes_total, report)
     layers = (*below.layers, content.descriptor(SQUASHFS_TYPE)) if below else (content.descriptor(SQUASHFS_TYPE),)
     if len(layers) > LAYERS_MAX:
         raise UsageError(f"{reference} would have {len(layers)} layers, over the limit of {LAYERS_MAX}")
@@ -137,13 +138,21 @@ async def _add_image(
     layout: LocalDepot,
     level: int,
     mtime: int | None,
+    size_estimate: int,
     report: Callable[[str, int], None],
 ) -> Content:
     """Build the image, hash it and move it into the layout."""
     image = (await asyncio.to_thread(layout.scratch)) / secrets.token_hex(12)
     stopped = threading.Event()
     try:
-        await build_image(source, image, level=level, mtime=mtime, on_bytes=lambda count: report("packing", count))
+        await build_image(
+            source,
+            image,
+            level=level,
+            mtime=mtime,
+            size_estimate=size_estimate,
+            on_bytes=lambda count: report("packing", count),
+        )
         content = await asyncio.to_thread(read_content, image, stopped=stopped)
         await asyncio.to_thread(_sync, image)
         await layout.adopt(content.digest, image)

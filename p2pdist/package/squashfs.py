@@ -40,11 +40,13 @@ async def build_image(
     level: int = LEVEL,
     mtime: int | None = None,
     processors: int | None = None,
+    size_estimate: int = 0,
     on_bytes: Callable[[int], None] | None = None,
 ) -> None:
     """Write the image of the directory `source` to the new file `output`.
 
     `mtime` (seconds since 1970) replaces all modification times. Devices, sockets, FIFOs and setuid/setgid bits are left out.
+    `size_estimate` is what DiskFull says is needed.
     `on_bytes` hears of source bytes as they are read. Raises UsageError, DiskFull, or P2PDistError with what mksquashfs said.
     """
     check_apart(source, output)
@@ -80,7 +82,7 @@ async def build_image(
             watch.cancel()
     if code != 0:
         output.unlink(missing_ok=True)
-        raise _failure(source, output, said)
+        raise _failure(source, output, said, size_estimate)
 
 
 def _arguments(source: Path, output: Path, level: int, mtime: int | None, processors: int | None) -> list[str]:
@@ -118,10 +120,10 @@ async def _tail(process: asyncio.subprocess.Process) -> str:
     return kept.decode("utf-8", "backslashreplace")
 
 
-def _failure(source: Path, output: Path, said: str) -> P2PDistError:
+def _failure(source: Path, output: Path, said: str, size_estimate: int) -> P2PDistError:
     if "No space left" in said or "Disk quota" in said:
         free = os.statvfs(output.parent)
-        return DiskFull(str(output.parent), needed=0, free=free.f_bavail * free.f_frsize)
+        return DiskFull(str(output.parent), needed=size_estimate, free=free.f_bavail * free.f_frsize)
     if "invalid option" in said:
         return P2PDistError("the installed mksquashfs is too old", remedy="Install squashfs-tools 4.5 or later")
     lines = [line.strip() for line in said.splitlines() if line.strip()]

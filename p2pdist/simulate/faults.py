@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
+from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
 from p2pdist.simulate.network import Cut
 
 if TYPE_CHECKING:
@@ -97,6 +98,18 @@ KINDS = ("crash", "slow", "partition", "wrong", "silent", "tracker", "origin", "
 def late_hosts(faults: Iterable[Fault]) -> frozenset[str]:
     """The hosts that do not start at once."""
     return frozenset(fault.host for fault in faults if isinstance(fault, Late))
+
+
+def failures(faults: Iterable[Fault]) -> tuple[type[P2PDistError], ...]:
+    """With what a pull may fail under these faults, when all goes as it should."""
+    found: list[type[P2PDistError]] = []
+    for fault in faults:
+        match fault:
+            case OriginWrong():
+                found.append(Corrupt)
+            case OriginOutage(_, None):
+                found.append(Unavailable)
+    return tuple(found)
 
 
 def inject(simulation: Simulation, fault: Fault) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from p2pdist.core import download as dl
 from p2pdist.model.digest import Digest
+from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Assign, Holding, Holdings
 from p2pdist.simulate.host import Host, Pull
 from p2pdist.simulate.network import Stream
@@ -176,9 +177,7 @@ class Invariants:
         name = member.host
         host = fleet.hosts[name]
         self.require(swarm.blob in host.swarms, f"{name} is in a swarm that it does not know of")
-        self.require(
-            member.present == (host.session is not None), f"{name} is absent in its swarm or in the fleet only"
-        )
+        self.require(not member.present or host.session is not None, f"{name} has no session and is not absent")
         self.require(member.seed == (member.counts == swarm.totals), f"{name} is wrongly taken for a seed, or is not")
         self.require(sum(member.seats) <= max(member.budget, 0), f"{name} has more seats than its budget")
         for stripe in range(swarm.stripes):
@@ -212,13 +211,15 @@ class Invariants:
 
     # -- the end
 
-    def check_end(self, fleet: Fleet | None, hosts: Iterable[Host]) -> None:
-        """What must hold once all is quiet: every host's books agree with the tracker's."""
+    def check_end(self, fleet: Fleet | None, hosts: Iterable[Host], failures: tuple[type[P2PDistError], ...]) -> None:
+        """What must hold once all is quiet: every host's books agree with the tracker's, and only such failures happened as had to."""
         if fleet is not None:
             self.check_fleet(fleet)
         for host in hosts:
             for pull in host.pulls.values():
                 self.counted(pull)
+                if pull.error is not None and not isinstance(pull.error, failures):
+                    self.broken(f"{host.name} gave up for no good reason: {pull.error}")
                 if fleet is None or not host.running or pull.error is not None:
                     continue
                 swarm = fleet.swarms.get(pull.blob.digest)

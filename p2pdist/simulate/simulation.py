@@ -91,7 +91,7 @@ class Simulation:
 
     def run(self, progress: Progress | None = None) -> Report:
         """Run until every pull has ended and the tracker has heard of it; raises InvariantBroken."""
-        from p2pdist.simulate.faults import inject, late_hosts
+        from p2pdist.simulate.faults import failures, inject, late_hosts
 
         scenario = self.scenario
         self.tracker.start()
@@ -108,7 +108,7 @@ class Simulation:
             waiting = [name for name, host in self.hosts.items() if name not in self.lost and not _settled(host)]
             self.invariants.broken(f"{len(waiting)} hosts wait forever: {', '.join(waiting[:10])}")
         self._quiet()
-        self.invariants.check_end(self.tracker.fleet, self.hosts.values())
+        self.invariants.check_end(self.tracker.fleet, self.hosts.values(), failures(scenario.faults))
         return Report.of(self)
 
     def lose(self, host: Host) -> None:

@@ -282,8 +282,6 @@ class IncomingStream:
                 return
             self._check_frame(piece, length)
             with self._lock:
-                if self._closing or self._finishing:
-                    raise _Ended("closed")
                 self._receiving = piece
             data = buffer[:length]
             self._fill(connection, data)

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from p2pdist.model.digest import parse_digest
-from p2pdist.model.errors import P2PDistError, TooLarge, UsageError
+from p2pdist.model.errors import UNDECODABLE, P2PDistError, TooLarge, UsageError
 from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PIECES_LIMIT, PieceLayout
 from p2pdist.transfer.connection import Connection
@@ -64,7 +64,7 @@ async def read_stream_request(request: web.Request) -> StreamRequest:
             raise TooLarge(f"a stream request is longer than {REQUEST_BYTES_MAX} bytes")
     try:
         wanted = msgspec.json.decode(body, type=StreamRequest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise UsageError(f"malformed stream request: {error}") from error
     parse_digest(wanted.blob)
     if not 0 <= wanted.stripe < wanted.stripes <= STRIPES_MAX or len(wanted.host) > 255:

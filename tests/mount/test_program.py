@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -110,11 +110,20 @@ def test_signals_sent_to_us_reach_the_program(number: signal.Signals) -> None:
         assert runner.wait(10) == 9
 
 
+_COUNTS = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+print("ready", flush=True)
+found = []
+while (one := signal.sigtimedwait([signal.SIGINT], 0.7 if found else 10)):
+    found.append(one)
+sys.exit(len(found))
+"""
+
+
 def test_ctrl_c_reaches_the_program_once() -> None:
     """A terminal signals its whole foreground group, so nothing is forwarded then."""
-    script = (
-        "n=0; trap 'n=$((n+1))' INT; echo ready; i=0; while [ $i -lt 20 ]; do sleep 0.05; i=$((i+1)); done; exit $n"
-    )
+    script = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(_COUNTS)}"
     pid, terminal = os.forkpty()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-c", _RUNNER, script])
@@ -122,7 +131,6 @@ def test_ctrl_c_reaches_the_program_once() -> None:
         said = b""
         while b"ready" not in said:
             said += os.read(terminal, 100)
-        time.sleep(0.1)
         os.write(terminal, b"\x03")
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     finally:

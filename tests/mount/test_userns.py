@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -174,8 +175,38 @@ def test_signals_reach_the_program_inside(place: Path, layer: Layer, number: sig
     assert not list((place / "home").iterdir())
 
 
-def test_when_we_are_killed_all_of_it_ends(place: Path, layer: Layer) -> None:
-    """kill -9 of the process that asked ends the program and every squashfuse; the kernel removes the mounts."""
+def test_ctrl_c_leaves_the_view_to_the_program(place: Path, layer: Layer) -> None:
+    """A terminal's signal ends neither squashfuse nor us: the program may still read, and decides."""
+    script = "trap 'cat a; exit 5' INT; echo ready; while :; do sleep 0.05; done"
+    argv = command(place, [layer("l", {"a": "still here"})], script)
+    pid, terminal = os.forkpty()
+    if pid == 0:
+        os.chdir("/")
+        os.execvpe(argv[0], argv, {**os.environ, "TMPDIR": str(place / "home")})
+    said = b""
+    try:
+        while b"ready" not in said:
+            said += os.read(terminal, 1000)
+        os.write(terminal, b"\x03")
+        while b"still here" not in said:
+            said += os.read(terminal, 1000)  # OSError when all of it has ended
+    except OSError as error:
+        pytest.fail(f"the program could not read: {error}, {said!r}")
+    finally:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+        os.close(terminal)
+    assert not list((place / "home").iterdir())
+
+
+def guardian(parent: int) -> int:
+    """The child of `parent`."""
+    return int(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0])
+
+
+@pytest.mark.parametrize("who", ["caller", "guardian"])
+def test_when_one_is_killed_all_of_it_ends(place: Path, layer: Layer, who: str) -> None:
+    """kill -9 of the process that asked, or of the one in between, ends the program and every squashfuse; the kernel removes the
+    mounts."""
     runner = subprocess.Popen(
         command(place, [layer("l", {"a": "1"}), layer("m", {"b": "1"})], "echo ready; exec sleep 60"),
         env={**os.environ, "TMPDIR": str(place / "home")},
@@ -187,13 +218,14 @@ def test_when_we_are_killed_all_of_it_ends(place: Path, layer: Layer) -> None:
         runner.stdout.readline()
         assert runner.stdout.readline() == b"ready\n"
         assert len(fuse_processes(place)) == 2
-        runner.kill()
+        os.kill(runner.pid if who == "caller" else guardian(runner.pid), signal.SIGKILL)
         runner.wait(10)
         deadline = time.monotonic() + 5
         while fuse_processes(place) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not fuse_processes(place)
-        assert runner.stdout.read() == b"", "the program still has our output open"
+        readable, _, _ = select.select([runner.stdout], [], [], 5)
+        assert readable and runner.stdout.read() == b"", "the program still has our output open"
 
 
 _SHOW = """

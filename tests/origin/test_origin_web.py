@@ -260,4 +260,4 @@ for url in sys.argv[1:]:
         pass
 """
     command = [sys.executable, "-c", script, server.url, f"http://127.0.0.1:{free_port()}"]
-    assert {subprocess.run(command, check=False).returncode for _ in range(4)} == {0}
+    assert {subprocess.run(command, check=False).returncode for _ in range(3)} == {0}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.model.errors import NotFound, P2PDistError, UsageError
+from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, UsageError
 from p2pdist.package.scan import printable, scan
 from p2pdist.package.squashfs import build_image
 
@@ -271,33 +271,40 @@ async def test_impossible_settings_are_refused(tmp_path: Path, arguments: dict[s
         await build_image(tmp_path / "a", tmp_path / "image", **arguments)  # type: ignore[arg-type]
 
 
-async def test_a_failure_leaves_no_image(tmp_path: Path) -> None:
+def stand_in(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of that name which behaves as the real one does on a bad day."""
+    directory.mkdir()
+    program = directory / "mksquashfs"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+
+
+async def test_a_failure_leaves_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that fails half-way: its words are passed on, its output is gone."""
     (tmp_path / "a").mkdir()
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin/mksquashfs"
-    program.write_text("#!/bin/sh\necho half > $2\necho 'FATAL ERROR: source went away' >&2\nexit 1\n")
-    program.chmod(0o755)
-    path = os.environ["PATH"]
-    os.environ["PATH"] = f"{tmp_path}/bin:{path}"
-    try:
-        with pytest.raises(P2PDistError, match="source went away"):
-            await build_image(tmp_path / "a", tmp_path / "image")
-    finally:
-        os.environ["PATH"] = path
+    stand_in(tmp_path / "bin", "echo half > $2\necho 'FATAL ERROR: source went away' >&2\nexit 1", monkeypatch)
+    with pytest.raises(P2PDistError, match="source went away"):
+        await build_image(tmp_path / "a", tmp_path / "image")
     assert not (tmp_path / "image").exists()
 
 
-async def test_cancelling_ends_the_program(tmp_path: Path) -> None:
+async def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
-    with open(tmp_path / "a/big", "wb") as file:
-        for _ in range(24):
-            file.write(os.urandom(1 << 20))
-    task = asyncio.create_task(build_image(tmp_path / "a", tmp_path / "image", level=22))
-    await asyncio.sleep(0.15)
+    stand_in(tmp_path / "bin", "echo 'Write failed because No space left on device' >&2\nexit 1", monkeypatch)
+    with pytest.raises(DiskFull, match="5000 bytes needed"):
+        await build_image(tmp_path / "a", tmp_path / "image", size_estimate=5000)
+
+
+async def test_cancelling_ends_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    stand_in(tmp_path / "bin", "echo half > $2\nexec sleep 60", monkeypatch)
+    task = asyncio.create_task(build_image(tmp_path / "a", tmp_path / "image"))
+    while not (tmp_path / "image").exists():
+        await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await task
+        await asyncio.wait_for(task, 10)
     assert not (tmp_path / "image").exists()
 
 

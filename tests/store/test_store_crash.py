@@ -25,8 +25,11 @@ from store_rig import (
     sample,
 )
 
+from p2pdist.model.pieces import PieceSet
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
+from p2pdist.store.disk import boot_id
+from p2pdist.store.have import HaveFile
 
 CHILD = Path(__file__).parent / "crash_child.py"
 
@@ -219,6 +222,32 @@ def _durable(root: Path, digest: str) -> bool:
         return bool(database.execute("SELECT durable FROM blobs WHERE digest=?", (digest,)).fetchone()[0])
     finally:
         database.close()
+
+
+def test_a_bitmap_is_believed_before_the_index(tmp_path: Path) -> None:
+    """A process died after it had found a bad piece in a complete blob and written the bitmap, and before the index knew."""
+    found = sample(59, 3 * PIECE)
+    store = BlobStore(tmp_path)
+    fill(store.begin(found.digest, found.pieces), found)
+    store.close()
+    HaveFile.create(have_file(tmp_path, found.digest), PieceSet(3, b"\x05"), boot_id()).close()
+    store = BlobStore(tmp_path)
+    assert list(held(store, found.digest).have) == [0, 2] and not held(store, found.digest).complete
+    store.close()
+
+
+def test_what_lost_a_piece_is_no_longer_durable(tmp_path: Path) -> None:
+    """Or the piece that is written anew would be believed after the loss of the machine, whether or not it reached the disk."""
+    found = sample(63, 3 * PIECE)
+    store = BlobStore(tmp_path)
+    fill(store.begin(found.digest, found.pieces), found)
+    store.close()
+    assert _durable(tmp_path, found.digest)
+    store = BlobStore(tmp_path)
+    flip(held(store, found.digest).path, 5)
+    held(store, found.digest).verify(drop=True)
+    assert not _durable(tmp_path, found.digest)
+    store.close()
 
 
 def test_a_complete_file_that_was_cut_short_is_found(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ def planned(hosts: int, size: int = 64 << 20) -> Swarm:
     swarm = Swarm(BLOB, PieceLayout(size, 65536))
     for number in range(hosts):
         swarm.add(f"h{number}", [0] * swarm.stripes, budget=swarm.stripes, now=0.0)
-    Planner().plan(swarm, origin_allowed=True)
+    Planner().plan(swarm, leases=swarm.stripes)
     return swarm
 
 

@@ -138,6 +138,7 @@ async def test_close_during_a_write_lets_no_later_piece_in(server: Server, recei
 
 
 async def test_finish_piece_and_close_takes_the_piece_under_way(server: Server, receiver: Receiver) -> None:
+    """It does not wait for the next frame, which here never comes."""
     gate = asyncio.Event()
 
     class Halting(Pieces):
@@ -146,7 +147,7 @@ async def test_finish_piece_and_close_takes_the_piece_under_way(server: Server, 
                 await gate.wait()
             return await super().next_block()
 
-    server.make = Halting
+    server.make = lambda layout, wanted: Halting(layout, wanted, available={0, 1, 2, 3})
     stream = receiver.open(server.port)
     while stream.receiving != 3:
         await asyncio.sleep(0.01)

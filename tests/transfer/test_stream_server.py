@@ -60,6 +60,34 @@ async def test_a_child_that_goes_away_while_waiting_for_its_turn_is_noticed(
     assert caplog.records == []
 
 
+async def test_a_cancellation_from_outside_is_not_taken_for_the_child_s_going(blob: SampleBlob, start_app) -> None:
+    """Both may happen at once; then the handler still ends as cancelled."""
+    endings: list[str] = []
+
+    class Cancelled(Pieces):
+        async def next_block(self) -> Block | None:
+            try:
+                return await super().next_block()
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                raise
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        wanted = StreamRequest(blob.digest, 0, 1, PieceSet(blob.layout.count).to_bytes())
+        try:
+            with blob.path.open("rb") as file:
+                return await serve_stream(request, Cancelled(blob.layout, wanted, available={0}), file, blob.layout)
+        except asyncio.CancelledError:
+            endings.append("cancelled")
+            raise
+
+    with ask(Server(blob, await start_app("POST", "/v1/streams", handler))):
+        await asyncio.sleep(0.05)
+    await until(lambda: endings == ["cancelled"], timeout_s=1)
+
+
 async def test_a_child_that_reads_nothing_holds_little_and_goes_quietly(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,10 +4,14 @@ Theory. Agents say what they hold and want (`Holding`), how far they are (`Repor
 with plans (`Assign`). Everything about swarms is soft: after a restart agents say what they hold and from whom they receive, and
 their running streams are adopted as the tree. A host that someone receives from but that has not come back yet stands in as absent.
 
+A host whose session breaks is absent in its swarms until it has said again what it holds: until then it gets no new parents and no new
+children, and what it does not confirm within ABSENCE_S is taken from it.
+
 Invariants: the number of origin leases never passes `origin_streams_max`, and each stripe of a blob has at most one, beside those that
 agents brought along; for GRACE_S after the start a swarm that was under way gets no new lease, since its roots may still come back.
 
-Joins within JOIN_BATCH_S are planned together; lost and failing parents are replaced at once.
+Joins within JOIN_BATCH_S are planned together; lost and failing parents are replaced at once; those for whom there was no parent are
+looked at again every RETRY_S.
 """
 
 from __future__ import annotations
@@ -35,12 +39,13 @@ from tracker.core.capacity import Capacities
 from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
 from tracker.core.planner import Planner, alternates
+from tracker.core.repair import AVOID_S, free_children, move_lease, relieve
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
 
 JOIN_BATCH_S = 0.1
 ABSENCE_S = 3.0
 GRACE_S = 3.0
-AVOID_S = 5.0
+RETRY_S = 0.5
 HOSTS_MAX = 200_000
 SWARMS_MAX = 100_000
 
@@ -59,6 +64,8 @@ class Fleet:
     replans: dict[str, int] = field(default_factory=dict)
     _sessions: dict[int, str] = field(default_factory=dict)
     _due: dict[Digest, float] = field(default_factory=dict)
+    _absent: dict[str, None] = field(default_factory=dict)
+    _blamed: dict[str, None] = field(default_factory=dict)
     _planner: Planner = field(default_factory=Planner)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
@@ -101,8 +108,8 @@ class Fleet:
         host.session, host.absent_since = session, None
         self._sessions[session] = hello.host
         for blob in host.swarms:
-            self.swarms[blob].members[host.name].absent_since = None
-            self._replan(blob, "back", now)
+            self.swarms[blob].members[host.name].absent_since = now
+            self._absent[host.name] = None
         out.append(Send(session, Welcome(PROTOCOL_VERSION, self.report_interval_s, self.origin)))
 
     def _closed(self, session: int, now: float) -> None:
@@ -111,6 +118,7 @@ class Fleet:
             return
         host = self.hosts[name]
         host.session, host.absent_since = None, now
+        self._absent[name] = None
         for blob in host.swarms:
             self.swarms[blob].members[name].absent_since = now
 
@@ -146,6 +154,7 @@ class Fleet:
         swarm = self._swarm(holding)
         counts = list(holding.counts)
         _check_counts(swarm, counts)
+        self.swarms[swarm.blob] = swarm
         member = swarm.members.get(host.name)
         if member is None:
             member = swarm.add(host.name, counts, budget=self._budget(host, swarm, now), now=now)
@@ -153,9 +162,11 @@ class Fleet:
             swarm.tell(now, f"{host.name} joins with {sum(counts)} pieces")
         else:
             self._recount(swarm, member, counts, now)
-        member.absent_since = None if host.session is not None else now
-        if len(holding.parents) == swarm.stripes and not member.seed:
-            for stripe, parent in enumerate(holding.parents):
+            member.budget = max(member.budget, self._budget(host, swarm, now))
+        member.absent_since = None
+        if not member.seed:
+            streams = len(holding.parents) == swarm.stripes
+            for stripe, parent in enumerate(holding.parents if streams else (None,) * swarm.stripes):
                 self._adopt(swarm, member, stripe, parent, now)
         self._replan(swarm.blob, "join", now + JOIN_BATCH_S)
 
@@ -170,7 +181,7 @@ class Fleet:
         if swarm is None:
             if len(self.swarms) >= SWARMS_MAX:
                 raise UsageError("this tracker has too many swarms")
-            swarm = self.swarms[holding.blob] = Swarm(holding.blob, layout)
+            swarm = Swarm(holding.blob, layout)
         elif swarm.layout != layout:
             raise UsageError(f"{holding.blob} is cut differently by the rest of its swarm")
         return swarm
@@ -178,26 +189,26 @@ class Fleet:
     def _recount(self, swarm: Swarm, member: Member, counts: list[int], now: float) -> None:
         if any(new < old for new, old in zip(counts, member.counts, strict=True)):
             swarm.forget_pieces(member.host, counts)
+            self._replan(swarm.blob, "lost pieces", now + JOIN_BATCH_S)
         elif swarm.advance(member.host, counts):
             swarm.tell(now, f"{member.host} is complete")
             self._replan(swarm.blob, "complete", now + JOIN_BATCH_S)
 
     def _adopt(self, swarm: Swarm, member: Member, stripe: int, parent: str | None, now: float) -> None:
-        """Take over a stream that runs already; a host without one is told its parent again."""
+        """Take over a stream that runs already. A host without one is told its parent again, and so is one that reads a stripe from the
+        origin that has a root: one reader is enough."""
         host, known = member.host, member.parents[stripe]
-        if member.counts[stripe] == swarm.totals[stripe]:
+        if member.counts[stripe] == swarm.totals[stripe] or parent == known:
             return
         if known is not None:
-            if parent != known:
-                swarm.changed[host, stripe] = None
-            return
-        if parent is None:
+            swarm.changed[host, stripe] = None
+        if parent is None or (parent == FROM_ORIGIN and (known is not None or swarm.roots[stripe])):
             return
         if parent != FROM_ORIGIN:
             if parent == host:
                 raise UsageError(f"{host} says that it receives from itself")
-            if parent not in swarm.members:
-                self._stand_in(swarm, parent, now)
+            if parent not in swarm.members and not self._stand_in(swarm, parent, now):
+                return
             if swarm.below(stripe, parent, host):
                 return
             upper = swarm.members[parent]
@@ -206,11 +217,18 @@ class Fleet:
         swarm.attach(stripe, host, parent)
         swarm.changed.pop((host, stripe), None)
 
-    def _stand_in(self, swarm: Swarm, name: str, now: float) -> None:
-        host = self.hosts.setdefault(name, Host(name, absent_since=now))
+    def _stand_in(self, swarm: Swarm, name: str, now: float) -> bool:
+        """Take a host into a swarm because another receives from it; it is absent until it speaks for itself."""
+        host = self.hosts.get(name)
+        if host is None:
+            if len(self.hosts) >= HOSTS_MAX:
+                return False
+            host = self.hosts[name] = Host(name, absent_since=now)
         member = swarm.add(name, [0] * swarm.stripes, budget=self._budget(host, swarm, now), now=now)
-        member.absent_since = now if host.session is None else None
+        member.absent_since = now
+        self._absent[name] = None
         host.swarms[swarm.blob] = None
+        return True
 
     def _report(self, name: str, report: Report, now: float) -> None:
         for advance in report.blobs:
@@ -230,17 +248,16 @@ class Fleet:
         source, reason = complaint.source, complaint.reason
         swarm.tell(now, f"{name} complains of {source or 'the origin'} in stripe {complaint.stripe}: {reason}")
         if source == FROM_ORIGIN:
-            self._origin_complaint(swarm, name, reason, now, out)
+            self._origin_complaint(swarm, name, complaint.stripe, reason, now, out)
             return
-        child, parent = swarm.members[name], swarm.members.get(source)
-        stripe = complaint.stripe
-        if (
-            reason == "stalled"
-            and parent is not None
-            and parent.counts[stripe] <= child.counts[stripe]
-            and parent.present
-        ):
-            return
+        child, stripe = swarm.members[name], complaint.stripe
+        child.complaints[stripe] += 1
+        if reason == "stalled" and child.parents[stripe] == source:
+            blocked = swarm.blocked(stripe, name)
+            if blocked != name:
+                if blocked is not None and free_children(swarm, stripe, blocked, now=now):
+                    self._replan(swarm.blob, "stuck", now)
+                return
         swarm.avoided[name, source] = now + AVOID_S
         if child.parents[stripe] == source:
             swarm.detach(stripe, name)
@@ -248,21 +265,23 @@ class Fleet:
         if host is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if host.session is None and source in swarm.members:
                 self._leave(source, swarm.blob, now, "dead")
-            elif host.blame(name, reason, now=now):
-                self._relieve(host, "blamed", now)
+            else:
+                self._blamed[source] = None
+                if host.blame(name, reason, now=now):
+                    self._relieve(host, "blamed", now)
         self._replan(swarm.blob, reason, now)
 
-    def _origin_complaint(self, swarm: Swarm, name: str, reason: str, now: float, out: list[Command]) -> None:
-        """Wrong or missing content at the origin ends the swarm once two hosts, or the only one, met it."""
-        if reason not in {"corrupt", "missing"}:
-            return
-        swarm.origin_failures[name] = None
-        if len(swarm.origin_failures) < min(2, swarm.receivers):
-            swarm.avoided[name, FROM_ORIGIN] = now + AVOID_S
-            for stripe in range(swarm.stripes):
-                if swarm.members[name].parents[stripe] == FROM_ORIGIN:
-                    swarm.detach(stripe, name)
-            self._replan(swarm.blob, reason, now)
+    def _origin_complaint(
+        self, swarm: Swarm, name: str, stripe: int, reason: str, now: float, out: list[Command]
+    ) -> None:
+        """The holder of a lease cannot read the origin: somebody else may. Wrong or missing content at the origin ends the swarm once
+        two hosts, or the only one, met it."""
+        damning = reason in {"corrupt", "missing"}
+        if damning:
+            swarm.origin_failures[name] = None
+        if not damning or len(swarm.origin_failures) < min(2, swarm.receivers):
+            if move_lease(swarm, stripe, name, now=now, at_once=damning):
+                self._replan(swarm.blob, reason, now)
             return
         error: P2PDistError = Corrupt(f"the origin's copy of {swarm.blob} is corrupt", remedy="Push it again")
         if reason == "missing":
@@ -289,13 +308,7 @@ class Fleet:
         for blob in host.swarms:
             swarm = self.swarms[blob]
             member = swarm.members[host.name]
-            member.budget = self._budget(host, swarm, now)
-            member.seats = [0] * swarm.stripes
-            for stripe in range(swarm.stripes):
-                if member.children[stripe] and not member.seed:
-                    swarm.detach(stripe, host.name)
-                for child in list(member.children[stripe]):
-                    swarm.detach(stripe, child)
+            relieve(swarm, member, self._budget(host, swarm, now))
             swarm.tell(now, f"{host.name} keeps {member.budget} seats: {reason}")
             self._replan(blob, reason, now)
 
@@ -305,23 +318,42 @@ class Fleet:
     # -- time
 
     def _tick(self, now: float) -> None:
-        gone = [
-            each
-            for each in self.hosts.values()
-            if each.absent_since is not None and now - each.absent_since >= ABSENCE_S
-        ]
-        for host in gone:
-            for blob in list(host.swarms):
-                self._leave(host.name, blob, now, "absent")
-            del self.hosts[host.name]
-        for host in self.hosts.values():
-            if host.blamed:
-                host.forgive(now=now)
+        for name in list(self._blamed):
+            self._pardon(name, now)
+        for name in list(self._absent):
+            self._expire(self.hosts[name], now)
         for swarm in self.swarms.values():
             if swarm.avoided:
                 swarm.avoided = {pair: until for pair, until in swarm.avoided.items() if until > now}
             if swarm.unplanned:
-                self._due.setdefault(swarm.blob, now)
+                self._due.setdefault(swarm.blob, now + RETRY_S)
+
+    def _pardon(self, name: str, now: float) -> None:
+        """Forget old blame of a host; one that is shunned no longer gets its seats back."""
+        host = self.hosts.get(name)
+        shunned = host is not None and host.shunned
+        if host is not None:
+            host.forgive(now=now)
+        if host is None or not host.blamed:
+            del self._blamed[name]
+        if host is not None and shunned and not host.shunned:
+            for blob in host.swarms:
+                swarm = self.swarms[blob]
+                swarm.members[name].budget = self._budget(host, swarm, now)
+
+    def _expire(self, host: Host, now: float) -> None:
+        """Forget a host that has been absent for long, or what it has not confirmed after it came back."""
+        waits = host.session is None
+        for blob in list(host.swarms):
+            since = self.swarms[blob].members[host.name].absent_since
+            if since is not None and now - since >= ABSENCE_S:
+                self._leave(host.name, blob, now, "absent")
+            waits = waits or since is not None
+        if host.absent_since is not None and now - host.absent_since >= ABSENCE_S and not host.swarms:
+            del self.hosts[host.name]
+            waits = False
+        if not waits:
+            del self._absent[host.name]
 
     def _replan(self, blob: Digest, reason: str, due: float) -> None:
         self._due[blob] = min(due, self._due.get(blob, due))
@@ -331,14 +363,18 @@ class Fleet:
         for blob in [blob for blob, due in self._due.items() if due <= now]:
             del self._due[blob]
             swarm = self.swarms[blob]
-            self._planner.plan(swarm, origin_allowed=self._origin_allowed(swarm, now))
+            self._planner.plan(swarm, leases=self._leases_free(swarm, now))
             self._assign(swarm, out)
 
-    def _origin_allowed(self, swarm: Swarm, now: float) -> bool:
-        if self.leases() + swarm.stripes > self.origin_streams_max:
-            return False
-        under_way = any(any(member.counts) or not member.present for member in swarm.members.values())
-        return not under_way or now - self.started_at >= GRACE_S
+    def _leases_free(self, swarm: Swarm, now: float) -> int:
+        """How many new leases a swarm may be granted now."""
+        if all(swarm.roots):
+            return 0
+        if now - self.started_at < GRACE_S and any(
+            any(member.counts) or not member.present for member in swarm.members.values()
+        ):
+            return 0
+        return max(0, self.origin_streams_max - self.leases())
 
     def _assign(self, swarm: Swarm, out: list[Command]) -> None:
         """Tell the hosts whose parents changed."""

@@ -30,17 +30,19 @@ class Planner:
 
     origin_streams_max: int = 1
 
-    def plan(self, swarm: Swarm, *, origin_allowed: bool) -> None:
-        """Give parents to all unplanned receivers for whom one exists. `origin_allowed`: whether new leases may be granted."""
-        if not swarm.unplanned:
-            return
-        self._allot(swarm)
+    def plan(self, swarm: Swarm, *, leases: int) -> None:
+        """Give parents to all unplanned receivers for whom one exists. `leases`: how many new ones may be granted."""
         waiting: dict[int, list[str]] = {}
         for stripe, host in swarm.unplanned:
             if swarm.members[host].present:
                 waiting.setdefault(stripe, []).append(host)
+        if not waiting:
+            return
+        self._allot(swarm)
         for stripe, hosts in waiting.items():
-            _StripePass(swarm, stripe, self.origin_streams_max if origin_allowed else 0).run(hosts)
+            roots = len(swarm.roots[stripe])
+            _StripePass(swarm, stripe, min(self.origin_streams_max, roots + leases)).run(hosts)
+            leases -= max(0, len(swarm.roots[stripe]) - roots)
 
     def _allot(self, swarm: Swarm) -> None:
         """Deal the budgets of members that have seats in no stripe to the stripes that lack seats."""
@@ -137,7 +139,7 @@ class _StripePass:
             if not member.present or member is child:
                 continue
             idle = member.budget - member.load
-            rank = 0 if idle > 0 else 1
+            rank = 0 if idle > 0 else 1 if member.budget else 2
             load = -idle if rank == 0 else member.load / max(member.budget, 0.25)
             depth = self.depths.get(member.host)
             if depth is None:

@@ -6,8 +6,8 @@ is like the others', which is allotted to stripes. A stripe with n receivers and
 is what keeps the last host close to the bound.
 
 A member is a receiver (it lacks pieces) or a seed. A receiver's place in a stripe is its parent: another member, the origin (then it is
-a root and holds the lease), or nobody yet. Seeds have no parents. A member whose session ended is absent: its streams may well be
-running, so its edges stay for a while, but it gets no new children.
+a root and holds the lease), or nobody yet. Seeds have no parents. A member whose session ended, and that has not said since what it
+holds, is absent: its streams may well be running, so its edges stay for a while, but it gets no new parents and no new children.
 
 `avoided` holds (child, parent) pairs that failed a moment ago, with the time until which they are not joined again. `unplanned` holds
 the (stripe, host) that wait for a parent, `changed` the (host, stripe) whose parent the host has not been told yet.
@@ -34,7 +34,8 @@ STORY_EVENTS_MAX = 256
 @dataclass(slots=True)
 class Member:
     """One host in a swarm. `counts`: verified pieces per stripe; `seats`: seats allotted per stripe; `parents`: host name, FROM_ORIGIN
-    or None, per stripe; `children`: host names, in the order in which they came."""
+    or None, per stripe; `children`: host names, in the order in which they came; `complaints`: how often the host complained in a stripe
+    since it last got a piece of it."""
 
     host: str
     counts: list[int]
@@ -43,12 +44,13 @@ class Member:
     children: list[dict[str, None]]
     joined_at: float
     budget: int
+    complaints: list[int]
     seed: bool = False
     absent_since: float | None = None
 
     @property
     def present(self) -> bool:
-        """Whether the host's session is open."""
+        """Whether the host has said in its present session what it holds."""
         return self.absent_since is None
 
     @property
@@ -81,12 +83,14 @@ class Swarm:
     receivers: int = 0
     avoided: dict[tuple[str, str], float] = field(default_factory=dict)
     origin_failures: dict[str, None] = field(default_factory=dict)
+    lease_moved_at: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         count = self.layout.count
         self.stripes = stripes_for(count)
         self.totals = [len(range(stripe, count, self.stripes)) for stripe in range(self.stripes)]
         self.roots = [{} for _ in range(self.stripes)]
+        self.lease_moved_at = [float("-inf")] * self.stripes
 
     def add(self, host: str, counts: list[int], *, budget: int, now: float) -> Member:
         """A host joins with `counts` verified pieces per stripe."""
@@ -98,6 +102,7 @@ class Swarm:
             [{} for _ in range(self.stripes)],
             now,
             budget,
+            [0] * self.stripes,
             seed=counts == self.totals,
         )
         self.members[host] = member
@@ -147,10 +152,10 @@ class Swarm:
         if member.seed:
             return False
         for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
-            if new > old and new == self.totals[stripe]:
-                self._unlink(stripe, member)
-                self.unplanned.pop((stripe, host), None)
-                self.changed.pop((host, stripe), None)
+            if new > old:
+                member.complaints[stripe] = 0
+                if new == self.totals[stripe]:
+                    self._settle(stripe, member)
         member.counts = counts
         if counts != self.totals:
             return False
@@ -166,7 +171,9 @@ class Swarm:
             self.receivers += 1
         member.counts = counts
         for stripe in range(self.stripes):
-            if counts[stripe] < self.totals[stripe] and member.parents[stripe] is None:
+            if counts[stripe] == self.totals[stripe]:
+                self._settle(stripe, member)
+            elif member.parents[stripe] is None:
                 self.unplanned[stripe, host] = None
 
     def grant_seat(self, member: Member, stripe: int) -> None:
@@ -187,6 +194,19 @@ class Swarm:
                 return True
             at = self.members[at].parents[stripe]
         return False
+
+    def blocked(self, stripe: int, host: str) -> str | None:
+        """The first host on the way up from `host`, itself included, whose parent has more of the stripe than it has, or is absent. None
+        when there is none: the way ends at the origin, or at a host that waits for a parent."""
+        at = host
+        while True:
+            member = self.members[at]
+            above = self.members.get(member.parents[stripe] or "")
+            if above is None:
+                return None
+            if not above.present or above.counts[stripe] > member.counts[stripe]:
+                return at
+            at = above.host
 
     def depth(self, stripe: int, host: str) -> int:
         """Edges between the host and the origin, a seed, or whoever has no parent."""
@@ -217,6 +237,12 @@ class Swarm:
     def tell(self, now: float, text: str) -> None:
         """Add a line to the swarm's story."""
         self.story.append((now, text))
+
+    def _settle(self, stripe: int, member: Member) -> None:
+        """A member has the whole of a stripe and needs no parent there."""
+        self._unlink(stripe, member)
+        self.unplanned.pop((stripe, member.host), None)
+        self.changed.pop((member.host, stripe), None)
 
     def _unlink(self, stripe: int, member: Member) -> None:
         parent = member.parents[stripe]

@@ -1,0 +1,59 @@
+"""Repair: taking apart what does not work, so that the planner can put it together anew.
+
+Theory. A host that stands still complains of its parent. Where the parent has more of the stripe than the host has, the edge between them
+is at fault. Where the parent has no more, somebody above is held up, and moving this host would help nobody: the complaint is followed up
+to the edge that blocks (`Swarm.blocked`). Whoever is below that edge complains as well; once it has done so STUCK_COMPLAINTS times
+without getting a piece, it may be cut off from everybody, and those below it are freed.
+
+A lease whose holder cannot read the origin goes to one of its children. The origin itself may be away, so that happens at most once every
+LEASE_MOVE_S a stripe, unless the holder says that the content is wrong.
+"""
+
+from __future__ import annotations
+
+from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+
+AVOID_S = 5.0
+LEASE_MOVE_S = 2.0
+STUCK_COMPLAINTS = 2
+
+
+def free_children(swarm: Swarm, stripe: int, host: str, *, now: float) -> bool:
+    """Free those whom a host that is stuck keeps waiting; returns whether it did."""
+    member = swarm.members[host]
+    if member.complaints[stripe] < STUCK_COMPLAINTS or not member.children[stripe]:
+        return False
+    swarm.tell(now, f"{host} is stuck in stripe {stripe} and loses its children there")
+    for child in list(member.children[stripe]):
+        swarm.avoided[child, host] = now + AVOID_S
+        swarm.detach(stripe, child)
+    swarm.detach(stripe, host)
+    return True
+
+
+def move_lease(swarm: Swarm, stripe: int, host: str, *, now: float, at_once: bool) -> bool:
+    """Take a stripe's lease from its holder; its children come into question for it, the one with the most pieces first. Returns whether it
+    did."""
+    member = swarm.members[host]
+    if member.parents[stripe] != FROM_ORIGIN:
+        return False
+    if not at_once and now - swarm.lease_moved_at[stripe] < LEASE_MOVE_S:
+        return False
+    swarm.lease_moved_at[stripe] = now
+    swarm.avoided[host, FROM_ORIGIN] = now + AVOID_S
+    for child in list(member.children[stripe]):
+        swarm.detach(stripe, child)
+    swarm.detach(stripe, host)
+    return True
+
+
+def relieve(swarm: Swarm, member: Member, budget: int) -> None:
+    """Give a host a smaller budget. Its children wait for other parents, and it does too where it had any: its best child takes its
+    place, and it becomes a leaf."""
+    member.budget = budget
+    member.seats = [0] * swarm.stripes
+    for stripe in range(swarm.stripes):
+        if member.children[stripe] and not member.seed:
+            swarm.detach(stripe, member.host)
+        for child in list(member.children[stripe]):
+            swarm.detach(stripe, child)
