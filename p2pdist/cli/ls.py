@@ -30,6 +30,9 @@ def command(at_origin: bool, origin: str | None, socket: Path, as_json: bool) ->
     if as_json:
         output.print_json(found)
         return
+    tagged = {entry["digest"] for entry in found if "@" not in entry["reference"]}
+    # A package that was asked for by its digest too is one package.
+    found = [entry for entry in found if "@" not in entry["reference"] or entry["digest"] not in tagged]
     width = max((len(str(entry["reference"])) for entry in found), default=0)
     for entry in found:
         size = output.amount(entry["size"]) if "size" in entry else ""

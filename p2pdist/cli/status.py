@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import click
 
@@ -34,14 +34,22 @@ def command(socket: Path, as_json: bool) -> None:
     reached = "connected" if tracker.get("connected") else "away"
     click.echo(f"agent    {status.get('host', '')} at {status.get('address', '')}")
     click.echo(f"tracker  {tracker.get('url') or 'none'} ({reached})")
-    for name, value in store.items():
-        is_bytes = isinstance(value, int) and "bytes" in name
-        click.echo(f"store    {name.removesuffix('_bytes')} {output.amount(value) if is_bytes else value}")
+    usage = {**store, **(store.get("usage") or {})}
+    counts = [
+        f"{name.removeprefix('bytes_').replace('_', ' ')} {output.amount(count)}"
+        for name, count in usage.items()
+        if _is_count(count)
+    ]
+    click.echo(f"store    {store.get('path', '')}  {', '.join(counts)}")
     pulls = status.get("pulls") or []
     for pull in [each for each in pulls if each.get("state") in ("waiting", "running")] or pulls[-PULLS_SHOWN:]:
         click.echo(f"pull     {_pull_line(pull)}")
     for mount in mounts:
         click.echo(f"mount    {mount.path}  {mount.reference}  {mount.how}{', writable' if mount.writable else ''}")
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _pull_line(pull: dict[str, Any]) -> str:

@@ -3,7 +3,8 @@
 Theory. The tracker names a parent and alternates for every stripe (`Planned`). One stream per stripe is open at a time. A stream
 that fails is complained of and replaced by the next usable alternate at once; the tracker answers with a better plan when it can.
 A stripe that stands still while its stream is open is complained of, with growing pauses; only the tracker can tell a slow parent
-from a starved one, so the host changes parents by itself only while no tracker answers.
+from a starved one, so the host leaves the tracker's choice by itself only while no tracker answers. An alternate is the host's own choice,
+perhaps of a host that receives through this one by now, and is left as soon as it stands still.
 
 Invariants: a piece counts once; a source that sent wrong bytes is not opened again while it is avoided; no stream is opened for a
 stripe that lacks nothing; exactly one of Completed and GaveUp is given, and nothing after it.
@@ -120,6 +121,8 @@ class _Stripe:
     alternates: tuple[Source, ...] = ()
     source: Source | None = None
     stream: int | None = None
+    delivered: int = 0
+    doubted: bool = False
     progressed_at: float = 0.0
     complaints: int = 0
     retry_at: float = 0.0
@@ -196,6 +199,7 @@ class Download:
         if stripe.complaints:
             stripe.complaints = 0
         if stripe.source is not None and number == stripe.stream:
+            stripe.delivered += 1
             self.sources.delivered(stripe.source)
         if stripe.missing == 0 and stripe.stream is not None:
             self._close(stripe, out, after_piece=True)
@@ -221,7 +225,7 @@ class Download:
             stripe.retry_at = min(waits, default=0.0)
             return
         stripe.stream, stripe.source = self._next_stream, source
-        stripe.progressed_at, stripe.complaints = now, 0
+        stripe.progressed_at, stripe.complaints, stripe.delivered = now, 0, 0
         self._streams[self._next_stream] = stripe
         out.append(OpenStream(self._next_stream, source, stripe.number))
         self._next_stream += 1
@@ -246,10 +250,14 @@ class Download:
             return
         source = stripe.source
         stripe.stream = stripe.source = None
-        if event.reason in {"done", "closed"}:
+        ended_well = event.reason in {"done", "closed"}
+        if ended_well and (stripe.delivered or not stripe.missing or not stripe.doubted):
+            # The piece that was under way when the last stream was closed may have been lost, and with it nothing was left to send.
+            # A source that says twice running that it gave everything, and gave nothing, does not keep its word.
+            stripe.doubted = bool(stripe.missing) and not stripe.delivered
             stripe.retry_at = now + REOPEN_S if stripe.missing else 0.0
             return
-        reason: Reason = event.reason  # type: ignore[assignment]
+        reason: Reason = "short" if ended_well else event.reason  # type: ignore[assignment]
         self._last_failure = f"{source}: {event.error.what if event.error else reason}"
         if source == ORIGIN and isinstance(event.error, P2PDistError) and event.error.exit_code in (3, 4):
             out.append(Complain(stripe.number, source, reason, event.piece))
@@ -291,7 +299,7 @@ class Download:
             return
         stripe.complaints += 1
         out.append(Complain(stripe.number, source, "stalled"))
-        if not self._tracker and stripe.complaints > 1:
+        if (not self._tracker and stripe.complaints > 1) or source != stripe.parent:
             self.sources.failed(source, "stalled", now=now)
             self._close(stripe, out, after_piece=False)
             self._open(stripe, now, out)

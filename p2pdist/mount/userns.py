@@ -95,7 +95,8 @@ def _guard(task: dict[str, Any]) -> int:
             with os.fdopen(outcome) as answers:
                 said = answers.read()
     if not said:
-        raise Unavailable(f"the user namespace could not be entered (exit code {code})", remedy=_INSTALL)
+        # Perhaps the program had started, so this is not Unavailable, which invites another try.
+        raise P2PDistError(f"the process that shows the package ended unexpectedly (exit code {code})")
     answer = json.loads(said)
     if "started" not in answer:
         raise from_problem(answer)

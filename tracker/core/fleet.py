@@ -39,12 +39,12 @@ from tracker.core.capacity import Capacities
 from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
 from tracker.core.planner import Planner, alternates
-from tracker.core.repair import AVOID_S, free_children, move_lease, relieve
+from tracker.core.repair import AVOID_S, free_children, move_lease, relieve, yield_lease
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
 
 JOIN_BATCH_S = 0.1
 ABSENCE_S = 3.0
-GRACE_S = 3.0
+GRACE_S = 5.0
 RETRY_S = 0.5
 HOSTS_MAX = 200_000
 SWARMS_MAX = 100_000
@@ -195,14 +195,13 @@ class Fleet:
             self._replan(swarm.blob, "complete", now + JOIN_BATCH_S)
 
     def _adopt(self, swarm: Swarm, member: Member, stripe: int, parent: str | None, now: float) -> None:
-        """Take over a stream that runs already. A host without one is told its parent again, and so is one that reads a stripe from the
-        origin that has a root: one reader is enough."""
+        """Take over a stream that runs already. A host without one is told its parent again."""
         host, known = member.host, member.parents[stripe]
         if member.counts[stripe] == swarm.totals[stripe] or parent == known:
             return
         if known is not None:
             swarm.changed[host, stripe] = None
-        if parent is None or (parent == FROM_ORIGIN and (known is not None or swarm.roots[stripe])):
+        if parent is None or (parent == FROM_ORIGIN and not yield_lease(swarm, stripe, host)):
             return
         if parent != FROM_ORIGIN:
             if parent == host:
@@ -346,14 +345,18 @@ class Fleet:
         waits = host.session is None
         for blob in list(host.swarms):
             since = self.swarms[blob].members[host.name].absent_since
-            if since is not None and now - since >= ABSENCE_S:
+            if since is not None and self._over(since, now):
                 self._leave(host.name, blob, now, "absent")
             waits = waits or since is not None
-        if host.absent_since is not None and now - host.absent_since >= ABSENCE_S and not host.swarms:
+        if host.absent_since is not None and self._over(host.absent_since, now) and not host.swarms:
             del self.hosts[host.name]
             waits = False
         if not waits:
             del self._absent[host.name]
+
+    def _over(self, absent_since: float, now: float) -> bool:
+        """Whether an absence has been long enough; in the first GRACE_S nobody is given up, for many may still be on their way back."""
+        return now - absent_since >= ABSENCE_S and now - self.started_at >= GRACE_S
 
     def _replan(self, blob: Digest, reason: str, due: float) -> None:
         self._due[blob] = min(due, self._due.get(blob, due))

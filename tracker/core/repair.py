@@ -6,7 +6,8 @@ to the edge that blocks (`Swarm.blocked`). Whoever is below that edge complains 
 without getting a piece, it may be cut off from everybody, and those below it are freed.
 
 A lease whose holder cannot read the origin goes to one of its children. The origin itself may be away, so that happens at most once every
-LEASE_MOVE_S a stripe, unless the holder says that the content is wrong.
+LEASE_MOVE_S a stripe, unless the holder says that the content is wrong. Where agents bring along a lease for a stripe that has one, as
+when the tracker restarted and a newcomer spoke first, the holder with the most pieces keeps it: the others would read again what it has read.
 """
 
 from __future__ import annotations
@@ -44,6 +45,17 @@ def move_lease(swarm: Swarm, stripe: int, host: str, *, now: float, at_once: boo
     for child in list(member.children[stripe]):
         swarm.detach(stripe, child)
     swarm.detach(stripe, host)
+    return True
+
+
+def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:
+    """Whether a host that reads a stripe from the origin may go on: it has more of it than any holder of the lease, who then lose it."""
+    holders = list(swarm.roots[stripe])
+    count = swarm.members[host].counts[stripe]
+    if any(swarm.members[holder].counts[stripe] >= count for holder in holders):
+        return False
+    for holder in holders:
+        swarm.detach(stripe, holder)
     return True
 
 
