@@ -125,6 +125,7 @@ class _Stripe:
     doubted: bool = False
     progressed_at: float = 0.0
     complaints: int = 0
+    complain_at: float = 0.0
     retry_at: float = 0.0
 
 
@@ -294,10 +295,10 @@ class Download:
                 self._check_stall(stripe, stripe.source, now, out)
 
     def _check_stall(self, stripe: _Stripe, source: Source, now: float, out: list[Command]) -> None:
-        pause = min(STALL_MAX_S, STALL_FIRST_S * 2**stripe.complaints)
-        if now - stripe.progressed_at < pause:
+        if now < (stripe.complain_at if stripe.complaints else stripe.progressed_at + STALL_FIRST_S):
             return
         stripe.complaints += 1
+        stripe.complain_at = now + min(STALL_MAX_S, STALL_FIRST_S * 2 ** min(stripe.complaints, 10))
         out.append(Complain(stripe.number, source, "stalled"))
         if (not self._tracker and stripe.complaints > 1) or source != stripe.parent:
             self.sources.failed(source, "stalled", now=now)

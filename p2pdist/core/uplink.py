@@ -11,7 +11,8 @@ in flight, so it cannot hold up the others.
 Invariants: a stream has at most one block in flight; a piece is offered only after `Verified`; blocks of one piece are sent in
 order and without another piece of that stream in between; a stream ends only when every piece that it lacked was sent.
 
-Capacity is bytes taken by the kernel over the time in which some stream had a block waiting or in flight.
+Capacity is bytes taken by the kernel over the time in which some stream had a block waiting or in flight; a block that is stuck says
+nothing about this host and counts no longer.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class End:
 Command = Send | End
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Feed:
     """Verified pieces of one blob, per stripe in the order in which they verified."""
 
@@ -120,7 +121,7 @@ class _Feed:
     streams: list[list[_Stream]]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Stream:
     number: int
     feed: _Feed
@@ -292,13 +293,19 @@ class Uplink:
     def _may_send(self, now: float) -> bool:
         if len(self._flying) < self.blocks_in_flight:
             return True
-        stuck = max(self.stuck_min_s, 8 * self._block_s)
-        return sum(1 for stream in self._flying if now - stream.since < stuck) < self.blocks_in_flight
+        stuck_s = self._stuck_s()
+        return sum(1 for stream in self._flying if now - stream.since < stuck_s) < self.blocks_in_flight
+
+    def _stuck_s(self) -> float:
+        """How long a block may be in flight before it is stuck."""
+        return max(self.stuck_min_s, 8 * self._block_s)
 
     def _account(self, now: float) -> None:
         if self._busy_since is not None:
             self.busy_s += now - self._busy_since
-        self._busy_since = now if self._flying or self._waiting else None
+        # The newest block in flight is the last: when it is stuck, all are.
+        busy = bool(self._waiting) or (bool(self._flying) and now - self._flying[-1].since < self._stuck_s())
+        self._busy_since = now if busy else None
 
 
 def _by_progress(stream: _Stream) -> tuple[float, int]:

@@ -17,7 +17,10 @@ from unprivileged import NOBODY, as_nobody
 
 Layer = Callable[..., Path]
 
-pytestmark = pytest.mark.root  # to become somebody else
+pytestmark = [
+    pytest.mark.root,  # to become somebody else
+    pytest.mark.skipif(shutil.which("squashfuse") is None, reason="needs squashfuse: apt-get install squashfuse fuse3"),
+]
 
 _RUN = """
 import os, sys

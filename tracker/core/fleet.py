@@ -39,7 +39,7 @@ from tracker.core.capacity import Capacities
 from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
 from tracker.core.planner import Planner, alternates
-from tracker.core.repair import AVOID_S, free_children, move_lease, relieve, yield_lease
+from tracker.core.repair import AVOID_S, free_children, move_lease, relieve, spare_origin, yield_lease
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
 
 JOIN_BATCH_S = 0.1
@@ -163,11 +163,14 @@ class Fleet:
         else:
             self._recount(swarm, member, counts, now)
             member.budget = max(member.budget, self._budget(host, swarm, now))
+            if not member.present:
+                swarm.tell_children(host.name)
         member.absent_since = None
         if not member.seed:
             streams = len(holding.parents) == swarm.stripes
             for stripe, parent in enumerate(holding.parents if streams else (None,) * swarm.stripes):
                 self._adopt(swarm, member, stripe, parent, now)
+        spare_origin(swarm, host.name)
         self._replan(swarm.blob, "join", now + JOIN_BATCH_S)
 
     def _swarm(self, holding: Holding) -> Swarm:
@@ -190,17 +193,23 @@ class Fleet:
         if any(new < old for new, old in zip(counts, member.counts, strict=True)):
             swarm.forget_pieces(member.host, counts)
             self._replan(swarm.blob, "lost pieces", now + JOIN_BATCH_S)
-        elif swarm.advance(member.host, counts):
+            return
+        complete = swarm.advance(member.host, counts)
+        if spare_origin(swarm, member.host):
+            self._replan(swarm.blob, "whole copy", now)
+        if complete:
             swarm.tell(now, f"{member.host} is complete")
             self._replan(swarm.blob, "complete", now + JOIN_BATCH_S)
 
     def _adopt(self, swarm: Swarm, member: Member, stripe: int, parent: str | None, now: float) -> None:
-        """Take over a stream that runs already. A host without one is told its parent again."""
+        """Take over a stream that runs already. A host without one is told its parent again, or given another when that is away."""
         host, known = member.host, member.parents[stripe]
         if member.counts[stripe] == swarm.totals[stripe] or parent == known:
             return
         if known is not None:
             swarm.changed[host, stripe] = None
+            if parent is None and known != FROM_ORIGIN and not swarm.members[known].present:
+                swarm.detach(stripe, host)
         if parent is None or (parent == FROM_ORIGIN and not yield_lease(swarm, stripe, host)):
             return
         if parent != FROM_ORIGIN:
@@ -214,7 +223,6 @@ class Fleet:
             if upper.free(stripe) <= 0:
                 swarm.grant_seat(upper, stripe)
         swarm.attach(stripe, host, parent)
-        swarm.changed.pop((host, stripe), None)
 
     def _stand_in(self, swarm: Swarm, name: str, now: float) -> bool:
         """Take a host into a swarm because another receives from it; it is absent until it speaks for itself."""
@@ -380,12 +388,12 @@ class Fleet:
         return max(0, self.origin_streams_max - self.leases())
 
     def _assign(self, swarm: Swarm, out: list[Command]) -> None:
-        """Tell the hosts whose parents changed."""
+        """Tell the hosts whose parents changed. Where a parent is, is not known before it has spoken itself; then they are told."""
         names = list(swarm.members)
         plans: dict[str, list[StripePlan]] = {}
         for host, stripe in swarm.changed:
             parent = swarm.members[host].parents[stripe]
-            if parent is None:
+            if parent is None or (parent != FROM_ORIGIN and not self.hosts[parent].address):
                 continue
             others = tuple(self._source(each) for each in alternates(swarm, names, stripe, host))
             plans.setdefault(host, []).append(StripePlan(stripe, self._source(parent), others))

@@ -7,7 +7,8 @@ without getting a piece, it may be cut off from everybody, and those below it ar
 
 A lease whose holder cannot read the origin goes to one of its children. The origin itself may be away, so that happens at most once every
 LEASE_MOVE_S a stripe, unless the holder says that the content is wrong. Where agents bring along a lease for a stripe that has one, as
-when the tracker restarted and a newcomer spoke first, the holder with the most pieces keeps it: the others would read again what it has read.
+when the tracker restarted and a newcomer spoke first, the holder with the most pieces keeps it: the others would read again what it has
+read. Once a host has the whole of a stripe, nobody reads that from the origin any more.
 """
 
 from __future__ import annotations
@@ -57,6 +58,17 @@ def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:
     for holder in holders:
         swarm.detach(stripe, holder)
     return True
+
+
+def spare_origin(swarm: Swarm, host: str) -> bool:
+    """Where a host has the whole of a stripe, take the lease from whoever else still holds one; returns whether somebody did."""
+    counts, found = swarm.members[host].counts, False
+    for stripe, holders in enumerate(swarm.roots):
+        if holders and counts[stripe] == swarm.totals[stripe]:
+            found = True
+            for holder in list(holders):
+                swarm.detach(stripe, holder)
+    return found
 
 
 def relieve(swarm: Swarm, member: Member, budget: int) -> None:

@@ -195,6 +195,12 @@ class Swarm:
             at = self.members[at].parents[stripe]
         return False
 
+    def tell_children(self, host: str) -> None:
+        """The host is back, perhaps at another address: let its children know."""
+        for stripe, children in enumerate(self.members[host].children):
+            for child in children:
+                self.changed[child, stripe] = None
+
     def blocked(self, stripe: int, host: str) -> str | None:
         """The first host on the way up from `host`, itself included, whose parent has more of the stripe than it has, or is absent. None
         when there is none: the way ends at the origin, or at a host that waits for a parent."""
