@@ -89,7 +89,11 @@ async def serve(options: argparse.Namespace) -> None:
     async def streams(request: web.Request) -> web.StreamResponse:
         outgoing = AlwaysNext(layout, await read_stream_request(request), options.block)
         return await serve_stream(
-            request, outgoing, descriptor, layout, unsent_max=options.unsent, send_buffer=options.send_buffer or None
+            request,
+            outgoing,
+            descriptor,
+            layout,
+            unsent_max=options.unsent,
         )
 
     app = web.Application()
@@ -186,7 +190,7 @@ def line(process: subprocess.Popen[str], ask: bool = False) -> str:
 
 def streams(options: argparse.Namespace, piece: int, source: Path, destination: Path) -> dict[str, Any]:
     common = ["--source", source, "--destination", destination, "--piece", piece, "--stripes", options.stripes]
-    common += ["--block", options.block, "--unsent", options.unsent, "--send-buffer", options.send_buffer]
+    common += ["--block", options.block, "--unsent", options.unsent]
     with child("--role", "serve", "--congestion", options.congestion, *common) as sender:
         port = int(line(sender))
         with child("--role", "fetch", "--port", port, *common) as receiver:
@@ -283,7 +287,6 @@ def run(options: argparse.Namespace) -> None:
         "stripes": options.stripes,
         "block": options.block,
         "unsent": options.unsent,
-        "send_buffer": options.send_buffer,
     }
     if options.json:
         print(json.dumps({**head, "rows": found}))
@@ -307,7 +310,6 @@ def main() -> None:
     parser.add_argument("--stripes", type=int, default=4)
     parser.add_argument("--block", type=int, default=64 << 10, help="bytes sent in one turn")
     parser.add_argument("--unsent", type=int, default=128 << 10, help="TCP_NOTSENT_LOWAT in bytes")
-    parser.add_argument("--send-buffer", type=int, default=0, help="SO_SNDBUF in bytes; 0 leaves it to the kernel")
     parser.add_argument("--congestion", default="cubic")
     parser.add_argument("--directory", default=tempfile.gettempdir())
     parser.add_argument("--json", action="store_true")

@@ -175,7 +175,15 @@ class BlobPull:
             except P2PDistError as error:
                 self._mail.post(StreamClosed(number, "failed", error.what, error))
                 return
-            stream = OriginReader(origin, self.blob, stripe, self._stripes, self._mail.post, number=number)
+            stream = OriginReader(
+                origin,
+                self.blob,
+                stripe,
+                self._stripes,
+                self._mail.post,
+                number=number,
+                may_read=lambda: self._agent.turns.wait_for_children(self.blob.digest, stripe),
+            )
         else:
             have = PieceSet(self.blob.layout.count, self.blob.have.bits)
             for other in self._streams.values():

@@ -77,7 +77,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     turn = agent.turns.open(wanted.blob, wanted.stripe, PieceSet(blob.layout.count, wanted.have))
     try:
         with blob.held():
-            import os as _o; return await serve_stream(request, turn, blob.fileno(), blob.layout, unsent_max=int(_o.environ.get("UNSENT","131072")), send_buffer=int(_o.environ["SNDBUF"]) if "SNDBUF" in _o.environ else None)
+            return await serve_stream(request, turn, blob.fileno(), blob.layout)
     finally:
         turn.close()
 

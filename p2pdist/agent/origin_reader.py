@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.origin.origin import Origin
@@ -15,7 +15,8 @@ REQUESTS_MAX = 4
 
 
 class OriginReader:
-    """A stream whose source is the origin: gives the same events as IncomingStream, on the event loop."""
+    """A stream whose source is the origin: gives the same events as IncomingStream, on the event loop. `may_read` is awaited before
+    each piece."""
 
     def __init__(
         self,
@@ -26,12 +27,14 @@ class OriginReader:
         on_event: Callable[[StreamEvent], None],
         *,
         number: int,
+        may_read: Callable[[], Awaitable[None]],
     ) -> None:
         self.number = number
         self.receiving: int | None = None
         self._origin, self._blob = origin, blob
         self._stripe, self._stripes = stripe, stripes
         self._on_event = on_event
+        self._may_read = may_read
         self._task: asyncio.Task[None] | None = None
         self._piece = -1
 
@@ -65,6 +68,7 @@ class OriginReader:
     async def _read_some(self, pieces: object) -> None:
         layout = self._blob.layout
         for piece in pieces:  # type: ignore[attr-defined]
+            await self._may_read()
             data = await self._origin.read_range(self._blob.digest, layout.offset(piece), layout.length(piece))
             ok = await asyncio.to_thread(self._blob.write, piece, data)
             self._on_event(PieceReceived(self.number, piece, ok))

@@ -13,6 +13,8 @@ from p2pdist.transfer.server import Block
 
 TICK_S = 0.1
 STREAMS_MAX = 256
+LEAD_MAX = 4
+"""Pieces of a stripe that a reader of the origin may be ahead of this host's children."""
 
 
 class Turn:
@@ -55,6 +57,7 @@ class Turns:
         self._core = Uplink()
         self._turns: dict[int, Turn] = {}
         self._numbers = itertools.count(1)
+        self._readers: list[asyncio.Future[None]] = []
         self._ticking: asyncio.TimerHandle | None = None
 
     @property
@@ -88,12 +91,24 @@ class Turns:
         if self._turns.pop(number, None) is not None:
             self.submit(Closed(number))
 
+    async def wait_for_children(self, blob: Digest, stripe: int) -> None:
+        """Return once this host's children are not far behind what it has of a stripe."""
+        while self._core.lead(blob, stripe) > LEAD_MAX:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._readers.append(waiter)
+            await waiter
+
     def take_sample(self) -> tuple[int, float]:
         """Bytes sent and seconds in which data was waiting, since the last sample."""
         return self._core.take_sample(asyncio.get_running_loop().time())
 
     def submit(self, event: Event) -> None:
         loop = asyncio.get_running_loop()
+        if self._readers and isinstance(event, BlockSent | Closed | Opened):
+            readers, self._readers = self._readers, []
+            for waiter in readers:
+                if not waiter.done():
+                    waiter.set_result(None)
         for command in self._core.handle(event, now=loop.time()):
             turn = self._turns.get(command.stream)
             if turn is None:

@@ -201,6 +201,17 @@ class Uplink:
         """Streams whose block the kernel is taking."""
         return len(self._flying)
 
+    def lead(self, blob: Digest, stripe: int) -> int:
+        """Verified pieces of a stripe that no child has been given yet; 0 while nobody receives the stripe from here.
+
+        A reader of the origin waits while this is large: reading further ahead helps nobody and fills this host's downlink, where
+        the acknowledgements of what it sends would queue.
+        """
+        feed = self._feeds.get(blob)
+        if feed is None or not feed.streams[stripe]:
+            return 0
+        return len(feed.order[stripe]) - max(stream.cursor for stream in feed.streams[stripe])
+
     def take_sample(self, now: float) -> tuple[int, float]:
         """Bytes sent and seconds busy since the last sample."""
         self._account(now)

@@ -19,6 +19,7 @@ from typing import Literal
 from aiohttp import web
 
 from p2pdist.model.errors import Corrupt
+from p2pdist.transfer.send_buffer import SendBuffer
 
 TURN_BYTES = 1 << 20
 """Bytes after which a connection that never had to wait lets the event loop serve others."""
@@ -39,7 +40,8 @@ class Connection:
     """A context manager around the body of a response. When the client goes away, the task that entered is woken wherever it waits
     inside, and the context is left quietly with `gone` true.
 
-    `unsent_max` (bytes) bounds what the kernel holds unsent (TCP_NOTSENT_LOWAT, tcp(7)); `send_buffer` (bytes) sets SO_SNDBUF;
+    `unsent_max` (bytes) bounds what the kernel holds unsent (TCP_NOTSENT_LOWAT, tcp(7)); with `small_buffer` so does a send buffer that
+    grows with the rate (see SendBuffer);
     a client that acknowledges nothing for `dead_after_s` is dropped by the kernel (TCP_USER_TIMEOUT). With `strict`, bytes that the
     client sends meanwhile break the connection. TLS is not supported: sendfile cannot encrypt.
     """
@@ -49,7 +51,7 @@ class Connection:
         request: web.BaseRequest,
         *,
         unsent_max: int | None = None,
-        send_buffer: int | None = None,
+        small_buffer: bool = False,
         dead_after_s: float = 30.0,
         strict: bool = False,
     ) -> None:
@@ -57,7 +59,9 @@ class Connection:
         self.gone = False
         self._request = request
         self._loop = asyncio.get_running_loop()
-        self._options = (unsent_max, send_buffer, dead_after_s)
+        self._options = (unsent_max, dead_after_s)
+        self._small_buffer = small_buffer
+        self._buffer: SendBuffer | None = None
         self._strict = strict
         self._since_wait = 0
         self._socket: socket.socket | None = None
@@ -81,9 +85,9 @@ class Connection:
         return self
 
     def _configure(self, connection: socket.socket) -> None:
-        unsent_max, send_buffer, dead_after_s = self._options
-        if send_buffer is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        unsent_max, dead_after_s = self._options
+        if self._small_buffer:
+            self._buffer = SendBuffer(connection)
         if connection.family not in (socket.AF_INET, socket.AF_INET6):
             return
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(dead_after_s * 1000))
@@ -161,6 +165,8 @@ class Connection:
                 raise Corrupt(f"a file in the store ends {count} bytes early, at byte {offset}")
             offset += sent
             count -= sent
+            if self._buffer is not None:
+                self._buffer.sent(sent)
             self._since_wait += sent
             if self._since_wait >= TURN_BYTES:
                 self._since_wait = 0

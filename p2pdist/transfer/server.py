@@ -23,7 +23,7 @@ REQUEST_BYTES_MAX = PIECES_LIMIT // 6 + (64 << 10)
 """Largest body of POST /v1/streams: a bitmap of PIECES_LIMIT bits in base64, and room for the rest."""
 
 STRIPES_MAX = 1024
-UNSENT_BYTES = 128 << 10
+UNSENT_BYTES = 64 << 10
 
 _logger = logging.getLogger(__name__)
 
@@ -83,21 +83,18 @@ async def serve_stream(
     layout: PieceLayout,
     *,
     unsent_max: int = UNSENT_BYTES,
-    send_buffer: int | None = None,
     dead_after_s: float = 30.0,
 ) -> web.StreamResponse:
     """Answer a stream request with the blocks that `stream` names, until it names no more or the child goes away.
 
-    `blob_file` stays open until this returns. `unsent_max` and `send_buffer` (bytes) keep what the kernel holds small, or turns mean
-    nothing: see Connection. Never raises for what the network does; a failure on our side is logged, and the child sees a
+    `blob_file` stays open until this returns. `unsent_max` (bytes) and a small send buffer keep what the kernel holds small, or turns
+    mean nothing: see Connection. Never raises for what the network does; a failure on our side is logged, and the child sees a
     truncated stream.
     """
     response = _FrameResponse(headers={"Content-Type": STREAM_TYPE, "Cache-Control": "no-store"})
     response.force_close()
     file = descriptor_of(blob_file)
-    connection = Connection(
-        request, unsent_max=unsent_max, send_buffer=send_buffer, dead_after_s=dead_after_s, strict=True
-    )
+    connection = Connection(request, unsent_max=unsent_max, small_buffer=True, dead_after_s=dead_after_s, strict=True)
     try:
         with connection:
             await response.prepare(request)
