@@ -18,6 +18,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, Unavailable
 from p2pdist.model.package import Descriptor, Reference, decode_manifest
 from p2pdist.origin.origin import Origin
+from tracker.state.documents import Documents
 
 TAG_FRESH_S = 1.0
 CACHE_BYTES_MAX = 256 << 20
@@ -31,8 +32,9 @@ _logger = logging.getLogger(__name__)
 class Content:
     """See the module's text."""
 
-    def __init__(self, origin: Origin | None) -> None:
+    def __init__(self, origin: Origin | None, documents: Documents | None = None) -> None:
         self._origin = origin
+        self._documents = documents
         self._cache: OrderedDict[Digest, bytes] = OrderedDict()
         self._cached_bytes = 0
         self._tags: OrderedDict[str, tuple[float, Descriptor]] = OrderedDict()
@@ -62,9 +64,18 @@ class Content:
         if data is not None:
             self._cache.move_to_end(digest)
             return data
-        origin = self._need_origin(digest)
-        data = await self._joined(f"blob {digest}", lambda: origin.read(digest))
+        data = await self._joined(f"blob {digest}", lambda: self._fetch(digest))
         self._keep(digest, data)
+        return data
+
+    async def _fetch(self, digest: Digest) -> bytes:
+        """From what outlived the last tracker, else from the origin."""
+        documents = self._documents
+        data = await asyncio.to_thread(documents.read, digest) if documents is not None else None
+        if data is None:
+            data = await self._need_origin(digest).read(digest)
+            if documents is not None:
+                await asyncio.to_thread(documents.write, digest, data)
         return data
 
     async def layer(self, digest: Digest) -> Descriptor:

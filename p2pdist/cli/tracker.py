@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import click
 
@@ -10,7 +11,7 @@ import click
 @click.command("tracker")
 @click.option("--listen", default="0.0.0.0:7070", show_default=True, metavar="HOST:PORT", help="Where to answer.")
 @click.option("--origin", default="", metavar="URL", help="Central storage, which agents read under lease.")
-@click.option("--state", default="", metavar="DIR", help="Where to keep what outlives the tracker.")
+@click.option("--state", default="", metavar="DIR", help="Where to keep small documents over a restart.")
 @click.option("--origin-streams", default=64, show_default=True, help="Origin reads at once, over all swarms.")
 @click.option("--report-interval", default=0.5, show_default=True, metavar="SECONDS", help="How often agents report.")
 @click.option(
@@ -32,10 +33,12 @@ def command(listen: str, origin: str, state: str, origin_streams: int, report_in
     set_up_logging(log_level)
     raise_file_limit()
     address = listen_address(listen)
-    asyncio.run(_serve(address, origin, origin_streams, report_interval))
+    asyncio.run(_serve(address, origin, state, origin_streams, report_interval))
 
 
-async def _serve(address: tuple[str, int], origin_url: str, origin_streams: int, report_interval_s: float) -> None:
+async def _serve(
+    address: tuple[str, int], origin_url: str, state: str, origin_streams: int, report_interval_s: float
+) -> None:
     import logging
     import time
 
@@ -45,6 +48,7 @@ async def _serve(address: tuple[str, int], origin_url: str, origin_streams: int,
     from tracker.core.fleet import Fleet
     from tracker.http.app import make_app
     from tracker.service import Service
+    from tracker.state.documents import Documents
 
     origin = open_origin(origin_url) if origin_url else None
     fleet = Fleet(
@@ -53,7 +57,8 @@ async def _serve(address: tuple[str, int], origin_url: str, origin_streams: int,
         origin_streams_max=origin_streams,
         report_interval_s=report_interval_s,
     )
-    service = Service(fleet, Content(origin))
+    documents = Documents(Path(state)) if state else None
+    service = Service(fleet, Content(origin, documents))
     runner = await listen(make_app(service), address)
     clock = asyncio.create_task(service.run())
     logging.getLogger("p2pdist.tracker").info(
@@ -66,3 +71,5 @@ async def _serve(address: tuple[str, int], origin_url: str, origin_streams: int,
         await runner.cleanup()
         if origin is not None:
             await origin.close()
+        if documents is not None:
+            documents.close()

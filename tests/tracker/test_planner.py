@@ -1,10 +1,9 @@
 """The planner: exact seats, flat trees, no cycles."""
 
-from tracker.core.planner import Planner
-from tracker.core.swarm import FROM_ORIGIN, Swarm
-
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
+from tracker.core.planner import Planner
+from tracker.core.swarm import FROM_ORIGIN, Swarm
 
 BLOB = digest_of(b"blob")
 

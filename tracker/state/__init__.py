@@ -1,0 +1,1 @@
+"""What must outlive a tracker. Swarms are not among it: agents bring them back."""

@@ -1,0 +1,48 @@
+"""What outlives a tracker: small documents, verified when they are read back."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import P2PDistError
+from tracker.state.documents import FILE_NAME, Documents
+
+
+def test_a_document_outlives_the_tracker(tmp_path: Path) -> None:
+    first = Documents(tmp_path / "state")
+    first.write(digest_of(b"manifest"), b"manifest")
+    first.close()
+    second = Documents(tmp_path / "state")
+    assert second.read(digest_of(b"manifest")) == b"manifest"
+    assert second.read(digest_of(b"other")) is None
+    second.close()
+
+
+def test_a_damaged_document_is_not_believed(tmp_path: Path) -> None:
+    documents = Documents(tmp_path)
+    documents.write(digest_of(b"manifest"), b"manifest")
+    with sqlite3.connect(tmp_path / FILE_NAME) as database:
+        database.execute("UPDATE documents SET data = ?", (b"manifesT",))
+    assert documents.read(digest_of(b"manifest")) is None
+    documents.close()
+
+
+def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
+    documents = Documents(tmp_path, bytes_max=250)
+    contents = [bytes([number]) * 100 for number in range(3)]
+    documents.write(digest_of(contents[0]), contents[0])
+    documents.write(digest_of(contents[1]), contents[1])
+    assert documents.read(digest_of(contents[0])) is not None
+    documents.write(digest_of(contents[2]), contents[2])
+    assert [documents.read(digest_of(each)) is not None for each in contents] == [True, False, True]
+    documents.close()
+
+
+def test_a_state_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(P2PDistError, match="cannot keep its state"):
+        Documents(tmp_path / "file")
