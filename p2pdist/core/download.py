@@ -2,9 +2,11 @@
 
 Theory. The tracker names a parent and alternates for every stripe (`Planned`). One stream per stripe is open at a time. A stream
 that fails is complained of and replaced by the next usable alternate at once; the tracker answers with a better plan when it can.
-A stripe that stands still while its stream is open is complained of, with growing pauses; only the tracker can tell a slow parent
-from a starved one, so the host leaves the tracker's choice by itself only while no tracker answers. An alternate is the host's own choice,
-perhaps of a host that receives through this one by now, and is left as soon as it stands still.
+A stripe that stands still while its stream is open is complained of: after STALL_FIRST_S, or several times as long as its pieces took of
+late, and then with pauses that double until a piece arrives, whoever it comes from; over a slow link a piece may take long. Only the
+tracker can tell a slow parent from a starved one, so the host leaves the tracker's choice by itself only while no tracker answers. An
+alternate is the host's own choice, perhaps of a host that receives through this one by now, and is left as soon as it stands still. A
+plan that names a source which failed this host a moment ago is answered with a complaint, or the tracker would wait for what never comes.
 
 Invariants: a piece counts once; a source that sent wrong bytes is not opened again while it is avoided; no stream is opened for a
 stripe that lacks nothing; exactly one of Completed and GaveUp is given, and nothing after it.
@@ -22,7 +24,8 @@ from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 
 STALL_FIRST_S = 1.0
-STALL_MAX_S = 16.0
+STALL_MAX_S = 30.0
+STALL_PACES = 4.0
 REOPEN_S = 0.05
 ORIGIN_CORRUPT_MAX = 3
 
@@ -123,9 +126,10 @@ class _Stripe:
     stream: int | None = None
     delivered: int = 0
     doubted: bool = False
-    progressed_at: float = 0.0
+    stored_at: float = 0.0
+    pace_s: float = 0.0
+    quiet_since: float = 0.0
     complaints: int = 0
-    complain_at: float = 0.0
     retry_at: float = 0.0
 
 
@@ -156,7 +160,7 @@ class Download:
         self._progressed_at = self.started_at
         for number, count in enumerate(self.counts):
             total = len(range(number, self.layout.count, self.stripes))
-            self._stripes.append(_Stripe(number, total - count, progressed_at=self.started_at))
+            self._stripes.append(_Stripe(number, total - count, stored_at=self.started_at))
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         out: list[Command] = []
@@ -196,9 +200,9 @@ class Download:
         self.counts[index] += 1
         stripe = self._stripes[index]
         stripe.missing -= 1
-        stripe.progressed_at = now
-        if stripe.complaints:
-            stripe.complaints = 0
+        stripe.pace_s += 0.25 * (now - stripe.stored_at - stripe.pace_s)
+        stripe.stored_at = stripe.quiet_since = now
+        stripe.complaints = 0
         if stripe.source is not None and number == stripe.stream:
             stripe.delivered += 1
             self.sources.delivered(stripe.source)
@@ -212,8 +216,12 @@ class Download:
         stripe.parent, stripe.alternates = plan.parent, plan.alternates
         stripe.retry_at = 0.0
         wanted = plan.parent
-        if wanted is not None and stripe.source not in (None, wanted) and self.sources.usable(wanted, now=now):
-            self._close(stripe, out, after_piece=True)
+        if wanted is not None and wanted != stripe.source and stripe.missing:
+            reason = self.sources.complaint(wanted, now=now)
+            if reason is not None and not wanted.is_origin:
+                out.append(Complain(stripe.number, wanted, reason))
+            elif reason is None and stripe.source is not None:
+                self._close(stripe, out, after_piece=True)
         self._open(stripe, now, out)
 
     def _open(self, stripe: _Stripe, now: float, out: list[Command]) -> None:
@@ -226,7 +234,8 @@ class Download:
             stripe.retry_at = min(waits, default=0.0)
             return
         stripe.stream, stripe.source = self._next_stream, source
-        stripe.progressed_at, stripe.complaints, stripe.delivered = now, 0, 0
+        stripe.stored_at = stripe.quiet_since = now
+        stripe.delivered = 0
         self._streams[self._next_stream] = stripe
         out.append(OpenStream(self._next_stream, source, stripe.number))
         self._next_stream += 1
@@ -295,10 +304,11 @@ class Download:
                 self._check_stall(stripe, stripe.source, now, out)
 
     def _check_stall(self, stripe: _Stripe, source: Source, now: float, out: list[Command]) -> None:
-        if now < (stripe.complain_at if stripe.complaints else stripe.progressed_at + STALL_FIRST_S):
+        pause_s = max(STALL_FIRST_S, STALL_PACES * stripe.pace_s) * 2 ** min(stripe.complaints, 10)
+        if now - stripe.quiet_since < min(STALL_MAX_S, pause_s):
             return
         stripe.complaints += 1
-        stripe.complain_at = now + min(STALL_MAX_S, STALL_FIRST_S * 2 ** min(stripe.complaints, 10))
+        stripe.quiet_since = now
         out.append(Complain(stripe.number, source, "stalled"))
         if (not self._tracker and stripe.complaints > 1) or source != stripe.parent:
             self.sources.failed(source, "stalled", now=now)

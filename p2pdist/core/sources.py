@@ -21,7 +21,7 @@ SOURCES_MAX = 4096
 class _Record:
     failures: int
     avoid_until: float
-    corrupt: bool
+    reason: Reason
 
 
 @dataclass(slots=True)
@@ -34,24 +34,30 @@ class Sources:
         """Note that `source` failed for `reason`."""
         old = self._records.pop(source, None)
         failures = old.failures + 1 if old else 1
-        corrupt = not source.is_origin and (reason == "corrupt" or (old is not None and old.corrupt))
         if reason == "corrupt" and not source.is_origin:
             until = now + CORRUPT_S
         else:
             until = now + min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(failures - 1, 10))
-        self._records[source] = _Record(failures, max(until, old.avoid_until if old else 0.0), corrupt)
+        if old is not None and old.reason == "corrupt" and not source.is_origin:
+            reason = "corrupt"
+        self._records[source] = _Record(failures, max(until, old.avoid_until if old else 0.0), reason)
         if len(self._records) > SOURCES_MAX:
             del self._records[next(iter(self._records))]
 
     def delivered(self, source: Source) -> None:
         """Note that `source` gave a good piece: failures are forgiven, wrong bytes are not."""
         record = self._records.get(source)
-        if record is not None and not record.corrupt:
+        if record is not None and (record.reason != "corrupt" or source.is_origin):
             del self._records[source]
 
     def usable(self, source: Source, *, now: float) -> bool:
         record = self._records.get(source)
         return record is None or now >= record.avoid_until
+
+    def complaint(self, source: Source, *, now: float) -> Reason | None:
+        """Why the source is not usable; None when it is."""
+        record = self._records.get(source)
+        return record.reason if record is not None and now < record.avoid_until else None
 
     def usable_at(self, source: Source) -> float:
         """When the source may be tried again (0 for at once)."""

@@ -187,7 +187,8 @@ class Uplink:
                 self._feeds.pop(blob, None)
             case Tick():
                 pass
-        self._give_turns(now, out)
+        if self._waiting:
+            self._give_turns(now, out)
         self._account(now)
         return out
 
@@ -302,9 +303,12 @@ class Uplink:
             out.append(Send(stream.number, stream.piece, stream.offset, length))
 
     def _may_send(self, now: float) -> bool:
+        # In order of their start, so that none is stuck when the first is not.
         if len(self._flying) < self.blocks_in_flight:
             return True
         stuck_s = self._stuck_s()
+        if now - self._flying[0].since < stuck_s:
+            return False
         return sum(1 for stream in self._flying if now - stream.since < stuck_s) < self.blocks_in_flight
 
     def _stuck_s(self) -> float:

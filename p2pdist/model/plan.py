@@ -16,7 +16,7 @@ class Source:
 
     @property
     def is_origin(self) -> bool:
-        return not self.address
+        return not self.host and not self.address
 
     def __str__(self) -> str:
         return self.host or "origin"

@@ -95,6 +95,20 @@ Fault = Crash | Slow | Partition | WrongBytes | Silent | TrackerLoss | OriginOut
 KINDS = ("crash", "slow", "partition", "wrong", "silent", "tracker", "origin", "origin-wrong", "late")
 
 
+ORIGIN_ALLOWANCE = {
+    Crash: 0.25, Slow: 0.2, Partition: 0.9, WrongBytes: 0.2, Silent: 0.4, TrackerLoss: 0.5, OriginOutage: 0.3, OriginWrong: 2.0,
+}  # fmt: skip
+"""How much of the blob the origin may send beyond one copy for each kind of fault that happens, as a share of the blob. A lease holder that
+goes away takes what it has not passed on with it; both sides of a partition need a copy while it lasts; newcomers
+that find a new tracker before those who were under way get a reader of their own until they are back."""
+
+
+def origin_limit(faults: Iterable[Fault]) -> float:
+    """How many copies of the blob the origin may send at most under these faults."""
+    kinds = {type(fault): None for fault in faults}
+    return 1.0 + sum(ORIGIN_ALLOWANCE.get(kind, 0.0) for kind in kinds)
+
+
 def late_hosts(faults: Iterable[Fault]) -> frozenset[str]:
     """The hosts that do not start at once."""
     return frozenset(fault.host for fault in faults if isinstance(fault, Late))

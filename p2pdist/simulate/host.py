@@ -12,46 +12,27 @@ from typing import Protocol
 from p2pdist.core import download as dl
 from p2pdist.core import uplink as ul
 from p2pdist.core.sources import Sources
-from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, from_problem
 from p2pdist.model.messages import (
-    PROTOCOL_VERSION,
     Advance,
     Assign,
     Complaint,
-    FromAgent,
-    FromTracker,
-    Hello,
     Holding,
-    Holdings,
     Left,
     Reject,
     Report,
-    Welcome,
 )
-from p2pdist.model.pieces import PieceLayout, PieceSet, stripes_for
+from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Source
-from p2pdist.simulate.network import CONNECT_TIMEOUT_S, TRACKER_NAME, Link, Network, Stream
+from p2pdist.simulate.agent_session import AgentSession
+from p2pdist.simulate.network import Link, Network, Stream
 from p2pdist.simulate.origin import Origin
-from p2pdist.simulate.session import Session, Tracker
+from p2pdist.simulate.pull import Blob, Pull
+from p2pdist.simulate.session import Tracker
 from p2pdist.simulate.world import World
 
 DOWNLOAD_TICK_S = 0.25
 UPLINK_TICK_S = 0.1
-RETRY_FIRST_S = 0.2
-RETRY_MAX_S = 5.0
-
-
-class Blob:
-    """One blob of a simulation: how it is cut, and what is the same for it at every host."""
-
-    __slots__ = ("digest", "layout", "lengths", "stripes", "verified")
-
-    def __init__(self, digest: Digest, layout: PieceLayout) -> None:
-        self.digest, self.layout = digest, layout
-        self.stripes = stripes_for(layout.count)
-        self.lengths = [layout.length(piece) for piece in range(layout.count)]
-        self.verified = [ul.Verified(digest, piece) for piece in range(layout.count)]
 
 
 class Checks(Protocol):
@@ -65,48 +46,6 @@ class Checks(Protocol):
 
     def commanded(self, host: Host, pull: Pull, command: dl.Command) -> None:
         """The host's download core commands something."""
-
-
-class Pull:
-    """One blob at one host. `have` is what the disk holds; `proof` is the invariants' own record of it."""
-
-    __slots__ = (
-        "blob",
-        "bytes_origin",
-        "bytes_peers",
-        "completed_at",
-        "download",
-        "duplicates",
-        "error",
-        "have",
-        "incoming",
-        "joined_at",
-        "proof",
-        "rejected",
-        "reported",
-    )
-
-    def __init__(self, blob: Blob) -> None:
-        self.blob = blob
-        self.have = PieceSet(blob.layout.count)
-        self.download: dl.Download | None = None
-        self.incoming: dict[int, Stream] = {}
-        self.reported: tuple[int, ...] = ()
-        self.proof = bytearray(blob.layout.count)
-        self.joined_at: float | None = None
-        self.completed_at: float | None = None
-        self.error: P2PDistError | None = None
-        self.bytes_origin = self.bytes_peers = 0
-        self.duplicates = self.rejected = 0
-
-    @property
-    def settled(self) -> bool:
-        return self.completed_at is not None or self.error is not None
-
-    def counts(self) -> tuple[int, ...]:
-        if self.download is not None:
-            return tuple(self.download.counts)
-        return tuple(self.have.stripe_counts(self.blob.stripes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +75,12 @@ class Host:
         self.silent = False
         self.wrong_bytes = 0.0
         self.outgoing: dict[int, Stream] = {}
+        self.ahead: list[Stream] = []
         self.sent_bytes = 0
         self.uplink = ul.Uplink(blocks_per_piece=around.blocks_per_piece)
         self._around = around
         self._sources = Sources()
-        self._session: Session | None = None
-        self.welcomed = False
+        self.session = AgentSession(self, around.tracker)
         self._life = 0
         self._number = 0
         self._watching = False
@@ -159,13 +98,14 @@ class Host:
         self.running = True
         self._life += 1
         self.outgoing.clear()
+        self.ahead.clear()
         self._block_sent.clear()
         self._watching = False
         self.uplink = ul.Uplink(blocks_per_piece=self._around.blocks_per_piece)
         self._sources = Sources()
         for pull in self.pulls.values():
             self._begin(pull)
-        self._connect(self._life, RETRY_FIRST_S)
+        self.session.start()
 
     def crash(self, *, power: bool) -> None:
         """The process dies; without power its peers are not even told."""
@@ -183,10 +123,7 @@ class Host:
         for stream in list(self.outgoing.values()):
             self.network.abandon(stream)
         self.outgoing.clear()
-        if self._session is not None:
-            self._session.close_from_host()
-            self._session = None
-            self.welcomed = False
+        self.session.stop()
 
     def _begin(self, pull: Pull) -> None:
         blob, now = pull.blob, self.world.now
@@ -200,80 +137,31 @@ class Host:
                 blob.digest, blob.layout, blob.stripes, pull.have, self._sources, now, patience_s=around.patience_s
             )
             pull.download, pull.have = download, download.have
-            self._submit(pull, dl.TrackerChanged(self.welcomed))
+            self._submit(pull, dl.TrackerChanged(self.session.welcomed))
             self.world.after(self.world.random.uniform(0, DOWNLOAD_TICK_S), self._tick_download, pull, self._life)
         self._feed(ul.Held(blob.digest, blob.layout, blob.stripes, pull.have))
 
     # -- session
 
-    def _connect(self, life: int, pause_s: float) -> None:
-        if life != self._life or self._session is not None:
-            return
-        tracker = self._around.tracker
-        if not self.network.reachable(self.name, TRACKER_NAME):
-            self.world.after(CONNECT_TIMEOUT_S, self._retry, life, pause_s)
-            return
-        hello = Hello(PROTOCOL_VERSION, self.name, self.address)
-        session = tracker.connect(self, hello)
-        if session is None:
-            self._retry(life, pause_s)
-            return
-        self._session = session
-
-    def _retry(self, life: int, pause_s: float) -> None:
-        wait = pause_s * self.world.random.uniform(0.5, 1.0)
-        self.world.after(wait, self._connect, life, min(RETRY_MAX_S, pause_s * 1.7))
-
-    def session_ended(self, session: Session) -> None:
-        """The session broke: what runs goes on, and another session is tried for."""
-        if session is not self._session or not session.host_open:
-            return
-        session.host_open = False
-        self._session = None
-        self._tracker_changed(False)
-        self._retry(self._life, RETRY_FIRST_S)
-
-    def _tracker_changed(self, present: bool) -> None:
-        self.welcomed = present
+    def tracker_changed(self, present: bool) -> None:
+        """A tracker answers, or none does."""
         for pull in self.pulls.values():
             if pull.download is not None:
                 self._submit(pull, dl.TrackerChanged(present))
 
-    def told(self, session: Session, message: FromTracker) -> None:
-        """A message of the tracker has arrived."""
-        if session is not self._session:
-            return
-        match message:
-            case Welcome():
-                self._tracker_changed(True)
-                holdings = tuple(self._holding(pull) for pull in self.pulls.values() if pull.error is None)
-                if holdings:
-                    self.tell(Holdings(holdings))
-                first = self.world.random.uniform(0, message.report_interval_s)
-                self.world.after(first, self._report, session, message.report_interval_s)
-            case Assign(plan):
-                pull = self.pulls.get(plan.blob)
-                if pull is not None and pull.download is not None:
-                    self._submit(pull, dl.Planned(plan))
-            case Reject(problem, blob):
-                pull = self.pulls.get(blob) if blob is not None else None
-                if pull is not None and pull.download is not None:
-                    self._submit(pull, dl.Rejected(from_problem(problem)))
+    def holdings(self) -> tuple[Holding, ...]:
+        """What a tracker must know of this host."""
+        found = []
+        for pull in self.pulls.values():
+            if pull.error is None:
+                layout = pull.blob.layout
+                pull.reported = pull.counts()
+                parents = pull.download.parents() if pull.download is not None else ()
+                found.append(Holding(pull.blob.digest, layout.size, layout.piece_size, pull.reported, parents))
+        return tuple(found)
 
-    def tell(self, message: FromAgent) -> None:
-        """Say something to the tracker, if there is one."""
-        if self._session is not None and self.welcomed:
-            self._session.to_tracker(message)
-
-    def _holding(self, pull: Pull) -> Holding:
-        layout = pull.blob.layout
-        pull.reported = pull.counts()
-        parents = pull.download.parents() if pull.download is not None else ()
-        return Holding(pull.blob.digest, layout.size, layout.piece_size, pull.reported, parents)
-
-    def _report(self, session: Session, interval_s: float) -> None:
-        if session is not self._session:
-            return
+    def report(self) -> Report | None:
+        """What is new since the last report, None when nothing is."""
         advances = []
         for pull in self.pulls.values():
             counts = pull.counts() if pull.error is None else pull.reported
@@ -281,9 +169,19 @@ class Host:
                 pull.reported = counts
                 advances.append(Advance(pull.blob.digest, counts))
         sent_bytes, busy_s = self.uplink.take_sample(self.world.now)
-        if advances or busy_s:
-            self.tell(Report(tuple(advances), sent_bytes, busy_s))
-        self.world.after(interval_s, self._report, session, interval_s)
+        return Report(tuple(advances), sent_bytes, busy_s) if advances or busy_s else None
+
+    def decided(self, message: Assign | Reject) -> None:
+        """The tracker has decided something about a pull."""
+        if isinstance(message, Assign):
+            blob, event = message.plan.blob, dl.Planned(message.plan)
+            pull = self.pulls.get(blob)
+            if pull is not None and pull.download is not None:
+                self._submit(pull, event)
+        elif message.blob is not None:
+            pull = self.pulls.get(message.blob)
+            if pull is not None and pull.download is not None:
+                self._submit(pull, dl.Rejected(from_problem(message.problem)))
 
     # -- receiving
 
@@ -307,7 +205,7 @@ class Host:
                 case dl.CloseStream(number, after_piece):
                     self._close(pull.incoming[number], after_piece)
                 case dl.Complain(stripe, source, reason, piece):
-                    self.tell(Complaint(pull.blob.digest, stripe, source.host, reason, piece))
+                    self.session.tell(Complaint(pull.blob.digest, stripe, source.host, reason, piece))
                 case dl.Completed():
                     pull.completed_at = self.world.now
                     self._around.on_settled(self, pull)
@@ -316,7 +214,10 @@ class Host:
 
     def _gave_up(self, pull: Pull, error: P2PDistError) -> None:
         pull.error = error
-        self.tell(Left(pull.blob.digest))
+        for stream in list(pull.incoming.values()):
+            self._drop(stream)
+            self.network.close(stream)
+        self.session.tell(Left(pull.blob.digest))
         for stream in [each for each in self.outgoing.values() if each.pull.blob is pull.blob]:
             self.network.close_serving(stream)
             self.network.abandon(stream)
@@ -369,6 +270,8 @@ class Host:
         """A piece has come in whole. It is verified; a good one is stored and at once offered to this host's children."""
         if stream.transit:
             stream.transit.pop(0)
+            if stream.held_up:
+                self.network.room(stream)
         if not stream.child_open or (stream.finishing >= 0 and piece != stream.finishing):
             return
         pull = stream.pull
@@ -419,12 +322,20 @@ class Host:
         self.sent_bytes += length
         for command in self.uplink.handle(self._block_sent[stream.serving], now=self.world.now):
             self._give(command)
+        if self.ahead:
+            self._wait_less()
 
     def stopped_serving(self, stream: Stream) -> None:
         """A child's stream is closed."""
         if self.outgoing.pop(stream.serving, None) is not None:
             self._block_sent.pop(stream.serving, None)
             self._feed(ul.Closed(stream.serving))
+            self._wait_less()
+
+    def _wait_less(self) -> None:
+        """Children may have caught up with the stripes that this host reads from the origin."""
+        ahead, self.ahead = self.ahead, []
+        self._around.origin.go_on(ahead)
 
     def watch_uplink(self) -> None:
         """Tick the uplink core while blocks are in flight."""

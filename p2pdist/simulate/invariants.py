@@ -12,8 +12,9 @@ from p2pdist.core import download as dl
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Assign, Holding, Holdings
-from p2pdist.simulate.host import Host, Pull
+from p2pdist.simulate.host import Host
 from p2pdist.simulate.network import Stream
+from p2pdist.simulate.pull import Pull
 from p2pdist.simulate.session import Session
 from p2pdist.simulate.world import World
 from tracker.core.events import Command, Event, Received, Send
@@ -34,6 +35,7 @@ class Invariants:
         self._world, self._seed = world, seed
         self._origin_streams_max = origin_streams_max
         self._granted: dict[tuple[Digest, int, str], None] = {}
+        self._ever_granted: dict[tuple[Digest, int, str], None] = {}
         self._fleet: Fleet | None = None
         self._full_check_at = 0.0
         self.full_checks = 0
@@ -73,6 +75,8 @@ class Invariants:
                 self._opening(host, pull, stripe)
                 if source.host == host.name:
                     self.broken(f"{host.name} opens a stream to itself")
+                if source.is_origin and (pull.blob.digest, stripe, host.name) not in self._ever_granted:
+                    self.broken(f"{host.name} reads stripe {stripe} from the origin and never had the lease")
             case dl.Completed():
                 missing = pull.proof.count(0)
                 if missing or not pull.have.complete:
@@ -125,6 +129,7 @@ class Invariants:
             self._climb(swarm, plan.stripe, name)
             if parent is not None and parent.is_origin:
                 self._granted[swarm.blob, plan.stripe, name] = None
+                self._ever_granted[swarm.blob, plan.stripe, name] = None
                 self._leases(fleet)
 
     def _leases(self, fleet: Fleet) -> None:

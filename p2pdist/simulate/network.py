@@ -2,7 +2,8 @@
 
 Model. A block occupies its sender's uplink first come, first served: it has been sent at max(now, uplink free) + bytes / rate. It has
 arrived at max(sent + latency, downlink free + bytes / rate), cut through: the receiver takes it in while it is being sent. What is on its
-way when a stream closes is lost. Opening a stream takes a round trip.
+way when a stream closes is lost. Of one stream at most WINDOW_PIECES wait for the receiver's downlink: its window is full then, and the
+sender's kernel takes no more until there is room. Opening a stream takes a round trip.
 
 A process that dies breaks its streams at once. A host without power and a cut path are silent: blocks into them are stuck until the
 path heals, and after GIVES_UP_S the kernel gives the stream up on both sides. A stream whose other end is gone breaks when the
@@ -18,12 +19,15 @@ from p2pdist.model.pieces import PieceSet
 from p2pdist.simulate.world import World
 
 if TYPE_CHECKING:
-    from p2pdist.simulate.host import Host, Pull
+    from p2pdist.simulate.host import Host
     from p2pdist.simulate.origin import Origin
+    from p2pdist.simulate.pull import Pull
     from p2pdist.simulate.session import Session
 
 CONNECT_TIMEOUT_S = 2.0
 GIVES_UP_S = 10.0
+WINDOW_PIECES = 4
+
 SLOW_BLOCK_S = 0.2
 """A block that takes longer than this keeps its sender's uplink core ticking: it may have to be taken for stuck."""
 
@@ -51,6 +55,7 @@ class Stream:
         "child_open",
         "cut_since",
         "finishing",
+        "held_up",
         "last_arrival",
         "number",
         "parent",
@@ -72,6 +77,7 @@ class Stream:
         self.transit: list[int] = []
         self.last_arrival = 0.0
         self.finishing = -1
+        self.held_up = 0
         self.cut_since: float | None = None
         self.stuck: list[tuple[int, int, bool]] = []
 
@@ -226,13 +232,24 @@ class Network:
         child, parent = stream.child, stream.parent
         assert parent is not None
         arrives = self.arrival(child.link, length)
-        stream.sending = -1
         if last:
             stream.transit.append(piece)
             stream.last_arrival = arrives
             good = not parent.wrong_bytes or not parent.spoils(piece)
             self.world.at(arrives, child.arrived, stream, piece, length, good)
-        parent.block_sent(stream, length)
+        if len(stream.transit) <= WINDOW_PIECES:
+            stream.sending = -1
+            parent.block_sent(stream, length)
+        else:
+            stream.held_up = length
+            parent.watch_uplink()
+
+    def room(self, stream: Stream) -> None:
+        """A piece has arrived: a block that waited for room in the window goes."""
+        length, stream.held_up = stream.held_up, 0
+        if stream.parent_open and stream.parent is not None:
+            stream.sending = -1
+            stream.parent.block_sent(stream, length)
 
     def arrival(self, link: Link, length: int) -> float:
         """When a block that has just been sent will have arrived; occupies the downlink until then."""

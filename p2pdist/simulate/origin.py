@@ -1,6 +1,7 @@
 """Central storage as the network model sees it: one uplink shared first come, first served by the requests of lease holders.
 
-A lease holder keeps REQUESTS_MAX piece requests under way for its stripe. A request whose reader has gone is not served. While the origin
+A lease holder keeps REQUESTS_MAX piece requests under way for its stripe, and waits when it is more than LEAD_MAX pieces ahead of the
+children that it feeds. A request whose reader has gone is not served. While the origin
 is away it answers that it is unavailable.
 """
 
@@ -13,6 +14,7 @@ from p2pdist.simulate.network import GIVES_UP_S, ORIGIN_NAME, Network, Stream
 from p2pdist.simulate.world import World
 
 REQUESTS_MAX = 4
+LEAD_MAX = 4
 
 
 class Origin:
@@ -53,7 +55,9 @@ class Origin:
 
     def _request(self, stream: Stream) -> None:
         todo = self._todo.get(stream)
-        if todo:
+        if todo and stream.child.uplink.lead(stream.pull.blob.digest, stream.stripe) > LEAD_MAX:
+            stream.child.ahead.append(stream)
+        elif todo:
             self._outstanding[stream] += 1
             self._world.after(self._network.latency_s, self._requested, stream, todo.popleft())
 
@@ -91,11 +95,16 @@ class Origin:
             return
         self._outstanding[stream] -= 1
         stream.child.arrived(stream, piece, length, good)
-        if not stream.child_open:
+        if stream not in self._todo:
             return
         self._request(stream)
-        if not self._outstanding[stream] and stream not in self._held_up:
+        if not self._outstanding[stream] and not self._todo[stream] and stream not in self._held_up:
             stream.child.ended(stream, "done")
+
+    def go_on(self, streams: list[Stream]) -> None:
+        """The children of readers that were ahead may have caught up."""
+        for stream in streams:
+            self._request(stream)
 
     def resume(self, stream: Stream) -> None:
         """The path to a reader has healed: what was lost on it is asked for again."""

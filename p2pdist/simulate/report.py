@@ -31,6 +31,7 @@ class Report:
     p99_s: float
     p999_s: float
     origin_ratio: float
+    host_sent_ratio_mean: float
     host_sent_ratio_max: float
     complete: int
     failed: int
@@ -67,6 +68,7 @@ class Report:
             p99_s=percentile(times, 0.99),
             p999_s=percentile(times, 0.999),
             origin_ratio=simulation.origin.bytes_sent / wanted,
+            host_sent_ratio_mean=sum(host.sent_bytes for host in simulation.hosts.values()) / wanted / scenario.hosts,
             host_sent_ratio_max=max(host.sent_bytes for host in simulation.hosts.values()) / wanted,
             complete=len(done),
             failed=sum(1 for _, pull in pulls if pull.error is not None),

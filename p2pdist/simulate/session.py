@@ -12,7 +12,7 @@ from tracker.core.events import Command, Drop, Event, Received, Send, SessionClo
 from tracker.core.fleet import Fleet
 
 if TYPE_CHECKING:
-    from p2pdist.simulate.host import Host
+    from p2pdist.simulate.agent_session import AgentSession
 
 TICK_S = 0.05
 SILENCE_S = 5.0
@@ -25,10 +25,11 @@ Watcher = Callable[[Fleet, Event, list[Command], Mapping[int, "Session"]], None]
 class Session:
     """One session; messages arrive in order after the latency, and wait while the path is cut."""
 
-    __slots__ = ("_cut_since", "_waiting", "host", "host_open", "number", "tracker", "tracker_open")
+    __slots__ = ("_cut_since", "_waiting", "agent", "host", "host_open", "number", "tracker", "tracker_open")
 
-    def __init__(self, tracker: Tracker, host: Host, number: int) -> None:
-        self.tracker, self.host, self.number = tracker, host, number
+    def __init__(self, tracker: Tracker, agent: AgentSession, number: int) -> None:
+        self.tracker, self.agent, self.number = tracker, agent, number
+        self.host = agent.host
         self.host_open = self.tracker_open = True
         self._cut_since: float | None = None
         self._waiting: list[tuple[Callable[..., object], tuple[object, ...]]] = []
@@ -39,7 +40,7 @@ class Session:
 
     def to_host(self, message: FromTracker) -> None:
         """The tracker says something."""
-        self._carry(self.host.told, self, message)
+        self._carry(self.agent.told, self, message)
 
     def _carry(self, deliver: Callable[..., object], *arguments: object) -> None:
         if self._cut_since is None:
@@ -49,13 +50,22 @@ class Session:
 
     def close_from_host(self) -> None:
         """The host's side is gone."""
-        self.host_open = False
+        self.closed(host=True)
         self._carry(self.tracker.session_ended, self)
 
     def close_from_tracker(self) -> None:
         """The tracker's side is gone."""
-        self.tracker_open = False
-        self._carry(self.host.session_ended, self)
+        self.closed(host=False)
+        self._carry(self.agent.ended, self)
+
+    def closed(self, *, host: bool) -> None:
+        """One side is closed. Once both are, cuts no longer matter."""
+        if host:
+            self.host_open = False
+        else:
+            self.tracker_open = False
+        if not self.host_open and not self.tracker_open:
+            self.tracker.network.sessions.pop(self, None)
 
     def path_changed(self, *, whole: bool) -> None:
         """The path between host and tracker was cut or healed."""
@@ -73,7 +83,7 @@ class Session:
         if self._cut_since == since:
             self._waiting.clear()
             self.tracker.session_ended(self)
-            self.host.session_ended(self)
+            self.agent.ended(self)
 
 
 class Tracker:
@@ -99,14 +109,14 @@ class Tracker:
         self.fleet = None
         for session in list(self._sessions.values()):
             session.close_from_tracker()
-            self._forget(session)
+        self._sessions.clear()
 
-    def connect(self, host: Host, hello: Hello) -> Session | None:
+    def connect(self, agent: AgentSession, hello: Hello) -> Session | None:
         """A host opens a session; None when no process listens. The first message is on its way to the host when this returns."""
         if self.fleet is None:
             return None
         self._number += 1
-        session = Session(self, host, self._number)
+        session = Session(self, agent, self._number)
         self._sessions[session.number] = session
         self.network.sessions[session] = None
         self._handle(SessionOpened(session.number, hello))
@@ -121,13 +131,9 @@ class Tracker:
     def session_ended(self, session: Session) -> None:
         """The other side of a session is gone."""
         if session.tracker_open:
-            session.tracker_open = False
+            session.closed(host=False)
             self._handle(SessionClosed(session.number))
-        self._forget(session)
-
-    def _forget(self, session: Session) -> None:
         self._sessions.pop(session.number, None)
-        self.network.sessions.pop(session, None)
 
     def _tick(self, life: int) -> None:
         if life == self._life and self.fleet is not None:
@@ -147,4 +153,4 @@ class Tracker:
                     session.to_host(message)
                 case Drop():
                     session.close_from_tracker()
-                    self._forget(session)
+                    del self._sessions[session.number]

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout, piece_size_for
-from p2pdist.simulate.host import Blob, Host, Pull, Surroundings
+from p2pdist.simulate.host import Host, Surroundings
 from p2pdist.simulate.invariants import Invariants
 from p2pdist.simulate.network import Link, Network
 from p2pdist.simulate.origin import Origin
+from p2pdist.simulate.pull import Blob, Pull
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.session import Tracker
 from p2pdist.simulate.world import World
@@ -47,6 +48,9 @@ class Scenario:
     patience_s: float = 120.0
     time_limit_s: float = 0.0
     faults: tuple[Fault, ...] = ()
+
+    def host_names(self) -> list[str]:
+        return [f"h{number:05d}" for number in range(self.hosts)]
 
     def filled(self) -> Scenario:
         """The same with every default worked out. The time limit is generous: reaching it means that somebody waits forever."""
@@ -84,8 +88,7 @@ class Simulation:
             self.hosts,
             self._settled,
         )
-        for number in range(scenario.hosts):
-            name = f"h{number:05d}"
+        for name in scenario.host_names():
             self.hosts[name] = Host(name, Link(scenario.nic_bytes_s, scenario.nic_bytes_s), self.blobs, around)
             self._unsettled += len(self.blobs)
 
@@ -138,7 +141,7 @@ class Simulation:
             until = self.world.now + QUIET_S
             while self.world.run(until=until, events_max=SLICE_EVENTS):
                 pass
-            if self.tracker.fleet is not None and all(h.welcomed for h in self.hosts.values() if h.running):
+            if self.tracker.fleet is not None and all(h.session.welcomed for h in self.hosts.values() if h.running):
                 break
         self.ended_at = ended_at
 

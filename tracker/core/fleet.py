@@ -33,14 +33,13 @@ from p2pdist.model.messages import (
     Report,
     Welcome,
 )
-from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout
-from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
+from p2pdist.model.plan import ORIGIN, Plan, Source
 from tracker.core.capacity import Capacities
 from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
-from tracker.core.planner import Planner, alternates
-from tracker.core.repair import AVOID_S, free_children, move_lease, relieve, spare_origin, yield_lease
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+from tracker.core.planner import Planner, changed_plans
+from tracker.core.repair import AVOID_CORRUPT_S, AVOID_S, free_children, move_lease, relieve, spare_origin, yield_lease
+from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, layout_of
 
 JOIN_BATCH_S = 0.1
 ABSENCE_S = 3.0
@@ -153,12 +152,13 @@ class Fleet:
     def _hold(self, host: Host, holding: Holding, now: float) -> None:
         swarm = self._swarm(holding)
         counts = list(holding.counts)
-        _check_counts(swarm, counts)
+        swarm.check_counts(counts)
         self.swarms[swarm.blob] = swarm
         member = swarm.members.get(host.name)
         if member is None:
             member = swarm.add(host.name, counts, budget=self._budget(host, swarm, now), now=now)
             host.swarms[swarm.blob] = None
+            swarm.under_way = swarm.under_way or any(counts)
             swarm.tell(now, f"{host.name} joins with {sum(counts)} pieces")
         else:
             self._recount(swarm, member, counts, now)
@@ -174,12 +174,7 @@ class Fleet:
         self._replan(swarm.blob, "join", now + JOIN_BATCH_S)
 
     def _swarm(self, holding: Holding) -> Swarm:
-        size, piece_size = holding.size, holding.piece_size
-        if piece_size & (piece_size - 1) or not PIECE_SIZE_MIN <= piece_size <= PIECE_SIZE_MAX:
-            raise UsageError(f"{holding.blob} cannot have pieces of {piece_size} bytes")
-        layout = PieceLayout(size, piece_size)
-        if not 0 < layout.count <= PIECES_LIMIT:
-            raise UsageError(f"{holding.blob} cannot have {layout.count} pieces")
+        layout = layout_of(holding)
         swarm = self.swarms.get(holding.blob)
         if swarm is None:
             if len(self.swarms) >= SWARMS_MAX:
@@ -223,6 +218,7 @@ class Fleet:
             if upper.free(stripe) <= 0:
                 swarm.grant_seat(upper, stripe)
         swarm.attach(stripe, host, parent)
+        swarm.under_way = True
 
     def _stand_in(self, swarm: Swarm, name: str, now: float) -> bool:
         """Take a host into a swarm because another receives from it; it is absent until it speaks for itself."""
@@ -243,7 +239,7 @@ class Fleet:
             if swarm is None or name not in swarm.members:
                 continue
             counts = list(advance.counts)
-            _check_counts(swarm, counts)
+            swarm.check_counts(counts)
             self._recount(swarm, swarm.members[name], counts, now)
         if self.capacities.sample(name, report.sent_bytes, report.busy_s, now=now):
             self._relieve(self.hosts[name], "slow", now)
@@ -265,9 +261,10 @@ class Fleet:
                 if blocked is not None and free_children(swarm, stripe, blocked, now=now):
                     self._replan(swarm.blob, "stuck", now)
                 return
-        swarm.avoided[name, source] = now + AVOID_S
+        swarm.avoided[name, source] = now + (AVOID_CORRUPT_S if reason == "corrupt" else AVOID_S)
         if child.parents[stripe] == source:
             swarm.detach(stripe, name)
+            move_lease(swarm, stripe, source, now=now, at_once=False)
         host = self.hosts.get(source)
         if host is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if host.session is None and source in swarm.members:
@@ -381,34 +378,20 @@ class Fleet:
         """How many new leases a swarm may be granted now."""
         if all(swarm.roots):
             return 0
-        if now - self.started_at < GRACE_S and any(
-            any(member.counts) or not member.present for member in swarm.members.values()
-        ):
+        if now - self.started_at < GRACE_S and swarm.under_way:
             return 0
         return max(0, self.origin_streams_max - self.leases())
 
     def _assign(self, swarm: Swarm, out: list[Command]) -> None:
-        """Tell the hosts whose parents changed. Where a parent is, is not known before it has spoken itself; then they are told."""
-        names = list(swarm.members)
-        plans: dict[str, list[StripePlan]] = {}
-        for host, stripe in swarm.changed:
-            parent = swarm.members[host].parents[stripe]
-            if parent is None or (parent != FROM_ORIGIN and not self.hosts[parent].address):
-                continue
-            others = tuple(self._source(each) for each in alternates(swarm, names, stripe, host))
-            plans.setdefault(host, []).append(StripePlan(stripe, self._source(parent), others))
-        swarm.changed.clear()
-        for name, stripes in plans.items():
+        """Tell the hosts whose parents changed."""
+        for name, stripes in changed_plans(swarm, self._source).items():
             session = self.hosts[name].session
             if session is not None:
                 out.append(Send(session, Assign(Plan(swarm.blob, tuple(stripes)))))
 
-    def _source(self, name: str) -> Source:
-        return Source(name, self.hosts[name].address) if name else ORIGIN
-
-
-def _check_counts(swarm: Swarm, counts: list[int]) -> None:
-    if len(counts) != swarm.stripes or not all(
-        0 <= count <= total for count, total in zip(counts, swarm.totals, strict=True)
-    ):
-        raise UsageError(f"impossible piece counts {counts} for {swarm.blob}")
+    def _source(self, name: str) -> Source | None:
+        """Where a host is reached; None before it has spoken itself."""
+        if name == FROM_ORIGIN:
+            return ORIGIN
+        address = self.hosts[name].address
+        return Source(name, address) if address else None

@@ -15,9 +15,11 @@ The whole pass costs O(members) for each stripe that has work, however many host
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from p2pdist.model.plan import Source, StripePlan
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
 
 ALTERNATES = 2
@@ -45,15 +47,15 @@ class Planner:
             leases -= max(0, len(swarm.roots[stripe]) - roots)
 
     def _allot(self, swarm: Swarm) -> None:
-        """Deal the budgets of members that have seats in no stripe to the stripes that lack seats."""
-        pool = [member for member in swarm.members.values() if not any(member.seats) and member.budget]
+        """Deal seats that are allotted to no stripe to the stripes that lack some."""
+        pool = [member for member in swarm.members.values() if member.spare > 0 and member.present]
         if not pool:
             return
         seats = [sum(member.seats[stripe] for member in swarm.members.values()) for stripe in range(swarm.stripes)]
         roots = 0 if any(member.seed for member in swarm.members.values()) else 1
         lacking = [max(0, swarm.receivers - roots - count) for count in seats]
-        pool.sort(key=lambda member: (-member.budget, _mixed(swarm.blob, member.host)))
-        pool.reverse()
+        # Taken from the end: members that serve a stripe already, then those with the largest budgets.
+        pool.sort(key=lambda member: (any(member.seats), member.budget, _mixed(swarm.blob, member.host)))
         for stripe in sorted(range(swarm.stripes), key=lambda stripe: -lacking[stripe]):
             while lacking[stripe] and pool:
                 member = pool[-1]
@@ -87,16 +89,30 @@ class _StripePass:
         heads.sort(
             key=lambda host: (not members[host].budget, -members[host].counts[stripe], -members[host].seats[stripe])
         )
-        others.sort(key=lambda host: (-members[host].seats[stripe], _mixed(self.swarm.blob, host)))
-        for host in heads + others:
-            parent = self._parent_for(members[host])
-            if parent is None:
-                continue
-            self.swarm.attach(stripe, host, parent)
-            depth = self.depths[host] = self.depths.get(parent, 0) + 1
-            member = members[host]
-            if member.free(stripe) > 0 and member.present:
-                heapq.heappush(self.free, (depth, 0, member.load, host))
+        others.sort(key=self._order)
+        # Whoever finds no parent at first may find one among those who did.
+        left = [host for host in heads + others if not self._attach(host)]
+        if len(left) < len(hosts):
+            for host in left:
+                self._attach(host)
+
+    def _attach(self, host: str) -> bool:
+        """Give a host a parent; returns whether there is one."""
+        member, stripe = self.swarm.members[host], self.stripe
+        parent = self._parent_for(member)
+        if parent is None:
+            return False
+        self.swarm.attach(stripe, host, parent)
+        depth = self.depths[host] = self.depths.get(parent, 0) + 1
+        if member.free(stripe) > 0 and member.present:
+            heapq.heappush(self.free, (depth, 0, member.load, host))
+        return True
+
+    def _order(self, host: str) -> tuple[bool, int, int, int]:
+        """Newcomers: those with seats first, and among them those that read the origin for no other stripe yet."""
+        member = self.swarm.members[host]
+        seats = member.seats[self.stripe]
+        return seats == 0, member.parents.count(FROM_ORIGIN), -seats, _mixed(self.swarm.blob, host)
 
     def _offer(self, member: Member) -> None:
         if member.present and self.swarm.rooted(self.stripe, member.host):
@@ -161,6 +177,22 @@ class _StripePass:
         return (child.host, parent.host) in swarm.avoided or swarm.below(self.stripe, parent.host, child.host)
 
 
+def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[str, list[StripePlan]]:
+    """What hosts are to be told since the last call: by host name, the stripes whose parents changed. `source` says where a parent is
+    reached; children of a parent that has not said yet where it is are told once it has."""
+    names = list(swarm.members)
+    plans: dict[str, list[StripePlan]] = {}
+    for host, stripe in swarm.changed:
+        name = swarm.members[host].parents[stripe]
+        parent = source(name) if name is not None else None
+        if parent is not None:
+            found = (source(each) for each in alternates(swarm, names, stripe, host))
+            others = tuple(each for each in found if each is not None)
+            plans.setdefault(host, []).append(StripePlan(stripe, parent, others))
+    swarm.changed.clear()
+    return plans
+
+
 def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[str]:
     """Up to ALTERNATES hosts that could feed `host` in this stripe should its parent fail: the parent's own parent and
     hosts that stand elsewhere in the tree; never the host's descendants. `names` are the swarm's members, listed once by the caller."""
@@ -168,7 +200,7 @@ def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[s
     parent = swarm.members[host].parents[stripe]
     if parent:
         grand = swarm.members[parent].parents[stripe]
-        if grand:
+        if grand and swarm.members[grand].present:
             found.append(grand)
     start = _mixed(swarm.blob, host) + stripe
     for step in range(min(len(names), 16)):

@@ -5,10 +5,10 @@ is at fault. Where the parent has no more, somebody above is held up, and moving
 to the edge that blocks (`Swarm.blocked`). Whoever is below that edge complains as well; once it has done so STUCK_COMPLAINTS times
 without getting a piece, it may be cut off from everybody, and those below it are freed.
 
-A lease whose holder cannot read the origin goes to one of its children. The origin itself may be away, so that happens at most once every
-LEASE_MOVE_S a stripe, unless the holder says that the content is wrong. Where agents bring along a lease for a stripe that has one, as
-when the tracker restarted and a newcomer spoke first, the holder with the most pieces keeps it: the others would read again what it has
-read. Once a host has the whole of a stripe, nobody reads that from the origin any more.
+A lease whose holder cannot read the origin, or gives nothing of what it reads, goes to one of its children. The origin itself may be
+away, so that happens at most once every LEASE_MOVE_S a stripe, unless the holder says that the content is wrong. Where agents bring
+along a lease for a stripe that has one, as when the tracker restarted and a newcomer spoke first, the holder with the most pieces keeps
+it: the others would read again what it has read. Once a host has the whole of a stripe, nobody reads that from the origin any more.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from __future__ import annotations
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
 
 AVOID_S = 5.0
+AVOID_CORRUPT_S = 600.0
+"""As long as the host that met wrong bytes leaves their source alone (p2pdist/core/sources.py)."""
+
 LEASE_MOVE_S = 2.0
 STUCK_COMPLAINTS = 2
 
@@ -41,12 +44,18 @@ def move_lease(swarm: Swarm, stripe: int, host: str, *, now: float, at_once: boo
         return False
     if not at_once and now - swarm.lease_moved_at[stripe] < LEASE_MOVE_S:
         return False
+    if not any(_lacks(other, swarm, stripe) for other in swarm.members.values() if other is not member):
+        return False
     swarm.lease_moved_at[stripe] = now
     swarm.avoided[host, FROM_ORIGIN] = now + AVOID_S
     for child in list(member.children[stripe]):
         swarm.detach(stripe, child)
     swarm.detach(stripe, host)
     return True
+
+
+def _lacks(member: Member, swarm: Swarm, stripe: int) -> bool:
+    return member.present and member.counts[stripe] < swarm.totals[stripe]
 
 
 def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:
@@ -62,9 +71,9 @@ def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:
 
 def spare_origin(swarm: Swarm, host: str) -> bool:
     """Where a host has the whole of a stripe, take the lease from whoever else still holds one; returns whether somebody did."""
-    counts, found = swarm.members[host].counts, False
+    member, found = swarm.members[host], False
     for stripe, holders in enumerate(swarm.roots):
-        if holders and counts[stripe] == swarm.totals[stripe]:
+        if holders and member.counts[stripe] == swarm.totals[stripe]:
             found = True
             for holder in list(holders):
                 swarm.detach(stripe, holder)

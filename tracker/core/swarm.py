@@ -10,7 +10,8 @@ a root and holds the lease), or nobody yet. Seeds have no parents. A member whos
 holds, is absent: its streams may well be running, so its edges stay for a while, but it gets no new parents and no new children.
 
 `avoided` holds (child, parent) pairs that failed a moment ago, with the time until which they are not joined again. `unplanned` holds
-the (stripe, host) that wait for a parent, `changed` the (host, stripe) whose parent the host has not been told yet.
+the (stripe, host) that wait for a parent, `changed` the (host, stripe) whose parent the host has not been told yet. A swarm is `under_way`
+when hosts joined it with pieces or streams that this tracker did not plan.
 
 Invariants: the edges of a stripe form a forest (no cycles); only receivers have parents; a lease belongs to the host whose parent is
 the origin; all here is soft and rebuilt from what agents report.
@@ -23,7 +24,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.pieces import PieceLayout, stripes_for
+from p2pdist.model.errors import UsageError
+from p2pdist.model.messages import Holding
+from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout, stripes_for
 
 FROM_ORIGIN = ""
 """Stands for the origin where a parent's host name is expected."""
@@ -81,6 +84,7 @@ class Swarm:
     stripes: int = 0
     totals: list[int] = field(default_factory=list)
     receivers: int = 0
+    under_way: bool = False
     avoided: dict[tuple[str, str], float] = field(default_factory=dict)
     origin_failures: dict[str, None] = field(default_factory=dict)
     lease_moved_at: list[float] = field(default_factory=list)
@@ -91,6 +95,13 @@ class Swarm:
         self.totals = [len(range(stripe, count, self.stripes)) for stripe in range(self.stripes)]
         self.roots = [{} for _ in range(self.stripes)]
         self.lease_moved_at = [float("-inf")] * self.stripes
+
+    def check_counts(self, counts: list[int]) -> None:
+        """Raises UsageError unless `counts` can be piece counts of this blob."""
+        if len(counts) != self.stripes or not all(
+            0 <= count <= total for count, total in zip(counts, self.totals, strict=True)
+        ):
+            raise UsageError(f"impossible piece counts {counts} for {self.blob}")
 
     def add(self, host: str, counts: list[int], *, budget: int, now: float) -> Member:
         """A host joins with `counts` verified pieces per stripe."""
@@ -259,3 +270,14 @@ class Swarm:
             self.roots[stripe].pop(member.host, None)
         elif parent in self.members:
             self.members[parent].children[stripe].pop(member.host, None)
+
+
+def layout_of(holding: Holding) -> PieceLayout:
+    """How a blob is cut that an agent speaks of; raises UsageError when no blob can be cut like that."""
+    piece_size = holding.piece_size
+    if piece_size & (piece_size - 1) or not PIECE_SIZE_MIN <= piece_size <= PIECE_SIZE_MAX:
+        raise UsageError(f"{holding.blob} cannot have pieces of {piece_size} bytes")
+    layout = PieceLayout(holding.size, piece_size)
+    if not 0 < layout.count <= PIECES_LIMIT:
+        raise UsageError(f"{holding.blob} cannot have {layout.count} pieces")
+    return layout

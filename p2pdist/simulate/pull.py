@@ -1,0 +1,64 @@
+"""Blobs, and what one host has to do with one of them."""
+
+from __future__ import annotations
+
+from p2pdist.core import download as dl
+from p2pdist.core import uplink as ul
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import P2PDistError
+from p2pdist.model.pieces import PieceLayout, PieceSet, stripes_for
+from p2pdist.simulate.network import Stream
+
+
+class Blob:
+    """One blob of a simulation: how it is cut, and what is the same for it at every host."""
+
+    __slots__ = ("digest", "layout", "lengths", "stripes", "verified")
+
+    def __init__(self, digest: Digest, layout: PieceLayout) -> None:
+        self.digest, self.layout = digest, layout
+        self.stripes = stripes_for(layout.count)
+        self.lengths = [layout.length(piece) for piece in range(layout.count)]
+        self.verified = [ul.Verified(digest, piece) for piece in range(layout.count)]
+
+
+class Pull:
+    """One blob at one host. `have` is what the disk holds; `proof` is the invariants' own record of it."""
+
+    __slots__ = (
+        "blob",
+        "bytes_origin",
+        "bytes_peers",
+        "completed_at",
+        "download",
+        "duplicates",
+        "error",
+        "have",
+        "incoming",
+        "joined_at",
+        "proof",
+        "rejected",
+        "reported",
+    )
+
+    def __init__(self, blob: Blob) -> None:
+        self.blob = blob
+        self.have = PieceSet(blob.layout.count)
+        self.download: dl.Download | None = None
+        self.incoming: dict[int, Stream] = {}
+        self.reported: tuple[int, ...] = ()
+        self.proof = bytearray(blob.layout.count)
+        self.joined_at: float | None = None
+        self.completed_at: float | None = None
+        self.error: P2PDistError | None = None
+        self.bytes_origin = self.bytes_peers = 0
+        self.duplicates = self.rejected = 0
+
+    @property
+    def settled(self) -> bool:
+        return self.completed_at is not None or self.error is not None
+
+    def counts(self) -> tuple[int, ...]:
+        if self.download is not None:
+            return tuple(self.download.counts)
+        return tuple(self.have.stripe_counts(self.blob.stripes))
