@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import NewType
+from typing import Annotated, NewType
+
+import msgspec
 
 from p2pdist.model.errors import UsageError
 
 Digest = NewType("Digest", str)
 
 _FORM = re.compile(r"sha256:[0-9a-f]{64}\Z")
+
+WireDigest = Annotated[Digest, msgspec.Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
+"""A digest in a message: decoding refuses what does not have the form."""
 
 
 def parse_digest(text: str) -> Digest:

@@ -111,13 +111,17 @@ def _tree(root: type[P2PDistError]) -> dict[str, type[P2PDistError]]:
 
 
 def from_problem(body: dict[str, Any]) -> P2PDistError:
-    """The failure that a problem document describes; an unknown type becomes the base class."""
+    """The failure that a problem document describes, whatever is in it; an unknown type becomes the base class."""
     kind = _tree(P2PDistError).get(str(body.get("type", "")).removeprefix(PROBLEM_BASE), P2PDistError)
     what = str(body.get("detail") or body.get("title") or "unknown failure")
     if kind is DiskFull:
-        return DiskFull(
-            what.split(" lacks space", 1)[0], needed=int(body.get("needed", 0)), free=int(body.get("free", 0))
-        )
+        return DiskFull(what.split(" lacks space", 1)[0], needed=_count(body, "needed"), free=_count(body, "free"))
     known = {"type", "title", "status", "detail", "remedy"}
-    details = {key: value for key, value in body.items() if key not in known}
-    return kind(what, remedy=str(body.get("remedy", "")), **details)
+    error = kind(what, remedy=str(body.get("remedy", "")))
+    error.details = {key: value for key, value in body.items() if key not in known}
+    return error
+
+
+def _count(body: dict[str, Any], key: str) -> int:
+    value = body.get(key)
+    return value if isinstance(value, int) else 0

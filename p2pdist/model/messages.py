@@ -5,17 +5,23 @@ A session is one WebSocket (`/v1/session`) carrying one JSON document per text f
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
-from p2pdist.model.digest import Digest
+from p2pdist.model.digest import Digest, WireDigest
 from p2pdist.model.errors import UNDECODABLE, UsageError
-from p2pdist.model.plan import Plan
+from p2pdist.model.plan import STRIPES_MAX, Address, HostName, Plan, StripeNumber
 
 PROTOCOL_VERSION = 1
 MESSAGE_BYTES_MAX = 4 << 20
 BLOBS_PER_MESSAGE_MAX = 1000
+
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+"""Bytes or pieces: what is negative or absurd is refused where it is decoded."""
+
+Counts = Annotated[tuple[Count, ...], Meta(max_length=STRIPES_MAX)]
 
 Reason = Literal["refused", "reset", "short", "stalled", "corrupt", "protocol", "missing", "busy", "unavailable"]
 """Why a source is complained of: it refused the connection; broke it; ended early; sent nothing; sent wrong bytes; broke the
@@ -30,62 +36,62 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
 
 
 class Hello(Message, frozen=True):
-    """Opens a session. `address` is where other agents reach this one (host:port)."""
+    """Opens a session. `address` is where other agents reach this one (host:port). None of the names may hold white space."""
 
     protocol: int
-    host: str
-    address: str
-    zone: str = ""
-    rack: str = ""
+    host: Annotated[HostName, Meta(min_length=1)]
+    address: Annotated[Address, Meta(min_length=1)]
+    zone: HostName = ""
+    rack: HostName = ""
 
 
 class Holding(Message, frozen=True):
     """The host holds or wants this blob. `counts` is the number of verified pieces per stripe; `parents` names, per stripe, the host it
     receives from (`""` the origin, None nobody). Sent to join a swarm and, after a new session opens, to rebuild the tracker's view."""
 
-    blob: Digest
-    size: int
-    piece_size: int
-    counts: tuple[int, ...]
-    parents: tuple[str | None, ...] = ()
+    blob: WireDigest
+    size: Count
+    piece_size: Count
+    counts: Counts
+    parents: Annotated[tuple[HostName | None, ...], Meta(max_length=STRIPES_MAX)] = ()
 
 
 class Holdings(Message, frozen=True):
     """Several holdings in one message, at most BLOBS_PER_MESSAGE_MAX."""
 
-    blobs: tuple[Holding, ...]
+    blobs: Annotated[tuple[Holding, ...], Meta(max_length=BLOBS_PER_MESSAGE_MAX)]
 
 
 class Advance(msgspec.Struct, frozen=True, array_like=True):
     """New piece counts per stripe of one blob."""
 
-    blob: Digest
-    counts: tuple[int, ...]
+    blob: WireDigest
+    counts: Counts
 
 
 class Report(Message, frozen=True):
     """Progress since the last report. `sent_bytes` over `busy_s` (time in which some stream had data waiting) is the host's upload
     capacity."""
 
-    blobs: tuple[Advance, ...] = ()
-    sent_bytes: int = 0
-    busy_s: float = 0.0
+    blobs: Annotated[tuple[Advance, ...], Meta(max_length=BLOBS_PER_MESSAGE_MAX)] = ()
+    sent_bytes: Count = 0
+    busy_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class Complaint(Message, frozen=True):
     """A source failed this host in one stripe. `source` is a host name, or "" for the origin."""
 
-    blob: Digest
-    stripe: int
-    source: str
+    blob: WireDigest
+    stripe: StripeNumber
+    source: HostName
     reason: Reason
-    piece: int | None = None
+    piece: Count | None = None
 
 
 class Left(Message, frozen=True):
     """The host neither holds nor wants the blob any more."""
 
-    blob: Digest
+    blob: WireDigest
 
 
 # -- tracker to agent
@@ -109,7 +115,7 @@ class Reject(Message, frozen=True):
     """A swarm or session cannot go on. `problem` is an RFC 9457 document; without a blob it ends the session."""
 
     problem: dict[str, Any]
-    blob: Digest | None = None
+    blob: WireDigest | None = None
 
 
 FromAgent = Hello | Holding | Holdings | Report | Complaint | Left

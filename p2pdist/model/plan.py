@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from p2pdist.model.digest import Digest
+from msgspec import Meta
+
+from p2pdist.model.digest import WireDigest
+
+STRIPES_MAX = 1024
+ALTERNATES_MAX = 64
+
+# What decoding refuses. A name without white space and control characters can stand in a line of a log.
+HostName = Annotated[str, Meta(max_length=255, pattern=r"\A[^\s\x00-\x1f\x7f-\x9f]*\Z")]
+Address = Annotated[str, Meta(max_length=300, pattern=r"\A((\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})?\Z")]
+StripeNumber = Annotated[int, Meta(ge=0, lt=STRIPES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where a stripe comes from: an agent at `address` (host:port), or the origin when both fields are empty."""
 
-    host: str
-    address: str
+    host: HostName
+    address: Address
 
     @property
     def is_origin(self) -> bool:
@@ -30,14 +41,14 @@ class StripePlan:
     """The parent of one stripe and up to two alternates; no parent means: wait for the next plan. Only the holder of a lease reads
     the origin, so ORIGIN as the parent is the lease."""
 
-    stripe: int
+    stripe: StripeNumber
     parent: Source | None
-    alternates: tuple[Source, ...] = ()
+    alternates: Annotated[tuple[Source, ...], Meta(max_length=ALTERNATES_MAX)] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Parents of some stripes of one blob for one host. A stripe that is not named keeps its parent."""
 
-    blob: Digest
-    stripes: tuple[StripePlan, ...]
+    blob: WireDigest
+    stripes: Annotated[tuple[StripePlan, ...], Meta(max_length=STRIPES_MAX)]

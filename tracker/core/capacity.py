@@ -16,6 +16,8 @@ SLOW_SAMPLES = 3
 SAMPLE_BUSY_MIN_S = 0.1
 HOSTS_MEASURED_MIN = 4
 FORGIVEN_AFTER_S = 300.0
+SEATS_ALONE = 2
+"""Seats of a host where a blob has but one stripe: with one seat each, the hosts of a small blob would form one long chain."""
 
 
 @dataclass(slots=True)
@@ -54,14 +56,15 @@ class Capacities:
         return True
 
     def budget(self, host: str, stripes: int, *, now: float) -> int:
-        """Seats of a host in a swarm of `stripes` stripes: as many as there are stripes, fewer when its uplink is slow."""
+        """Seats of a host in a swarm of `stripes` stripes: one for each stripe (SEATS_ALONE for one), fewer when its uplink is slow."""
+        seats = stripes if stripes > 1 else SEATS_ALONE
         uplink = self._uplinks.get(host)
         if uplink is None or uplink.slow_since is None:
-            return stripes
+            return seats
         if now - uplink.slow_since > FORGIVEN_AFTER_S:
             uplink.slow_since, uplink.below = None, 0
-            return stripes
-        return min(stripes, int(stripes * uplink.rate_bytes_s / max(self._typical(), 1.0)))
+            return seats
+        return min(seats, int(seats * uplink.rate_bytes_s / max(self._typical(), 1.0)))
 
     def rate(self, host: str) -> float | None:
         """Learned upload rate in bytes/s, None when never measured."""

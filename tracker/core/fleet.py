@@ -264,7 +264,8 @@ class Fleet:
         swarm.avoided[name, source] = now + (AVOID_CORRUPT_S if reason == "corrupt" else AVOID_S)
         if child.parents[stripe] == source:
             swarm.detach(stripe, name)
-            move_lease(swarm, stripe, source, now=now, at_once=False)
+            if reason in {"stalled", "corrupt"}:
+                move_lease(swarm, stripe, source, now=now, at_once=False)
         host = self.hosts.get(source)
         if host is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if host.session is None and source in swarm.members:

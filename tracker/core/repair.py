@@ -5,10 +5,10 @@ is at fault. Where the parent has no more, somebody above is held up, and moving
 to the edge that blocks (`Swarm.blocked`). Whoever is below that edge complains as well; once it has done so STUCK_COMPLAINTS times
 without getting a piece, it may be cut off from everybody, and those below it are freed.
 
-A lease whose holder cannot read the origin, or gives nothing of what it reads, goes to one of its children. The origin itself may be
-away, so that happens at most once every LEASE_MOVE_S a stripe, unless the holder says that the content is wrong. Where agents bring
-along a lease for a stripe that has one, as when the tracker restarted and a newcomer spoke first, the holder with the most pieces keeps
-it: the others would read again what it has read. Once a host has the whole of a stripe, nobody reads that from the origin any more.
+A lease whose holder cannot read the origin, or passes on nothing good of what it reads, goes to one of its children. The origin itself
+may be away, so that happens with growing pauses, from LEASE_MOVE_S, unless the holder says that the content is wrong. Where agents
+bring along a lease for a stripe that has one, as when the tracker restarted and a newcomer spoke first, the holder with the most pieces
+keeps it: the others would read again what it has read. Once a host has the whole of a stripe, nobody reads that from the origin any more.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ AVOID_CORRUPT_S = 600.0
 """As long as the host that met wrong bytes leaves their source alone (p2pdist/core/sources.py)."""
 
 LEASE_MOVE_S = 2.0
+LEASE_MOVE_MAX_S = 64.0
+"""The pause between moves of a lease doubles with each, up to this, and is short again after a quiet time of this length."""
+
 STUCK_COMPLAINTS = 2
 
 
@@ -42,11 +45,15 @@ def move_lease(swarm: Swarm, stripe: int, host: str, *, now: float, at_once: boo
     member = swarm.members[host]
     if member.parents[stripe] != FROM_ORIGIN:
         return False
-    if not at_once and now - swarm.lease_moved_at[stripe] < LEASE_MOVE_S:
+    quiet_s = now - swarm.lease_moved_at[stripe]
+    if quiet_s >= LEASE_MOVE_MAX_S:
+        swarm.lease_pause_s[stripe] = LEASE_MOVE_S
+    elif not at_once and quiet_s < swarm.lease_pause_s[stripe]:
         return False
     if not any(_lacks(other, swarm, stripe) for other in swarm.members.values() if other is not member):
         return False
     swarm.lease_moved_at[stripe] = now
+    swarm.lease_pause_s[stripe] = min(LEASE_MOVE_MAX_S, 2 * swarm.lease_pause_s[stripe])
     swarm.avoided[host, FROM_ORIGIN] = now + AVOID_S
     for child in list(member.children[stripe]):
         swarm.detach(stripe, child)

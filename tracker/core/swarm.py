@@ -88,6 +88,7 @@ class Swarm:
     avoided: dict[tuple[str, str], float] = field(default_factory=dict)
     origin_failures: dict[str, None] = field(default_factory=dict)
     lease_moved_at: list[float] = field(default_factory=list)
+    lease_pause_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         count = self.layout.count
@@ -95,6 +96,7 @@ class Swarm:
         self.totals = [len(range(stripe, count, self.stripes)) for stripe in range(self.stripes)]
         self.roots = [{} for _ in range(self.stripes)]
         self.lease_moved_at = [float("-inf")] * self.stripes
+        self.lease_pause_s = [0.0] * self.stripes
 
     def check_counts(self, counts: list[int]) -> None:
         """Raises UsageError unless `counts` can be piece counts of this blob."""
@@ -213,15 +215,16 @@ class Swarm:
                 self.changed[child, stripe] = None
 
     def blocked(self, stripe: int, host: str) -> str | None:
-        """The first host on the way up from `host`, itself included, whose parent has more of the stripe than it has, or is absent. None
-        when there is none: the way ends at the origin, or at a host that waits for a parent."""
+        """The first host on the way up from `host`, itself included, whose parent has more of the stripe than it has, is absent, or is yet
+        to be found. None when there is none: everybody waits for the origin."""
         at = host
         while True:
             member = self.members[at]
-            above = self.members.get(member.parents[stripe] or "")
-            if above is None:
+            parent = member.parents[stripe]
+            if parent == FROM_ORIGIN:
                 return None
-            if not above.present or above.counts[stripe] > member.counts[stripe]:
+            above = self.members[parent] if parent is not None else None
+            if above is None or not above.present or above.counts[stripe] > member.counts[stripe]:
                 return at
             at = above.host
 

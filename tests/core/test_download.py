@@ -1,0 +1,282 @@
+"""One pull: which source each stripe comes from, and what happens when one fails."""
+
+import pytest
+
+from p2pdist.core.download import (
+    ORIGIN_CORRUPT_MAX,
+    REOPEN_S,
+    CloseStream,
+    Command,
+    Complain,
+    Completed,
+    Download,
+    Event,
+    GaveUp,
+    OpenStream,
+    PieceStored,
+    Planned,
+    Rejected,
+    StreamEnded,
+    Tick,
+    TrackerChanged,
+)
+from p2pdist.core.sources import Sources
+from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import Corrupt, DiskFull, NotFound, Unavailable
+from p2pdist.model.pieces import PieceLayout, PieceSet
+from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
+
+BLOB = digest_of(b"blob")
+A, B, C, D = (Source(name, f"{name}:7071") for name in "ABCD")
+
+
+class Pull:
+    """A download of `count` pieces in `stripes` stripes, and the time kept."""
+
+    def __init__(self, count: int = 8, stripes: int = 1, have: tuple[int, ...] = (), patience_s: float = 120.0) -> None:
+        layout = PieceLayout(count * 65536, 65536)
+        held = PieceSet(count)
+        for piece in have:
+            held.add(piece)
+        self.core = Download(BLOB, layout, stripes, held, Sources(), 0.0, patience_s=patience_s)
+        self.now = 0.0
+
+    def __call__(self, event: Event, after_s: float = 0.0) -> list[Command]:
+        self.now += after_s
+        return self.core.handle(event, now=self.now)
+
+    def plan(self, stripe: int, parent: Source | None, *alternates: Source) -> list[Command]:
+        return self(Planned(Plan(BLOB, (StripePlan(stripe, parent, alternates),))))
+
+
+def test_a_plan_opens_a_stream_a_stripe_and_the_last_piece_completes() -> None:
+    pull = Pull(count=4, stripes=2)
+    assert pull.plan(0, A) == [OpenStream(1, A, 0)]
+    assert pull.plan(1, B) == [OpenStream(2, B, 1)]
+    assert pull.core.parents() == ("A", "B")
+    assert pull(PieceStored(1, 0)) == []
+    assert pull(PieceStored(2, 1)) == []
+    assert pull(PieceStored(1, 2)) == [CloseStream(1, after_piece=True)]
+    assert pull(PieceStored(2, 3)) == [CloseStream(2, after_piece=True), Completed()]
+    assert pull.core.parents() == (None, None)
+
+
+def test_a_blob_that_is_there_completes_without_a_stream() -> None:
+    pull = Pull(count=3, have=(0, 1, 2))
+    assert pull(Tick()) == [Completed()]
+    assert pull.plan(0, A) == []
+
+
+def test_no_stream_is_opened_for_a_stripe_that_lacks_nothing() -> None:
+    pull = Pull(count=4, stripes=2, have=(0, 2))
+    assert pull.plan(0, A) == []
+    assert pull.plan(1, A) == [OpenStream(1, A, 1)]
+
+
+def test_a_piece_counts_once() -> None:
+    pull = Pull(count=4, have=(0,))
+    pull.plan(0, A)
+    pull(PieceStored(1, 1))
+    pull(PieceStored(1, 1))
+    pull(PieceStored(1, 0))
+    assert pull.core.counts == [2]
+
+
+def test_nothing_comes_after_the_end() -> None:
+    pull = Pull(count=1)
+    pull.plan(0, A)
+    assert pull(PieceStored(1, 0))[-1] == Completed()
+    for event in (Tick(), PieceStored(1, 0), StreamEnded(1, "reset"), Rejected(Corrupt("x")), TrackerChanged(False)):
+        assert pull(event, 500.0) == []
+
+
+def test_a_broken_stream_is_complained_of_and_replaced_by_an_alternate() -> None:
+    pull = Pull()
+    pull.plan(0, A, B, C)
+    assert pull(StreamEnded(1, "reset")) == [Complain(0, A, "reset"), OpenStream(2, B, 0)]
+    assert pull(StreamEnded(2, "refused")) == [Complain(0, B, "refused"), OpenStream(3, C, 0)]
+    assert pull.core.parents() == ("C",)
+
+
+def test_with_nobody_left_the_first_who_may_be_tried_again_is() -> None:
+    pull = Pull()
+    pull.plan(0, A, B)
+    pull(StreamEnded(1, "reset"))
+    assert pull(StreamEnded(2, "reset"), 0.1) == [Complain(0, B, "reset")]
+    assert pull(Tick(), 0.05) == []
+    assert pull(Tick(), 0.2) == [OpenStream(3, A, 0)]
+
+
+def test_a_new_plan_moves_the_stream_after_the_piece_under_way() -> None:
+    pull = Pull()
+    pull.plan(0, A)
+    assert pull.plan(0, B) == [CloseStream(1, after_piece=True), OpenStream(2, B, 0)]
+    assert pull(PieceStored(1, 0)) == []
+    assert pull.core.counts == [1]
+    assert pull(StreamEnded(1, "closed")) == []
+    assert pull.plan(0, B, C) == []
+
+
+def test_a_plan_that_names_who_failed_a_moment_ago_is_answered_with_a_complaint() -> None:
+    """Or the tracker would wait for what never comes."""
+    pull = Pull()
+    pull.plan(0, A, B)
+    pull(StreamEnded(1, "corrupt", 3))
+    assert pull.plan(0, A, C) == [Complain(0, A, "corrupt")]
+    assert pull.core.parents() == ("B",)
+    assert pull.plan(0, C) == [CloseStream(2, after_piece=True), OpenStream(3, C, 0)]
+
+
+def test_wrong_bytes_are_complained_of_and_their_source_is_not_opened_again() -> None:
+    pull = Pull()
+    pull.plan(0, A, B)
+    assert pull(StreamEnded(1, "corrupt", 5)) == [Complain(0, A, "corrupt", 5), OpenStream(2, B, 0)]
+    assert pull(StreamEnded(2, "reset")) == [Complain(0, B, "reset")]
+    assert pull(Tick(), 1.0) == [OpenStream(3, B, 0)]
+
+
+def test_a_source_that_gave_everything_and_left_pieces_out_is_asked_again_once() -> None:
+    """The piece under way on a closed stream may have been lost. Twice running, it is the source that does not keep its word."""
+    pull = Pull()
+    pull.plan(0, A, B)
+    assert pull(StreamEnded(1, "done")) == []
+    assert pull(Tick(), REOPEN_S) == [OpenStream(2, A, 0)]
+    assert pull(StreamEnded(2, "done")) == [Complain(0, A, "short"), OpenStream(3, B, 0)]
+
+
+def test_a_source_that_gave_something_is_asked_for_the_rest() -> None:
+    pull = Pull()
+    pull.plan(0, A)
+    for number in range(1, 4):
+        pull(PieceStored(number, number))
+        assert pull(StreamEnded(number, "done")) == []
+        assert pull(Tick(), REOPEN_S) == [OpenStream(number + 1, A, 0)]
+
+
+def test_standing_still_is_complained_of_with_growing_pauses() -> None:
+    """The host stays: only the tracker can tell a slow parent from a starved one."""
+    pull = Pull(patience_s=1000.0)
+    pull.plan(0, A, B)
+    times = []
+    for _ in range(400):
+        if pull(Tick(), 0.25):
+            times.append(pull.now)
+    assert times[:5] == [1.0, 3.0, 7.0, 15.0, 31.0]
+    assert len(times) <= 7
+    assert pull.core.parents() == ("A",)
+
+
+def test_a_piece_ends_the_complaints() -> None:
+    pull = Pull()
+    pull.plan(0, A)
+    assert pull(Tick(), 1.0) == [Complain(0, A, "stalled")]
+    pull(PieceStored(1, 0))
+    assert pull(Tick(), 0.9) == []
+    assert pull(Tick(), 0.2) == [Complain(0, A, "stalled")]
+
+
+def test_where_pieces_take_long_so_does_a_stall() -> None:
+    """Over a slow link a piece that takes two seconds is no reason to complain."""
+    pull = Pull(count=40)
+    pull.plan(0, A)
+    for piece in range(10):
+        pull(PieceStored(1, piece), 2.0)
+    assert pull(Tick(), 5.0) == []
+    assert pull(Tick(), 4.0) == [Complain(0, A, "stalled")]
+
+
+def test_an_alternate_that_stands_still_is_left() -> None:
+    """It was this host's own choice, and may receive through this host by now."""
+    pull = Pull()
+    pull.plan(0, ORIGIN, B)
+    assert pull(StreamEnded(1, "unavailable")) == [Complain(0, ORIGIN, "unavailable"), OpenStream(2, B, 0)]
+    assert pull(Tick(), 1.0) == [
+        Complain(0, B, "stalled"),
+        CloseStream(2, after_piece=False),
+        OpenStream(3, ORIGIN, 0),
+    ]
+
+
+def test_without_a_tracker_the_host_changes_parents_by_itself() -> None:
+    pull = Pull()
+    pull.plan(0, A, B)
+    pull(TrackerChanged(False))
+    assert pull(Tick(), 1.0) == [Complain(0, A, "stalled")]
+    assert pull(Tick(), 2.0) == [
+        Complain(0, A, "stalled"),
+        CloseStream(1, after_piece=False),
+        OpenStream(2, B, 0),
+    ]
+
+
+def test_an_origin_with_wrong_content_is_given_up_after_some_tries() -> None:
+    pull = Pull()
+    pull.plan(0, ORIGIN)
+    for number in range(1, ORIGIN_CORRUPT_MAX):
+        assert pull(StreamEnded(number, "corrupt", 2)) == [Complain(0, ORIGIN, "corrupt", 2)]
+        assert pull(Tick(), 20.0) == [OpenStream(number + 1, ORIGIN, 0)]
+    *_, end = pull(StreamEnded(ORIGIN_CORRUPT_MAX, "corrupt", 2))
+    assert isinstance(end, GaveUp) and isinstance(end.error, Corrupt)
+
+
+def test_an_origin_that_lacks_the_blob_ends_the_pull_at_once() -> None:
+    pull = Pull()
+    pull.plan(0, ORIGIN)
+    error = NotFound("no such blob")
+    assert pull(StreamEnded(1, "missing", error=error)) == [Complain(0, ORIGIN, "missing"), GaveUp(error)]
+
+
+def test_what_this_host_did_wrong_ends_the_pull_and_blames_nobody() -> None:
+    pull = Pull(count=4, stripes=2)
+    pull.plan(0, A)
+    pull.plan(1, B)
+    error = DiskFull("/store", needed=2, free=1)
+    assert pull(StreamEnded(1, "failed", error=error)) == [
+        CloseStream(1, after_piece=False),
+        CloseStream(2, after_piece=False),
+        GaveUp(error),
+    ]
+
+
+def test_a_swarm_that_cannot_go_on_ends_the_pull() -> None:
+    pull = Pull()
+    pull.plan(0, A)
+    error = Corrupt("the origin's copy is corrupt")
+    assert pull(Rejected(error)) == [CloseStream(1, after_piece=False), GaveUp(error)]
+
+
+@pytest.mark.parametrize("tracker", [True, False])
+def test_patience_ends_and_says_why(tracker: bool) -> None:
+    pull = Pull(patience_s=30.0)
+    pull.plan(0, A)
+    pull(TrackerChanged(tracker))
+    pull(StreamEnded(1, "refused"))
+    commands: list[Command] = []
+    while not pull.core.finished:
+        commands = pull(Tick(), 0.25)
+    assert 30.0 < pull.now < 30.5
+    (end,) = [command for command in commands if isinstance(command, GaveUp)]
+    assert isinstance(end.error, Unavailable)
+    assert "A: refused" in end.error.what
+    assert ("no tracker answers" in end.error.what) is not tracker
+
+
+def test_a_piece_renews_patience() -> None:
+    pull = Pull(patience_s=10.0)
+    pull.plan(0, A)
+    for piece in range(7):
+        pull(PieceStored(1, piece), 9.0)
+        pull(Tick())
+    assert not pull.core.finished
+
+
+def test_the_callers_set_is_not_the_cores() -> None:
+    """The store's bitmap may change in another thread; the core counts what it has been told."""
+    have = PieceSet(4)
+    core = Download(BLOB, PieceLayout(4 * 65536, 65536), 1, have, Sources(), 0.0)
+    have.add(0)
+    assert 0 not in core.have and core.counts == [0]
+
+
+def test_plans_for_stripes_that_do_not_exist_are_ignored() -> None:
+    assert Pull(stripes=2).plan(2, A) == []

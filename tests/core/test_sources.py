@@ -1,0 +1,73 @@
+"""Sources: backoff after failures, long avoidance after wrong bytes."""
+
+from p2pdist.core.sources import BACKOFF_FIRST_S, BACKOFF_MAX_S, CORRUPT_S, SOURCES_MAX, Sources
+from p2pdist.model.plan import ORIGIN, Source
+
+H1 = Source("h1", "h1:1")
+H2 = Source("h2", "h2:1")
+
+
+def test_an_unknown_source_is_usable() -> None:
+    sources = Sources()
+    assert sources.usable(H1, now=0.0)
+    assert sources.usable_at(H1) == 0.0
+    assert sources.complaint(H1, now=0.0) is None
+
+
+def test_a_failed_source_is_left_alone_twice_as_long_each_time() -> None:
+    """Up to a limit, so that who was away for long is tried again soon after coming back."""
+    sources, now, pause = Sources(), 100.0, BACKOFF_FIRST_S
+    for _ in range(12):
+        sources.failed(H1, "refused", now=now)
+        assert not sources.usable(H1, now=now + pause - 0.01)
+        assert sources.usable(H1, now=now + pause)
+        now, pause = now + pause, min(BACKOFF_MAX_S, 2 * pause)
+    assert sources.usable_at(H1) == now
+    assert sources.usable(H2, now=now)
+
+
+def test_a_good_piece_forgives_failures() -> None:
+    sources = Sources()
+    for _ in range(5):
+        sources.failed(H1, "reset", now=10.0)
+    sources.delivered(H1)
+    assert sources.usable(H1, now=10.0)
+    sources.failed(H1, "reset", now=10.0)
+    assert sources.usable_at(H1) == 10.0 + BACKOFF_FIRST_S
+
+
+def test_wrong_bytes_are_not_forgiven() -> None:
+    """Neither by a good piece in another stripe, nor by failing in another way afterwards."""
+    sources = Sources()
+    sources.failed(H1, "corrupt", now=0.0)
+    sources.delivered(H1)
+    assert not sources.usable(H1, now=CORRUPT_S - 1)
+    sources.failed(H1, "reset", now=1.0)
+    sources.delivered(H1)
+    assert not sources.usable(H1, now=CORRUPT_S - 1)
+    assert sources.complaint(H1, now=2.0) == "corrupt"
+    assert sources.usable(H1, now=CORRUPT_S)
+
+
+def test_the_origin_is_not_avoided_for_wrong_bytes() -> None:
+    """There is only one; who reads it counts how often it was wrong."""
+    sources = Sources()
+    sources.failed(ORIGIN, "corrupt", now=0.0)
+    assert sources.usable(ORIGIN, now=BACKOFF_FIRST_S)
+    sources.delivered(ORIGIN)
+    assert sources.usable(ORIGIN, now=0.0)
+
+
+def test_a_complaint_says_why_while_the_source_is_avoided() -> None:
+    sources = Sources()
+    sources.failed(H1, "stalled", now=0.0)
+    assert sources.complaint(H1, now=0.0) == "stalled"
+    assert sources.complaint(H1, now=BACKOFF_FIRST_S) is None
+
+
+def test_memory_is_bounded_and_forgets_the_oldest() -> None:
+    sources = Sources()
+    for number in range(SOURCES_MAX + 1):
+        sources.failed(Source(f"h{number}", "a:1"), "refused", now=0.0)
+    assert sources.usable(Source("h0", "a:1"), now=0.0)
+    assert not sources.usable(Source("h1", "a:1"), now=0.0)

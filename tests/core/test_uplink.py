@@ -1,0 +1,233 @@
+"""The uplink: verified pieces only, in turn, each once, few blocks in flight."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2pdist.core.uplink import (
+    BlockSent,
+    Closed,
+    Command,
+    Dropped,
+    End,
+    Event,
+    Held,
+    Opened,
+    Send,
+    Tick,
+    Uplink,
+    Verified,
+)
+from p2pdist.model.digest import digest_of
+from p2pdist.model.pieces import PieceLayout, PieceSet
+
+BLOB = digest_of(b"blob")
+PIECE = 65536
+LAYOUT = PieceLayout(8 * PIECE, PIECE)
+
+
+def pieces(*numbers: int, layout: PieceLayout = LAYOUT) -> PieceSet:
+    found = PieceSet(layout.count)
+    for number in numbers:
+        found.add(number)
+    return found
+
+
+class Line:
+    """An uplink with its blob held, and the time kept."""
+
+    def __init__(self, *have: int, stripes: int = 1, in_flight: int = 2, blocks: int = 1) -> None:
+        self.uplink = Uplink(blocks_in_flight=in_flight, blocks_per_piece=blocks)
+        self.now = 0.0
+        assert self(Held(BLOB, LAYOUT, stripes, pieces(*have))) == []
+
+    def __call__(self, event: Event, after_s: float = 0.0) -> list[Command]:
+        self.now += after_s
+        return self.uplink.handle(event, now=self.now)
+
+
+def send(stream: int, piece: int) -> Send:
+    return Send(stream, piece, 0, PIECE)
+
+
+def test_pieces_go_out_in_the_order_in_which_they_verified_each_once() -> None:
+    line = Line(3)
+    assert line(Opened(1, BLOB, 0, pieces(0, 1, 2, 7))) == [send(1, 3)]
+    assert line(Verified(BLOB, 6)) == []
+    assert line(Verified(BLOB, 4)) == []
+    assert line(Verified(BLOB, 4)) == []
+    assert line(BlockSent(1)) == [send(1, 6)]
+    assert line(BlockSent(1)) == [send(1, 4)]
+    assert line(BlockSent(1)) == []
+    assert line(Verified(BLOB, 5)) == [send(1, 5)]
+    assert line(BlockSent(1)) == [End(1)]
+
+
+def test_nothing_is_offered_before_it_verified() -> None:
+    line = Line()
+    assert line(Opened(1, BLOB, 0, pieces())) == []
+    assert line(Tick(), 10.0) == []
+    assert line(Verified(BLOB, 2)) == [send(1, 2)]
+
+
+def test_a_child_that_lacks_nothing_is_done_at_once() -> None:
+    line = Line(0, 1, 2)
+    assert line(Opened(1, BLOB, 0, pieces(*range(8)))) == [End(1)]
+
+
+def test_a_child_gets_only_its_stripe() -> None:
+    line = Line(*range(8), stripes=4)
+    assert line(Opened(1, BLOB, 1, pieces())) == [send(1, 1)]
+    assert line(BlockSent(1)) == [send(1, 5)]
+    assert line(BlockSent(1)) == [End(1)]
+
+
+def test_a_stream_has_one_block_in_flight_and_the_host_two() -> None:
+    line = Line(*range(8))
+    assert line(Opened(1, BLOB, 0, pieces())) == [send(1, 0)]
+    assert line(Opened(2, BLOB, 0, pieces())) == [send(2, 0)]
+    assert line(Opened(3, BLOB, 0, pieces())) == []
+    assert line.uplink.in_flight == 2
+    assert line(BlockSent(1), 0.01) == [send(3, 0)]
+    assert line(BlockSent(3), 0.01) == [send(1, 1)]
+
+
+def test_children_take_turns_by_progress() -> None:
+    """Three children of equal claim get equal shares, whoever came first."""
+    line = Line(*range(8), in_flight=1)
+    for stream in (1, 2, 3):
+        line(Opened(stream, BLOB, 0, pieces()))
+    order = [1]
+    for _ in range(8):
+        (command,) = line(BlockSent(order[-1]), 0.01)
+        order.append(command.stream)
+    assert order == [1, 2, 3] * 3
+
+
+def test_a_child_that_comes_late_cannot_claim_the_past() -> None:
+    """It starts at the present virtual time: from now on equal shares, no catching up at the others' cost."""
+    line = Line(*range(8), in_flight=1)
+    line(Opened(1, BLOB, 0, pieces()))
+    for _ in range(4):
+        line(BlockSent(1), 0.01)
+    line(Opened(2, BLOB, 0, pieces()))
+    order = []
+    stream = 1
+    for _ in range(6):
+        (command,) = [each for each in line(BlockSent(stream), 0.01) if isinstance(each, Send)]
+        stream = command.stream
+        order.append(stream)
+    assert order[:4] in ([2, 1, 2, 1], [1, 2, 1, 2])
+
+
+def test_blocks_of_a_piece_follow_each_other() -> None:
+    """Cut in two, a piece of one stream is never interrupted by another piece of it; other streams may come between."""
+    line = Line(0, 1, blocks=2, in_flight=1)
+    assert line(Opened(1, BLOB, 0, pieces())) == [Send(1, 0, 0, PIECE // 2)]
+    assert line(Opened(2, BLOB, 0, pieces())) == []
+    assert line(BlockSent(1)) == [Send(2, 0, 0, PIECE // 2)]
+    assert line(BlockSent(2)) == [Send(1, 0, PIECE // 2, PIECE // 2)]
+    assert line(BlockSent(1)) == [Send(2, 0, PIECE // 2, PIECE // 2)]
+    assert line(BlockSent(2)) == [Send(1, 1, 0, PIECE // 2)]
+
+
+def test_a_stuck_block_does_not_hold_up_the_others() -> None:
+    """Two children whose kernels take nothing: after a while a third is served all the same."""
+    line = Line(*range(8))
+    for stream in (1, 2, 3):
+        line(Opened(stream, BLOB, 0, pieces()))
+    assert line(Tick(), 0.1) == []
+    assert line(Tick(), 0.2) == [send(3, 0)]
+
+
+def test_a_closed_child_frees_its_place() -> None:
+    line = Line(*range(8))
+    for stream in (1, 2, 3):
+        line(Opened(stream, BLOB, 0, pieces()))
+    assert line(Closed(1)) == [send(3, 0)]
+    assert line(BlockSent(1)) == []
+    assert line(Closed(2)) == []
+    assert line(Closed(2)) == []
+    assert line(Verified(BLOB, 5)) == []
+    assert line.uplink.streams == 1
+
+
+def test_closing_a_child_that_waits_takes_it_out_of_the_queue() -> None:
+    line = Line(*range(8), in_flight=1)
+    for stream in (1, 2, 3):
+        line(Opened(stream, BLOB, 0, pieces()))
+    line(Closed(2))
+    assert line(BlockSent(1)) == [send(3, 0)]
+
+
+def test_a_dropped_blob_is_forgotten() -> None:
+    line = Line(0)
+    assert line(Dropped(BLOB)) == []
+    assert line(Verified(BLOB, 1)) == []
+
+
+def test_capacity_is_bytes_over_the_time_in_which_data_waited() -> None:
+    line = Line(0, 1)
+    line.now = 5.0
+    line(Opened(1, BLOB, 0, pieces()))
+    line(BlockSent(1), 0.1)
+    line(BlockSent(1), 0.1)
+    assert line.uplink.take_sample(line.now + 3.0) == (2 * PIECE, pytest.approx(0.2))
+    assert line.uplink.take_sample(line.now + 4.0) == (0, 0.0)
+
+
+def test_a_child_that_is_gone_does_not_make_its_parent_slow() -> None:
+    """While all that is in flight is stuck, the uplink is not busy: its capacity says nothing about this host."""
+    line = Line(0)
+    line(Opened(1, BLOB, 0, pieces()))
+    for _ in range(50):
+        line(Tick(), 0.1)
+    assert line.uplink.take_sample(line.now)[1] <= 0.3
+    assert line.uplink.take_sample(line.now + 5.0) == (0, 0.0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_every_child_is_given_what_it_lacks_once_and_nothing_else(data: st.DataObject) -> None:
+    """Whatever the order of verifying, opening, sending and closing."""
+    stripes = data.draw(st.sampled_from([1, 2, 4]))
+    line = Line(stripes=stripes, blocks=data.draw(st.sampled_from([1, 2])))
+    unverified = data.draw(st.permutations(range(8)))
+    lacking: dict[int, set[int]] = {}
+    given_to: dict[int, list[int]] = {}
+    flying: dict[int, Send] = {}
+    ended: set[int] = set()
+    verified: set[int] = set()
+
+    def take(commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, End):
+                ended.add(command.stream)
+                continue
+            assert command.stream not in flying and command.piece in verified
+            flying[command.stream] = command
+            if command.offset == 0:
+                given_to[command.stream].append(command.piece)
+
+    for number in range(1, 5):
+        stripe = data.draw(st.integers(0, stripes - 1))
+        have = data.draw(st.sets(st.integers(0, 7)))
+        lacking[number] = set(range(stripe, 8, stripes)) - have
+        given_to[number] = []
+        take(line(Opened(number, BLOB, stripe, pieces(*have))))
+        for _ in range(data.draw(st.integers(0, 2))):
+            if unverified:
+                verified.add(unverified[0])
+                take(line(Verified(BLOB, unverified.pop(0)), 1e-4))
+    while unverified or flying:
+        if flying and (not unverified or data.draw(st.booleans())):
+            stream = data.draw(st.sampled_from(sorted(flying)))
+            del flying[stream]
+            take(line(BlockSent(stream), 1e-4))
+        else:
+            verified.add(unverified[0])
+            take(line(Verified(BLOB, unverified.pop(0)), 1e-4))
+        assert len(flying) <= 2
+    for number, lacked in lacking.items():
+        assert sorted(given_to[number]) == sorted(lacked)
+        assert number in ended
