@@ -44,6 +44,41 @@ MUTANTS: tuple[Mutant, ...] = (
         "        return True or (",
         ("tests/model",),
     ),
+    Mutant(
+        "store without verifying",
+        "p2pdist/store/blob.py",
+        "            if not self.pieces.verify(piece, data):",
+        "            if False:",
+        ("tests/store/test_store_blob.py",),
+    ),
+    Mutant(
+        "allow a cycle",
+        "tracker/core/planner.py",
+        "        if member.present and self.swarm.rooted(self.stripe, member.host):",
+        "        if member.present:",
+        ("tests/tracker/test_planner.py",),
+    ),
+    Mutant(
+        "lose a report",
+        "tracker/core/fleet.py",
+        "            self._recount(swarm, swarm.members[name], counts, now)\n        if self.capacities",
+        "        if self.capacities",
+        ("tests/tracker/test_fleet.py",),
+    ),
+    Mutant(
+        "drop the last piece",
+        "p2pdist/core/download.py",
+        "        if not self.finished and self.have.complete:",
+        "        if not self.finished and len(self.have) >= self.have.count - 1:",
+        ("tests/core/test_download.py",),
+    ),
+    Mutant(
+        "end a stream one piece early",
+        "p2pdist/core/uplink.py",
+        "        elif stream.left == 0:",
+        "        elif stream.left <= 1:",
+        ("tests/core/test_uplink.py",),
+    ),
 )
 
 

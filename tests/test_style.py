@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "p2pdist.__main__": ("p2pdist.cli",),
     "tracker.core": (MODEL, "tracker.core"),
     "tracker.state": (MODEL, "tracker.state"),
-    "tracker.content": (MODEL, "p2pdist.origin", "tracker.content"),
+    "tracker.content": (MODEL, "p2pdist.origin", "tracker.state", "tracker.content"),
     "tracker.http": (MODEL, "p2pdist.transfer.problems", "tracker.core", "tracker.http", "tracker.service"),
     "tracker.service": (MODEL, "tracker.core", "tracker.state", "tracker.content", "tracker.http"),
 }

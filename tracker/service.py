@@ -11,9 +11,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from p2pdist.model.messages import Assign, FromTracker
+from p2pdist.model.errors import Conflict
+from p2pdist.model.messages import Assign, FromTracker, Hello, Reject
 from tracker.content import Content
-from tracker.core.events import Drop, Event, Send, Tick
+from tracker.core.events import Drop, Event, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 
 TICK_S = 0.05
@@ -58,15 +59,39 @@ class Service:
         """How late the last tick came: the event loop's delay in seconds."""
         return self._lag_s
 
-    def open_session(self) -> tuple[int, Outbox]:
-        """A number and an outbox for a new session."""
+    def open_session(self, hello: Hello) -> tuple[int, Outbox]:
+        """Take a host in: the number and the outbox of its session. Raises Conflict when another agent uses its name.
+
+        The same address means the same agent, started again while its last session is not yet known to be dead: the new session takes
+        over. Two agents of one name would otherwise drive each other out for ever; when the other one is really gone its heartbeat is
+        missed before long, and the next try succeeds.
+        """
+        known = self.fleet.hosts.get(hello.host)
+        older = self._outboxes.get(known.session) if known is not None and known.session is not None else None
+        if known is not None and older is not None:
+            rival = Conflict(
+                f"another agent named {hello.host} is connected, from {known.address}",
+                remedy="Give each agent its own --name, and --listen or --advertise its own address",
+            )
+            if known.address != hello.address:
+                raise rival
+            older.put(Reject(rival.problem()))
         number = self._next_session
         self._next_session += 1
         outbox = self._outboxes[number] = Outbox()
+        try:
+            self.submit(SessionOpened(number, hello))
+        except BaseException:
+            del self._outboxes[number]
+            raise
         return number, outbox
 
     def close_session(self, number: int) -> None:
-        self._outboxes.pop(number, None)
+        """End a session, whoever ended it first."""
+        outbox = self._outboxes.pop(number, None)
+        if outbox is not None:
+            outbox.put(None)
+        self.submit(SessionClosed(number))
 
     def submit(self, event: Event) -> None:
         """Hand an event to the core and queue what it answers."""

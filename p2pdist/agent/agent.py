@@ -31,6 +31,7 @@ from p2pdist.model.messages import (
     MountStatus,
     Reject,
     Report,
+    check_hello,
 )
 from p2pdist.model.package import Descriptor, decode_manifest
 from p2pdist.model.pieces import stripes_for
@@ -40,6 +41,8 @@ from p2pdist.store.blobs import BlobStore
 
 DISCARD_TRIES = 50
 DISCARD_PAUSE_S = 0.1
+ORIGINS_MAX = 16
+"""Origins that trackers may name in the life of an agent."""
 
 _logger = logging.getLogger(__name__)
 
@@ -66,6 +69,19 @@ class Agent:
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
         self.host = settings.host
+        hello = Hello(PROTOCOL_VERSION, settings.host, settings.address, settings.zone, settings.rack)
+        check_hello(hello)
+        self.session = TrackerSession(
+            settings.trackers,
+            hello,
+            holdings=self._holdings,
+            report=self._report,
+            on_message=self._on_message,
+            on_change=self._on_tracker_change,
+        )
+        self._own_origin = open_origin(settings.origin) if settings.origin else None
+        self._tracker_origins: dict[str, Origin] = {}
+        # What can be wrong with the settings is found before the store is opened, which may take long after a crash.
         self.store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=choose)
         try:
             self.mounts = Mounts(settings.store / "mounts")
@@ -76,16 +92,6 @@ class Agent:
         self.sources = Sources()
         self.received_bytes: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
-        self.session = TrackerSession(
-            settings.trackers,
-            Hello(PROTOCOL_VERSION, settings.host, settings.address, settings.zone, settings.rack),
-            holdings=self._holdings,
-            report=self._report,
-            on_message=self._on_message,
-            on_change=self._on_tracker_change,
-        )
-        self._own_origin = open_origin(settings.origin) if settings.origin else None
-        self._tracker_origin: tuple[str, Origin] | None = None
         self._packages = Packages(self.store, self.session, self._own_origin, wait_s=settings.tracker_wait_s)
         self.pulls = Pulls(self.store, self._packages, self)
         self._fetching: dict[Digest, BlobPull] = {}
@@ -104,40 +110,41 @@ class Agent:
         for fetching in list(self._fetching.values()):
             fetching.stop()
         await self.pulls.stop()
+        self.turns.stop()
         if self._session_task is not None:
             self._session_task.cancel()
             await asyncio.gather(self._session_task, return_exceptions=True)
         await self.mounts.close()
-        for origin in (self._own_origin, self._tracker_origin[1] if self._tracker_origin else None):
-            if origin is not None:
-                await origin.close()
+        for origin in (*self._tracker_origins.values(), *([self._own_origin] if self._own_origin else [])):
+            await origin.close()
         await asyncio.to_thread(self.store.close)
 
     # -- blobs
 
-    async def fetch(self, layer: Descriptor) -> BlobPull | None:
+    async def fetch(self, layer: Descriptor) -> tuple[Blob, BlobPull | None]:
         """See Fetcher in pulls.py."""
         running = self._fetching.get(layer.digest)
         if running is not None:
-            return running
+            return running.blob, running
         pieces = await asyncio.to_thread(self._packages.pieces, layer)
         blob = await asyncio.to_thread(self.store.begin, layer.digest, pieces)
         running = self._fetching.get(layer.digest)
         if running is not None:
-            return running
+            return running.blob, running
         if blob.complete:
             if layer.digest not in self._served:
                 self._serve(blob)
-                self.session.send(_holding_of(blob))
-            return None
-        fetching = BlobPull(blob, self, tracker_present=self.session.connected)
-        self._fetching[layer.digest] = fetching
+                self._announce(_holding_of(blob))
+            return blob, None
         blob.hold()
+        if layer.digest in self._served:  # evicted a moment ago: what was there must not be offered any more
+            self._unserve(layer.digest)
+        fetching = self._fetching[layer.digest] = BlobPull(blob, self, tracker_present=self.session.connected)
         self._served.add(layer.digest)
         fetching.done.add_done_callback(lambda done: self._fetched(fetching, done))
-        self.session.send(fetching.holding())
+        self._announce(fetching.holding())
         fetching.start()
-        return fetching
+        return blob, fetching
 
     def _fetched(self, fetching: BlobPull, done: asyncio.Future[None]) -> None:
         blob = fetching.blob
@@ -148,35 +155,31 @@ class Agent:
             self.session.send(Report(tuple(filter(None, [fetching.advance()]))))
             return
         self._unserve(blob.digest)
-        if isinstance(error, Corrupt | NotFound):
-            asyncio.create_task(self.discard(blob.digest))  # noqa: RUF006 - it logs its own failure
 
     async def discard(self, digest: Digest) -> None:
         """See Fetcher in pulls.py: what a corrupt origin gave is not kept."""
-        fetching = self._fetching.get(digest)
+        fetching, wrong = self._fetching.get(digest), self.store.get(digest)
         if fetching is not None:
             fetching.reject(Corrupt(f"{digest} is not what its digest says"))
         if digest in self._served:
             self._unserve(digest)
         for _ in range(DISCARD_TRIES):
-            blob = self.store.get(digest)
-            if blob is None:
+            begun_anew = self._fetching.get(digest, fetching) is not fetching
+            if wrong is None or begun_anew or self.store.get(digest) is not wrong:
                 return
             try:
-                await asyncio.to_thread(self.store.remove if blob.complete else self.store.drop_partial, digest)
+                await asyncio.to_thread(self.store.remove if wrong.complete else self.store.drop_partial, digest)
+                return
             except Conflict:  # somebody is still reading it, but not for long: its streams have been ended
                 await asyncio.sleep(DISCARD_PAUSE_S)
             except P2PDistError as error:
                 _logger.warning("%s", error)
                 return
+        _logger.error("what is stored as %s is wrong and cannot be removed: it is in use", digest)
 
-    async def fetch_blob(self, digest: Digest) -> BlobPull:
-        """Start, or join, the pull of a blob that is asked for by digest and is not complete here."""
-        layer = await self._packages.find_blob(digest, lambda text: None)
-        fetching = await self.fetch(layer)
-        if fetching is None:
-            raise Unavailable(f"{digest} has just become complete", remedy="Ask again")
-        return fetching
+    async def describe(self, digest: Digest) -> Descriptor:
+        """What is known of a blob that is asked for by digest, without fetching it. Raises NotFound, Unavailable."""
+        return await self._packages.find_blob(digest, lambda text: None)
 
     def list_packages(self) -> list[dict[str, object]]:
         """The packages that were pulled here; `complete` says whether all their layers are still there."""
@@ -199,6 +202,11 @@ class Agent:
         self.turns.held(blob.digest, blob.layout, stripes_for(blob.layout.count), blob.have)
         self._served.add(blob.digest)
 
+    def _announce(self, holding: Holding) -> None:
+        """An empty blob has no piece that anybody could give or want."""
+        if holding.size:
+            self.session.send(holding)
+
     def _unserve(self, digest: Digest) -> None:
         self._served.discard(digest)
         self.turns.dropped(digest)
@@ -215,9 +223,14 @@ class Agent:
             raise Unavailable(
                 "neither this agent nor its tracker was given an origin", remedy="Start one with --origin"
             )
-        if self._tracker_origin is None or self._tracker_origin[0] != url:
-            self._tracker_origin = (url, open_origin(url))
-        return self._tracker_origin[1]
+        if url not in self._tracker_origins:
+            if len(self._tracker_origins) >= ORIGINS_MAX:
+                raise Unavailable(
+                    f"trackers have named {ORIGINS_MAX} origins by now",
+                    remedy="Restart this agent, or give it --origin",
+                )
+            self._tracker_origins[url] = open_origin(url)
+        return self._tracker_origins[url]
 
     def tell_tracker(self, message: Complaint) -> None:
         self.session.send(message)
@@ -236,7 +249,7 @@ class Agent:
             blob = self.store.get(digest)
             if blob is not None and blob.complete:
                 held.append(_holding_of(blob))
-        return held
+        return [holding for holding in held if holding.size]
 
     def _report(self) -> Report | None:
         for digest in self._served - self._fetching.keys():

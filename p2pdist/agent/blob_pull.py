@@ -70,7 +70,9 @@ class BlobPull:
         self._sources: dict[int, tuple[Source, int]] = {}
         self._mail: Mailbox[StreamEvent] = Mailbox(loop, self._deliver)
         self._reported: tuple[int, ...] = tuple(self._core.counts)
-        self._waiting: dict[int, list[asyncio.Future[None]]] = {}
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._untold: set[int] = set()
+        self._completing: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         agent.turns.held(blob.digest, blob.layout, self._stripes, self._core.have)
         if not tracker_present:
@@ -111,9 +113,10 @@ class BlobPull:
         if self.done.done():
             self.done.result()
             return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(piece, []).append(waiter)
-        await waiter
+        waiter = self._waiting.get(piece)
+        if waiter is None:
+            waiter = self._waiting[piece] = asyncio.get_running_loop().create_future()
+        await asyncio.shield(waiter)  # others may be waiting for the same piece when this one goes away
 
     def stop(self) -> None:
         """End without a result, as when the agent stops: streams are closed, what has arrived stays."""
@@ -132,20 +135,37 @@ class BlobPull:
                     _logger.warning("source=%s stripe=%d blob=%s reason=%s", source, stripe, self.blob.digest, reason)
                     self._agent.tell_tracker(Complaint(self.blob.digest, stripe, source.host, reason, piece))
                 case Completed():
-                    asyncio.create_task(self._complete())  # noqa: RUF006 - it ends by setting `done`
+                    self._completing = asyncio.create_task(self._complete())
                 case GaveUp(error):
                     self._finish(error)
 
     def _tick(self) -> None:
+        self._find_untold()
         self._submit(Tick())
         if not self._core.finished:
             self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _find_untold(self) -> None:
+        """Take in pieces that are stored and of which no stream of this pull has told for a whole tick: a stream of an earlier pull of the
+        blob, closed when that ended, may have been writing one."""
+        if len(self.blob.have) <= len(self._core.have):
+            self._untold.clear()
+            return
+        unknown = {piece for piece in self.blob.have if piece not in self._core.have}
+        for piece in sorted(unknown & self._untold):
+            self._stored(0, piece)
+        self._untold = unknown
 
     async def _complete(self) -> None:
         try:
             await asyncio.to_thread(self.blob.finish)
         except P2PDistError as error:
             self._finish(error)
+        except Exception as error:
+            _logger.exception("%s cannot be completed", self.blob.digest)
+            self._finish(
+                P2PDistError(f"{self.blob.digest} cannot be completed: {error!r}", remedy="See the agent's log")
+            )
         else:
             self._finish(None)
 
@@ -159,10 +179,8 @@ class BlobPull:
         else:
             self.done.set_exception(error)
             self.done.exception()  # marks it as seen: nobody may be waiting
-        for waiters in self._waiting.values():
-            for waiter in waiters:
-                _settle(waiter, error)
-        self._waiting.clear()
+        for piece in list(self._waiting):
+            self._wake(piece, error)
 
     # -- streams
 
@@ -228,16 +246,20 @@ class BlobPull:
         length = self.blob.layout.length(piece)
         self.bytes_by_source[kind] += length
         self._agent.count_received(kind, length)
+        self._stored(number, piece)
+
+    def _stored(self, number: int, piece: int) -> None:
         self._agent.turns.verified(self.blob.digest, piece)
         self._submit(PieceStored(number, piece))
-        for waiter in self._waiting.pop(piece, ()):
-            _settle(waiter, None)
+        self._wake(piece, None)
 
-
-def _settle(waiter: asyncio.Future[None], error: P2PDistError | None) -> None:
-    if waiter.done():
-        return
-    if error is None:
-        waiter.set_result(None)
-    else:
-        waiter.set_exception(error)
+    def _wake(self, piece: int, error: P2PDistError | None) -> None:
+        """Tell those who wait for a piece that it is there, or why it will not come."""
+        waiter = self._waiting.pop(piece, None)
+        if waiter is None:
+            return
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)
+            waiter.exception()  # marks it as seen: those who waited may have gone away

@@ -14,8 +14,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.metrics import registry
-from p2pdist.model.digest import digest_of, parse_digest
-from p2pdist.model.errors import UNDECODABLE, NotFound, UsageError
+from p2pdist.model.digest import parse_digest
+from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, UsageError
 from p2pdist.model.messages import MountRequest, PullRequest
 from p2pdist.model.pieces import PieceSet, stripes_for
 from p2pdist.transfer.problems import problems
@@ -23,6 +23,7 @@ from p2pdist.transfer.ranges import serve_range
 from p2pdist.transfer.server import read_stream_request, serve_stream
 
 BODY_BYTES_MAX = 1 << 20
+BODY_S_MAX = 30.0
 AGENT: web.AppKey[Agent] = web.AppKey("agent", Agent)
 REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry", CollectorRegistry)
 
@@ -49,11 +50,13 @@ async def _healthz(request: web.Request) -> web.Response:
 
 
 async def _readyz(request: web.Request) -> web.Response:
-    """GET /readyz: 200 once a tracker answers, else 503."""
+    """GET /readyz: 200 while a tracker answers, else 503 and why not; an agent without trackers is ready."""
     session = request.app[AGENT].session
     ready = session.connected or not session.urls
+    status = "ok" if ready else "waiting for a tracker"
     return _answer(
-        {"status": "ok" if ready else "waiting for a tracker", "tracker": session.url}, 200 if ready else 503
+        {"status": status, "tracker": session.url, "problem": session.problem},
+        200 if ready else 503,
     )
 
 
@@ -66,7 +69,11 @@ async def _metrics(request: web.Request) -> web.Response:
 async def _stream(request: web.Request) -> web.StreamResponse:
     """POST /v1/streams: a stripe for another agent (see StreamRequest)."""
     agent = request.app[AGENT]
-    wanted = await read_stream_request(request)
+    try:
+        async with asyncio.timeout(BODY_S_MAX):
+            wanted = await read_stream_request(request)
+    except TimeoutError as error:
+        raise UsageError(f"the request did not arrive within {BODY_S_MAX:.0f} s") from error
     blob = agent.store.get(wanted.blob)
     if blob is None or not agent.serves(wanted.blob):
         raise NotFound(f"this agent neither holds nor fetches {wanted.blob}")
@@ -88,15 +95,18 @@ async def _blob(request: web.Request) -> web.StreamResponse:
     digest = parse_digest(request.match_info["digest"])
     small = await asyncio.to_thread(agent.store.read_small, digest)
     if small is not None:
-        assert digest_of(small) == digest, "the store verifies small blobs"
         return web.Response(body=small, headers={"ETag": f'"{digest}"'}, content_type="application/octet-stream")
-    blob = agent.store.get(digest)
-    if blob is not None and blob.complete:
-        with blob.held():
+    blob, fetching = agent.store.get(digest), None
+    if blob is None or not blob.complete:
+        if request.method == "HEAD":
+            return await serve_range(request, digest, -1, (await agent.describe(digest)).layout)
+        fetching = await agent.pulls.blob(digest)
+        blob = fetching.blob if fetching is not None else agent.store.get(digest)
+    if blob is None or (fetching is None and not blob.complete):
+        raise Unavailable(f"{digest} was here and is gone again", remedy="Ask again")
+    with blob.held():
+        if fetching is None:
             return await serve_range(request, digest, blob.fileno(), blob.layout)
-    fetching = await agent.fetch_blob(digest)
-    with fetching.blob.held():
-        blob = fetching.blob
         return await serve_range(request, digest, blob.fileno(), blob.layout, have=blob.have, wait_for=fetching.piece)
 
 
@@ -157,7 +167,11 @@ async def _status(request: web.Request) -> web.Response:
         {
             "host": agent.host,
             "address": agent.settings.address,
-            "tracker": {"url": agent.session.url, "connected": agent.session.connected},
+            "tracker": {
+                "url": agent.session.url,
+                "connected": agent.session.connected,
+                "problem": agent.session.problem,
+            },
             "store": {"path": str(agent.settings.store), "usage": usage},
             "streams": agent.turns.streams,
             "pulls": agent.pulls.list(),

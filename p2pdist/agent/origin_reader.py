@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.origin.origin import Origin
@@ -36,7 +36,6 @@ class OriginReader:
         self._on_event = on_event
         self._may_read = may_read
         self._task: asyncio.Task[None] | None = None
-        self._piece = -1
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"origin-stripe-{self._stripe}")
@@ -65,15 +64,24 @@ class OriginReader:
             for _ in range(REQUESTS_MAX):
                 group.create_task(self._read_some(pieces))
 
-    async def _read_some(self, pieces: object) -> None:
+    async def _read_some(self, pieces: Iterator[int]) -> None:
         layout = self._blob.layout
-        for piece in pieces:  # type: ignore[attr-defined]
+        for piece in pieces:
             await self._may_read()
             data = await self._origin.read_range(self._blob.digest, layout.offset(piece), layout.length(piece))
-            ok = await asyncio.to_thread(self._blob.write, piece, data)
-            self._on_event(PieceReceived(self.number, piece, ok))
-            if not ok:
-                raise _WrongBytes(f"piece {piece} does not match its hash")
+            storing = asyncio.create_task(self._store(piece, data))
+            try:
+                await asyncio.shield(storing)
+            except asyncio.CancelledError:
+                # The thread cannot be stopped, and a piece that is stored without anybody being told would be missed for ever.
+                await asyncio.wait([storing])
+                raise
+
+    async def _store(self, piece: int, data: bytes) -> None:
+        ok = await asyncio.to_thread(self._blob.write, piece, data)
+        self._on_event(PieceReceived(self.number, piece, ok))
+        if not ok:
+            raise _WrongBytes(f"piece {piece} does not match its hash")
 
     def _failure(self, error: BaseException) -> StreamClosed:
         match error:

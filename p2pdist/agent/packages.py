@@ -26,6 +26,10 @@ from p2pdist.store.blobs import BlobStore
 WAIT_S = 60.0
 """How long a new pull waits for a tracker before it fails."""
 
+PAUSE_FIRST_S = 0.2
+PAUSE_MAX_S = 3.0
+"""Between two questions to a tracker that cannot answer them now; thousands of agents may be asking."""
+
 Value = TypeVar("Value")
 
 
@@ -59,12 +63,9 @@ class Packages:
 
     async def find_blob(self, digest: Digest, note: Callable[[str], None]) -> Descriptor:
         """The descriptor, with its piece list in the store, of a blob that was pushed alone or is a layer of a package seen here."""
-        known = self._store.get(digest)
-        for record in self._store.packages() if known else []:
-            data = self._store.read_small(record.manifest_digest)
-            for layer in decode_manifest(data).layers if data else ():
-                if layer.digest == digest:
-                    return layer
+        known = await asyncio.to_thread(self._find_here, digest)
+        if known is not None:
+            return known
         try:
             package = await self.find(blob_reference(digest), note)
         except NotFound as missing:
@@ -78,6 +79,16 @@ class Packages:
         if layer.digest != digest:
             raise Corrupt(f"{package.reference} holds another blob, {layer.digest}", remedy="Push the blob again")
         return layer
+
+    def _find_here(self, digest: Digest) -> Descriptor | None:
+        if self._store.get(digest) is None:
+            return None
+        for record in self._store.packages():
+            data = self._store.read_small(record.manifest_digest)
+            for layer in decode_manifest(data).layers if data else ():
+                if layer.digest == digest:
+                    return layer
+        return None
 
     def pieces(self, layer: Descriptor) -> PieceList:
         """The piece list of a layer whose small parts were found. Raises Corrupt."""
@@ -113,23 +124,32 @@ class Packages:
         note: Callable[[str], None],
     ) -> Value:
         """Ask the tracker; without one the own origin; without that wait for a tracker, up to the limit."""
-        deadline = asyncio.get_running_loop().time() + self._wait_s
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._wait_s
+        pause = PAUSE_FIRST_S
         while True:
-            if self._session.connected or not self._session.urls:
+            waiting, failure = self._no_tracker()
+            if self._session.connected:
                 try:
                     return await tracker()
                 except Unavailable as error:
-                    if origin is None and asyncio.get_running_loop().time() >= deadline:
-                        raise
-                    note(str(error))
+                    waiting, failure = f"{error.what}; trying again", error
             if origin is not None:
                 return await origin()
-            trackers = ", ".join(self._session.urls) or "none given"
-            note(f"waiting for a tracker ({trackers})")
-            if asyncio.get_running_loop().time() >= deadline:
-                raise Unavailable(
-                    f"no tracker answered for {self._wait_s:.0f} s ({trackers})",
-                    remedy="Start the tracker or correct --tracker; what runs already goes on without it",
-                )
-            await asyncio.sleep(0.2)
+            if loop.time() >= deadline or not self._session.urls:
+                raise failure
+            note(waiting)
+            await asyncio.sleep(pause)
+            pause = min(PAUSE_MAX_S, pause * 1.5)
             await self._session.wait_connected(1.0)
+
+    def _no_tracker(self) -> tuple[str, Unavailable]:
+        """What to say while none answers, and in the end."""
+        if not self._session.urls:
+            return "", Unavailable("this agent knows no tracker", remedy="Give it --tracker")
+        why = f": {self._session.problem}" if self._session.problem else ""
+        trackers = ", ".join(self._session.urls) + why
+        return f"waiting for a tracker ({trackers})", Unavailable(
+            f"no tracker answered for {self._wait_s:.0f} s ({trackers})",
+            remedy="Start the tracker or correct --tracker; what runs already goes on without it",
+        )

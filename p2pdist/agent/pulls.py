@@ -8,6 +8,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -16,9 +17,10 @@ from p2pdist.agent.blob_pull import BlobPull
 from p2pdist.agent.packages import Package, Packages
 from p2pdist.agent.whole_digest import check_whole
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, TooLarge, UsageError
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable, UsageError
 from p2pdist.model.messages import PullRequest, PullStatus
 from p2pdist.model.package import Descriptor, parse_reference
+from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
 
 BLOBS_AT_ONCE = 4
@@ -31,8 +33,8 @@ _logger = logging.getLogger(__name__)
 class Fetcher(Protocol):
     """Fetches one blob into the store."""
 
-    async def fetch(self, layer: Descriptor) -> BlobPull | None:
-        """Start, or join, the pull of a blob; None when it is complete already."""
+    async def fetch(self, layer: Descriptor) -> tuple[Blob, BlobPull | None]:
+        """The blob, not yet held, and its pull, started or joined; None when it is complete already."""
 
     async def discard(self, digest: Digest) -> None:
         """Remove what came of a blob that turned out to be wrong or gone."""
@@ -57,6 +59,7 @@ class Pull:
     package: Package | None = None
     blobs: list[BlobPull] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     def status(self) -> PullStatus:
         by = {kind: sum(blob.bytes_by_source[kind] for blob in self.blobs) for kind in ("origin", "peer")}
@@ -88,19 +91,22 @@ class Pulls:
         self._pulls: OrderedDict[str, Pull] = OrderedDict()
         self._numbers = itertools.count(1)
         self._boot = f"{time.time_ns() & 0xFFFFFFFF:08x}"
+        self._stopped = False
         self.observe_seconds: Callable[[float], None] = lambda seconds: None
 
     def start(self, request: PullRequest) -> Pull:
-        """Begin a pull. Raises UsageError for a malformed request, TooLarge over PULLS_MAX running ones."""
+        """Begin a pull. Raises UsageError for a malformed request, Unavailable over PULLS_MAX running ones and once stopped."""
         if (request.package is None) == (request.blob is None):
             raise UsageError("a pull names either a package or a blob")
         if request.package is not None and request.output is not None:
             raise UsageError("only a blob can be written to an output", remedy="Mount the package instead")
-        if request.output is not None and not Path(request.output).is_absolute():
+        if request.output is not None and (not Path(request.output).is_absolute() or "\0" in request.output):
             raise UsageError(f"the output {request.output!r} is not an absolute path")
         name = str(parse_reference(request.package)) if request.package else str(parse_digest(request.blob or ""))
         if sum(1 for pull in self._pulls.values() if pull.seconds is None) >= PULLS_MAX:
-            raise TooLarge(f"{PULLS_MAX} pulls are running", remedy="Wait for some to end")
+            raise Unavailable(f"{PULLS_MAX} pulls are running", remedy="Wait for some to end")
+        if self._stopped:
+            raise Unavailable("the agent stops", remedy="Pull again when it has been started")
         pull = Pull(f"{self._boot}-{next(self._numbers)}", request, name)
         self._pulls[pull.id] = pull
         for old in [each for each in self._pulls.values() if each.seconds is not None][:-REMEMBERED_MAX]:
@@ -121,11 +127,23 @@ class Pulls:
         return [pull.status() for pull in self._pulls.values()]
 
     async def stop(self) -> None:
-        """Cancel what runs; what has arrived stays in the store."""
+        """Cancel what runs and begin no more; what has arrived stays in the store."""
+        self._stopped = True
         tasks = [pull.task for pull in self._pulls.values() if pull.task is not None and not pull.task.done()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def blob(self, digest: Digest) -> BlobPull | None:
+        """The pull of a blob for those who read it while it arrives, one for all of them; None once it is complete here. Raises its
+        failure."""
+        request = PullRequest(blob=digest)
+        running = (pull for pull in self._pulls.values() if pull.seconds is None and pull.request == request)
+        pull = next(running, None) or self.start(request)
+        await pull.begun.wait()
+        if pull.error is not None:
+            raise pull.error
+        return pull.blobs[0] if pull.blobs else None
 
     async def package(self, reference: str) -> Package:
         """Pull a package and wait for it; raises its failure."""
@@ -153,6 +171,7 @@ class Pulls:
         finally:
             pull.seconds = time.monotonic() - pull.started
             pull.note = ""
+            pull.begun.set()
             if pull.state == "done":
                 self.observe_seconds(pull.seconds)
                 _logger.info("pull=%s reference=%s done seconds=%.3f", pull.id, pull.reference, pull.seconds)
@@ -164,45 +183,59 @@ class Pulls:
         pull.bytes_total = sum(layer.size for layer in layers.values())
         pull.state, pull.note = "running", ""
         slots = asyncio.Semaphore(BLOBS_AT_ONCE)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for layer in layers.values():
-                    group.create_task(self._fetch(pull, layer, slots))
-        except* P2PDistError as failures:
-            raise failures.exceptions[0] from None
-        await asyncio.to_thread(self._store.record_package, pull.reference, package.digest)
+        with ExitStack() as holds:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for layer in layers.values():
+                        group.create_task(self._fetch(pull, layer, slots, holds))
+            except* P2PDistError as failures:
+                raise failures.exceptions[0] from None
+            await asyncio.to_thread(self._store.record_package, pull.reference, package.digest)
         pull.package = package
 
     async def _run_blob(self, pull: Pull, digest: Digest) -> None:
-        blob = self._store.get(digest)
-        if blob is None or not blob.complete:
-            layer = await self._packages.find_blob(digest, lambda text: setattr(pull, "note", text))
-            pull.bytes_total, pull.state, pull.note = layer.size, "running", ""
-            await self._fetch(pull, layer, asyncio.Semaphore(1), whole=True)
-            blob = self._store.get(digest)
-        else:
-            pull.bytes_total = pull.bytes_cached = blob.size
         pull.digest = digest
-        if blob is None:
-            raise NotFound(f"{digest} was evicted as soon as it had arrived", remedy="Give the store more capacity")
-        if pull.request.output is not None:
-            with blob.held():
+        with ExitStack() as holds:
+            blob = self._store.get(digest)
+            if blob is not None and blob.complete:
+                holds.enter_context(blob.held())
+                pull.bytes_total = pull.bytes_cached = blob.size
+            else:
+                layer = await self._packages.find_blob(digest, lambda text: setattr(pull, "note", text))
+                pull.bytes_total, pull.state, pull.note = layer.size, "running", ""
+                blob = await self._fetch(pull, layer, asyncio.Semaphore(1), holds, whole=True)
+            if pull.request.output is not None:
                 pull.output = await asyncio.to_thread(blob.give, Path(pull.request.output), hardlink=True)
 
-    async def _fetch(self, pull: Pull, layer: Descriptor, slots: asyncio.Semaphore, *, whole: bool = False) -> None:
+    async def _fetch(
+        self, pull: Pull, layer: Descriptor, slots: asyncio.Semaphore, holds: ExitStack, *, whole: bool = False
+    ) -> Blob:
+        """Bring one blob here. It is held by `holds` from then on, so that no other layer is put in its place."""
         async with slots:
-            fetching = await self._fetcher.fetch(layer)
-            if fetching is None:
-                pull.bytes_cached += layer.size
-                return
-            pull.blobs.append(fetching)
-            with fetching.blob.held():
-                try:
-                    if whole:
-                        await check_whole(fetching.blob, fetching.piece)
-                    await asyncio.shield(fetching.done)
-                    return
-                except (Corrupt, NotFound) as error:
-                    failure = error
+            blob, fetching = await self._fetcher.fetch(layer)
+            with ExitStack() as hold:
+                hold.enter_context(blob.held())
+                failure = await self._arrival(pull, layer, fetching, whole=whole)
+                if failure is None:
+                    holds.push(hold.pop_all())
+                    return blob
         await self._fetcher.discard(layer.digest)
         raise failure
+
+    async def _arrival(
+        self, pull: Pull, layer: Descriptor, fetching: BlobPull | None, *, whole: bool
+    ) -> P2PDistError | None:
+        """Wait for a blob; returns the failure after which nothing of it is worth keeping, raises any other."""
+        if fetching is None:
+            pull.bytes_cached += layer.size
+            return None
+        pull.blobs.append(fetching)
+        pull.begun.set()
+        try:
+            # A blob that comes by another piece list than this package names is trusted only for its own digest.
+            if whole or fetching.blob.pieces_digest != layer.pieces_digest:
+                await check_whole(fetching.blob, fetching.piece)
+            await asyncio.shield(fetching.done)
+        except (Corrupt, NotFound) as error:
+            return error
+        return None

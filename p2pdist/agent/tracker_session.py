@@ -10,13 +10,14 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
 from p2pdist.model.digest import Digest, digest_of, parse_digest
-from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Unavailable, from_problem
+from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Unavailable, UsageError, from_problem
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
     MESSAGE_BYTES_MAX,
@@ -34,12 +35,19 @@ from p2pdist.model.messages import (
     encode,
 )
 from p2pdist.model.package import SMALL_BYTES_MAX, Descriptor, Reference
+from p2pdist.origin.origin import redacted
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
 HEARTBEAT_S = 10.0
 IDLE_REPORT_S = 5.0
 REQUEST_TIMEOUT_S = 30.0
+WELCOME_TIMEOUT_S = 10.0
+SETTLED_S = 2.0
+"""A session that lasts less is no success: the next try comes later than the last one did."""
+
+OUTBOX_MAX = 4096
+"""Messages to a tracker that does not read them, before the session is broken off."""
 
 _logger = logging.getLogger(__name__)
 
@@ -48,7 +56,8 @@ class TrackerSession:
     """See the module's text.
 
     `holdings` says what the host holds and wants, `report` what is new since the last report (None: nothing), `on_message` hears Assign and
-    Reject, `on_change` whether a tracker answers.
+    Reject, `on_change` whether a tracker answers. `problem` says why none does, for people. Raises UsageError for what is no URL of a
+    tracker. Credentials in a URL are used and never shown.
     """
 
     def __init__(
@@ -61,21 +70,28 @@ class TrackerSession:
         on_message: Callable[[Assign | Reject], None],
         on_change: Callable[[bool], None],
     ) -> None:
-        self._urls = [url.rstrip("/") for url in urls]
+        self._urls = [_checked(url).rstrip("/") for url in urls]
         self._hello = hello
         self._holdings, self._report = holdings, report
         self._on_message, self._on_change = on_message, on_change
         self._http: aiohttp.ClientSession | None = None
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._outbox: asyncio.Queue[FromAgent] = asyncio.Queue()
+        self._broken: asyncio.Future[NoReturn] | None = None
+        self._outbox: asyncio.Queue[FromAgent] = asyncio.Queue(OUTBOX_MAX)
         self._welcomed = asyncio.Event()
-        self.url = self._urls[0] if self._urls else ""
+        self._url = self._urls[0] if self._urls else ""
         self.origin = ""
         self.connected = False
+        self.problem = ""
+
+    @property
+    def url(self) -> str:
+        """The tracker that is in use or being tried, "" when there is none; for people, without credentials."""
+        return redacted(self._url)
 
     @property
     def urls(self) -> list[str]:
-        return self._urls
+        """All trackers, for people."""
+        return [redacted(url) for url in self._urls]
 
     async def run(self) -> None:
         """Keep a session open until cancelled."""
@@ -85,7 +101,7 @@ class TrackerSession:
             self._http = http
             try:
                 while self._urls:
-                    self.url = self._urls[turn % len(self._urls)]
+                    self._url = self._urls[turn % len(self._urls)]
                     if await self._one_session(http):
                         pause = RETRY_FIRST_S
                     turn += 1
@@ -95,9 +111,12 @@ class TrackerSession:
                 self._http = None
 
     def send(self, message: FromAgent) -> None:
-        """Send a message if a tracker answers."""
-        if self.connected:
-            self._outbox.put_nowait(message)
+        """Send a message if a tracker answers. Never waits: a tracker that does not read is left, and told everything anew later."""
+        if not self.connected or self._outbox.full():
+            return
+        self._outbox.put_nowait(message)
+        if self._outbox.full() and self._broken is not None and not self._broken.done():
+            self._broken.set_exception(Unavailable(f"it leaves {OUTBOX_MAX} messages unread"))
 
     async def wait_connected(self, timeout_s: float) -> bool:
         """Wait until a tracker answers; False when none does in time."""
@@ -125,55 +144,87 @@ class TrackerSession:
     # -- session
 
     async def _one_session(self, http: aiohttp.ClientSession) -> bool:
-        """Returns whether a tracker welcomed this host."""
-        welcomed = False
+        """Returns whether a tracker welcomed this host and kept it for a while."""
+        loop = asyncio.get_running_loop()
+        welcomed_at = float("inf")
         try:
             async with http.ws_connect(
-                self.url + "/v1/session",
+                self._url + "/v1/session",
                 heartbeat=HEARTBEAT_S,
                 max_msg_size=MESSAGE_BYTES_MAX,
                 timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
             ) as socket:
-                await socket.send_str(encode(self._hello).decode())
-                welcome = await asyncio.wait_for(self._next(socket), 10.0)
-                if not isinstance(welcome, Welcome):
-                    raise from_problem(welcome.problem) if isinstance(welcome, Reject) else Unavailable("no welcome")
-                welcomed = True
+                welcome = await self._say_hello(socket)
+                welcomed_at = loop.time()
                 await self._talk(socket, welcome)
-        except P2PDistError as error:
-            _logger.error("tracker %s: %s", self.url, error)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            _logger.debug("tracker %s: %r", self.url, error)
+        except (P2PDistError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._note_problem(str(error) or type(error).__name__)
+        except Exception as error:
+            # Whatever a tracker says, the next try may find a better one; without this loop the host would be alone for good.
+            _logger.exception("the session with tracker %s failed", self.url)
+            self._note_problem(f"unexpected {type(error).__name__}")
         finally:
             if self.connected:
                 self.connected = False
                 self._welcomed.clear()
                 _logger.warning("the tracker %s is away; what runs goes on", self.url)
                 self._on_change(False)
-        return welcomed
+        return loop.time() - welcomed_at >= SETTLED_S
+
+    def _note_problem(self, text: str) -> None:
+        """Say what is wrong with a tracker, once for as long as it stays the same."""
+        text = text.replace(self._url, self.url)[:500]
+        level = logging.DEBUG if text == self.problem else logging.WARNING
+        _logger.log(level, "tracker %s: %s", self.url, text)
+        self.problem = text
+
+    async def _say_hello(self, socket: aiohttp.ClientWebSocketResponse) -> Welcome:
+        await socket.send_str(encode(self._hello).decode())
+        welcome = await asyncio.wait_for(self._next(socket), WELCOME_TIMEOUT_S)
+        if isinstance(welcome, Reject):
+            raise from_problem(welcome.problem)
+        if not isinstance(welcome, Welcome):
+            raise Unavailable("it does not answer as a tracker does")
+        if welcome.protocol != PROTOCOL_VERSION:
+            raise P2PDistError(f"it speaks protocol {welcome.protocol}, this agent {PROTOCOL_VERSION}")
+        return welcome
 
     async def _talk(self, socket: aiohttp.ClientWebSocketResponse, welcome: Welcome) -> None:
-        if welcome.protocol != PROTOCOL_VERSION:
-            raise P2PDistError(f"the tracker speaks protocol {welcome.protocol}, this agent {PROTOCOL_VERSION}")
+        """Until either side ends the session; raises why."""
         self.origin = welcome.origin
-        self._outbox = asyncio.Queue()
-        self.connected = True
+        self._outbox = asyncio.Queue(OUTBOX_MAX)
+        self._broken = asyncio.get_running_loop().create_future()
+        self.connected, self.problem = True, ""
         self._on_change(True)
         holdings = self._holdings()
         for start in range(0, len(holdings), BLOBS_PER_MESSAGE_MAX):
             self.send(Holdings(tuple(holdings[start : start + BLOBS_PER_MESSAGE_MAX])))
         self._welcomed.set()
         _logger.info("the tracker %s answers", self.url)
-        tasks = [asyncio.create_task(self._write(socket)), asyncio.create_task(self._report_often(welcome))]
+        tasks = [
+            asyncio.create_task(work) for work in (self._read(socket), self._write(socket), self._report_often(welcome))
+        ]
         try:
-            while True:
-                message = await self._next(socket)
-                if isinstance(message, Assign | Reject):
-                    self._on_message(message)
+            done, _ = await asyncio.wait([*tasks, self._broken], return_when=asyncio.FIRST_COMPLETED)
+            for ended in done:
+                ended.result()
         finally:
+            self._broken.cancel()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> NoReturn:
+        last_word: P2PDistError | None = None
+        while True:
+            try:
+                message = await self._next(socket)
+            except aiohttp.ClientError as ended:
+                raise last_word or ended from None
+            if isinstance(message, Reject) and message.blob is None:
+                last_word = from_problem(message.problem)
+            if isinstance(message, Assign | Reject):
+                self._on_message(message)
 
     async def _next(self, socket: aiohttp.ClientWebSocketResponse) -> FromTracker:
         frame = await socket.receive()
@@ -181,15 +232,11 @@ class TrackerSession:
             raise aiohttp.ClientConnectionError("the session ended")
         return decode_from_tracker(frame.data)
 
-    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        try:
-            while True:
-                await socket.send_str(encode(await self._outbox.get()).decode())
-        except (aiohttp.ClientError, ConnectionError) as error:
-            _logger.debug("the session broke while writing: %r", error)
-            await socket.close()
+    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> NoReturn:
+        while True:
+            await socket.send_str(encode(await self._outbox.get()).decode())
 
-    async def _report_often(self, welcome: Welcome) -> None:
+    async def _report_often(self, welcome: Welcome) -> NoReturn:
         interval = min(max(welcome.report_interval_s, 0.05), 60.0)
         quiet = 0.0
         await asyncio.sleep(interval * random.random())
@@ -208,13 +255,26 @@ class TrackerSession:
             raise Unavailable("this agent knows no tracker", remedy="Give it --tracker")
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, connect=3.0)
         try:
-            async with self._http.get(self.url + path, params=query, timeout=timeout) as answer:
+            async with self._http.get(self._url + path, params=query, timeout=timeout) as answer:
                 body = await _limited(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"the tracker {self.url} does not answer: {error}") from error
+            said = str(error).replace(self._url, self.url) or type(error).__name__
+            raise Unavailable(f"the tracker {self.url} does not answer: {said}") from error
         if answer.status != 200:
             raise _problem(body, f"the tracker {self.url} answered {answer.status}")
         return body
+
+
+def _checked(url: str) -> str:
+    """Raises UsageError unless `url` can be the URL of a tracker."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        known = False
+    if not known or parts.query or parts.fragment or any(mark.isspace() for mark in url):
+        raise UsageError(f"{redacted(url)!r} is not the URL of a tracker", remedy="Write http://host:7070")
+    return url
 
 
 async def _limited(answer: aiohttp.ClientResponse) -> bytes:

@@ -16,6 +16,9 @@ STREAMS_MAX = 256
 LEAD_MAX = 4
 """Pieces of a stripe that a reader of the origin may be ahead of this host's children."""
 
+LEAD_WAIT_S = 0.75
+"""How long it waits for them: children that take nothing must not keep a stripe from this host and from everybody else."""
+
 
 class Turn:
     """One outgoing stream (see Outgoing in transfer/server.py)."""
@@ -24,6 +27,7 @@ class Turn:
         self.blob = blob
         self._turns = turns
         self._number = number
+        self._failure: P2PDistError | None = None
         self._given: asyncio.Future[Block | None] = asyncio.get_running_loop().create_future()
 
     def give(self, block: Block | None) -> None:
@@ -31,13 +35,16 @@ class Turn:
             self._given.set_result(block)
 
     def fail(self, error: P2PDistError) -> None:
-        """End the stream as truncated."""
+        """End the stream as truncated, whatever was given and not yet taken."""
+        self._failure = error
         if not self._given.done():
             self._given.set_exception(error)
             self._given.exception()  # marks it as seen: the stream may be ending already
 
     async def next_block(self) -> Block | None:
         block = await self._given
+        if self._failure is not None:
+            raise self._failure
         self._given = asyncio.get_running_loop().create_future()
         return block
 
@@ -57,7 +64,7 @@ class Turns:
         self._core = Uplink()
         self._turns: dict[int, Turn] = {}
         self._numbers = itertools.count(1)
-        self._readers: list[asyncio.Future[None]] = []
+        self._moved: asyncio.Future[None] | None = None
         self._ticking: asyncio.TimerHandle | None = None
 
     @property
@@ -73,10 +80,19 @@ class Turns:
 
     def dropped(self, blob: Digest) -> None:
         """The blob is served no more; its streams end, and its children turn elsewhere."""
-        for turn in [each for each in self._turns.values() if each.blob == blob]:
-            turn.fail(Unavailable(f"{blob} is served here no more"))
-            turn.close()
+        self._end([each for each in self._turns.values() if each.blob == blob], f"{blob} is served here no more")
         self.submit(Dropped(blob))
+
+    def stop(self) -> None:
+        """The agent stops: all streams end."""
+        self._end(list(self._turns.values()), "the agent stops")
+        if self._ticking is not None:
+            self._ticking.cancel()
+
+    def _end(self, turns: list[Turn], why: str) -> None:
+        for turn in turns:
+            turn.fail(Unavailable(why))
+            turn.close()
 
     def open(self, blob: Digest, stripe: int, have: PieceSet) -> Turn:
         """Let a child take turns; `close` the result when its connection ends. Raises Unavailable over STREAMS_MAX streams."""
@@ -92,11 +108,13 @@ class Turns:
             self.submit(Closed(number))
 
     async def wait_for_children(self, blob: Digest, stripe: int) -> None:
-        """Return once this host's children are not far behind what it has of a stripe."""
-        while self._core.lead(blob, stripe) > LEAD_MAX:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._readers.append(waiter)
-            await waiter
+        """Return once this host's children are not far behind what it has of a stripe, or after LEAD_WAIT_S."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + LEAD_WAIT_S
+        while self._core.lead(blob, stripe) > LEAD_MAX and loop.time() < deadline:
+            if self._moved is None:
+                self._moved = loop.create_future()
+            await asyncio.wait([self._moved], timeout=deadline - loop.time())
 
     def take_sample(self) -> tuple[int, float]:
         """Bytes sent and seconds in which data was waiting, since the last sample."""
@@ -104,11 +122,9 @@ class Turns:
 
     def submit(self, event: Event) -> None:
         loop = asyncio.get_running_loop()
-        if self._readers and isinstance(event, BlockSent | Closed | Opened):
-            readers, self._readers = self._readers, []
-            for waiter in readers:
-                if not waiter.done():
-                    waiter.set_result(None)
+        if self._moved is not None and isinstance(event, BlockSent | Closed | Opened):
+            self._moved.set_result(None)
+            self._moved = None
         for command in self._core.handle(event, now=loop.time()):
             turn = self._turns.get(command.stream)
             if turn is None:

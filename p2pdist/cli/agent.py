@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import socket as sockets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from p2pdist.cli.seconds import Seconds
 from p2pdist.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     "--tracker-wait",
     default=60.0,
     show_default=True,
+    type=Seconds(0.0, 86400.0),
     metavar="SECONDS",
     help="How long a new pull waits for a tracker.",
 )
@@ -74,12 +74,10 @@ def command(
       p2pdist agent --tracker http://tracker:7070 --listen 10.0.0.7:7071 --store /var/lib/p2pdist
     """
     from p2pdist.agent.agent import AgentSettings
-    from p2pdist.cli.daemon import listen_address, raise_file_limit, set_up_logging
+    from p2pdist.cli.daemon import listen_address, raise_file_limit, run, set_up_logging
 
     set_up_logging(log_level)
     raise_file_limit()
-    # Large receive buffers would otherwise be mapped and unmapped again and again.
-    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", "536870912")
     address = listen_address(listen)
     settings = AgentSettings(
         trackers=tuple(url.strip() for url in tracker.split(",") if url.strip()),
@@ -92,7 +90,7 @@ def command(
         capacity_bytes=parse_size(capacity) if capacity else None,
         tracker_wait_s=tracker_wait,
     )
-    asyncio.run(_serve(settings, address, socket.absolute()))
+    run(_serve(settings, address, socket.absolute()))
 
 
 async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path) -> None:
@@ -100,7 +98,7 @@ async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path
 
     from p2pdist.agent.agent import Agent
     from p2pdist.agent.http import make_apps
-    from p2pdist.cli.daemon import listen, listen_unix, until_stopped
+    from p2pdist.cli.daemon import address_text, close, listen, listen_unix, stop_listening, until_stopped
 
     agent = Agent(settings)
     runners = []
@@ -109,21 +107,26 @@ async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path
         runners.append(await listen(public, address))
         runners.append(await listen_unix(local, socket))
         await agent.start()
-        logging.getLogger("p2pdist.agent").info("host=%s listening on %s:%d socket=%s", settings.host, *address, socket)
+        logging.getLogger("p2pdist.agent").info(
+            "host=%s listening on %s socket=%s", settings.host, address_text(*address), socket
+        )
         await until_stopped()
     finally:
+        await stop_listening(runners)
+        if len(runners) == 2:  # else the socket may be another agent's
+            socket.unlink(missing_ok=True)
         await agent.stop()
-        for runner in runners:
-            await runner.cleanup()
-        socket.unlink(missing_ok=True)
+        await close(runners)
 
 
 def _reachable(address: tuple[str, int]) -> str:
     """The address that others use when this agent listens on all of its addresses: the one its name stands for."""
+    from p2pdist.cli.daemon import address_text
+
     host, port = address
     if host in ("0.0.0.0", "::"):
         host = sockets.gethostname()
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return address_text(host, port)
 
 
 _UNITS = {
@@ -140,10 +143,13 @@ _UNITS = {
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as 200GiB, 1.5TB or 4096. Raises UsageError."""
+    """Bytes of a size such as 200GiB, 1.5TB or 4096, at least 1. Raises UsageError."""
     number = text.strip().rstrip("BKMGTIbkmgti ")
     unit = text.strip()[len(number) :].strip().upper().removesuffix("B")
     try:
-        return int(float(number) * _UNITS[unit])
+        size = int(float(number) * _UNITS[unit])
     except (ValueError, KeyError, OverflowError):
-        raise UsageError(f"{text!r} is not a size", remedy="Write a number and a unit, such as 200GiB") from None
+        size = 0
+    if size <= 0:
+        raise UsageError(f"{text!r} is not a size", remedy="Write a number and a unit, such as 200GiB")
+    return size

@@ -9,7 +9,9 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -17,6 +19,9 @@ from p2pdist.model.errors import Conflict, P2PDistError, UsageError
 from p2pdist.transfer.client import parse_address
 
 SHUTDOWN_S = 2.0
+THREADS_S = 3.0
+IDLE_S = 75.0
+"""A connection that sends no whole request for so long is closed, also before its first."""
 
 
 def set_up_logging(level: str) -> None:
@@ -26,6 +31,25 @@ def set_up_logging(level: str) -> None:
         stream=sys.stderr,
         format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s",
     )
+
+
+def run(service: Coroutine[Any, Any, None]) -> None:
+    """Run a service to its clean stop and end the process with 0; raises what the service raises.
+
+    A thread that waits for a disk or for storage which does not answer cannot be ended. Everything worth keeping is on disk by then, so
+    after THREADS_S the process goes without it instead of staying as long as the other side pleases.
+    """
+
+    async def whole() -> None:
+        await service
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(loop.shutdown_default_executor(), THREADS_S)
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+
+    asyncio.run(whole())
 
 
 def raise_file_limit() -> None:
@@ -44,22 +68,47 @@ def listen_address(text: str) -> tuple[str, int]:
 
 
 async def listen(app: web.Application, address: tuple[str, int]) -> web.AppRunner:
-    """Serve `app` over TCP. Raises Conflict when the address is taken."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
+    """Serve `app` over TCP; `::` stands for all addresses of both families. Raises Conflict when the address is taken."""
+    runner = _runner(app)
     await runner.setup()
+    host, port = address
     try:
-        await web.TCPSite(runner, *address, backlog=1024, reuse_address=True).start()
-    except OSError as error:
+        for each in ("::", "0.0.0.0") if host == "::" else (host,):
+            await web.TCPSite(runner, each, port, backlog=1024, reuse_address=True).start()
+    except (OSError, UnicodeError) as error:
         await runner.cleanup()
-        raise _taken(f"{address[0]}:{address[1]}", error) from error
+        raise _taken(address_text(host, port), error) from error
     return runner
+
+
+def address_text(host: str, port: int) -> str:
+    """host:port, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def stop_listening(runners: list[web.AppRunner]) -> None:
+    """Take no new connections; those that are open go on until `close`."""
+    for runner in runners:
+        for site in list(runner.sites):
+            await site.stop()
+
+
+async def close(runners: list[web.AppRunner]) -> None:
+    """End what is still being answered, within about SHUTDOWN_S."""
+    await asyncio.gather(*(runner.cleanup() for runner in runners))
+
+
+def _runner(app: web.Application) -> web.AppRunner:
+    return web.AppRunner(
+        app, access_log=None, shutdown_timeout=SHUTDOWN_S, keepalive_timeout=IDLE_S, handler_cancellation=True
+    )
 
 
 async def listen_unix(app: web.Application, path: Path) -> web.AppRunner:
     """Serve `app` on a Unix socket that the owner and the group may use. A socket that nobody answers on is replaced."""
     if len(os.fsencode(path)) > 107:
         raise UsageError(f"the socket path {path} is longer than 107 bytes", remedy="Give a shorter --socket")
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
+    runner = _runner(app)
     await runner.setup()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,6 +119,9 @@ async def listen_unix(app: web.Application, path: Path) -> web.AppRunner:
     except OSError as error:
         await runner.cleanup()
         raise _taken(str(path), error) from error
+    except P2PDistError:
+        await runner.cleanup()
+        raise
     return runner
 
 
@@ -83,9 +135,9 @@ async def _replace_stale(path: Path) -> None:
     raise Conflict(f"another agent answers on {path}", remedy="Stop it, or give this one another --socket")
 
 
-def _taken(where: str, error: OSError) -> P2PDistError:
+def _taken(where: str, error: Exception) -> P2PDistError:
     return Conflict(
-        f"cannot listen on {where}: {error.strerror or error}",
+        f"cannot listen on {where}: {getattr(error, 'strerror', None) or error}",
         remedy="Choose another address with --listen or --socket",
     )
 

@@ -7,13 +7,28 @@ from pathlib import Path
 
 import click
 
+from p2pdist.cli.seconds import Seconds
+
 
 @click.command("tracker")
 @click.option("--listen", default="0.0.0.0:7070", show_default=True, metavar="HOST:PORT", help="Where to answer.")
 @click.option("--origin", default="", metavar="URL", help="Central storage, which agents read under lease.")
 @click.option("--state", default="", metavar="DIR", help="Where to keep small documents over a restart.")
-@click.option("--origin-streams", default=64, show_default=True, help="Origin reads at once, over all swarms.")
-@click.option("--report-interval", default=0.5, show_default=True, metavar="SECONDS", help="How often agents report.")
+@click.option(
+    "--origin-streams",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    help="Origin reads at once, over all swarms.",
+)
+@click.option(
+    "--report-interval",
+    default=0.5,
+    show_default=True,
+    type=Seconds(0.05, 60.0),
+    metavar="SECONDS",
+    help="How often agents report.",
+)
 @click.option(
     "--log-level",
     default="info",
@@ -28,12 +43,12 @@ def command(listen: str, origin: str, state: str, origin_streams: int, report_in
     Example:
       p2pdist tracker --listen 0.0.0.0:7070 --origin s3://packages/prod
     """
-    from p2pdist.cli.daemon import listen_address, raise_file_limit, set_up_logging
+    from p2pdist.cli.daemon import listen_address, raise_file_limit, run, set_up_logging
 
     set_up_logging(log_level)
     raise_file_limit()
     address = listen_address(listen)
-    asyncio.run(_serve(address, origin, state, origin_streams, report_interval))
+    run(_serve(address, origin, state, origin_streams, report_interval))
 
 
 async def _serve(
@@ -42,7 +57,7 @@ async def _serve(
     import logging
     import time
 
-    from p2pdist.cli.daemon import listen, until_stopped
+    from p2pdist.cli.daemon import address_text, close, listen, stop_listening, until_stopped
     from p2pdist.origin.origin import open_origin
     from tracker.content import Content
     from tracker.core.fleet import Fleet
@@ -62,13 +77,14 @@ async def _serve(
     runner = await listen(make_app(service), address)
     clock = asyncio.create_task(service.run())
     logging.getLogger("p2pdist.tracker").info(
-        "listening on %s:%d origin=%s", *address, origin.url if origin else "none"
+        "listening on %s origin=%s", address_text(*address), origin.url if origin else "none"
     )
     try:
         await until_stopped()
     finally:
+        await stop_listening([runner])
         clock.cancel()
-        await runner.cleanup()
+        await close([runner])
         if origin is not None:
             await origin.close()
         if documents is not None:

@@ -135,7 +135,18 @@ def decode_from_agent(data: bytes | str) -> FromAgent:
     try:
         return _from_agent.decode(data)
     except UNDECODABLE as error:
-        raise UsageError(f"malformed session message: {error}") from error
+        raise UsageError(f"malformed session message: {' '.join(str(error).split())[:300]}") from error
+
+
+def check_hello(hello: Hello) -> None:
+    """Raises UsageError for a hello that every tracker would refuse."""
+    try:
+        _from_agent.decode(_encoder.encode(hello))
+    except UNDECODABLE as error:
+        raise UsageError(
+            f"an agent cannot be named {hello.host!r} at {hello.address!r} in zone {hello.zone!r}, rack {hello.rack!r}: {error}",
+            remedy="Give it a --name, --zone and --rack without white space, and an --advertise of the form host:port",
+        ) from error
 
 
 def decode_from_tracker(data: bytes | str) -> FromTracker:
@@ -143,7 +154,7 @@ def decode_from_tracker(data: bytes | str) -> FromTracker:
     try:
         return _from_tracker.decode(data)
     except UNDECODABLE as error:
-        raise UsageError(f"malformed session message: {error}") from error
+        raise UsageError(f"malformed session message: {' '.join(str(error).split())[:300]}") from error
 
 
 # -- agent to agent

@@ -24,13 +24,13 @@ def place(source: Path, fd: int, size: int, output: Path, *, hardlink: bool) -> 
     Returns how: "reflink" where the filesystem can, else "hardlink" if asked for and possible, else "copy". Raises NotFound when the
     directory is missing, Conflict when `output` is a directory, DiskFull.
     """
-    if output.is_dir():
-        raise Conflict(f"{output} is a directory", remedy="Name a file in it")
-    if not output.parent.is_dir():
-        raise NotFound(f"the directory {output.parent} does not exist", remedy="Create it first")
     # The name is short and of our own making: the output's may be as long as names can be.
     temporary = output.parent / f".p2pdist-{secrets.token_hex(8)}"
     with failures(output, needed=size):
+        if output.is_dir():
+            raise Conflict(f"{output} is a directory", remedy="Name a file in it")
+        if not output.parent.is_dir():
+            raise NotFound(f"the directory {output.parent} does not exist", remedy="Create it first")
         try:
             how = _fill(source, fd, size, temporary, hardlink=hardlink)
             temporary.replace(output)

@@ -131,7 +131,7 @@ def test_a_piece_that_takes_seconds_is_no_stall() -> None:
     scenario = Scenario(8, 8 * 65536, 30e3, seed=1, latency_s=0.02)
     report = Simulation(scenario).run()
     assert report.complete == 8
-    assert report.origin_ratio <= 3.0
+    assert report.origin_ratio <= 3.5
 
 
 def test_a_schedule_of_named_kinds_has_these_only() -> None:

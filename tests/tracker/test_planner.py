@@ -41,3 +41,16 @@ def test_trees_are_flat() -> None:
     swarm = planned(2600)
     for stripe in range(swarm.stripes):
         assert max(swarm.depth(stripe, host) for host in swarm.members) <= 8
+
+
+def test_an_orphan_is_not_put_below_its_own_descendants() -> None:
+    """Whoever is removed: the trees of the others stay trees, though the only free seats are often below the orphans."""
+    for victim in range(40):
+        swarm = planned(40)
+        swarm.remove(f"h{victim}")
+        Planner().plan(swarm, leases=64)
+        assert not swarm.unplanned
+        for stripe in range(swarm.stripes):
+            for host in swarm.members:
+                assert swarm.rooted(stripe, host)
+                assert swarm.depth(stripe, host) <= 40

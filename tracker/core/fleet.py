@@ -38,7 +38,7 @@ from tracker.core.capacity import Capacities
 from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
 from tracker.core.planner import Planner, changed_plans
-from tracker.core.repair import AVOID_CORRUPT_S, AVOID_S, free_children, move_lease, relieve, spare_origin, yield_lease
+from tracker.core.repair import avoid_s, free_children, move_lease, relieve, spare_origin, yield_lease
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, layout_of
 
 JOIN_BATCH_S = 0.1
@@ -261,7 +261,7 @@ class Fleet:
                 if blocked is not None and free_children(swarm, stripe, blocked, now=now):
                     self._replan(swarm.blob, "stuck", now)
                 return
-        swarm.avoided[name, source] = now + (AVOID_CORRUPT_S if reason == "corrupt" else AVOID_S)
+        swarm.avoided[name, source] = now + avoid_s(child, stripe, reason)
         if child.parents[stripe] == source:
             swarm.detach(stripe, name)
             if reason in {"stalled", "corrupt"}:

@@ -9,6 +9,9 @@ Repair uses the same pass: a lost parent's children are receivers without a pare
 takes the place that became free. Where a stripe lacks seats, spare ones of the budget are used, then idle ones of other stripes, and
 only then is somebody overloaded.
 
+Cycles cannot arise: only hosts whose way up ends at the origin or at a whole copy are offered as parents, and whoever hangs below a host
+that waits for a parent has no such way.
+
 The whole pass costs O(members) for each stripe that has work, however many hosts join at once.
 """
 
@@ -136,7 +139,7 @@ class _StripePass:
             member = self.swarm.members[seat[3]]
             if member.free(self.stripe) <= 0:
                 continue
-            if self._unfit(member, child):
+            if self._failed(member, child):
                 passed.append(seat)
                 continue
             found = member.host
@@ -163,7 +166,7 @@ class _StripePass:
                     continue
                 depth = self.depths[member.host] = swarm.depth(stripe, member.host)
             key = (rank, load, depth, member.host)
-            if (best is None or key < best[0]) and not self._unfit(member, child):
+            if (best is None or key < best[0]) and not self._failed(member, child):
                 best = (key, member)
         if best is None:
             return None
@@ -171,10 +174,9 @@ class _StripePass:
         swarm.grant_seat(member, stripe)
         return member.host
 
-    def _unfit(self, parent: Member, child: Member) -> bool:
-        """Whether `parent` cannot feed `child`: it receives through it, or failed it a moment ago."""
-        swarm = self.swarm
-        return (child.host, parent.host) in swarm.avoided or swarm.below(self.stripe, parent.host, child.host)
+    def _failed(self, parent: Member, child: Member) -> bool:
+        """Whether `parent` failed `child` a moment ago."""
+        return (child.host, parent.host) in self.swarm.avoided
 
 
 def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[str, list[StripePlan]]:

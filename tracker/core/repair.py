@@ -26,6 +26,12 @@ LEASE_MOVE_MAX_S = 64.0
 STUCK_COMPLAINTS = 2
 
 
+def avoid_s(member: Member, stripe: int, reason: str) -> float:
+    """For how long a host is not given a source again that failed it: the longer, the more often it complained since it last got a piece,
+    so that one whom several fail in a row goes through the others first."""
+    return AVOID_CORRUPT_S if reason == "corrupt" else AVOID_S * 2.0 ** min(4, member.complaints[stripe] - 1)
+
+
 def free_children(swarm: Swarm, stripe: int, host: str, *, now: float) -> bool:
     """Free those whom a host that is stuck keeps waiting; returns whether it did."""
     member = swarm.members[host]
@@ -46,14 +52,13 @@ def move_lease(swarm: Swarm, stripe: int, host: str, *, now: float, at_once: boo
     if member.parents[stripe] != FROM_ORIGIN:
         return False
     quiet_s = now - swarm.lease_moved_at[stripe]
-    if quiet_s >= LEASE_MOVE_MAX_S:
-        swarm.lease_pause_s[stripe] = LEASE_MOVE_S
-    elif not at_once and quiet_s < swarm.lease_pause_s[stripe]:
+    if not at_once and quiet_s < swarm.lease_pause_s[stripe]:
         return False
     if not any(_lacks(other, swarm, stripe) for other in swarm.members.values() if other is not member):
         return False
     swarm.lease_moved_at[stripe] = now
-    swarm.lease_pause_s[stripe] = min(LEASE_MOVE_MAX_S, 2 * swarm.lease_pause_s[stripe])
+    longer = quiet_s < LEASE_MOVE_MAX_S
+    swarm.lease_pause_s[stripe] = min(LEASE_MOVE_MAX_S, 2 * swarm.lease_pause_s[stripe]) if longer else LEASE_MOVE_S
     swarm.avoided[host, FROM_ORIGIN] = now + AVOID_S
     for child in list(member.children[stripe]):
         swarm.detach(stripe, child)

@@ -9,12 +9,14 @@ from aiohttp import WSMsgType, web
 
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.messages import MESSAGE_BYTES_MAX, Hello, Reject, decode_from_agent, encode
-from tracker.core.events import Received, SessionClosed, SessionOpened
+from tracker.core.events import Received
 from tracker.http.keys import SERVICE
 from tracker.service import Outbox, Service
 
 HELLO_TIMEOUT_S = 10.0
 HEARTBEAT_S = 15.0
+FAREWELL_S = 1.0
+"""How long a session that ends may take to send what is queued for it."""
 
 _logger = logging.getLogger(__name__)
 
@@ -25,26 +27,32 @@ async def session(request: web.Request) -> web.WebSocketResponse:
     socket = web.WebSocketResponse(max_msg_size=MESSAGE_BYTES_MAX, heartbeat=HEARTBEAT_S, compress=False)
     await socket.prepare(request)
     try:
-        hello = decode_from_agent(await asyncio.wait_for(socket.receive_str(), HELLO_TIMEOUT_S))
-        if not isinstance(hello, Hello) or not 0 < len(hello.host) <= 255 or not 0 < len(hello.address) <= 255:
-            raise UsageError("a session begins with a hello that names host and address")
-    except (UsageError, TimeoutError, TypeError) as error:
-        problem = error if isinstance(error, P2PDistError) else UsageError("no hello arrived")
-        await socket.send_bytes(encode(Reject(problem.problem())))
+        number, outbox = service.open_session(await _hello(socket))
+    except P2PDistError as error:
+        _logger.warning("no session for %s: %s", request.remote, error)
+        await socket.send_str(encode(Reject(error.problem())).decode())
         await socket.close()
         return socket
-    number, outbox = service.open_session()
     writer = asyncio.create_task(_write(socket, outbox))
     try:
-        service.submit(SessionOpened(number, hello))
         await _read(socket, service, number, outbox)
     finally:
-        service.submit(SessionClosed(number))
-        service.close_session(number)
-        outbox.put(None)
-        await asyncio.wait([writer], timeout=1.0)
-        writer.cancel()
+        try:
+            service.close_session(number)
+        finally:
+            await asyncio.wait([writer], timeout=FAREWELL_S)
+            writer.cancel()
     return socket
+
+
+async def _hello(socket: web.WebSocketResponse) -> Hello:
+    try:
+        hello = decode_from_agent(await asyncio.wait_for(socket.receive_str(), HELLO_TIMEOUT_S))
+    except (TimeoutError, TypeError) as error:
+        raise UsageError(f"no hello arrived within {HELLO_TIMEOUT_S:.0f} s") from error
+    if not isinstance(hello, Hello):
+        raise UsageError("a session begins with a hello")
+    return hello
 
 
 async def _read(socket: web.WebSocketResponse, service: Service, number: int, outbox: Outbox) -> None:

@@ -1,12 +1,14 @@
 """Small documents (manifests, configs, piece lists) kept in SQLite, so that a restarted tracker need not read the origin again.
 
-Least recently used ones go when the total passes BYTES_MAX. Everything read back is checked against its digest by the caller's rule that
-nothing is trusted before it verified: `read` does it.
+Least recently used ones go when the total passes BYTES_MAX. What is read back is checked against its digest. They are a convenience: a
+disk that fails later is logged, and the origin is read instead.
 """
 
 from __future__ import annotations
 
+import logging
 import sqlite3
+import threading
 import time
 from pathlib import Path
 
@@ -16,13 +18,16 @@ from p2pdist.model.errors import P2PDistError
 BYTES_MAX = 1 << 30
 FILE_NAME = "tracker.sqlite"
 
+_logger = logging.getLogger(__name__)
+
 
 class Documents:
-    """One SQLite file below `directory`, which is created. Raises P2PDistError when the file cannot be used."""
+    """One SQLite file below `directory`, which is created. Thread-safe. Raises P2PDistError when the file cannot be used at the start."""
 
     def __init__(self, directory: Path, *, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._path = directory / FILE_NAME
+        self._lock = threading.Lock()
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
@@ -37,7 +42,27 @@ class Documents:
             ) from error
 
     def read(self, digest: Digest) -> bytes | None:
-        """A document, verified; None when it is not here or damaged."""
+        """A document, verified; None when it is not here, damaged, or cannot be read."""
+        try:
+            with self._lock:
+                return self._read(digest)
+        except sqlite3.Error as error:
+            _logger.warning("%s cannot be read: %s", self._path, error)
+            return None
+
+    def write(self, digest: Digest, data: bytes) -> None:
+        """Keep a verified document, if the disk takes it."""
+        try:
+            with self._lock:
+                self._write(digest, data)
+        except sqlite3.Error as error:
+            _logger.warning("%s cannot be written: %s", self._path, error)
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    def _read(self, digest: Digest) -> bytes | None:
         row = self._database.execute("SELECT data FROM documents WHERE digest = ?", (digest,)).fetchone()
         if row is None:
             return None
@@ -48,8 +73,7 @@ class Documents:
         self._database.execute("UPDATE documents SET used = ? WHERE digest = ?", (time.time(), digest))
         return data
 
-    def write(self, digest: Digest, data: bytes) -> None:
-        """Keep a verified document."""
+    def _write(self, digest: Digest, data: bytes) -> None:
         self._database.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (digest, data, time.time()))
         total = self._database.execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM documents").fetchone()[0]
         while total > self._bytes_max:
@@ -58,6 +82,3 @@ class Documents:
             ).fetchone()
             self._database.execute("DELETE FROM documents WHERE digest = ?", (oldest[0],))
             total -= oldest[1]
-
-    def close(self) -> None:
-        self._database.close()
