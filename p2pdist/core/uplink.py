@@ -11,8 +11,8 @@ in flight, so it cannot hold up the others.
 Invariants: a stream has at most one block in flight; a piece is offered only after `Verified`; blocks of one piece are sent in
 order and without another piece of that stream in between; a stream ends only when every piece that it lacked was sent.
 
-Capacity is bytes taken by the kernel over the time in which some stream had a block waiting or in flight; a block that is stuck says
-nothing about this host and counts no longer.
+Capacity is bytes taken by the kernel while some stream waited for its turn, over that time. When nobody waits, what is in flight tells how
+fast the children are, not this host.
 """
 
 from __future__ import annotations
@@ -280,7 +280,8 @@ class Uplink:
         length = min(stream.feed.block_size, stream.length - stream.offset)
         took = now - stream.since
         self._block_s = took if self._block_s == 0.0 else 0.875 * self._block_s + 0.125 * took
-        self.sent_bytes += length
+        if self._busy_since is not None:
+            self.sent_bytes += length
         stream.virtual += length
         stream.offset += length
         if stream.offset >= stream.length:
@@ -318,9 +319,7 @@ class Uplink:
     def _account(self, now: float) -> None:
         if self._busy_since is not None:
             self.busy_s += now - self._busy_since
-        # The newest block in flight is the last: when it is stuck, all are.
-        busy = bool(self._waiting) or (bool(self._flying) and now - self._flying[-1].since < self._stuck_s())
-        self._busy_since = now if busy else None
+        self._busy_since = now if self._waiting else None
 
 
 def _by_progress(stream: _Stream) -> tuple[float, int]:
