@@ -315,7 +315,10 @@ def test_a_store_too_small_for_a_package_fails_the_pull(site: Site) -> None:
         assert code == 0, errors
     code, _, errors = site.command("push", "p:1", "--layout", str(layout), "--origin", f"file://{site.layout}")
     assert code == 0, errors
+    code, _, errors = site.command("push", "p:0", "--layout", str(layout), "--origin", f"file://{site.layout}")
+    assert code == 0, errors
     agent = Agent(site, "small", capacity="1800KiB").start()
+    assert agent.pull(package="p:0").state == "done"
     with pytest.raises(P2PDistError, match="lacks space"):
         agent.pull(package="p:1")
 

@@ -1,0 +1,228 @@
+"""One agent in this process, over a real store and a real origin, with the tracker's plans given by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from p2pdist.agent.agent import Agent, AgentSettings
+from p2pdist.agent.blob_pull import BlobPull
+from p2pdist.agent.origin_reader import OriginReader
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
+from p2pdist.model.messages import PullRequest
+from p2pdist.model.package import BLOB_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, encode_manifest
+from p2pdist.model.pieces import PieceSet
+from p2pdist.model.plan import ORIGIN, Plan, StripePlan
+from p2pdist.origin.layout import LocalLayout
+from p2pdist.package.push import push_blob
+from p2pdist.store.blob import Blob
+from p2pdist.transfer.client import PieceReceived, StreamClosed, StreamEvent
+
+PIECE = 64 << 10
+PIECES = 8
+
+
+class Rig:
+    """An agent and an origin with one blob of PIECES pieces."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.layout = LocalLayout(directory / "origin")
+        self.layout.scratch()
+        self.data = os.urandom(PIECES * PIECE)
+        origin = self.layout.url
+        self.agent = Agent(AgentSettings((), "h1", "127.0.0.1:7071", directory / "store", origin=origin))
+
+    async def publish(self, data: bytes) -> Digest:
+        file = self.directory / "content"
+        file.write_bytes(data)
+        return (await push_blob(file, self.layout)).digest
+
+    async def publish_lie(self) -> Digest:
+        """A blob whose pieces verify and whose bytes are not those that its digest names."""
+        true = await self.publish(self.data)
+        described = await self.layout.resolve(blob_reference(true))
+        manifest = decode_manifest(await self.layout.read(described.digest))
+        (layer,) = manifest.layers
+        lie = Digest("sha256:" + "ab" * 32)
+        self.layout.blob_path(lie).write_bytes(self.data)
+        false = Descriptor(BLOB_TYPE, lie, layer.size, layer.annotations)
+        digest = await self.layout.write_small(
+            encode_manifest(Manifest(manifest.config, (false,), manifest.piece_lists))
+        )
+        await self.layout.tag(blob_reference(lie), Descriptor(described.media_type, digest, 1))
+        return lie
+
+    async def fetch(self, digest: Digest) -> tuple[Blob, BlobPull | None]:
+        return await self.agent.fetch(await self.agent.describe(digest))
+
+    def plan_origin(self, digest: Digest) -> None:
+        """What a tracker would say."""
+        pull = self.agent._fetching[digest]
+        pull.planned(Plan(digest, (StripePlan(0, ORIGIN),)))
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    made = Rig(tmp_path)
+    await made.agent.start()
+    try:
+        yield made
+    finally:
+        await made.agent.stop()
+        await made.layout.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(300):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+async def test_what_was_evicted_is_not_offered_while_it_is_fetched_again(rig: Rig) -> None:
+    """Otherwise children would be sent the zeros of a file that has just been begun."""
+    digest = await rig.publish(rig.data)
+    blob, pull = await rig.fetch(digest)
+    assert pull is not None
+    rig.plan_origin(digest)
+    await asyncio.wait_for(pull.done, 5)
+    await until(lambda: not blob.in_use)
+    rig.agent.store.remove(digest)
+    _, again = await rig.fetch(digest)
+    assert again is not None and not again.blob.have
+    turn = rig.agent.turns.open(digest, 0, PieceSet(PIECES))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(turn.next_block(), 0.2)
+    turn.close()
+
+
+async def test_a_piece_that_a_stream_of_an_earlier_pull_stored_counts(rig: Rig) -> None:
+    digest = await rig.publish(rig.data)
+    blob, pull = await rig.fetch(digest)
+    assert pull is not None
+    for piece in range(PIECES):
+        assert await asyncio.to_thread(blob.write, piece, rig.data[piece * PIECE : (piece + 1) * PIECE])
+    await asyncio.wait_for(pull.piece(3), 3)
+    await asyncio.wait_for(pull.done, 3)
+    assert blob.complete
+
+
+async def test_one_who_waits_for_a_piece_may_leave_without_the_others(rig: Rig) -> None:
+    digest = await rig.publish(rig.data)
+    _, pull = await rig.fetch(digest)
+    assert pull is not None
+    readers = [asyncio.create_task(pull.piece(5)) for _ in range(1000)]
+    await asyncio.sleep(0)
+    for reader in readers[1:]:
+        reader.cancel()
+    rig.plan_origin(digest)
+    await asyncio.wait_for(readers[0], 5)
+
+
+@pytest.mark.parametrize("way", ["pull", "read"])
+async def test_pieces_that_verify_do_not_make_a_blob_that_is_not_its_digest(rig: Rig, way: str) -> None:
+    """Who asks for a digest trusts neither the manifest nor the piece list at the origin: also over plain HTTP."""
+    lie = await rig.publish_lie()
+    if way == "pull":
+        pull = rig.agent.pulls.start(PullRequest(blob=lie))
+    else:
+        reading = asyncio.create_task(rig.agent.pulls.blob(lie))
+    await until(lambda: lie in rig.agent._fetching)
+    rig.plan_origin(lie)
+    if way == "pull":
+        assert pull.task is not None
+        await pull.task
+        assert isinstance(pull.error, Corrupt)
+    else:
+        await reading
+    await until(lambda: rig.agent.store.get(lie) is None)
+    assert not rig.agent.serves(lie)
+
+
+async def test_a_new_pull_survives_the_end_of_one_that_failed(rig: Rig) -> None:
+    """What is discarded is what was wrong, not what was begun since."""
+    digest = await rig.publish(rig.data)
+    _, failing = await rig.fetch(digest)
+    assert failing is not None
+    with failing.blob.held():
+        discarding = asyncio.create_task(rig.agent.discard(digest))
+        with pytest.raises(Corrupt):
+            await failing.done
+        await asyncio.sleep(0)
+        _, again = await rig.fetch(digest)
+    assert again is not None and again is not failing
+    rig.plan_origin(digest)
+    await asyncio.wait_for(again.done, 5)
+    await asyncio.wait_for(discarding, 5)
+    found = rig.agent.store.get(digest)
+    assert found is not None and found.complete
+
+
+async def test_no_pull_begins_once_the_agent_stops(rig: Rig) -> None:
+    digest = await rig.publish(rig.data)
+    pull = rig.agent.pulls.start(PullRequest(blob=digest))
+    reading = asyncio.create_task(rig.agent.pulls.blob(digest))
+    await until(lambda: digest in rig.agent._fetching)
+    await rig.agent.stop()
+    assert pull.task is not None and pull.task.done()
+    await asyncio.wait([reading], timeout=2)
+    assert reading.done()
+    with pytest.raises(Unavailable):
+        rig.agent.pulls.start(PullRequest(blob=digest))
+
+
+class SlowBlob:
+    """A blob whose writing takes until `go` is set."""
+
+    def __init__(self, blob: Blob) -> None:
+        self.blob, self.layout, self.digest, self.have = blob, blob.layout, blob.digest, blob.have
+        self.writing, self.go = threading.Event(), threading.Event()
+
+    def write(self, piece: int, data: bytes) -> bool:
+        self.writing.set()
+        self.go.wait(5)
+        return self.blob.write(piece, data)
+
+
+async def test_a_reader_of_the_origin_that_is_closed_tells_of_every_piece_it_stored(rig: Rig) -> None:
+    """A piece on disk that nobody was told of would never be asked for again, and the pull would wait for it for ever."""
+    digest = await rig.publish(rig.data)
+    blob, _ = await rig.fetch(digest)
+    slow, events = SlowBlob(blob), list[StreamEvent]()
+
+    async def at_once() -> None:
+        return None
+
+    reader = OriginReader(rig.layout, slow, 0, 1, events.append, number=1, may_read=at_once)  # type: ignore[arg-type]
+    reader.start()
+    await asyncio.to_thread(slow.writing.wait, 5)
+    reader.close()
+    await asyncio.sleep(0.05)
+    slow.go.set()
+    await until(lambda: events and isinstance(events[-1], StreamClosed))
+    assert events[-1] == StreamClosed(1, "closed")
+    told = {event.piece for event in events if isinstance(event, PieceReceived)}
+    await asyncio.sleep(0.1)
+    assert told == set(blob.have) and told
+
+
+async def test_a_wrong_setting_is_found_before_the_store_is_opened(tmp_path: Path) -> None:
+    for wrong in (
+        {"origin": "nonsense"},
+        {"trackers": ("nonsense",)},
+        {"host": ""},
+        {"host": "a b"},
+        {"address": "nowhere"},
+    ):
+        settings = {"trackers": (), "host": "h", "address": "h:1", "store": tmp_path / "store"} | wrong
+        with pytest.raises(P2PDistError):
+            Agent(AgentSettings(**settings))  # type: ignore[arg-type]
+        assert not (tmp_path / "store").exists()

@@ -1,0 +1,207 @@
+"""The agent's side of a session, against trackers on real sockets that say what no tracker should."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from p2pdist.agent.tracker_session import OUTBOX_MAX, TrackerSession
+from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import Unavailable, UsageError
+from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Hello, Left, Reject, Report, Welcome, encode
+from p2pdist.model.plan import Plan
+
+BLOB = digest_of(b"blob")
+WELCOME = encode(Welcome(PROTOCOL_VERSION, 0.05)).decode()
+Script = Callable[[web.WebSocketResponse, int], Awaitable[None]]
+
+
+class Host:
+    """An agent with a session and nothing else."""
+
+    def __init__(self, *urls: str) -> None:
+        self.heard: list[Assign | Reject] = []
+        self.reports = 0
+        self.fail_reports = 0
+        hello = Hello(PROTOCOL_VERSION, "h1", "127.0.0.1:7071")
+        self.session = TrackerSession(
+            urls,
+            hello,
+            holdings=list,
+            report=self.report,
+            on_message=self.heard.append,
+            on_change=lambda present: None,
+        )
+
+    def report(self) -> Report:
+        self.reports += 1
+        if self.reports <= self.fail_reports:
+            raise RuntimeError("a defect")
+        return Report()
+
+
+@asynccontextmanager
+async def tracker(script: Script) -> AsyncIterator[str]:
+    """A WebSocket server that follows `script(socket, number of the session)` after each hello."""
+    sessions = 0
+
+    async def session(request: web.Request) -> web.WebSocketResponse:
+        nonlocal sessions
+        sessions += 1
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.receive()
+        await script(socket, sessions)
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/v1/session", session)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def running(host: Host) -> AsyncIterator[Host]:
+    task = asyncio.create_task(host.session.run())
+    try:
+        yield host
+        assert not task.done(), "the session goes on whatever it hears"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def stay(socket: web.WebSocketResponse) -> None:
+    async for _ in socket:
+        continue
+
+
+GARBAGE = {
+    "no JSON": "{",
+    "another type": '{"type":"gift"}',
+    "an agent's message": '{"type":"left","blob":"' + BLOB + '"}',
+    "a hostile problem": '{"type":"reject","problem":{"type":"urn:p2pdist:problem:disk-full","needed":"x","what":1,"self":2}}',
+    "another protocol": '{"type":"welcome","protocol":99,"report_interval_s":1}',
+    "a list": "[" * 10000,
+    "nothing of the kind": "\x00\x01",
+}
+
+
+@pytest.mark.parametrize("text", GARBAGE.values(), ids=GARBAGE.keys())
+async def test_garbage_instead_of_a_welcome_is_told_and_the_next_try_succeeds(text: str) -> None:
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str(text if number == 1 else WELCOME)
+        await stay(socket)
+
+    async with tracker(script) as url, running(Host(url)) as host:
+        assert await host.session.wait_connected(3)
+        assert host.session.problem == ""
+
+
+PLAN = '{"type":"assign","plan":{"blob":"%s","stripes":[{"stripe":%s,"parent":%s}]}}'
+HOSTILE = {
+    "a negative stripe": PLAN % (BLOB, "-9", "null"),
+    "a huge stripe": PLAN % (BLOB, "99999999999999999999", "null"),
+    "an address with a line break": PLAN % (BLOB, "0", '{"host":"h","address":"a\\r\\nX: y:80"}'),
+    "an address of 1 MB": PLAN % (BLOB, "0", '{"host":"h","address":"' + "a" * 1_000_000 + ':80"}'),
+    "a name with a line break": PLAN % (BLOB, "0", '{"host":"h\\n2026 level=INFO all is well","address":"a:80"}'),
+    "no digest": PLAN % ("../../etc/passwd", "0", "null"),
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+async def test_a_plan_that_cannot_be_is_not_acted_on(text: str) -> None:
+    good = encode(Assign(Plan(BLOB, ()))).decode()
+
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str(WELCOME)
+        await socket.send_str(text if number == 1 else good)
+        await stay(socket)
+
+    async with tracker(script) as url, running(Host(url)) as host:
+        for _ in range(150):
+            if host.heard:
+                break
+            await asyncio.sleep(0.02)
+        assert host.heard == [Assign(Plan(BLOB, ()))]
+
+
+async def test_a_defect_in_reporting_does_not_leave_a_session_that_never_reports() -> None:
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str(WELCOME)
+        await stay(socket)
+
+    async with tracker(script) as url:
+        host = Host(url)
+        host.fail_reports = 1
+        async with running(host):
+            for _ in range(150):
+                if host.reports > 3:
+                    break
+                await asyncio.sleep(0.02)
+            assert host.reports > 3 and host.session.connected
+
+
+async def test_a_tracker_that_does_not_read_is_left_and_tried_again() -> None:
+    opened = 0
+
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        nonlocal opened
+        opened = number
+        await socket.send_str(WELCOME)
+        await stay(socket)
+
+    async with tracker(script) as url, running(Host(url)) as host:
+        assert await host.session.wait_connected(3)
+        for _ in range(3 * OUTBOX_MAX):
+            host.session.send(Left(BLOB))
+        for _ in range(150):
+            if opened == 2 and host.session.connected:
+                break
+            await asyncio.sleep(0.02)
+        assert opened == 2 and host.session.connected
+
+
+async def test_a_session_that_is_ended_at_once_is_tried_ever_later() -> None:
+    opened: list[float] = []
+
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        opened.append(asyncio.get_running_loop().time())
+        await socket.send_str(WELCOME)
+        await socket.send_str(encode(Reject(Unavailable("go away").problem())).decode())
+        await socket.close()
+
+    async with tracker(script) as url, running(Host(url)) as host:
+        await asyncio.sleep(2.5)
+        assert 2 <= len(opened) <= 8
+        assert "go away" in host.session.problem
+
+
+def test_what_is_no_url_of_a_tracker_is_refused_without_showing_credentials() -> None:
+    for url in (
+        "",
+        "host",
+        "host:7070",
+        "ftp://host",
+        "http://",
+        "http://[::1",
+        "http://h:x",
+        "http://a b",
+        "http://h/?q",
+    ):
+        with pytest.raises(UsageError):
+            Host(url)
+    with pytest.raises(UsageError) as failure:
+        Host("http://user:hidden@host:99999")
+    assert "hidden" not in str(failure.value)
+    assert Host("http://user:hidden@host:1").session.urls == ["http://host:1"]

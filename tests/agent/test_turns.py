@@ -1,0 +1,48 @@
+"""Streams waiting for their turn: they end when they must, and hold nobody up."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from p2pdist.agent.turns import LEAD_MAX, LEAD_WAIT_S, Turns
+from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import Unavailable
+from p2pdist.model.pieces import PieceLayout, PieceSet
+
+BLOB = digest_of(b"blob")
+PIECE = 64 << 10
+LAYOUT = PieceLayout(15 * PIECE, PIECE)
+
+
+async def test_a_stream_ends_although_a_block_was_given_to_it_just_before() -> None:
+    """A block that nobody has taken yet must not let the stream wait for a next one that never comes."""
+    turns = Turns()
+    turns.held(BLOB, LAYOUT, 1, PieceSet.full(15))
+    turn = turns.open(BLOB, 0, PieceSet(15))
+    turns.dropped(BLOB)
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(turn.next_block(), 1)
+    assert turns.streams == 0
+
+
+async def test_all_streams_end_when_the_agent_stops() -> None:
+    turns = Turns()
+    turns.held(BLOB, LAYOUT, 1, PieceSet(15))
+    waiting = [asyncio.create_task(turns.open(BLOB, 0, PieceSet(15)).next_block()) for _ in range(3)]
+    await asyncio.sleep(0)
+    turns.stop()
+    done, pending = await asyncio.wait(waiting, timeout=1)
+    assert not pending and all(isinstance(task.exception(), Unavailable) for task in done)
+
+
+async def test_a_child_that_takes_nothing_does_not_stop_the_reader_of_the_origin() -> None:
+    turns = Turns()
+    turns.held(BLOB, LAYOUT, 1, PieceSet(15))
+    turns.open(BLOB, 0, PieceSet(15))
+    for piece in range(LEAD_MAX + 3):
+        turns.verified(BLOB, piece)
+    started = asyncio.get_running_loop().time()
+    await asyncio.wait_for(turns.wait_for_children(BLOB, 0), LEAD_WAIT_S + 1)
+    assert asyncio.get_running_loop().time() - started >= LEAD_WAIT_S / 2, "but it waits for a while"

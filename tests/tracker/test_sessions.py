@@ -1,0 +1,209 @@
+"""Sessions as the tracker serves them, on real sockets: names that clash, and agents that say what no agent should."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.messages import (
+    BLOBS_PER_MESSAGE_MAX,
+    MESSAGE_BYTES_MAX,
+    PROTOCOL_VERSION,
+    FromAgent,
+    Hello,
+    Holding,
+    Holdings,
+    Reject,
+    Report,
+    Welcome,
+    decode_from_tracker,
+    encode,
+)
+from tracker.content import Content
+from tracker.core.fleet import Fleet
+from tracker.http import sessions
+from tracker.http.app import make_app
+from tracker.service import OUTBOX_MAX, Outbox, Service
+
+BLOB = digest_of(b"blob")
+PIECE = 64 << 10
+
+
+class Site:
+    """A tracker on loopback and a client of it."""
+
+    def __init__(self, service: Service, url: str, http: aiohttp.ClientSession) -> None:
+        self.service, self.url, self.http = service, url, http
+
+    async def connect(self, text: str = "") -> aiohttp.ClientWebSocketResponse:
+        socket = await self.http.ws_connect(self.url + "/v1/session")
+        if text:
+            await socket.send_str(text)
+        return socket
+
+    async def join(self, host: str, address: str) -> aiohttp.ClientWebSocketResponse:
+        return await self.connect(say(Hello(PROTOCOL_VERSION, host, address)))
+
+    async def settled(self, count: int) -> None:
+        """Wait until so many sessions are open."""
+        for _ in range(200):
+            if self.service.sessions == count:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{self.service.sessions} sessions are open")
+
+
+def say(message: FromAgent) -> str:
+    return encode(message).decode()
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with serving() as found:
+        yield found
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Site]:
+    loop = asyncio.get_running_loop()
+    service = Service(Fleet(started_at=loop.time()), Content(None))
+    runner = web.AppRunner(make_app(service), shutdown_timeout=0.2, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with aiohttp.ClientSession() as http:
+            yield Site(service, f"http://127.0.0.1:{runner.addresses[0][1]}", http)
+    finally:
+        await runner.cleanup()
+
+
+async def heard(socket: aiohttp.ClientWebSocketResponse) -> object:
+    return decode_from_tracker((await socket.receive(timeout=3)).data)
+
+
+async def test_a_second_agent_of_a_name_is_told_and_the_first_one_stays(site: Site) -> None:
+    first = await site.join("h1", "10.0.0.1:7071")
+    assert isinstance(await heard(first), Welcome)
+    second = await site.join("h1", "10.0.0.2:7071")
+    answer = await heard(second)
+    assert isinstance(answer, Reject) and answer.problem["type"].endswith(":conflict")
+    assert "h1" in answer.problem["detail"] and "10.0.0.1:7071" in answer.problem["detail"]
+    assert (await second.receive(timeout=3)).type is aiohttp.WSMsgType.CLOSE
+    await site.settled(1)
+    await first.close()
+    await site.settled(0)
+    assert isinstance(await heard(await site.join("h1", "10.0.0.2:7071")), Welcome)
+
+
+async def test_an_agent_that_was_restarted_takes_over_its_half_open_session(site: Site) -> None:
+    old = await site.join("h1", "10.0.0.1:7071")
+    assert isinstance(await heard(old), Welcome)
+    new = await site.join("h1", "10.0.0.1:7071")
+    assert isinstance(await heard(new), Welcome)
+    assert isinstance(await heard(old), Reject), "if somebody still reads there, he is told"
+    await old.close()
+    await site.settled(1)
+    assert site.service.fleet.hosts["h1"].session is not None
+
+
+HOLDING = '{"type":"holding","blob":"%s","size":%s,"piece_size":%s,"counts":%s}'
+COMPLAINT = '{{"type":"complaint","blob":"' + BLOB + '","stripe":0,"source":"{}","reason":"{}"}}'
+MESSAGES = {
+    "no JSON": "{",
+    "a second hello's form": '{"type":"hello","protocol":1}',
+    "a tracker's message": '{"type":"welcome","protocol":1,"report_interval_s":1}',
+    "a blob that is no digest": HOLDING % ("x" * 100_000, PIECE, PIECE, "[0]"),
+    "a negative size": HOLDING % (BLOB, -1, PIECE, "[0]"),
+    "a size of 300 digits": HOLDING % (BLOB, "9" * 300, PIECE, "[0]"),
+    "a negative count": HOLDING % (BLOB, PIECE, PIECE, "[-1]"),
+    "too many counts": HOLDING % (BLOB, PIECE, PIECE, "[" + "0," * 5000 + "0]"),
+    "bytes of 300 digits": '{"type":"report","sent_bytes":' + "9" * 300 + ',"busy_s":1}',
+    "negative bytes": '{"type":"report","sent_bytes":-1,"busy_s":1}',
+    "infinity": '{"type":"report","sent_bytes":1,"busy_s":1e999}',
+    "no number": '{"type":"report","sent_bytes":1,"busy_s":NaN}',
+    "negative time": '{"type":"report","sent_bytes":1,"busy_s":-1}',
+    "a complaint of a page": COMPLAINT.format("x" * 10_000, "reset"),
+    "a complaint for a reason of its own": COMPLAINT.format("h", "x\\ny"),
+    "more holdings than a message may have": say(
+        Holdings((Holding(BLOB, PIECE, PIECE, (0,)),) * (BLOBS_PER_MESSAGE_MAX + 1))
+    ),
+    "a frame over the limit": "x" * (MESSAGE_BYTES_MAX + 1),
+}
+
+
+@pytest.mark.parametrize("text", MESSAGES.values(), ids=MESSAGES.keys())
+async def test_what_no_agent_says_ends_its_session_and_hurts_no_other(
+    site: Site, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, bad = await site.join("good", "10.0.0.1:1"), await site.join("bad", "10.0.0.2:1")
+    assert isinstance(await heard(good), Welcome) and isinstance(await heard(bad), Welcome)
+    with contextlib.suppress(ConnectionError):  # a large frame is refused while it is being sent
+        await bad.send_str(text)
+    await site.settled(1)
+    await good.send_str(say(Holding(BLOB, PIECE, PIECE, (1,))))
+    await good.send_str(say(Report()))
+    async with site.http.get(site.url + "/v1/hosts/good") as answer:
+        assert (await answer.json())["blobs"] == 1
+    assert "Traceback" not in caplog.text
+    assert all(len(record.getMessage()) < 1000 and "\n" not in record.getMessage() for record in caplog.records)
+
+
+HELLO = '{"type":"hello","protocol":1,"host":%s,"address":%s}'
+HELLOS = {
+    "no name": HELLO % ('""', '"a:1"'),
+    "a long name": HELLO % ('"' + "x" * 256 + '"', '"a:1"'),
+    "a name with a line break": HELLO % ('"a\\nb"', '"a:1"'),
+    "a name with a zero": HELLO % ('"a\\u0000b"', '"a:1"'),
+    "no address": HELLO % ('"h"', '""'),
+    "an address without a port": HELLO % ('"h"', '"a"'),
+    "an address with a line break": HELLO % ('"h"', '"a\\r\\nX: y:80"'),
+    "an address that is no ASCII": HELLO % ('"h"', '"h\\u00e4user:80"'),
+    "a report first": say(Report()),
+    "no JSON": "hello",
+}
+
+
+@pytest.mark.parametrize("text", HELLOS.values(), ids=HELLOS.keys())
+async def test_a_hello_that_cannot_be_is_rejected(site: Site, text: str) -> None:
+    answer = await heard(await site.connect(text))
+    assert isinstance(answer, Reject) and answer.problem["type"].endswith(":bad-request")
+    assert not site.service.fleet.hosts and site.service.sessions == 0
+
+
+async def test_sockets_without_a_hello_are_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "HELLO_TIMEOUT_S", 0.3)
+    silent = [await site.connect() for _ in range(20)]
+    assert all([isinstance(await heard(socket), Reject) for socket in silent])
+    assert all([(await socket.receive(timeout=3)).type is aiohttp.WSMsgType.CLOSE for socket in silent])
+
+
+async def test_those_who_leave_before_or_during_their_hello_leave_nothing(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    for text in ("", '{"type":"hello"', say(Hello(PROTOCOL_VERSION, "h", "a:1"))):
+        socket = await site.connect(text)
+        await socket.close()
+        raw = await site.connect(text)
+        transport = raw.get_extra_info("socket")
+        assert transport is not None
+        raw._response.connection.transport.abort()  # type: ignore[union-attr]
+    async with site.http.get(site.url + "/v1/session") as answer:
+        assert answer.status == 400
+    await site.settled(0)
+    assert "Traceback" not in caplog.text
+
+
+async def test_an_agent_that_does_not_read_is_ended_when_too_much_waits_for_it() -> None:
+    outbox = Outbox()
+    for _ in range(2 * OUTBOX_MAX):
+        outbox.put(Welcome(PROTOCOL_VERSION, 1.0))
+    assert outbox.ended and outbox.queue.qsize() == OUTBOX_MAX + 1
+    waiting = [outbox.queue.get_nowait() for _ in range(outbox.queue.qsize())]
+    assert waiting[-1] is None
