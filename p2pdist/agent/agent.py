@@ -96,6 +96,7 @@ class Agent:
         self.pulls = Pulls(self.store, self._packages, self)
         self._fetching: dict[Digest, BlobPull] = {}
         self._served: set[Digest] = set()
+        self._unwanted: set[Digest] = set()
         self._session_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -139,6 +140,7 @@ class Agent:
         blob.hold()
         if layer.digest in self._served:  # evicted a moment ago: what was there must not be offered any more
             self._unserve(layer.digest)
+        self._unwanted.discard(layer.digest)
         fetching = self._fetching[layer.digest] = BlobPull(blob, self, tracker_present=self.session.connected)
         self._served.add(layer.digest)
         fetching.done.add_done_callback(lambda done: self._fetched(fetching, done))
@@ -158,24 +160,29 @@ class Agent:
 
     async def discard(self, digest: Digest) -> None:
         """See Fetcher in pulls.py: what a corrupt origin gave is not kept."""
-        fetching, wrong = self._fetching.get(digest), self.store.get(digest)
+        self._unwanted.add(digest)
+        fetching = self._fetching.get(digest)
         if fetching is not None:
             fetching.reject(Corrupt(f"{digest} is not what its digest says"))
         if digest in self._served:
             self._unserve(digest)
+        failure: P2PDistError | None = None
         for _ in range(DISCARD_TRIES):
-            begun_anew = self._fetching.get(digest, fetching) is not fetching
-            if wrong is None or begun_anew or self.store.get(digest) is not wrong:
-                return
+            blob = self.store.get(digest)
+            if blob is None or digest not in self._unwanted:  # else it is being fetched again since
+                failure = None
+                break
             try:
-                await asyncio.to_thread(self.store.remove if wrong.complete else self.store.drop_partial, digest)
-                return
-            except Conflict:  # somebody is still reading it, but not for long: its streams have been ended
+                await asyncio.to_thread(self.store.remove if blob.complete else self.store.drop_partial, digest)
+            except Conflict as error:  # somebody is still reading it, but not for long: its streams have been ended
+                failure = error
                 await asyncio.sleep(DISCARD_PAUSE_S)
             except P2PDistError as error:
-                _logger.warning("%s", error)
-                return
-        _logger.error("what is stored as %s is wrong and cannot be removed: it is in use", digest)
+                failure = error
+                break
+        self._unwanted.discard(digest)
+        if failure is not None:
+            _logger.error("what is stored as %s is wrong and could not be removed: %s", digest, failure)
 
     async def describe(self, digest: Digest) -> Descriptor:
         """What is known of a blob that is asked for by digest, without fetching it. Raises NotFound, Unavailable."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli.seconds import Seconds
-from p2pdist.model.errors import UsageError
+from p2pdist.cli.sizes import parse_size
 
 if TYPE_CHECKING:
     from p2pdist.agent.agent import AgentSettings
@@ -127,29 +127,3 @@ def _reachable(address: tuple[str, int]) -> str:
     if host in ("0.0.0.0", "::"):
         host = sockets.gethostname()
     return address_text(host, port)
-
-
-_UNITS = {
-    "": 1,
-    "K": 1000,
-    "M": 1000**2,
-    "G": 1000**3,
-    "T": 1000**4,
-    "KI": 1 << 10,
-    "MI": 1 << 20,
-    "GI": 1 << 30,
-    "TI": 1 << 40,
-}
-
-
-def parse_size(text: str) -> int:
-    """Bytes of a size such as 200GiB, 1.5TB or 4096, at least 1. Raises UsageError."""
-    number = text.strip().rstrip("BKMGTIbkmgti ")
-    unit = text.strip()[len(number) :].strip().upper().removesuffix("B")
-    try:
-        size = int(float(number) * _UNITS[unit])
-    except (ValueError, KeyError, OverflowError):
-        size = 0
-    if size <= 0:
-        raise UsageError(f"{text!r} is not a size", remedy="Write a number and a unit, such as 200GiB")
-    return size

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.agent import parse_size
+from p2pdist.cli.sizes import parse_size
 from p2pdist.model.errors import P2PDistError, UsageError
 
 if TYPE_CHECKING:

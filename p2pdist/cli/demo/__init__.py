@@ -17,7 +17,7 @@ LOG_WIDTH = 130
 @click.command("demo")
 @click.option("--agents", type=click.IntRange(1, AGENTS_MAX), default=8, show_default=True, help="How many to start.")
 @click.option("--small", is_flag=True, help="A base layer of numpy alone, for CI: less to download, pack and move.")
-@click.option("--size", default="0", metavar="BYTES", help="Pad the base layer to this size, such as 1GiB.")
+@click.option("--size", default="", metavar="BYTES", help="Pad the base layer to this size, such as 1GiB.")
 @click.option("--keep", is_flag=True, help="Keep the directory with stores, packages and logs.")
 @output.json_option
 def command(agents: int, small: bool, size: str, keep: bool, as_json: bool) -> None:
@@ -34,13 +34,13 @@ def command(agents: int, small: bool, size: str, keep: bool, as_json: bool) -> N
     """
     from rich.console import Console
 
-    from p2pdist.cli.agent import parse_size
     from p2pdist.cli.demo.figures import as_document, claims, show
     from p2pdist.cli.demo.script import Interrupted, Options, Script, play
+    from p2pdist.cli.sizes import parse_size
 
     terminal = (sys.stderr if as_json else sys.stdout).isatty()
     console = Console(stderr=as_json, width=None if terminal else LOG_WIDTH)
-    script = Script(Options(agents=agents, small=small, size=parse_size(size), keep=keep), console)
+    script = Script(Options(agents=agents, small=small, size=parse_size(size) if size else 0, keep=keep), console)
     try:
         figures = asyncio.run(play(script))
     except Interrupted as interrupted:
