@@ -79,6 +79,34 @@ MUTANTS: tuple[Mutant, ...] = (
         "        elif stream.left <= 1:",
         ("tests/core/test_uplink.py",),
     ),
+    Mutant(
+        "offer pieces before they verified",
+        "p2pdist/core/uplink.py",
+        "[piece for piece in range(stripe, layout.count, stripes) if piece in have]",
+        "list(range(stripe, layout.count, stripes))",
+        ("tests/core/test_uplink.py",),
+    ),
+    Mutant(
+        "believe who sent wrong bytes",
+        "p2pdist/core/sources.py",
+        '        if record is not None and (record.reason != "corrupt" or source.is_origin):',
+        "        if record is not None:",
+        ("tests/core/test_sources.py",),
+    ),
+    Mutant(
+        "ignore the cap on leases",
+        "tracker/core/fleet.py",
+        "return max(0, self.origin_streams_max - self.leases())",
+        "return swarm.stripes",
+        ("tests/tracker/test_fleet.py",),
+    ),
+    Mutant(
+        "grant leases while roots may come back",
+        "tracker/core/fleet.py",
+        "        if now - self.started_at < GRACE_S and swarm.under_way:",
+        "        if False:",
+        ("tests/tracker/test_fleet.py",),
+    ),
 )
 
 

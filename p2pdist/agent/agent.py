@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from p2pdist.agent.blob_pull import BlobPull
@@ -21,6 +22,7 @@ from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, Unavailable, from_problem
 from p2pdist.model.messages import (
+    BLOBS_PER_MESSAGE_MAX,
     PROTOCOL_VERSION,
     Assign,
     Complaint,
@@ -262,7 +264,8 @@ class Agent:
         for digest in self._served - self._fetching.keys():
             if self.store.get(digest) is None:  # evicted
                 self._unserve(digest)
-        advances = [each for each in (fetching.advance() for fetching in self._fetching.values()) if each is not None]
+        news = filter(None, (fetching.advance() for fetching in self._fetching.values()))
+        advances = list(islice(news, BLOBS_PER_MESSAGE_MAX))
         sent_bytes, busy_s = self.turns.take_sample()
         if not advances and not sent_bytes and not self._fetching:
             return None

@@ -184,6 +184,10 @@ class Pulls:
         pull.state, pull.note = "running", ""
         slots = asyncio.Semaphore(BLOBS_AT_ONCE)
         with ExitStack() as holds:
+            for layer in layers.values():  # first of all, so that what is here does not make room for what is not
+                here = self._store.get(layer.digest)
+                if here is not None and here.complete and here.pieces_digest == layer.pieces_digest:
+                    holds.enter_context(here.held())
             try:
                 async with asyncio.TaskGroup() as group:
                     for layer in layers.values():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from p2pdist.model.errors import Conflict, P2PDistError, UsageError
 from p2pdist.transfer.client import parse_address
@@ -31,6 +32,17 @@ def set_up_logging(level: str) -> None:
         stream=sys.stderr,
         format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s",
     )
+    logging.getLogger("aiohttp.server").addFilter(_malformed_in_one_line)
+
+
+def _malformed_in_one_line(record: logging.LogRecord) -> bool:
+    """What strangers send to an open port is no failure of ours: no traceback, and nothing of it in the log."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}", ()
+        record.exc_info = None
+        record.levelno, record.levelname = logging.INFO, "INFO"
+    return True
 
 
 def run(service: Coroutine[Any, Any, None]) -> None:

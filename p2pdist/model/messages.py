@@ -112,7 +112,8 @@ class Assign(Message, frozen=True):
 
 
 class Reject(Message, frozen=True):
-    """A swarm or session cannot go on. `problem` is an RFC 9457 document; without a blob it ends the session."""
+    """A swarm or session cannot go on. `problem` is an RFC 9457 document. Without a blob it is about the session, or about one message
+    of it; whoever ends a session says why in its last message."""
 
     problem: dict[str, Any]
     blob: WireDigest | None = None

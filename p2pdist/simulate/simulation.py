@@ -135,15 +135,21 @@ class Simulation:
 
     def _quiet(self) -> None:
         """Let the last reports arrive, and those who lost the tracker find it again."""
-        ended_at = self.world.now
+        self.ended_at = self.world.now
         for _ in range(QUIET_TRIES):
+            at_rest = self._all_welcome()
             self.world.stopped = False
             until = self.world.now + QUIET_S
             while self.world.run(until=until, events_max=SLICE_EVENTS):
                 pass
-            if self.tracker.fleet is not None and all(h.session.welcomed for h in self.hosts.values() if h.running):
+            if at_rest and self._all_welcome():
                 break
-        self.ended_at = ended_at
+
+    def _all_welcome(self) -> bool:
+        """Whether a tracker answers every host that runs."""
+        return self.tracker.fleet is not None and all(
+            host.session.welcomed for host in self.hosts.values() if host.running
+        )
 
     def _delivered(self) -> tuple[int, int]:
         pulls = [pull for host in self.hosts.values() for pull in host.pulls.values()]

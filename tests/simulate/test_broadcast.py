@@ -21,11 +21,11 @@ def test_a_broadcast_reads_the_origin_once_and_is_nearly_as_fast_as_possible(hos
 
 
 def test_300_hosts() -> None:
-    """The case of the 2,600 hosts, smaller: the last host within 1.05 of the bound."""
-    report = broadcast(300, 500_000_000, 100e6)
+    """The case of the 2,600 hosts, smaller."""
+    report = broadcast(300, 80_000_000, 20e6, piece_size=128 << 10)
     assert report.complete == 300
     assert report.origin_ratio == 1.0
-    assert report.p999_s <= 1.06 * report.bound_s
+    assert report.p999_s <= 1.10 * report.bound_s
     assert report.host_sent_ratio_max <= 1.1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -16,6 +17,8 @@ import pytest
 from site_rig import P2PDIST, Agent, Site, free_port, until
 
 from p2pdist.model.errors import NotFound, P2PDistError
+from p2pdist.model.package import Descriptor, Manifest, decode_manifest, encode_manifest, parse_reference
+from p2pdist.origin.layout import LocalLayout
 
 MIB = 1 << 20
 PIECE = 64 << 10
@@ -338,3 +341,54 @@ def test_services_listen_on_both_families(site: Site) -> None:
         with urllib.request.urlopen(f"http://{host}:{port}/readyz", timeout=5) as answer:
             assert answer.status == 200
     assert tracker.poll() is None
+
+
+MALFORMED = (
+    b"\x16\x03\x01garbage\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"POST /v1/streams HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n",
+    b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",
+)
+
+
+def test_what_is_no_http_gets_a_400_and_one_line_in_the_log(site: Site) -> None:
+    (agent,) = site.agents(1)
+    for port in (agent.port, site.tracker_port):
+        for text in MALFORMED:
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
+                stranger.sendall(text)
+                assert stranger.recv(100).split()[1] == b"400"
+    for log in (agent.log, site.directory / "tracker.log"):
+        text = log.read_text()
+        assert "Traceback" not in text and "xxxx" not in text
+
+
+def test_a_package_whose_layers_are_one_blob_is_pulled_once_and_shown(site: Site) -> None:
+    async def craft() -> None:
+        origin = LocalLayout(site.layout)
+        described = await origin.resolve(parse_reference("a:1"))
+        manifest = decode_manifest(await origin.read(described.digest))
+        for tag, layers, lists in (("zero:1", (), ()), ("twice:1", manifest.layers * 2, manifest.piece_lists)):
+            body = encode_manifest(Manifest(manifest.config, layers, lists))
+            digest = await origin.write_small(body)
+            await origin.tag(parse_reference(tag), Descriptor(described.media_type, digest, len(body)))
+        await origin.close()
+
+    source, layout = site.directory / "source", site.directory / "layout"
+    source.mkdir()
+    (source / "file").write_bytes(os.urandom(MIB))
+    assert site.command("pack", str(source), "-t", "a:1", "--layout", str(layout))[0] == 0
+    assert site.command("push", "a:1", "--layout", str(layout), "--origin", f"file://{site.layout}")[0] == 0
+    asyncio.run(craft())
+    (agent,) = site.agents(1)
+    status = agent.pull(package="twice:1")
+    assert status.bytes_origin == status.bytes_total > MIB
+    shown = site.directory / "shown"
+    code, _, errors = site.command("mount", "twice:1", str(shown), "--socket", str(agent.socket))
+    assert code == 0, errors
+    assert (shown / "file").read_bytes() == (source / "file").read_bytes()
+    assert agent.pull(package="zero:1").state == "done"
+    code, _, errors = site.command("mount", "zero:1", str(site.directory / "none"), "--socket", str(agent.socket))
+    assert code == 2 and "0 layers" in errors
+    assert agent.stop() == 0
+    assert not shown.exists() or not any(shown.iterdir())
