@@ -16,7 +16,7 @@ from tracker.service import Outbox, Service
 HELLO_TIMEOUT_S = 10.0
 HEARTBEAT_S = 15.0
 FAREWELL_S = 1.0
-"""How long a session that ends may take to send what is queued for it."""
+"""How long a session that ends may take to send what is queued for it, and then the other side to answer the closing."""
 
 _logger = logging.getLogger(__name__)
 
@@ -24,7 +24,9 @@ _logger = logging.getLogger(__name__)
 async def session(request: web.Request) -> web.WebSocketResponse:
     """GET /v1/session"""
     service = request.app[SERVICE]
-    socket = web.WebSocketResponse(max_msg_size=MESSAGE_BYTES_MAX, heartbeat=HEARTBEAT_S, compress=False)
+    socket = web.WebSocketResponse(
+        timeout=FAREWELL_S, max_msg_size=MESSAGE_BYTES_MAX, heartbeat=HEARTBEAT_S, compress=False
+    )
     await socket.prepare(request)
     try:
         number, outbox = service.open_session(await _hello(socket))
