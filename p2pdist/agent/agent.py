@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
@@ -83,6 +84,7 @@ class Agent:
         )
         self._own_origin = open_origin(settings.origin) if settings.origin else None
         self._tracker_origins: dict[str, Origin] = {}
+        self._preparing: asyncio.Task[None] | None = None
         # What can be wrong with the settings is found before the store is opened, which may take long after a crash.
         self.store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=choose)
         try:
@@ -250,6 +252,14 @@ class Agent:
     def count_rejected(self, reason: str) -> None:
         self.rejected[reason] += 1
 
+    async def _prepare_origin(self) -> None:
+        """Load the driver of central storage now: the holder of a lease keeps everybody below it waiting."""
+        try:
+            await asyncio.to_thread(import_module, "p2pdist.origin.bucket")
+            self.origin()
+        except P2PDistError as error:
+            _logger.warning("the origin that the tracker names cannot be used: %s", error)
+
     # -- the tracker
 
     def _holdings(self) -> list[Holding]:
@@ -285,6 +295,8 @@ class Agent:
                     fetching.reject(error)
 
     def _on_tracker_change(self, present: bool) -> None:
+        if present and self._own_origin is None and self.session.origin:
+            self._preparing = asyncio.create_task(self._prepare_origin(), name="prepare-origin")
         for fetching in list(self._fetching.values()):
             fetching.tracker_changed(present)
 
