@@ -41,7 +41,7 @@ from tracker.core.planner import Planner, changed_plans
 from tracker.core.repair import avoid_s, free_children, move_lease, relieve, spare_origin, yield_lease
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, layout_of
 
-JOIN_BATCH_S = 0.05
+JOIN_BATCH_S = 0.1
 ABSENCE_S = 3.0
 GRACE_S = 5.0
 RETRY_S = 0.5

@@ -1,9 +1,7 @@
 """The planner: gives every receiver a parent in every stripe.
 
-Theory. Seats are counted exactly: in a stripe with n receivers that have no whole copy to draw on, one reads the origin and the seats
-of the others add up to n - 1. Newcomers' budgets are dealt to the stripes that lack seats, stripe after stripe, so that a host forwards
-in one stripe or, at a boundary, in two. Then each stripe is filled from the top: hosts with seats first, each at the shallowest
-free seat, so that the tree is as flat as the seats allow.
+Theory. Seats are dealt exactly (see seats.py). Then each stripe is filled from the top: hosts with seats first, each at the
+shallowest free seat, so that the tree is as flat as the seats allow.
 
 Repair uses the same pass: a lost parent's children are receivers without a parent. The one with the most pieces comes first and so
 takes the place that became free. Where a stripe lacks seats, spare ones of the budget are used, then idle ones of other stripes, and
@@ -20,9 +18,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from p2pdist.model.plan import Source, StripePlan
+from tracker.core.seats import clear, deal, mixed, outgrown
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
 
 ALTERNATES = 2
@@ -43,30 +41,22 @@ class Planner:
                 waiting.setdefault(stripe, []).append(host)
         if not waiting:
             return
-        self._allot(swarm)
+        redraw = outgrown(swarm)
+        before = clear(swarm) if redraw else {}
+        if redraw:
+            waiting = {}
+            for stripe, host in swarm.unplanned:
+                waiting.setdefault(stripe, []).append(host)
+        deal(swarm)
         for stripe, hosts in waiting.items():
             roots = len(swarm.roots[stripe])
-            _StripePass(swarm, stripe, min(self.origin_streams_max, roots + leases)).run(hosts)
+            _StripePass(swarm, stripe, min(self.origin_streams_max, roots + leases)).run(hosts, redraw=redraw)
             leases -= max(0, len(swarm.roots[stripe]) - roots)
-
-    def _allot(self, swarm: Swarm) -> None:
-        """Deal seats that are allotted to no stripe to the stripes that lack some."""
-        pool = [member for member in swarm.members.values() if member.spare > 0 and member.present]
-        if not pool:
-            return
-        seats = [sum(member.seats[stripe] for member in swarm.members.values()) for stripe in range(swarm.stripes)]
-        roots = 0 if any(member.seed for member in swarm.members.values()) else 1
-        lacking = [max(0, swarm.receivers - roots - count) for count in seats]
-        # Taken from the end: members that serve a stripe already, then those with the largest budgets.
-        pool.sort(key=lambda member: (any(member.seats), member.budget, _mixed(swarm.blob, member.host)))
-        for stripe in sorted(range(swarm.stripes), key=lambda stripe: -lacking[stripe]):
-            while lacking[stripe] and pool:
-                member = pool[-1]
-                taken = min(member.spare, lacking[stripe])
-                member.seats[stripe] += taken
-                lacking[stripe] -= taken
-                if not member.spare:
-                    pool.pop()
+        for (host, stripe), parent in before.items():
+            if swarm.members[host].parents[stripe] == parent:
+                swarm.changed.pop((host, stripe), None)
+        if redraw or not swarm.drawn_for:
+            swarm.drawn_for = swarm.receivers
 
 
 class _StripePass:
@@ -84,11 +74,15 @@ class _StripePass:
                 self._offer(member)
         heapq.heapify(self.free)
 
-    def run(self, hosts: list[str]) -> None:
-        """Attach `hosts`; those for whom there is no parent stay unplanned."""
+    def run(self, hosts: list[str], *, redraw: bool = False) -> None:
+        """Attach `hosts`; those for whom there is no parent stay unplanned. In a tree that is drawn anew the few pieces that hosts have do
+        not matter."""
         stripe, members = self.stripe, self.swarm.members
-        heads = [host for host in hosts if members[host].children[stripe] or members[host].counts[stripe]]
-        others = [host for host in hosts if not (members[host].children[stripe] or members[host].counts[stripe])]
+        heads: list[str] = []
+        others = hosts
+        if not redraw:
+            heads = [host for host in hosts if members[host].children[stripe] or members[host].counts[stripe]]
+            others = [host for host in hosts if not (members[host].children[stripe] or members[host].counts[stripe])]
         heads.sort(
             key=lambda host: (not members[host].budget, -members[host].counts[stripe], -members[host].seats[stripe])
         )
@@ -115,7 +109,7 @@ class _StripePass:
         """Newcomers: those with seats first, and among them those that read the origin for no other stripe yet."""
         member = self.swarm.members[host]
         seats = member.seats[self.stripe]
-        return seats == 0, member.parents.count(FROM_ORIGIN), -seats, _mixed(self.swarm.blob, host)
+        return seats == 0, member.parents.count(FROM_ORIGIN), -seats, mixed(self.swarm.blob, host)
 
     def _offer(self, member: Member) -> None:
         if member.present and self.swarm.rooted(self.stripe, member.host):
@@ -204,7 +198,7 @@ def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[s
         grand = swarm.members[parent].parents[stripe]
         if grand and swarm.members[grand].present:
             found.append(grand)
-    start = _mixed(swarm.blob, host) + stripe
+    start = mixed(swarm.blob, host) + stripe
     for step in range(min(len(names), 16)):
         if len(found) >= ALTERNATES:
             break
@@ -215,8 +209,3 @@ def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[s
             continue
         found.append(other.host)
     return found
-
-
-def _mixed(blob: str, host: str) -> int:
-    """A number that orders hosts differently for each blob, the same in every process."""
-    return int.from_bytes(blake2b(f"{blob}/{host}".encode(), digest_size=8).digest(), "big")

@@ -85,6 +85,7 @@ class Swarm:
     totals: list[int] = field(default_factory=list)
     receivers: int = 0
     under_way: bool = False
+    drawn_for: int = 0
     avoided: dict[tuple[str, str], float] = field(default_factory=dict)
     origin_failures: dict[str, None] = field(default_factory=dict)
     lease_moved_at: list[float] = field(default_factory=list)
