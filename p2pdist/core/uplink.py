@@ -157,7 +157,7 @@ class Uplink:
     """See the module's text. `blocks_in_flight` is how many blocks the kernel may be taking at once; pieces are cut into
     `blocks_per_piece` blocks within the limits of a block."""
 
-    blocks_in_flight: int = 2
+    blocks_in_flight: int = 1
     blocks_per_piece: int = 2
     stuck_min_s: float = 0.2
     sent_bytes: int = 0

@@ -40,7 +40,7 @@ def test_a_host_forwards_in_two_stripes_at_most() -> None:
 def test_trees_are_flat() -> None:
     swarm = planned(2600)
     for stripe in range(swarm.stripes):
-        assert max(swarm.depth(stripe, host) for host in swarm.members) <= 8
+        assert max(swarm.depth(stripe, host) for host in swarm.members) <= 12
 
 
 def test_an_orphan_is_not_put_below_its_own_descendants() -> None:
@@ -68,24 +68,26 @@ def joined_in_batches(hosts: int, batch: int) -> Swarm:
 def test_however_hosts_come_nobody_is_overloaded_and_the_trees_stay_flat() -> None:
     """One by one, in small batches or all at once: exact seats, and about as deep as when all are known from the start."""
     for hosts in (5, 24, 100, 300):
-        deepest = max(planned(hosts).depth(stripe, host) for stripe in range(4) for host in planned(hosts).members)
+        full = planned(hosts)
+        deepest = max(full.depth(stripe, host) for stripe in range(2) for host in full.members)
         for batch in (1, 2, 3, 7, 24):
             swarm = joined_in_batches(hosts, batch)
             assert not swarm.unplanned
             assert max(member.load for member in swarm.members.values()) <= swarm.stripes, (hosts, batch)
             assert sum(member.load for member in swarm.members.values()) == swarm.stripes * (hosts - 1)
             assert all(len(roots) == 1 for roots in swarm.roots)
-            depth = max(swarm.depth(stripe, host) for stripe in range(4) for host in swarm.members)
+            depth = max(swarm.depth(stripe, host) for stripe in range(2) for host in swarm.members)
             # Since the trees were last drawn at most a fifth has come, in batches that may hang below one another.
-            assert depth <= deepest + 2 + -(-hosts // 5 // batch), (hosts, batch, depth)
+            batches = -(-hosts // 5 // batch)
+            assert depth <= deepest + 2 + batches * batch.bit_length(), (hosts, batch, depth)
 
 
 def test_trees_are_not_drawn_anew_once_pieces_have_come_far() -> None:
     swarm = joined_in_batches(10, 10)
     for host in list(swarm.members):
-        swarm.advance(host, [40] * 4)
+        swarm.advance(host, [60] * 2)
     before = {host: list(member.parents) for host, member in swarm.members.items()}
     for number in range(10, 20):
-        swarm.add(f"h{number}", [0] * 4, budget=4, now=1.0)
+        swarm.add(f"h{number}", [0] * 2, budget=2, now=1.0)
     Planner().plan(swarm, leases=64)
     assert all(swarm.members[host].parents == parents for host, parents in before.items())
