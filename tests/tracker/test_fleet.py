@@ -535,3 +535,14 @@ def test_an_empty_swarm_is_forgotten() -> None:
     control.say("h1", Left(BLOB))
     assert control.fleet.swarms == {}
     assert control.tick(10.0) == []
+
+
+def test_one_impossible_holding_does_not_hide_the_others() -> None:
+    control = Control()
+    control.open("h1")
+    wrong = Holding(BLOB, 8 * PIECE, PIECE, (9,))
+    answers = control.say("h1", Holdings((wrong, Holding(OTHER, 8 * PIECE, PIECE, (8,)))))
+    assert [
+        answer.message.blob for answer in answers if isinstance(answer, Send) and isinstance(answer.message, Reject)
+    ] == [BLOB]
+    assert list(control.fleet.swarms) == [OTHER]

@@ -134,7 +134,8 @@ class Fleet:
                     self._hold(self.hosts[name], message, now)
                 case Holdings(blobs):
                     for holding in blobs:
-                        self._hold(self.hosts[name], holding, now)
+                        # Each for itself: one that cannot be true must not keep the others from being known.
+                        self._received(session, holding, now, out)
                 case Complaint():
                     self._complaint(name, message, now, out)
                 case Left(blob):
