@@ -31,6 +31,12 @@ RUNS_MAX = 100_000
 @click.option("--size", default="1GB", show_default=True, metavar="SIZE", help="Size of the blob, such as 3GB or 4GiB.")
 @click.option("--nic", default="300MB/s", show_default=True, metavar="RATE", help="Each host's uplink and downlink.")
 @click.option("--origin-rate", default="", metavar="RATE", help="Uplink of central storage [default: twice --nic].")
+@click.option("--racks", default=0, type=click.IntRange(0, HOSTS_MAX), help="So many racks, filled in blocks.")
+@click.option(
+    "--rack-rate", default="", metavar="RATE", help="Each rack's uplink and downlink for what crosses its boundary."
+)
+@click.option("--oversubscription", default="", metavar="N:1", help="The same as the hosts' rates together over N.")
+@click.option("--zones", default=0, type=click.IntRange(0, HOSTS_MAX), help="So many zones: racks or hosts in blocks.")
 @click.option("--latency", default="0.2ms", show_default=True, metavar="TIME", help="Each path, one way.")
 @click.option("--seed", default=1, show_default=True, help="The same seed gives the same run.")
 @click.option(
@@ -55,6 +61,10 @@ def command(
     size: str,
     nic: str,
     origin_rate: str,
+    racks: int,
+    rack_rate: str,
+    oversubscription: str,
+    zones: int,
     latency: str,
     seed: int,
     runs: int,
@@ -81,6 +91,9 @@ def command(
         _rate(nic),
         seed=seed,
         origin_bytes_s=_rate(origin_rate) if origin_rate else 0.0,
+        racks=racks,
+        rack_bytes_s=_rack_rate(rack_rate, oversubscription, hosts, racks, _rate(nic)),
+        zones=zones,
         latency_s=_time(latency),
         piece_size=_piece_size(piece_size),
     ).filled()
@@ -131,11 +144,27 @@ def _show(reports: list[Report], seconds: float, origin_bytes_s: float, *, as_js
         ("host done", f"p50 {worst.p50_s:.3f} s, p99 {worst.p99_s:.3f} s, p99.9 {worst.p999_s:.3f} s"),
         ("origin sent", f"{worst.origin_ratio:.3f} x the blob"),
         ("host sent", f"{worst.host_sent_ratio_mean:.3f} x the blob on average, {worst.host_sent_ratio_max:.3f} x at most"),
+        *_places(worst),
         ("received twice", f"{worst.duplicates} pieces; {worst.rejected} with wrong bytes"),
         ("simulated in", f"{seconds:.1f} s, {worst.events} events{' in that run' if len(reports) > 1 else ''}"),
     ]  # fmt: skip
     for name, value in lines:
         click.echo(f"{name:<15} {value}")
+
+
+def _places(report: Report) -> list[tuple[str, str]]:
+    lines = []
+    if report.rack_rx_ratio_max:
+        lines.append(
+            (
+                "rack received",
+                f"{report.rack_rx_ratio_mean:.3f} x the blob on average, {report.rack_rx_ratio_max:.3f} x at most",
+            )
+        )
+    if report.zone_origin_ratios:
+        shares = ", ".join(f"{zone} {ratio:.3f}" for zone, ratio in report.zone_origin_ratios.items())
+        lines.append(("origin to zones", f"{shares} x the blob"))
+    return lines
 
 
 @contextmanager
@@ -169,6 +198,23 @@ def _piece_size(text: str) -> int:
     return size
 
 
+def _rack_rate(rate: str, oversubscription: str, hosts: int, racks: int, nic_bytes_s: float) -> float:
+    """Bytes per second that may cross a rack's boundary each way; 0 for no limit."""
+    if not rate and not oversubscription:
+        return 0.0
+    if not racks:
+        raise UsageError("a limit on what leaves a rack needs racks", remedy="Say how many with --racks")
+    if rate and oversubscription:
+        raise UsageError("--rack-rate and --oversubscription say the same thing", remedy="Give one of them")
+    if rate:
+        return _rate(rate)
+    found = _SHARE.match(oversubscription.strip())
+    if not found or float(found[1]) <= 0:
+        raise UsageError(f"{oversubscription!r} is no oversubscription", remedy="Write two numbers, such as 4:1")
+    return -(-hosts // racks) * nic_bytes_s * float(found[2] or 1) / float(found[1])
+
+
+_SHARE = re.compile(r"([0-9.]+)(?::([0-9.]+))?\Z")
 _RATE = re.compile(r"([0-9.]+) ?([KMGT]?)bit/s\Z", re.IGNORECASE)
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s)\Z")
 

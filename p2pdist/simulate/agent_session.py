@@ -83,7 +83,9 @@ class AgentSession:
         if not self._network.reachable(self.host.name, TRACKER_NAME):
             self._world.after(CONNECT_TIMEOUT_S, self._retry, life, pause_s)
             return
-        self._session = self._tracker.connect(self, Hello(PROTOCOL_VERSION, self.host.name, self.host.address))
+        host = self.host
+        hello = Hello(PROTOCOL_VERSION, host.name, host.address, host.zone, host.rack.name if host.rack else "")
+        self._session = self._tracker.connect(self, hello)
         if self._session is None:
             self._retry(life, pause_s)
 

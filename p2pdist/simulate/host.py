@@ -28,6 +28,7 @@ from p2pdist.simulate.agent_session import AgentSession
 from p2pdist.simulate.network import Link, Network, Stream
 from p2pdist.simulate.origin import Origin
 from p2pdist.simulate.pull import Blob, Pull
+from p2pdist.simulate.rack import Rack
 from p2pdist.simulate.session import Tracker
 from p2pdist.simulate.world import World
 
@@ -66,8 +67,16 @@ class Surroundings:
 class Host:
     """See the module's text."""
 
-    def __init__(self, name: str, link: Link, blobs: Sequence[Blob], around: Surroundings) -> None:
-        self.name, self.link = name, link
+    def __init__(
+        self,
+        name: str,
+        link: Link,
+        blobs: Sequence[Blob],
+        around: Surroundings,
+        rack: Rack | None = None,
+        zone: str = "",
+    ) -> None:
+        self.name, self.link, self.rack, self.zone = name, link, rack, zone
         self.address = f"{name}:7071"
         self.world, self.network, self.checks = around.world, around.network, around.checks
         self.pulls = {blob.digest: Pull(blob) for blob in blobs}

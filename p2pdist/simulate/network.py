@@ -5,6 +5,9 @@ arrived at max(sent + latency, downlink free + bytes / rate), cut through: the r
 way when a stream closes is lost. Of one stream at most WINDOW_PIECES wait for the receiver's downlink: its window is full then, and the
 sender's kernel takes no more until there is room. Opening a stream takes a round trip.
 
+Between the two, a block for another rack waits its turn on its own rack's uplink and then on the other rack's downlink (rack.py), and one
+from the origin on the latter. Of such a stream at most CROSSING_PIECES are on their way, whichever queue they stand in.
+
 A process that dies breaks its streams at once. A host without power and a cut path are silent: blocks into them are stuck until the
 path heals, and after GIVES_UP_S the kernel gives the stream up on both sides. A stream whose other end is gone breaks when the
 path heals.
@@ -16,7 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from p2pdist.model.pieces import PieceSet
-from p2pdist.simulate.world import World
+from p2pdist.simulate.rack import Rack
+from p2pdist.simulate.world import Call, World
 
 if TYPE_CHECKING:
     from p2pdist.simulate.host import Host
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 2.0
 GIVES_UP_S = 10.0
 WINDOW_PIECES = 4
+CROSSING_PIECES = 2
 
 SLOW_BLOCK_S = 0.2
 """A block that takes longer than this keeps its sender's uplink core ticking: it may have to be taken for stuck."""
@@ -54,6 +59,7 @@ class Stream:
         "child",
         "child_open",
         "cut_since",
+        "ending",
         "finishing",
         "held_up",
         "last_arrival",
@@ -66,6 +72,7 @@ class Stream:
         "stripe",
         "stuck",
         "transit",
+        "window",
     )
 
     def __init__(self, child: Host, parent: Host | None, pull: Pull, number: int, stripe: int) -> None:
@@ -78,6 +85,9 @@ class Stream:
         self.last_arrival = 0.0
         self.finishing = -1
         self.held_up = 0
+        self.ending = False
+        crosses = parent is not None and parent.rack is not child.rack
+        self.window = CROSSING_PIECES if crosses else WINDOW_PIECES
         self.cut_since: float | None = None
         self.stuck: list[tuple[int, int, bool]] = []
 
@@ -231,18 +241,48 @@ class Network:
     def _transmit(self, stream: Stream, piece: int, length: int, last: bool) -> None:
         child, parent = stream.child, stream.parent
         assert parent is not None
-        arrives = self.arrival(child.link, length)
+        good = not parent.wrong_bytes or not parent.spoils(piece)
         if last:
             stream.transit.append(piece)
-            stream.last_arrival = arrives
-            good = not parent.wrong_bytes or not parent.spoils(piece)
-            self.world.at(arrives, child.arrived, stream, piece, length, good)
-        if len(stream.transit) <= WINDOW_PIECES:
+        if child.rack is not parent.rack:
+            self.cross(parent.rack, child, length, self._crossed, stream, piece, length, last, good)
+        else:
+            arrives = self.arrival(child.link, length)
+            if last:
+                stream.last_arrival = arrives
+                self.world.at(arrives, child.arrived, stream, piece, length, good)
+        if len(stream.transit) <= stream.window:
             stream.sending = -1
             parent.block_sent(stream, length)
         else:
             stream.held_up = length
             parent.watch_uplink()
+
+    def cross(self, source: Rack | None, child: Host, length: int, call: Call, *arguments: object) -> None:
+        """Carry a block that was just sent from a rack (None: the origin) to a host outside it; `call` happens when it arrives."""
+        now = self.world.now
+        passed = source.leave(now, length) if source is not None else now
+        self._later(passed, self._enter, child, length, call, arguments)
+
+    def _enter(self, child: Host, length: int, call: Call, arguments: tuple[object, ...]) -> None:
+        now = self.world.now
+        passed = child.rack.enter(now, length) if child.rack is not None else now
+        self._later(passed, self._reach, child, length, call, arguments)
+
+    def _reach(self, child: Host, length: int, call: Call, arguments: tuple[object, ...]) -> None:
+        self.world.at(self.arrival(child.link, length), call, *arguments)
+
+    def _later(self, time: float, call: Call, *arguments: object) -> None:
+        if time > self.world.now:
+            self.world.at(time, call, *arguments)
+        else:
+            call(*arguments)
+
+    def _crossed(self, stream: Stream, piece: int, length: int, last: bool, good: bool) -> None:
+        if last:
+            stream.child.arrived(stream, piece, length, good)
+            if stream.ending and not stream.transit:
+                self._finished(stream)
 
     def room(self, stream: Stream) -> None:
         """A piece has arrived: a block that waited for room in the window goes."""
@@ -261,8 +301,11 @@ class Network:
 
     def finish(self, stream: Stream) -> None:
         """The sender has given everything: the child learns it after the last piece."""
-        soonest = self.world.now + self.latency_s
-        self.world.at(max(soonest, stream.last_arrival), self._finished, stream)
+        if stream.transit and stream.window == CROSSING_PIECES:
+            stream.ending = True  # nobody knows yet when the last piece gets through
+        else:
+            soonest = self.world.now + self.latency_s
+            self.world.at(max(soonest, stream.last_arrival), self._finished, stream)
         self.close_serving(stream)
 
     def _finished(self, stream: Stream) -> None:

@@ -18,11 +18,13 @@ LEAD_MAX = 4
 
 
 class Origin:
-    """See the module's text. `bytes_sent` counts every piece served; `wrong` are the pieces that it holds with wrong bytes."""
+    """See the module's text. `bytes_sent` counts every piece served, `bytes_by_zone` by the zone of the reader; `wrong` are the pieces
+    that it holds with wrong bytes."""
 
     def __init__(self, world: World, network: Network, rate_bytes_s: float) -> None:
         self.rate_bytes_s = rate_bytes_s
         self.bytes_sent = 0
+        self.bytes_by_zone: dict[str, int] = {}
         self.available = True
         self.wrong: dict[Digest, frozenset[int]] = {}
         self._world, self._network = world, network
@@ -82,12 +84,14 @@ class Origin:
 
     def _sent(self, stream: Stream, piece: int, length: int) -> None:
         self.bytes_sent += length
+        zone = stream.child.zone
+        self.bytes_by_zone[zone] = self.bytes_by_zone.get(zone, 0) + length
         if stream.cut_since is not None:
             self._held_up.setdefault(stream, []).append(piece)
         elif stream.child_open:
             blob = stream.pull.blob
             good = piece not in self.wrong.get(blob.digest, ())
-            self._world.at(self._network.arrival(stream.child.link, length), self._arrived, stream, piece, length, good)
+            self._network.cross(None, stream.child, length, self._arrived, stream, piece, length, good)
         self._serve()
 
     def _arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:

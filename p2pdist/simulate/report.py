@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Report:
     """Figures of one run. Times are in seconds since a host's own start, except the makespan, which is when the last host was complete.
-    `bound_s` is what no distribution can beat: max(F/U_origin, F/min d, N F/(U_origin + sum u)). `fingerprint` differs when anything
-    that a host or the origin did differs."""
+    `bound_s` is what no distribution can beat: max(F/U_origin, F/min d, N F/(U_origin + sum u), F/rack rate). `rack_rx_ratio_*` are the
+    bytes that came into a rack from outside over F, 0 without racks; `zone_origin_ratios` what the origin sent into each zone over F.
+    `fingerprint` differs when anything that a host or the origin did differs."""
 
     hosts: int
     size: int
@@ -33,6 +34,9 @@ class Report:
     origin_ratio: float
     host_sent_ratio_mean: float
     host_sent_ratio_max: float
+    rack_rx_ratio_max: float
+    rack_rx_ratio_mean: float
+    zone_origin_ratios: dict[str, float]
     complete: int
     failed: int
     lost: int
@@ -53,6 +57,9 @@ class Report:
         makespan_s = max(ends, default=0.0)
         wanted = scenario.size * scenario.blobs
         bound_s = bound(wanted, scenario.hosts, scenario.nic_bytes_s, scenario.origin_bytes_s)
+        if scenario.racks and scenario.rack_bytes_s:
+            bound_s = max(bound_s, wanted / scenario.rack_bytes_s)
+        imported = [rack.bytes_in / wanted for rack in simulation.racks]
         blob = simulation.blobs[0]
         return cls(
             hosts=scenario.hosts,
@@ -70,6 +77,11 @@ class Report:
             origin_ratio=simulation.origin.bytes_sent / wanted,
             host_sent_ratio_mean=sum(host.sent_bytes for host in simulation.hosts.values()) / wanted / scenario.hosts,
             host_sent_ratio_max=max(host.sent_bytes for host in simulation.hosts.values()) / wanted,
+            rack_rx_ratio_max=max(imported, default=0.0),
+            rack_rx_ratio_mean=sum(imported) / len(imported) if imported else 0.0,
+            zone_origin_ratios={
+                zone: sent / wanted for zone, sent in sorted(simulation.origin.bytes_by_zone.items()) if zone
+            },
             complete=len(done),
             failed=sum(1 for _, pull in pulls if pull.error is not None),
             lost=len(simulation.lost),

@@ -13,6 +13,7 @@ from p2pdist.simulate.invariants import Invariants
 from p2pdist.simulate.network import Link, Network
 from p2pdist.simulate.origin import Origin
 from p2pdist.simulate.pull import Blob, Pull
+from p2pdist.simulate.rack import Rack
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.session import Tracker
 from p2pdist.simulate.world import World
@@ -32,13 +33,17 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """What to simulate: sizes in bytes, rates in bytes/s, times in seconds. `origin_bytes_s` 0 stands for twice a host's rate;
-    `piece_size` 0 for what the size asks for."""
+    `piece_size` 0 for what the size asks for. Hosts are dealt into `racks` in blocks, and racks (hosts without racks) into `zones`; what
+    crosses a rack's boundary shares `rack_bytes_s` in each direction, 0 for no limit."""
 
     hosts: int
     size: int
     nic_bytes_s: float
     seed: int = 1
     origin_bytes_s: float = 0.0
+    racks: int = 0
+    rack_bytes_s: float = 0.0
+    zones: int = 0
     latency_s: float = 0.0002
     piece_size: int = 0
     blobs: int = 1
@@ -51,6 +56,14 @@ class Scenario:
 
     def host_names(self) -> list[str]:
         return [f"h{number:05d}" for number in range(self.hosts)]
+
+    def rack_of(self, host: int) -> int:
+        """The rack that host number `host` stands in."""
+        return host * self.racks // self.hosts
+
+    def zone_of(self, host: int) -> int:
+        """The zone that host number `host` stands in."""
+        return self.rack_of(host) * self.zones // self.racks if self.racks else host * self.zones // self.hosts
 
     def filled(self) -> Scenario:
         """The same with every default worked out. The time limit is generous: reaching it means that somebody waits forever."""
@@ -74,6 +87,7 @@ class Simulation:
         layout = PieceLayout(scenario.size, scenario.piece_size)
         self.blobs = [Blob(digest_of(b"blob %d" % number), layout) for number in range(scenario.blobs)]
         self.hosts: dict[str, Host] = {}
+        self.racks = [Rack(f"r{number}", scenario.rack_bytes_s) for number in range(scenario.racks)]
         self.lost: dict[str, None] = {}
         self.ended_at = 0.0
         self._unsettled = 0
@@ -88,8 +102,11 @@ class Simulation:
             self.hosts,
             self._settled,
         )
-        for name in scenario.host_names():
-            self.hosts[name] = Host(name, Link(scenario.nic_bytes_s, scenario.nic_bytes_s), self.blobs, around)
+        for number, name in enumerate(scenario.host_names()):
+            link = Link(scenario.nic_bytes_s, scenario.nic_bytes_s)
+            rack = self.racks[scenario.rack_of(number)] if self.racks else None
+            zone = f"z{scenario.zone_of(number)}" if scenario.zones else ""
+            self.hosts[name] = Host(name, link, self.blobs, around, rack, zone)
             self._unsettled += len(self.blobs)
 
     def run(self, progress: Progress | None = None) -> Report:

@@ -117,10 +117,10 @@ def test_what_is_no_squashfs_is_corrupt(layer: Layer, tmp_path: Path, work: Path
     }[damage]
     bad.chmod(0o644)
     bad.write_bytes(changed)
-    before = kernel.mounted()
     with pytest.raises(Corrupt, match=r"bad\.squashfs"):
         show([good, bad], tmp_path / "view", work=work, how=how)
-    assert kernel.mounted() == before
+    # Those of this test alone: other tests mount at the same time.
+    assert not [entry for entry in kernel.mounted() if tmp_path in entry.point.parents]
     assert not (tmp_path / "view").exists()
     assert not list(work.iterdir())
 

