@@ -85,7 +85,7 @@ def test_however_hosts_come_nobody_is_overloaded_and_the_trees_stay_flat() -> No
 def test_trees_are_not_drawn_anew_once_pieces_have_come_far() -> None:
     swarm = joined_in_batches(10, 10)
     for host in list(swarm.members):
-        swarm.advance(host, [60] * 2)
+        swarm.advance(host, [60] * 2, now=1.0)
     before = {host: list(member.parents) for host, member in swarm.members.items()}
     for number in range(10, 20):
         swarm.add(f"h{number}", [0] * 2, budget=2, now=1.0)

@@ -34,10 +34,11 @@ from p2pdist.model.messages import (
     Welcome,
 )
 from p2pdist.model.plan import ORIGIN, Plan, Source
+from tracker.core.assignments import changed_plans
 from tracker.core.capacity import Capacities
 from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
-from tracker.core.planner import Planner, changed_plans
+from tracker.core.planner import Planner
 from tracker.core.repair import avoid_s, free_children, move_lease, relieve, spare_origin, yield_lease
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, layout_of
 
@@ -157,7 +158,8 @@ class Fleet:
         self.swarms[swarm.blob] = swarm
         member = swarm.members.get(host.name)
         if member is None:
-            member = swarm.add(host.name, counts, budget=self._budget(host, swarm, now), now=now)
+            budget = self._budget(host, swarm, now)
+            member = swarm.add(host.name, counts, budget=budget, now=now, zone=host.zone, rack=host.rack)
             host.swarms[swarm.blob] = None
             swarm.under_way = swarm.under_way or any(counts)
             swarm.tell(now, f"{host.name} joins with {sum(counts)} pieces")
@@ -190,7 +192,7 @@ class Fleet:
             swarm.forget_pieces(member.host, counts)
             self._replan(swarm.blob, "lost pieces", now + JOIN_BATCH_S)
             return
-        complete = swarm.advance(member.host, counts)
+        complete = swarm.advance(member.host, counts, now=now)
         if spare_origin(swarm, member.host):
             self._replan(swarm.blob, "whole copy", now)
         if complete:
@@ -228,7 +230,8 @@ class Fleet:
             if len(self.hosts) >= HOSTS_MAX:
                 return False
             host = self.hosts[name] = Host(name, absent_since=now)
-        member = swarm.add(name, [0] * swarm.stripes, budget=self._budget(host, swarm, now), now=now)
+        budget = self._budget(host, swarm, now)
+        member = swarm.add(name, [0] * swarm.stripes, budget=budget, now=now, zone=host.zone, rack=host.rack)
         member.absent_since = now
         self._absent[name] = None
         host.swarms[swarm.blob] = None

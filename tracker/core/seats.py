@@ -1,9 +1,13 @@
 """Seats: on which stripes the budgets of hosts are spent.
 
-Theory. A stripe with n receivers and one root needs n - 1 seats, and all budgets together have just enough. So seats are dealt exactly.
-Each stripe first gets one that can be reached (of a host that receives the stripe already), or its newcomers would find no place but
-on top of somebody's budget; then roots serve the stripe that they read; then the rest goes stripe after stripe, so that a host
-forwards in one stripe or, at a boundary, in two.
+Theory. In each stripe a rack with n receivers has one importer, which receives from outside, and needs n - 1 seats for the others; the
+swarm needs one more for every rack but those that have a root. All budgets together have just enough, so seats are dealt exactly.
+Hosts that name no rack form one rack, and then nothing is left but the exact seats of a flat tree.
+
+Within a rack each stripe first gets a seat that can be reached (of a host that receives the stripe already), or its newcomers would find
+no place but on top of somebody's budget; then roots serve the stripe that they read; then the rest goes stripe after stripe, so that a
+host forwards in one stripe or, at a boundary, in two. A rack keeps about as many seats over as a host has, and these are its exports:
+seen from outside a rack is a host, and forwards mainly in one stripe.
 
 Hosts that join in small batches hang below one another, and every level costs the time of a piece. As long as a swarm is young, so
 that moving costs next to nothing, its trees are therefore drawn anew each time it has grown by GROWTH; that is seldom enough to cost
@@ -12,11 +16,10 @@ O(1) a host.
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
 
 GROWTH = 1.25
+STRAINED_GROWTH = 1.03
 YOUNG = 0.08
 PIECES_MIN = 64
 """A blob of fewer pieces is there before its trees could be drawn anew."""
@@ -24,15 +27,49 @@ PIECES_MIN = 64
 
 def deal(swarm: Swarm) -> None:
     """Allot seats that belong to no stripe to the stripes that lack some."""
-    spare = [member for member in swarm.members.values() if member.spare > 0 and member.present]
+    spare: dict[str, list[Member]] = {}
+    for member in swarm.members.values():
+        if member.spare > 0 and member.present:
+            spare.setdefault(member.rack, []).append(member)
     if not spare:
         return
-    dealt = [sum(member.seats[stripe] for member in swarm.members.values()) for stripe in range(swarm.stripes)]
-    roots = 0 if any(member.seed for member in swarm.members.values()) else 1
-    lacking = [max(0, swarm.receivers - roots - count) for count in dealt]
+    exports: dict[str, list[int]] = {}
+    sources: dict[str, list[bool]] = {}
+    for rack, names in swarm.racks.items():
+        members = [swarm.members[name] for name in names]
+        zone = members[0].zone
+        whole = [any(each.counts[stripe] == total for each in members) for stripe, total in enumerate(swarm.totals)]
+        lacking = _lacking(swarm, members, whole)
+        if rack in spare:
+            _deal_inside(swarm, rack, spare[rack], lacking)
+        counts = exports.setdefault(zone, [0] * swarm.stripes)
+        found = sources.setdefault(zone, [False] * swarm.stripes)
+        for stripe, roots in enumerate(swarm.roots):
+            root = any(host in names for host in roots)
+            counts[stripe] += (not whole[stripe] and not root) + min(0, lacking[stripe])
+            found[stripe] = found[stripe] or whole[stripe] or root
+    if len(swarm.racks) > 1:
+        for zone, counts in exports.items():
+            # Where nobody has the stripe yet, the first rack of the zone will read it from the origin.
+            needed = [count - (not found) for count, found in zip(counts, sources[zone], strict=True)]
+            _deal_exports(swarm, {rack: spare[rack] for rack in spare if spare[rack][0].zone == zone}, needed)
+
+
+def _lacking(swarm: Swarm, members: list[Member], whole: list[bool]) -> list[int]:
+    """Per stripe the seats that a rack lacks for its own; below zero those that it has over. A rack that has the whole of a stripe needs
+    no importer."""
+    found = [whole[stripe] - 1 for stripe in range(swarm.stripes)]
+    for stripe, total in enumerate(swarm.totals):
+        for member in members:
+            found[stripe] += (member.counts[stripe] < total) - member.seats[stripe]
+    return found
+
+
+def _deal_inside(swarm: Swarm, rack: str, spare: list[Member], lacking: list[int]) -> None:
+    present = [member for member in (swarm.members[name] for name in swarm.racks[rack]) if member.present]
     for stripe in range(swarm.stripes):
-        if lacking[stripe] and not any(
-            _attached(swarm, each, stripe) and each.free(stripe) > 0 for each in _present(swarm)
+        if lacking[stripe] > 0 and not any(
+            each.free(stripe) > 0 and _attached(swarm, each, stripe) for each in present
         ):
             candidates = [each for each in spare if each.spare > 0 and _attached(swarm, each, stripe)]
             best = max(candidates, key=lambda each: (each.host in swarm.roots[stripe], each.spare), default=None)
@@ -40,22 +77,46 @@ def deal(swarm: Swarm) -> None:
                 _give(best, stripe, lacking, 1)
     for stripe, holders in enumerate(swarm.roots):
         for host in holders:
-            _give(swarm.members[host], stripe, lacking, swarm.members[host].spare)
+            if swarm.members[host].rack == rack:
+                _give(swarm.members[host], stripe, lacking, swarm.members[host].spare)
     # Taken from the end: members that serve a stripe already, then those with the largest budgets.
     pool = [member for member in spare if member.spare > 0]
-    pool.sort(key=lambda member: (any(member.seats), member.budget, mixed(swarm.blob, member.host)))
+    pool.sort(key=lambda member: (any(member.seats), member.budget, member.order))
     for stripe in sorted(range(swarm.stripes), key=lambda stripe: -lacking[stripe]):
-        while lacking[stripe] and pool:
+        while lacking[stripe] > 0 and pool:
             _give(pool[-1], stripe, lacking, pool[-1].spare)
             if not pool[-1].spare:
                 pool.pop()
 
 
+def _deal_exports(swarm: Swarm, spare: dict[str, list[Member]], lacking: list[int]) -> None:
+    """Seats that racks have over, to the stripes that still have to reach other racks; those of a root's rack first, in its stripe."""
+    racks = sorted(spare, key=lambda rack: min(member.order for member in spare[rack]))
+    homes = [{swarm.members[root].rack for root in roots} for roots in swarm.roots]
+    for seats in (1, swarm.stripes):
+        for stripe in range(swarm.stripes):
+            for rack in racks:
+                if rack in homes[stripe]:
+                    member = max(spare[rack], key=lambda each: each.spare)
+                    _give(member, stripe, lacking, seats)
+    stripes = sorted(range(swarm.stripes), key=lambda stripe: -lacking[stripe])
+    for rack in racks:
+        for member in sorted(spare[rack], key=lambda each: -each.order):
+            while member.spare > 0 and stripes:
+                if lacking[stripes[0]] > 0:
+                    _give(member, stripes[0], lacking, member.spare)
+                else:
+                    stripes.pop(0)
+
+
 def outgrown(swarm: Swarm) -> bool:
-    """Whether a young swarm has grown so much since its trees were drawn that drawing them anew pays."""
-    if not swarm.drawn_for or swarm.under_way or swarm.layout.count < PIECES_MIN:
+    """Whether a young swarm has grown so much since its trees were drawn, or got hosts for which there were no seats, that drawing them
+    anew pays."""
+    if swarm.receivers <= swarm.drawn_for or not swarm.drawn_for or swarm.under_way or swarm.layout.count < PIECES_MIN:
         return False
-    if swarm.receivers < GROWTH * swarm.drawn_for or swarm.receivers != len(swarm.members):
+    if swarm.receivers != len(swarm.members):
+        return False
+    if swarm.receivers < (STRAINED_GROWTH if swarm.strained else GROWTH) * swarm.drawn_for:
         return False
     limit = YOUNG * swarm.layout.count
     return all(member.present and sum(member.counts) < limit for member in swarm.members.values())
@@ -74,15 +135,6 @@ def clear(swarm: Swarm) -> dict[tuple[str, int], str]:
     return parents
 
 
-def mixed(blob: str, host: str) -> int:
-    """A number that orders hosts differently for each blob, the same in every process."""
-    return int.from_bytes(blake2b(f"{blob}/{host}".encode(), digest_size=8).digest(), "big")
-
-
-def _present(swarm: Swarm) -> list[Member]:
-    return [member for member in swarm.members.values() if member.present]
-
-
 def _attached(swarm: Swarm, member: Member, stripe: int) -> bool:
     """Whether others can receive the stripe from the host now."""
     return member.parents[stripe] is not None or member.counts[stripe] == swarm.totals[stripe]
@@ -90,5 +142,6 @@ def _attached(swarm: Swarm, member: Member, stripe: int) -> bool:
 
 def _give(member: Member, stripe: int, lacking: list[int], seats: int) -> None:
     taken = min(seats, member.spare, lacking[stripe])
-    member.seats[stripe] += taken
-    lacking[stripe] -= taken
+    if taken > 0:
+        member.seats[stripe] += taken
+        lacking[stripe] -= taken

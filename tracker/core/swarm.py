@@ -9,9 +9,13 @@ A member is a receiver (it lacks pieces) or a seed. A receiver's place in a stri
 a root and holds the lease), or nobody yet. Seeds have no parents. A member whose session ended, and that has not said since what it
 holds, is absent: its streams may well be running, so its edges stay for a while, but it gets no new parents and no new children.
 
+Hosts stand in racks. Within a rack bandwidth is plentiful, its uplink is shared; so in each stripe one host of a rack, its importer,
+receives from outside and the others from inside (see planner.py). Hosts that name no rack count as one.
+
 `avoided` holds (child, parent) pairs that failed a moment ago, with the time until which they are not joined again. `unplanned` holds
 the (stripe, host) that wait for a parent, `changed` the (host, stripe) whose parent the host has not been told yet. A swarm is `under_way`
-when hosts joined it with pieces or streams that this tracker did not plan.
+when hosts joined it with pieces or streams that this tracker did not plan, and `strained` when somebody was given more
+children than seats since its trees were drawn.
 
 Invariants: the edges of a stripe form a forest (no cycles); only receivers have parents; a lease belongs to the host whose parent is
 the origin; all here is soft and rebuilt from what agents report.
@@ -22,6 +26,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UsageError
@@ -38,7 +43,8 @@ STORY_EVENTS_MAX = 256
 class Member:
     """One host in a swarm. `counts`: verified pieces per stripe; `seats`: seats allotted per stripe; `parents`: host name, FROM_ORIGIN
     or None, per stripe; `children`: host names, in the order in which they came; `complaints`: how often the host complained in a stripe
-    since it last got a piece of it."""
+    since it last got a piece of it; `moved_at`: when it last reported pieces of a stripe, and `pace` how many a second those were;
+    `order`: a number that orders hosts differently for each blob."""
 
     host: str
     counts: list[int]
@@ -48,8 +54,14 @@ class Member:
     joined_at: float
     budget: int
     complaints: list[int]
+    moved_at: list[float]
+    pace: list[float]
+    order: int
+    zone: str = ""
+    rack: str = ""
     seed: bool = False
     absent_since: float | None = None
+    heard_at: float = 0.0
 
     @property
     def present(self) -> bool:
@@ -77,6 +89,7 @@ class Swarm:
     blob: Digest
     layout: PieceLayout
     members: dict[str, Member] = field(default_factory=dict)
+    racks: dict[str, dict[str, None]] = field(default_factory=dict)
     roots: list[dict[str, None]] = field(default_factory=list)
     unplanned: dict[tuple[int, str], None] = field(default_factory=dict)
     changed: dict[tuple[str, int], None] = field(default_factory=dict)
@@ -86,6 +99,7 @@ class Swarm:
     receivers: int = 0
     under_way: bool = False
     drawn_for: int = 0
+    strained: bool = False
     avoided: dict[tuple[str, str], float] = field(default_factory=dict)
     origin_failures: dict[str, None] = field(default_factory=dict)
     lease_moved_at: list[float] = field(default_factory=list)
@@ -106,8 +120,8 @@ class Swarm:
         ):
             raise UsageError(f"impossible piece counts {counts} for {self.blob}")
 
-    def add(self, host: str, counts: list[int], *, budget: int, now: float) -> Member:
-        """A host joins with `counts` verified pieces per stripe."""
+    def add(self, host: str, counts: list[int], *, budget: int, now: float, zone: str = "", rack: str = "") -> Member:
+        """A host joins with `counts` verified pieces per stripe. Racks of one name in two zones are two."""
         member = Member(
             host,
             counts,
@@ -117,9 +131,16 @@ class Swarm:
             now,
             budget,
             [0] * self.stripes,
+            [now] * self.stripes,
+            [0.0] * self.stripes,
+            mixed(self.blob, host),
+            zone,
+            f"{zone}/{rack}",
             seed=counts == self.totals,
+            heard_at=now,
         )
         self.members[host] = member
+        self.racks.setdefault(member.rack, {})[host] = None
         if not member.seed:
             self.receivers += 1
             for stripe in range(self.stripes):
@@ -130,6 +151,10 @@ class Swarm:
     def remove(self, host: str) -> None:
         """A host leaves: its children are unplanned again."""
         member = self.members.pop(host)
+        rack = self.racks[member.rack]
+        del rack[host]
+        if not rack:
+            del self.racks[member.rack]
         if not member.seed:
             self.receivers -= 1
         for stripe in range(self.stripes):
@@ -160,14 +185,17 @@ class Swarm:
         if member.counts[stripe] < self.totals[stripe]:
             self.unplanned[stripe, child] = None
 
-    def advance(self, host: str, counts: list[int]) -> bool:
+    def advance(self, host: str, counts: list[int], *, now: float) -> bool:
         """Take new piece counts; returns whether the host became a seed. A finished stripe frees its parent's seat."""
         member = self.members[host]
         if member.seed:
             return False
+        passed_s = max(now - member.heard_at, 1e-3)
         for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
+            member.pace[stripe] = (new - old) / passed_s
             if new > old:
                 member.complaints[stripe] = 0
+                member.moved_at[stripe] = now
                 if new == self.totals[stripe]:
                     self._settle(stripe, member)
         member.counts = counts
@@ -274,6 +302,11 @@ class Swarm:
             self.roots[stripe].pop(member.host, None)
         elif parent in self.members:
             self.members[parent].children[stripe].pop(member.host, None)
+
+
+def mixed(blob: str, host: str) -> int:
+    """A number that orders hosts differently for each blob, the same in every process."""
+    return int.from_bytes(blake2b(f"{blob}/{host}".encode(), digest_size=8).digest(), "big")
 
 
 def layout_of(holding: Holding) -> PieceLayout:

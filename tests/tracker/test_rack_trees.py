@@ -1,0 +1,91 @@
+"""Trees across racks: one importer a rack and stripe, the rest feed from inside; zones read for themselves."""
+
+import pytest
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.pieces import PieceLayout
+from tracker.core.planner import Planner
+from tracker.core.swarm import FROM_ORIGIN, Swarm
+
+BLOB = digest_of(b"blob")
+
+
+def planned(hosts: int, racks: int, *, zones: int = 1, batch: int = 0, leases: int = 64) -> Swarm:
+    swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
+    for number in range(hosts):
+        rack = number * racks // hosts
+        budget = swarm.stripes
+        swarm.add(f"h{number}", [0] * budget, budget=budget, now=0.0, zone=f"z{rack * zones // racks}", rack=f"r{rack}")
+        if batch and (number + 1) % batch == 0:
+            Planner().plan(swarm, leases=leases)
+    Planner().plan(swarm, leases=leases)
+    return swarm
+
+
+def imports(swarm: Swarm, stripe: int) -> dict[str, int]:
+    """By rack how many of its hosts receive from outside."""
+    found = dict.fromkeys(swarm.racks, 0)
+    for child, parent in swarm.edges(stripe):
+        if parent == FROM_ORIGIN or swarm.members[parent].rack != swarm.members[child].rack:
+            found[swarm.members[child].rack] += 1
+    return found
+
+
+@pytest.mark.parametrize(("hosts", "racks"), [(24, 3), (24, 4), (100, 7), (320, 10), (64, 64), (3200, 100)])
+def test_each_rack_imports_each_stripe_once_and_nobody_is_overloaded(hosts: int, racks: int) -> None:
+    swarm = planned(hosts, racks)
+    assert not swarm.unplanned
+    for stripe in range(swarm.stripes):
+        assert set(imports(swarm, stripe).values()) == {1}
+        assert len(swarm.roots[stripe]) == 1
+        assert all(swarm.rooted(stripe, host) for host in swarm.members)
+    assert max(member.load for member in swarm.members.values()) <= swarm.stripes
+
+
+def test_a_rack_sends_out_no_more_than_a_host() -> None:
+    """So an uplink of a rack that is as fast as one host's carries what leaves it."""
+    swarm = planned(320, 10)
+    sent = dict.fromkeys(swarm.racks, 0)
+    for stripe in range(swarm.stripes):
+        for child, parent in swarm.edges(stripe):
+            if parent != FROM_ORIGIN and swarm.members[parent].rack != swarm.members[child].rack:
+                sent[swarm.members[parent].rack] += 1
+    assert max(sent.values()) <= swarm.stripes
+
+
+def test_racks_form_a_tree_and_not_a_chain() -> None:
+    swarm = planned(3200, 100)
+    assert max(swarm.depth(stripe, host) for stripe in range(2) for host in swarm.members) <= 20
+
+
+@pytest.mark.parametrize("batch", [1, 3, 5, 8])
+def test_hosts_that_come_in_batches_stand_as_well(batch: int) -> None:
+    swarm = planned(24, 3, batch=batch)
+    assert max(member.load for member in swarm.members.values()) <= swarm.stripes
+    for stripe in range(swarm.stripes):
+        assert set(imports(swarm, stripe).values()) == {1}
+
+
+def test_when_an_importer_dies_another_host_of_its_rack_imports() -> None:
+    swarm = planned(24, 3)
+    for stripe in range(swarm.stripes):
+        for victim in [each for each in swarm.members if swarm.rooted(stripe, each)][:5]:
+            swarm.remove(victim)
+            Planner().plan(swarm, leases=64)
+            assert not swarm.unplanned
+            assert set(imports(swarm, stripe).values()) == {1}
+
+
+def test_each_zone_reads_the_origin_for_itself() -> None:
+    swarm = planned(60, 6, zones=2)
+    for stripe in range(swarm.stripes):
+        assert sorted(swarm.members[root].zone for root in swarm.roots[stripe]) == ["z0", "z1"]
+        for child, parent in swarm.edges(stripe):
+            assert parent == FROM_ORIGIN or swarm.members[parent].zone == swarm.members[child].zone
+
+
+def test_a_zone_without_a_lease_is_fed_from_another() -> None:
+    """The cap of the origin holds, and nobody waits."""
+    swarm = planned(60, 6, zones=2, leases=2)
+    assert sum(map(len, swarm.roots)) == 2
+    assert not swarm.unplanned
