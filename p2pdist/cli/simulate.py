@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import re
+import gc
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from p2pdist.cli import output
+from p2pdist.cli.quantities import parse_rate, parse_ratio, parse_share, parse_time
 from p2pdist.cli.sizes import parse_size
 from p2pdist.model.errors import P2PDistError, UsageError
 
 if TYPE_CHECKING:
+    from p2pdist.simulate.faults import Fault
     from p2pdist.simulate.report import Report
-    from p2pdist.simulate.simulation import Progress, Scenario
+    from p2pdist.simulate.scenario import Scenario
+    from p2pdist.simulate.simulation import Progress
 
 HOSTS_MAX = 200_000
 RUNS_MAX = 100_000
+TRACKER_AWAY_S = 1.0
+FILE = click.Path(dir_okay=False, path_type=Path)
+GARBAGE_THRESHOLD = 500_000
+"""A run makes little garbage that counting references does not free, and looking for it among millions of objects takes long."""
 
 
 @click.command("simulate")
@@ -29,15 +38,51 @@ RUNS_MAX = 100_000
     "--hosts", default=200, show_default=True, type=click.IntRange(1, HOSTS_MAX), help="Hosts that want the blob."
 )
 @click.option("--size", default="1GB", show_default=True, metavar="SIZE", help="Size of the blob, such as 3GB or 4GiB.")
-@click.option("--nic", default="300MB/s", show_default=True, metavar="RATE", help="Each host's uplink and downlink.")
+@click.option(
+    "--nic",
+    default="300MB/s",
+    show_default=True,
+    metavar="RATE[,RATE:SHARE]",
+    help="Each host's uplink and downlink; other rates for a share of the hosts, such as 300MB/s,100MB/s:10%.",
+)
 @click.option("--origin-rate", default="", metavar="RATE", help="Uplink of central storage [default: twice --nic].")
 @click.option("--racks", default=0, type=click.IntRange(0, HOSTS_MAX), help="So many racks, filled in blocks.")
 @click.option(
-    "--rack-rate", default="", metavar="RATE", help="Each rack's uplink and downlink for what crosses its boundary."
+    "--rack-rate", default="", metavar="RATE", help="Each rack's uplink and downlink, for what leaves or enters it."
 )
-@click.option("--oversubscription", default="", metavar="N:1", help="The same as the hosts' rates together over N.")
-@click.option("--zones", default=0, type=click.IntRange(0, HOSTS_MAX), help="So many zones: racks or hosts in blocks.")
+@click.option(
+    "--oversubscription", default="", metavar="N:1", help="The same as what the hosts of a rack have together over N."
+)
+@click.option(
+    "--zones", default=0, type=click.IntRange(0, HOSTS_MAX), help="So many zones: racks, or hosts, in blocks."
+)
 @click.option("--latency", default="0.2ms", show_default=True, metavar="TIME", help="Each path, one way.")
+@click.option(
+    "--arrivals",
+    default="burst",
+    show_default=True,
+    metavar="KIND[:SECONDS]",
+    help="When hosts start: burst (all at once), or over so many seconds uniform, poisson, or ramp (ever more of them).",
+)
+@click.option(
+    "--slow", default="", metavar="SHARE:FACTOR", help="Slow hosts: 5%:0.1 is a tenth of the uplink for 5 % of them."
+)
+@click.option("--slow-both", is_flag=True, help="Their downlinks are slow, too.")
+@click.option(
+    "--crash",
+    default="0%",
+    metavar="SHARE",
+    help="That share of the hosts dies for good, at random times within the bound.",
+)
+@click.option(
+    "--kill-tracker-every", default="", metavar="TIME", help="The tracker dies so often; another starts a second later."
+)
+@click.option(
+    "--faults",
+    default="",
+    metavar="KIND[,KIND]",
+    help="Let things go wrong: crash, slow, partition, wrong, silent, tracker, origin, origin-wrong, late; or `any`.",
+)
 @click.option("--seed", default=1, show_default=True, help="The same seed gives the same run.")
 @click.option(
     "--runs",
@@ -50,121 +95,177 @@ RUNS_MAX = 100_000
     "--piece-size", default="", metavar="SIZE", help="Size of a piece [default: what the blob's size asks for]."
 )
 @click.option(
-    "--faults",
-    default="",
-    metavar="KIND[,KIND]",
-    help="Let things go wrong: crash, slow, partition, wrong, silent, tracker, origin, origin-wrong, late; or `any`.",
+    "--plot", type=FILE, help="Draw the hosts complete over time, and the bound, into this picture (.png, .svg, .pdf)."
 )
+@click.option("--report", type=FILE, help="Write the JSON document into this file.")
 @output.json_option
-def command(
-    hosts: int,
-    size: str,
-    nic: str,
-    origin_rate: str,
-    racks: int,
-    rack_rate: str,
-    oversubscription: str,
-    zones: int,
-    latency: str,
-    seed: int,
-    runs: int,
-    piece_size: str,
-    faults: str,
-    as_json: bool,
-) -> None:
+def command(seed: int, runs: int, plot: Path | None, report: Path | None, as_json: bool, **wishes: Any) -> None:
     """Simulate a broadcast from central storage to many hosts, and check the invariants after every event.
 
-    The time that nothing can beat (the bound) is max(F/U_origin, F/d, N F/(U_origin + N u)) for a blob of F bytes and N hosts. With several
-    runs the figures are those of the slowest.
+    The time that nothing can beat (the bound) is max(F/U_origin, F/min d, F/rack rate, N F/(U_origin + sum u)) for a blob of F bytes and N
+    hosts. With several runs the figures are those of the slowest.
 
     \b
     Example:
       p2pdist simulate --hosts 2600 --size 3GB --nic 300MB/s --seed 1
+      p2pdist simulate --hosts 640 --racks 16 --oversubscription 4:1 --slow 5%:0.1 --crash 1%
+      p2pdist simulate --hosts 200 --arrivals ramp:30 --kill-tracker-every 5s --plot out.png
       p2pdist simulate --hosts 60 --size 6MiB --nic 1MB/s --faults any --runs 20
     """
-    from p2pdist.simulate.faults import KINDS, schedule
-    from p2pdist.simulate.simulation import Scenario
+    base = _scenario(wishes)
+    if plot:
+        from p2pdist.simulate.plot import check_plot
 
-    base = Scenario(
-        hosts,
-        _size(size),
-        _rate(nic),
-        seed=seed,
-        origin_bytes_s=_rate(origin_rate) if origin_rate else 0.0,
-        racks=racks,
-        rack_bytes_s=_rack_rate(rack_rate, oversubscription, hosts, racks, _rate(nic)),
-        zones=zones,
-        latency_s=_time(latency),
-        piece_size=_piece_size(piece_size),
-    ).filled()
-    kinds = tuple(kind for kind in faults.split(",") if kind and kind != "any")
-    unknown = [kind for kind in kinds if kind not in KINDS]
-    if unknown:
-        raise UsageError(f"there is no fault {unknown[0]!r}", remedy=f"Choose among {', '.join(KINDS)}, any")
+        check_plot(plot)
     reports = []
     began = time.perf_counter()
     with _bars(quiet=as_json) as bars:
         for number in range(seed, seed + runs):
             scenario = replace(base, seed=number)
-            if faults:
-                pieces = -(-base.size // base.piece_size)
-                names = scenario.host_names()
-                drawn = schedule(number, names, pieces=pieces, duration_s=base.size / base.nic_bytes_s, kinds=kinds)
-                scenario = replace(scenario, faults=drawn)
-            reports.append(_run(scenario, bars))
-    _show(reports, time.perf_counter() - began, base.origin_bytes_s, as_json=as_json)
+            reports.append(_run(replace(scenario, faults=_faults(scenario, wishes)), bars))
+    worst = max(reports, key=lambda each: each.ratio)
+    body = _json(worst, reports, time.perf_counter() - began)
+    if report:
+        _write(report, msgspec.json.encode(body) + b"\n")
+    if plot:
+        from p2pdist.simulate.plot import draw
+
+        draw(worst, plot)
+    if as_json:
+        output.print_json(body)
+    else:
+        _show(worst, runs, body["seconds"], base.origin_bytes_s)
+
+
+def _scenario(wishes: dict[str, Any]) -> Scenario:
+    """What to simulate, but for seed and faults."""
+    from p2pdist.simulate.scenario import Scenario
+
+    hosts, racks, zones = wishes["hosts"], wishes["racks"], wishes["zones"]
+    if max(racks, zones) > hosts or (racks and zones > racks):
+        raise UsageError(
+            "there are more racks or zones than can be filled", remedy="Ask for fewer, or for more --hosts"
+        )
+    nic_bytes_s, other_nics = _nics(wishes["nic"])
+    arrivals, arrivals_s = _arrivals(wishes["arrivals"])
+    filled = Scenario(
+        hosts,
+        _size(wishes["size"]),
+        nic_bytes_s,
+        origin_bytes_s=parse_rate(wishes["origin_rate"]) if wishes["origin_rate"] else 0.0,
+        racks=racks,
+        rack_bytes_s=_rack_rate(wishes, nic_bytes_s),
+        zones=zones,
+        other_nics=other_nics,
+        arrivals=arrivals,
+        arrivals_s=arrivals_s,
+        latency_s=parse_time(wishes["latency"]),
+        piece_size=_piece_size(wishes["piece_size"]),
+    ).filled()
+    return replace(filled, time_limit_s=0.0)  # it depends on the faults
+
+
+def _faults(scenario: Scenario, wishes: dict[str, Any]) -> tuple[Fault, ...]:
+    """What goes wrong in a scenario with this seed."""
+    from p2pdist.simulate.faults import KINDS, TrackerLosses, schedule
+    from p2pdist.simulate.shares import crash_share, slow_share
+
+    drawn: list[Fault] = []
+    if wishes["faults"]:
+        kinds = tuple(kind for kind in wishes["faults"].split(",") if kind and kind != "any")
+        unknown = [kind for kind in kinds if kind not in KINDS]
+        if unknown:
+            raise UsageError(f"there is no fault {unknown[0]!r}", remedy=f"Choose among {', '.join(KINDS)}, any")
+        pieces, duration_s = -(-scenario.size // scenario.piece_size), scenario.size / scenario.nic_bytes_s
+        drawn += schedule(scenario.seed, scenario.host_names(), pieces=pieces, duration_s=duration_s, kinds=kinds)
+    if wishes["slow"]:
+        share, _, factor = wishes["slow"].partition(":")
+        if not parse_share(factor):
+            raise UsageError("a slow host needs some rate", remedy="Write a share and a factor, such as 5%:0.1")
+        drawn += slow_share(scenario, parse_share(share), parse_share(factor), both=wishes["slow_both"])
+    elif wishes["slow_both"]:
+        raise UsageError("--slow-both says more about --slow", remedy="Say how many hosts are slow: --slow 5%:0.1")
+    drawn += crash_share(replace(scenario, faults=tuple(drawn)), parse_share(wishes["crash"]))
+    if wishes["kill_tracker_every"]:
+        every_s = parse_time(wishes["kill_tracker_every"])
+        if every_s <= 0:
+            raise UsageError("the tracker cannot die all the time", remedy="Give it some seconds, such as 5s")
+        drawn.append(TrackerLosses(every_s, min(TRACKER_AWAY_S, every_s / 2)))
+    return tuple(drawn)
 
 
 def _run(scenario: Scenario, progress: Progress | None) -> Report:
     from p2pdist.simulate.invariants import InvariantBroken
     from p2pdist.simulate.simulation import Simulation
 
+    usual = gc.get_threshold()
+    gc.set_threshold(GARBAGE_THRESHOLD, *usual[1:])
     try:
         return Simulation(scenario).run(progress)
     except InvariantBroken as error:
         raise P2PDistError(
             f"an invariant does not hold: {error}", remedy="This is a defect; the seed shows it again"
         ) from error
+    finally:
+        gc.set_threshold(*usual)
 
 
-def _show(reports: list[Report], seconds: float, origin_bytes_s: float, *, as_json: bool) -> None:
-    worst = max(reports, key=lambda report: report.ratio)
-    if as_json:
-        body: dict[str, Any] = {**asdict(worst), "runs": len(reports), "seconds": round(seconds, 3)}
-        if len(reports) > 1:
-            body["each"] = [asdict(report) for report in reports]
-        output.print_json(body)
-        return
-    runs = f" (the slowest of {len(reports)} runs, seed {worst.seed})" if len(reports) > 1 else f" (seed {worst.seed})"
+def _json(worst: Report, reports: list[Report], seconds: float) -> dict[str, Any]:
+    body = {**_fields(worst), "curve_s": worst.curve(), "runs": len(reports), "seconds": round(seconds, 3)}
+    if len(reports) > 1:
+        body["each"] = [_fields(each) for each in reports]
+    return body
+
+
+def _fields(report: Report) -> dict[str, Any]:
+    fields = asdict(report)
+    del fields["completions"]
+    return fields
+
+
+def _show(worst: Report, runs: int, seconds: float, origin_bytes_s: float) -> None:
+    which = f" (the slowest of {runs} runs, seed {worst.seed})" if runs > 1 else f" (seed {worst.seed})"
     lines = [
-        ("hosts", f"{worst.hosts}: {worst.complete} complete, {worst.failed} failed, {worst.lost} lost{runs}"),
+        ("hosts", f"{worst.hosts}: {worst.complete} complete, {worst.failed} failed, {worst.lost} lost{which}"),
         ("blob", f"{output.amount(worst.size)} in {worst.pieces} pieces of {output.amount(worst.piece_size)}, {worst.stripes} stripes"),
         ("bound", f"{worst.bound_s:.3f} s, with an origin of {output.amount(origin_bytes_s)}/s"),
         ("makespan", f"{worst.makespan_s:.3f} s, {worst.ratio:.3f} x the bound"),
         ("host done", f"p50 {worst.p50_s:.3f} s, p99 {worst.p99_s:.3f} s, p99.9 {worst.p999_s:.3f} s"),
+        *_healthy(worst),
+        ("own time", f"{worst.own_ratio_max:.3f} x what a host alone would need, at worst"),
         ("origin sent", f"{worst.origin_ratio:.3f} x the blob"),
         ("host sent", f"{worst.host_sent_ratio_mean:.3f} x the blob on average, {worst.host_sent_ratio_max:.3f} x at most"),
         *_places(worst),
-        ("received twice", f"{worst.duplicates} pieces; {worst.rejected} with wrong bytes"),
-        ("simulated in", f"{seconds:.1f} s, {worst.events} events{' in that run' if len(reports) > 1 else ''}"),
+        ("received twice", f"{worst.duplicates} pieces; {worst.rejected} corrupt; {worst.duplicate_ratio:.2%} of all bytes in vain"),
+        ("simulated in", f"{seconds:.1f} s, {worst.events} events{' in that run' if runs > 1 else ''}"),
     ]  # fmt: skip
     for name, value in lines:
         click.echo(f"{name:<15} {value}")
 
 
+def _healthy(report: Report) -> list[tuple[str, str]]:
+    if report.healthy == report.hosts:
+        return []
+    times = f"p50 {report.healthy_p50_s:.3f} s, p99 {report.healthy_p99_s:.3f} s, p99.9 {report.healthy_p999_s:.3f} s"
+    return [("healthy hosts", f"{report.healthy}: {times}, bound {report.healthy_bound_s:.3f} s")]
+
+
 def _places(report: Report) -> list[tuple[str, str]]:
     lines = []
     if report.rack_rx_ratio_max:
-        lines.append(
-            (
-                "rack received",
-                f"{report.rack_rx_ratio_mean:.3f} x the blob on average, {report.rack_rx_ratio_max:.3f} x at most",
-            )
-        )
+        mean, most = report.rack_rx_ratio_mean, report.rack_rx_ratio_max
+        lines.append(("rack received", f"{mean:.3f} x the blob on average, {most:.3f} x at most"))
     if report.zone_origin_ratios:
         shares = ", ".join(f"{zone} {ratio:.3f}" for zone, ratio in report.zone_origin_ratios.items())
         lines.append(("origin to zones", f"{shares} x the blob"))
     return lines
+
+
+def _write(path: Path, body: bytes) -> None:
+    try:
+        path.write_bytes(body)
+    except OSError as error:
+        raise P2PDistError(f"{path} could not be written: {error.strerror}", remedy="Name another file") from error
 
 
 @contextmanager
@@ -198,40 +299,38 @@ def _piece_size(text: str) -> int:
     return size
 
 
-def _rack_rate(rate: str, oversubscription: str, hosts: int, racks: int, nic_bytes_s: float) -> float:
+def _nics(text: str) -> tuple[float, tuple[tuple[float, float], ...]]:
+    """The rate of most hosts, and the others with their shares."""
+    usual, *others = text.split(",")
+    parted = [other.partition(":") for other in others]
+    if any(not share for _, _, share in parted):
+        raise UsageError(
+            f"{text!r} does not say how many hosts have the other rate", remedy="Write 300MB/s,100MB/s:10%"
+        )
+    return parse_rate(usual), tuple((parse_rate(rate), parse_share(share)) for rate, _, share in parted)
+
+
+def _arrivals(text: str) -> tuple[str, float]:
+    from p2pdist.simulate.arrivals import KINDS
+
+    kind, _, span = text.strip().partition(":")
+    if kind not in KINDS or bool(span) == (kind == "burst"):
+        raise UsageError(
+            f"{text!r} does not say when hosts start",
+            remedy="Write burst, or uniform, poisson or ramp with seconds: ramp:30",
+        )
+    return kind, parse_time(span, bare=True) if span else 0.0
+
+
+def _rack_rate(wishes: dict[str, Any], nic_bytes_s: float) -> float:
     """Bytes per second that may cross a rack's boundary each way; 0 for no limit."""
+    rate, oversubscription = wishes["rack_rate"], wishes["oversubscription"]
     if not rate and not oversubscription:
         return 0.0
-    if not racks:
+    if not wishes["racks"]:
         raise UsageError("a limit on what leaves a rack needs racks", remedy="Say how many with --racks")
     if rate and oversubscription:
         raise UsageError("--rack-rate and --oversubscription say the same thing", remedy="Give one of them")
     if rate:
-        return _rate(rate)
-    found = _SHARE.match(oversubscription.strip())
-    if not found or float(found[1]) <= 0:
-        raise UsageError(f"{oversubscription!r} is no oversubscription", remedy="Write two numbers, such as 4:1")
-    return -(-hosts // racks) * nic_bytes_s * float(found[2] or 1) / float(found[1])
-
-
-_SHARE = re.compile(r"([0-9.]+)(?::([0-9.]+))?\Z")
-_RATE = re.compile(r"([0-9.]+) ?([KMGT]?)bit/s\Z", re.IGNORECASE)
-_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s)\Z")
-
-
-def _rate(text: str) -> float:
-    """Bytes per second of a rate such as 300MB/s, 1GiB/s or 25Gbit/s."""
-    bits = _RATE.match(text.strip())
-    size = f"{bits[1]}{bits[2].upper()}B" if bits else text.strip().removesuffix("/s")
-    rate = parse_size(size) / (8 if bits else 1)
-    if rate <= 0:
-        raise UsageError(f"{text!r} is no rate", remedy="Write a number and a unit, such as 300MB/s or 10Gbit/s")
-    return rate
-
-
-def _time(text: str) -> float:
-    """Seconds of a time such as 0.2ms."""
-    found = _TIME.match(text.strip())
-    if not found:
-        raise UsageError(f"{text!r} is not a time", remedy="Write a number and a unit, such as 0.2ms")
-    return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]]
+        return parse_rate(rate)
+    return float(-(-wishes["hosts"] // wishes["racks"]) * nic_bytes_s / parse_ratio(oversubscription))

@@ -26,11 +26,12 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A host's uplink has this share of its rate from a time on."""
+    """A host's uplink, with `both` its downlink too, has this share of its rate from a time on."""
 
     host: str
     at: float
     share: float
+    both: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,14 @@ class TrackerLoss:
 
 
 @dataclass(frozen=True, slots=True)
+class TrackerLosses:
+    """The tracker's process dies again and again, every so often until all pulls have ended; each time a new one starts after a while."""
+
+    every_s: float
+    back_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class OriginOutage:
     """The origin answers that it is unavailable, for a while or for good (None)."""
 
@@ -90,13 +99,14 @@ class Late:
     at: float
 
 
-Fault = Crash | Slow | Partition | WrongBytes | Silent | TrackerLoss | OriginOutage | OriginWrong | Late
+Fault = Crash | Slow | Partition | WrongBytes | Silent | TrackerLoss | TrackerLosses | OriginOutage | OriginWrong | Late
 
 KINDS = ("crash", "slow", "partition", "wrong", "silent", "tracker", "origin", "origin-wrong", "late")
 
 
 ORIGIN_ALLOWANCE = {
-    Crash: 0.25, Slow: 0.2, Partition: 0.9, WrongBytes: 0.2, Silent: 0.4, TrackerLoss: 0.5, OriginOutage: 0.3, OriginWrong: 2.0,
+    Crash: 0.25, Slow: 0.2, Partition: 0.9, WrongBytes: 0.2, Silent: 0.4, TrackerLoss: 0.5, TrackerLosses: 0.5, OriginOutage: 0.3,
+    OriginWrong: 2.0,
 }  # fmt: skip
 """How much of the blob the origin may send beyond one copy for each kind of fault that happens, as a share of the blob. A lease holder that
 goes away takes what it has not passed on with it; both sides of a partition need a copy while it lasts; newcomers
@@ -132,8 +142,8 @@ def inject(simulation: Simulation, fault: Fault) -> None:
     match fault:
         case Crash(name, at, _, _):
             world.at(at, _crash, simulation, fault)
-        case Slow(name, at, share):
-            world.at(at, _slow, simulation, name, share)
+        case Slow(name, at, share, both):
+            world.at(at, hosts[name].link.slow_to, share, both)
         case Partition(cut, at, for_s):
             world.at(at, network.cut, cut)
             world.at(at + for_s, network.heal, cut)
@@ -144,6 +154,8 @@ def inject(simulation: Simulation, fault: Fault) -> None:
         case TrackerLoss(at, back_after_s):
             world.at(at, simulation.tracker.kill)
             world.at(at + back_after_s, simulation.tracker.start)
+        case TrackerLosses(every_s, _):
+            world.at(every_s, _lose_tracker, simulation, fault)
         case OriginOutage(at, for_s):
             world.at(at, simulation.origin.set_available, False)
             if for_s is not None:
@@ -171,8 +183,11 @@ def _restart(simulation: Simulation, fault: Crash) -> None:
     simulation.hosts[fault.host].start()
 
 
-def _slow(simulation: Simulation, name: str, share: float) -> None:
-    simulation.hosts[name].link.up_bytes_s = simulation.scenario.nic_bytes_s * share
+def _lose_tracker(simulation: Simulation, fault: TrackerLosses) -> None:
+    if not simulation.ended:
+        simulation.tracker.kill()
+        simulation.world.after(fault.back_after_s, simulation.tracker.start)
+        simulation.world.after(fault.every_s, _lose_tracker, simulation, fault)
 
 
 class _Draw:

@@ -67,6 +67,12 @@ class Surroundings:
 class Host:
     """See the module's text."""
 
+    __slots__ = (
+        "_around", "_block_sent", "_life", "_number", "_sources", "_watching", "address", "ahead", "checks", "link", "name",
+        "network", "outgoing", "pulls", "rack", "running", "sent_bytes", "session", "silent", "uplink", "world", "wrong_bytes",
+        "zone",
+    )  # fmt: skip
+
     def __init__(
         self,
         name: str,
@@ -281,9 +287,11 @@ class Host:
             stream.transit.pop(0)
             if stream.held_up:
                 self.network.room(stream)
-        if not stream.child_open or (stream.finishing >= 0 and piece != stream.finishing):
-            return
         pull = stream.pull
+        if not stream.child_open or (stream.finishing >= 0 and piece != stream.finishing):
+            if self.running:
+                pull.bytes_again += length
+            return
         download = pull.download
         assert download is not None
         if not good:
@@ -295,6 +303,7 @@ class Host:
             pull.bytes_peers += length
         if pull.proof[piece]:
             pull.duplicates += 1
+            pull.bytes_again += length
         self.checks.stored(pull, piece, good)
         now = self.world.now
         for send in self.uplink.handle(pull.blob.verified[piece], now=now):

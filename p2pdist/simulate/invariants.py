@@ -133,16 +133,17 @@ class Invariants:
                 self._leases(fleet)
 
     def _leases(self, fleet: Fleet) -> None:
-        """At most one lease a stripe, and no more than the cap in all, of those that this fleet granted and that are still out."""
-        per_stripe: dict[tuple[Digest, int], int] = {}
+        """At most one lease a stripe and zone, and no more than the cap in all, of those that this fleet granted and that are out."""
+        granted: dict[tuple[Digest, int, str], int] = {}
         for blob, stripe, name in list(self._granted):
             swarm = fleet.swarms.get(blob)
             if swarm is None or name not in swarm.roots[stripe]:
                 del self._granted[blob, stripe, name]
                 continue
-            per_stripe[blob, stripe] = per_stripe.get((blob, stripe), 0) + 1
-        self.require(max(per_stripe.values(), default=0) <= 1, "a stripe has two leases")
-        self.require(sum(per_stripe.values()) <= self._origin_streams_max, "more leases than the cap are out")
+            key = blob, stripe, fleet.hosts[name].zone
+            granted[key] = granted.get(key, 0) + 1
+        self.require(max(granted.values(), default=0) <= 1, "a stripe has two leases in one zone")
+        self.require(sum(granted.values()) <= self._origin_streams_max, "more leases than the cap are out")
 
     def _paths(self, swarm: Swarm | None, name: str) -> None:
         if swarm is None or name not in swarm.members:

@@ -43,11 +43,18 @@ TRACKER_NAME = "@tracker"
 class Link:
     """One host's link: rates in bytes/s, and when each direction will have done what it has been given."""
 
-    __slots__ = ("down_bytes_s", "down_free_at", "up_bytes_s", "up_free_at")
+    __slots__ = ("_full", "down_bytes_s", "down_free_at", "up_bytes_s", "up_free_at")
 
     def __init__(self, up_bytes_s: float, down_bytes_s: float) -> None:
         self.up_bytes_s, self.down_bytes_s = up_bytes_s, down_bytes_s
         self.up_free_at = self.down_free_at = 0.0
+        self._full = up_bytes_s, down_bytes_s
+
+    def slow_to(self, share: float, both: bool) -> None:
+        """Let the uplink, with `both` the downlink too, have this share of its rate."""
+        self.up_bytes_s = self._full[0] * share
+        if both:
+            self.down_bytes_s = self._full[1] * share
 
 
 class Stream:
@@ -58,6 +65,7 @@ class Stream:
         "began_at",
         "child",
         "child_open",
+        "crosses",
         "cut_since",
         "ending",
         "finishing",
@@ -86,8 +94,9 @@ class Stream:
         self.finishing = -1
         self.held_up = 0
         self.ending = False
-        crosses = parent is not None and parent.rack is not child.rack
-        self.window = CROSSING_PIECES if crosses else WINDOW_PIECES
+        self.crosses = parent is not None and parent.rack is not child.rack
+        limited = self.crosses and child.rack is not None and child.rack.bytes_s > 0
+        self.window = CROSSING_PIECES if limited else WINDOW_PIECES
         self.cut_since: float | None = None
         self.stuck: list[tuple[int, int, bool]] = []
 
@@ -220,12 +229,12 @@ class Network:
         parent = stream.parent
         assert parent is not None
         world, link = self.world, parent.link
-        free = link.up_free_at
-        begins = free if free > world.now else world.now
+        now, free = world.now, link.up_free_at
+        begins = free if free > now else now
         link.up_free_at = done = begins + length / link.up_bytes_s
         stream.sending, stream.began_at = piece, begins
         world.at(done, self._sent, stream, piece, length, last)
-        if done - world.now > SLOW_BLOCK_S:
+        if done - now > SLOW_BLOCK_S:
             parent.watch_uplink()
 
     def _sent(self, stream: Stream, piece: int, length: int, last: bool) -> None:
@@ -244,7 +253,7 @@ class Network:
         good = not parent.wrong_bytes or not parent.spoils(piece)
         if last:
             stream.transit.append(piece)
-        if child.rack is not parent.rack:
+        if stream.crosses:
             self.cross(parent.rack, child, length, self._crossed, stream, piece, length, last, good)
         else:
             arrives = self.arrival(child.link, length)
@@ -293,15 +302,15 @@ class Network:
 
     def arrival(self, link: Link, length: int) -> float:
         """When a block that has just been sent will have arrived; occupies the downlink until then."""
-        arrives = link.down_free_at + length / link.down_bytes_s
+        filled = link.down_free_at + length / link.down_bytes_s
         soonest = self.world.now + self.latency_s
-        arrives = max(arrives, soonest)
+        arrives = filled if filled > soonest else soonest
         link.down_free_at = arrives
         return arrives
 
     def finish(self, stream: Stream) -> None:
         """The sender has given everything: the child learns it after the last piece."""
-        if stream.transit and stream.window == CROSSING_PIECES:
+        if stream.transit and stream.crosses:
             stream.ending = True  # nobody knows yet when the last piece gets through
         else:
             soonest = self.world.now + self.latency_s

@@ -95,9 +95,8 @@ class Origin:
         self._serve()
 
     def _arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
-        if not stream.child_open:
-            return
-        self._outstanding[stream] -= 1
+        if stream.child_open:
+            self._outstanding[stream] -= 1
         stream.child.arrived(stream, piece, length, good)
         if stream not in self._todo:
             return

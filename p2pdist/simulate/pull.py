@@ -23,10 +23,12 @@ class Blob:
 
 
 class Pull:
-    """One blob at one host. `have` is what the disk holds; `proof` is the invariants' own record of it."""
+    """One blob at one host. `have` is what the disk holds; `proof` is the invariants' own record of it. `bytes_again` came
+    for nothing: the host held them, or had closed their stream and asked another source for them."""
 
     __slots__ = (
         "blob",
+        "bytes_again",
         "bytes_origin",
         "bytes_peers",
         "completed_at",
@@ -51,7 +53,7 @@ class Pull:
         self.joined_at: float | None = None
         self.completed_at: float | None = None
         self.error: P2PDistError | None = None
-        self.bytes_origin = self.bytes_peers = 0
+        self.bytes_origin = self.bytes_peers = self.bytes_again = 0
         self.duplicates = self.rejected = 0
 
     @property

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
+
+from p2pdist.simulate.bound import own_bounds
+from p2pdist.simulate.faults import Crash, Slow
 
 if TYPE_CHECKING:
+    from p2pdist.simulate.host import Host
     from p2pdist.simulate.simulation import Simulation
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Figures of one run. Times are in seconds since a host's own start, except the makespan, which is when the last host was complete.
-    `bound_s` is what no distribution can beat: max(F/U_origin, F/min d, N F/(U_origin + sum u), F/rack rate). `rack_rx_ratio_*` are the
-    bytes that came into a rack from outside over F, 0 without racks; `zone_origin_ratios` what the origin sent into each zone over F.
-    `fingerprint` differs when anything that a host or the origin did differs."""
+    """Figures of one run.
+
+    Times are in seconds since a host's own start, except the makespan and the `completions`, which count from the start of the run.
+    `bound_s` is what no distribution to those that were not lost can beat, `healthy_bound_s` to those that neither crash nor are slow
+    (bound.py). The percentiles `healthy_*` are of these hosts; `own_ratio_max` is the worst of their own times over what it needs at
+    least. `rack_rx_ratio_*` are the bytes that came into a rack from outside over the blob's size F, 0 without racks;
+    `zone_origin_ratios` what the origin sent into each zone over F. `wanted` is how many pulls there were, a host and a blob each.
+    `duplicates` are pieces received by a host that held them;
+    `duplicate_ratio` is all bytes that came for nothing over those that were taken. `fingerprint` differs when anything that a host or
+    the origin did differs."""
 
     hosts: int
     size: int
@@ -31,36 +41,47 @@ class Report:
     p50_s: float
     p99_s: float
     p999_s: float
+    healthy: int
+    healthy_bound_s: float
+    healthy_p50_s: float
+    healthy_p99_s: float
+    healthy_p999_s: float
+    own_ratio_max: float
     origin_ratio: float
     host_sent_ratio_mean: float
     host_sent_ratio_max: float
     rack_rx_ratio_max: float
     rack_rx_ratio_mean: float
     zone_origin_ratios: dict[str, float]
+    wanted: int
     complete: int
     failed: int
     lost: int
     duplicates: int
+    duplicate_ratio: float
     rejected: int
     reports: int
     events: int
     fingerprint: str
+    completions: tuple[float, ...]
+
+    def curve(self) -> list[float | None]:
+        """When 1 %, 2 %, to 100 % of the pulls were complete, in seconds from the start of the run; None for what was not reached."""
+        needed = [ceil(percent * self.wanted / 100) for percent in range(1, 101)]
+        return [self.completions[each - 1] if each <= len(self.completions) else None for each in needed]
 
     @classmethod
     def of(cls, simulation: Simulation) -> Report:
         """Take the figures of a simulation that has run."""
         scenario = simulation.scenario
         pulls = [(host, pull) for host in simulation.hosts.values() for pull in host.pulls.values()]
-        done = [pull for _, pull in pulls if pull.completed_at is not None]
-        ends = [pull.completed_at or 0.0 for pull in done]
-        times = sorted((pull.completed_at or 0.0) - (pull.joined_at or 0.0) for pull in done)
-        makespan_s = max(ends, default=0.0)
         wanted = scenario.size * scenario.blobs
-        bound_s = bound(wanted, scenario.hosts, scenario.nic_bytes_s, scenario.origin_bytes_s)
-        if scenario.racks and scenario.rack_bytes_s:
-            bound_s = max(bound_s, wanted / scenario.rack_bytes_s)
-        imported = [rack.bytes_in / wanted for rack in simulation.racks]
         blob = simulation.blobs[0]
+        sent = [host.sent_bytes / wanted for host in simulation.hosts.values()]
+        imported = [rack.bytes_in / wanted for rack in simulation.racks]
+        zones = sorted((zone, count) for zone, count in simulation.origin.bytes_by_zone.items() if zone)
+        delivered = sum(pull.bytes_origin + pull.bytes_peers for _, pull in pulls)
+        again = sum(pull.bytes_again for _, pull in pulls)
         return cls(
             hosts=scenario.hosts,
             size=wanted,
@@ -68,24 +89,19 @@ class Report:
             piece_size=blob.layout.piece_size,
             stripes=blob.stripes,
             seed=scenario.seed,
-            makespan_s=makespan_s,
-            bound_s=bound_s,
-            ratio=makespan_s / bound_s,
-            p50_s=percentile(times, 0.5),
-            p99_s=percentile(times, 0.99),
-            p999_s=percentile(times, 0.999),
+            **_times(simulation),
             origin_ratio=simulation.origin.bytes_sent / wanted,
-            host_sent_ratio_mean=sum(host.sent_bytes for host in simulation.hosts.values()) / wanted / scenario.hosts,
-            host_sent_ratio_max=max(host.sent_bytes for host in simulation.hosts.values()) / wanted,
+            host_sent_ratio_mean=sum(sent) / len(sent),
+            host_sent_ratio_max=max(sent),
             rack_rx_ratio_max=max(imported, default=0.0),
             rack_rx_ratio_mean=sum(imported) / len(imported) if imported else 0.0,
-            zone_origin_ratios={
-                zone: sent / wanted for zone, sent in sorted(simulation.origin.bytes_by_zone.items()) if zone
-            },
-            complete=len(done),
+            zone_origin_ratios={zone: count / wanted for zone, count in zones},
+            wanted=len(pulls),
+            complete=sum(1 for _, pull in pulls if pull.completed_at is not None),
             failed=sum(1 for _, pull in pulls if pull.error is not None),
             lost=len(simulation.lost),
             duplicates=sum(pull.duplicates for _, pull in pulls),
+            duplicate_ratio=again / max(1, delivered),
             rejected=sum(pull.rejected for _, pull in pulls),
             reports=simulation.tracker.messages,
             events=simulation.world.events,
@@ -93,9 +109,68 @@ class Report:
         )
 
 
-def bound(size: int, hosts: int, nic_bytes_s: float, origin_bytes_s: float) -> float:
-    """Seconds that a broadcast of `size` bytes takes at least (Mundinger, Weber and Weiss, Journal of Scheduling 2008, for fluid)."""
-    return max(size / origin_bytes_s, size / nic_bytes_s, hosts * size / (origin_bytes_s + hosts * nic_bytes_s))
+class _Times(TypedDict):
+    """Those figures of a report that are times or follow from them."""
+
+    makespan_s: float
+    bound_s: float
+    ratio: float
+    p50_s: float
+    p99_s: float
+    p999_s: float
+    healthy: int
+    healthy_bound_s: float
+    healthy_p50_s: float
+    healthy_p99_s: float
+    healthy_p999_s: float
+    own_ratio_max: float
+    completions: tuple[float, ...]
+
+
+def _times(simulation: Simulation) -> _Times:
+    scenario, parties = simulation.scenario, simulation.parties
+    ill = {fault.host for fault in scenario.faults if isinstance(fault, Crash | Slow)}
+    alone = own_bounds(scenario.size * scenario.blobs, parties, scenario.origin_bytes_s, scenario.rack_bytes_s)
+    ends, times, healthy, ratios = [], [], [], []
+    for host, least_s in zip(simulation.hosts.values(), alone, strict=True):
+        for pull in host.pulls.values():
+            if pull.completed_at is None or pull.joined_at is None:
+                continue
+            own_s = pull.completed_at - pull.joined_at
+            ends.append(pull.completed_at)
+            times.append(own_s)
+            if host.name not in ill:
+                healthy.append(own_s)
+                ratios.append(own_s / least_s)
+    ends.sort()
+    times.sort()
+    healthy.sort()
+    bound_s = _bound_without(simulation, [name for name, host in simulation.hosts.items() if _lost(simulation, host)])
+    return _Times(
+        makespan_s=ends[-1] if ends else 0.0,
+        bound_s=bound_s,
+        ratio=ends[-1] / bound_s if ends and bound_s else 0.0,
+        p50_s=percentile(times, 0.5),
+        p99_s=percentile(times, 0.99),
+        p999_s=percentile(times, 0.999),
+        healthy=scenario.hosts - len(ill),
+        healthy_bound_s=_bound_without(simulation, ill),
+        healthy_p50_s=percentile(healthy, 0.5),
+        healthy_p99_s=percentile(healthy, 0.99),
+        healthy_p999_s=percentile(healthy, 0.999),
+        own_ratio_max=max(ratios, default=0.0),
+        completions=tuple(ends),
+    )
+
+
+def _bound_without(simulation: Simulation, names: Container[str]) -> float:
+    hosts = zip(simulation.hosts, simulation.parties, strict=True)
+    return simulation.scenario.bound_s([party._replace(counts=name not in names) for name, party in hosts])
+
+
+def _lost(simulation: Simulation, host: Host) -> bool:
+    """Whether a host was lost before it had everything."""
+    return host.name in simulation.lost and any(pull.completed_at is None for pull in host.pulls.values())
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

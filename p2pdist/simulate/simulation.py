@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from p2pdist.model.digest import digest_of
-from p2pdist.model.pieces import PieceLayout, piece_size_for
+from p2pdist.model.pieces import PieceLayout
+from p2pdist.simulate.faults import failures, inject, late_hosts
 from p2pdist.simulate.host import Host, Surroundings
 from p2pdist.simulate.invariants import Invariants
 from p2pdist.simulate.network import Link, Network
@@ -15,12 +14,10 @@ from p2pdist.simulate.origin import Origin
 from p2pdist.simulate.pull import Blob, Pull
 from p2pdist.simulate.rack import Rack
 from p2pdist.simulate.report import Report
+from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.session import Tracker
 from p2pdist.simulate.world import World
 from tracker.core.fleet import Fleet
-
-if TYPE_CHECKING:
-    from p2pdist.simulate.faults import Fault
 
 SLICE_EVENTS = 200_000
 QUIET_S = 1.25
@@ -28,50 +25,6 @@ QUIET_TRIES = 60
 
 Progress = Callable[[int, int], None]
 """Told pieces delivered and pieces to deliver, now and then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """What to simulate: sizes in bytes, rates in bytes/s, times in seconds. `origin_bytes_s` 0 stands for twice a host's rate;
-    `piece_size` 0 for what the size asks for. Hosts are dealt into `racks` in blocks, and racks (hosts without racks) into `zones`; what
-    crosses a rack's boundary shares `rack_bytes_s` in each direction, 0 for no limit."""
-
-    hosts: int
-    size: int
-    nic_bytes_s: float
-    seed: int = 1
-    origin_bytes_s: float = 0.0
-    racks: int = 0
-    rack_bytes_s: float = 0.0
-    zones: int = 0
-    latency_s: float = 0.0002
-    piece_size: int = 0
-    blobs: int = 1
-    blocks_per_piece: int = 1
-    report_interval_s: float = 0.5
-    origin_streams_max: int = 64
-    patience_s: float = 120.0
-    time_limit_s: float = 0.0
-    faults: tuple[Fault, ...] = ()
-
-    def host_names(self) -> list[str]:
-        return [f"h{number:05d}" for number in range(self.hosts)]
-
-    def rack_of(self, host: int) -> int:
-        """The rack that host number `host` stands in."""
-        return host * self.racks // self.hosts
-
-    def zone_of(self, host: int) -> int:
-        """The zone that host number `host` stands in."""
-        return self.rack_of(host) * self.zones // self.racks if self.racks else host * self.zones // self.hosts
-
-    def filled(self) -> Scenario:
-        """The same with every default worked out. The time limit is generous: reaching it means that somebody waits forever."""
-        origin = self.origin_bytes_s or 2 * self.nic_bytes_s
-        limit = self.time_limit_s or 300 + 20 * self.size * self.blobs / self.nic_bytes_s
-        return replace(
-            self, origin_bytes_s=origin, piece_size=self.piece_size or piece_size_for(self.size), time_limit_s=limit
-        )
 
 
 class Simulation:
@@ -88,6 +41,7 @@ class Simulation:
         self.blobs = [Blob(digest_of(b"blob %d" % number), layout) for number in range(scenario.blobs)]
         self.hosts: dict[str, Host] = {}
         self.racks = [Rack(f"r{number}", scenario.rack_bytes_s) for number in range(scenario.racks)]
+        self.parties = scenario.parties()
         self.lost: dict[str, None] = {}
         self.ended_at = 0.0
         self._unsettled = 0
@@ -102,8 +56,8 @@ class Simulation:
             self.hosts,
             self._settled,
         )
-        for number, name in enumerate(scenario.host_names()):
-            link = Link(scenario.nic_bytes_s, scenario.nic_bytes_s)
+        for number, (name, rate) in enumerate(zip(scenario.host_names(), scenario.rates(), strict=True)):
+            link = Link(rate, rate)
             rack = self.racks[scenario.rack_of(number)] if self.racks else None
             zone = f"z{scenario.zone_of(number)}" if scenario.zones else ""
             self.hosts[name] = Host(name, link, self.blobs, around, rack, zone)
@@ -111,14 +65,12 @@ class Simulation:
 
     def run(self, progress: Progress | None = None) -> Report:
         """Run until every pull has ended and the tracker has heard of it; raises InvariantBroken."""
-        from p2pdist.simulate.faults import failures, inject, late_hosts
-
         scenario = self.scenario
         self.tracker.start()
         late = late_hosts(scenario.faults)
-        for name, host in self.hosts.items():
-            if name not in late:
-                self.world.at(0.0, host.start)
+        for host, party in zip(self.hosts.values(), self.parties, strict=True):
+            if host.name not in late:
+                self.world.at(party.starts_at, host.start)
         for fault in scenario.faults:
             inject(self, fault)
         while self.world.run(until=scenario.time_limit_s, events_max=SLICE_EVENTS):
@@ -130,6 +82,11 @@ class Simulation:
         self._quiet()
         self.invariants.check_end(self.tracker.fleet, self.hosts.values(), failures(scenario.faults))
         return Report.of(self)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every pull has ended."""
+        return not self._unsettled
 
     def lose(self, host: Host) -> None:
         """A host is gone for good."""

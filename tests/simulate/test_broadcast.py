@@ -2,8 +2,9 @@
 
 import pytest
 
-from p2pdist.simulate.report import Report, bound, percentile
-from p2pdist.simulate.simulation import Scenario, Simulation
+from p2pdist.simulate.report import Report, percentile
+from p2pdist.simulate.scenario import Scenario
+from p2pdist.simulate.simulation import Simulation
 
 
 def broadcast(hosts: int, size: int, nic_bytes_s: float, **more: float) -> Report:
@@ -69,13 +70,6 @@ def test_a_tiny_blob_goes_round() -> None:
     report = broadcast(40, 5000, 10e6)
     assert (report.pieces, report.stripes, report.complete) == (1, 1, 40)
     assert report.origin_ratio == 1.0
-
-
-def test_the_bound_is_the_largest_of_three() -> None:
-    assert bound(100, 1, 10.0, 5.0) == 20.0
-    assert bound(100, 4, 10.0, 50.0) == 10.0
-    assert bound(100, 1000, 10.0, 11.0) == pytest.approx(10.0, rel=0.01)
-    assert bound(120, 3, 10.0, 10.0) == 12.0
 
 
 def test_percentiles_are_of_the_nearest_rank() -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,36 @@ def test_several_runs_with_faults() -> None:
     assert body["ratio"] == max(each["ratio"] for each in body["each"])
 
 
+def test_racks_shares_and_arrivals(tmp_path: Path) -> None:
+    """Everything at once; the file has what --json prints, and people are told of racks, zones and healthy hosts."""
+    target = tmp_path / "out.json"
+    links = ["--nic", "2MB/s,1MB/s:10%", "--racks", "4", "--oversubscription", "2:1", "--zones", "2"]
+    events = ["--arrivals", "uniform:1", "--slow", "5%:0.1", "--crash", "5%", "--kill-tracker-every", "6.5s"]
+    arguments = ["--hosts", "40", "--size", "4MiB", *links, *events]
+    done = simulate(*arguments, "--report", str(target))
+    assert done.returncode == 0, done.stderr
+    for line in ("rack received", "origin to zones", "healthy hosts", "own time"):
+        assert f"\n{line}" in done.stdout
+    body = json.loads(target.read_text())
+    again = json.loads(simulate(*arguments, "--json").stdout)
+    assert {**body, "seconds": 0} == {**again, "seconds": 0}
+    assert (body["complete"], body["lost"]) == (38, 2)
+    assert 36 <= body["healthy"] <= 38
+    assert 1.0 <= body["rack_rx_ratio_mean"] <= body["rack_rx_ratio_max"]
+    assert set(body["zone_origin_ratios"]) <= {"z0", "z1"}
+    assert len(body["curve_s"]) == 100 and body["curve_s"][94] == body["makespan_s"] and body["curve_s"][95] is None
+    assert body["healthy_p99_s"] > 0 and body["own_ratio_max"] >= 1.0 and "completions" not in body
+
+
+def test_oversubscription_is_said_of_the_hosts_of_a_rack() -> None:
+    """Ten hosts of 2 MB/s in a rack, 20:1: 1 MB/s, as --rack-rate says it."""
+    common = ("--hosts", "20", "--size", "4MiB", "--nic", "2MB/s", "--racks", "2", "--json")
+    one, other = simulate(*common, "--oversubscription", "20:1"), simulate(*common, "--rack-rate", "1MB/s")
+    assert json.loads(one.stdout)["fingerprint"] == json.loads(other.stdout)["fingerprint"]
+    assert json.loads(one.stdout)["bound_s"] == pytest.approx((4 << 20) / 1e6)
+    assert json.loads(simulate(*common).stdout)["bound_s"] == pytest.approx((4 << 20) / 2e6)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -52,6 +83,21 @@ def test_several_runs_with_faults() -> None:
         ("--hosts", "0"),
         ("--faults", "gremlins"),
         ("--piece-size", "100kB"),
+        ("--nic", "300MB/s,100MB/s"),
+        ("--racks", "201"),
+        ("--racks", "2", "--zones", "3"),
+        ("--rack-rate", "1GB/s"),
+        ("--racks", "2", "--rack-rate", "1GB/s", "--oversubscription", "4:1"),
+        ("--racks", "2", "--oversubscription", "4:none"),
+        ("--arrivals", "flood:3"),
+        ("--arrivals", "burst:3"),
+        ("--arrivals", "ramp"),
+        ("--slow", "5%"),
+        ("--slow", "5%:0"),
+        ("--slow-both",),
+        ("--crash", "half"),
+        ("--kill-tracker-every", "0s"),
+        ("--plot", "out.txt"),
     ],
 )
 def test_bad_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:

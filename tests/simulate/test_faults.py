@@ -18,7 +18,8 @@ from p2pdist.simulate.faults import (
 )
 from p2pdist.simulate.network import Cut
 from p2pdist.simulate.report import Report
-from p2pdist.simulate.simulation import Scenario, Simulation
+from p2pdist.simulate.scenario import Scenario
+from p2pdist.simulate.simulation import Simulation
 
 PIECES = 128
 

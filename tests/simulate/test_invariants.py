@@ -11,7 +11,8 @@ from p2pdist.simulate.faults import Crash, OriginWrong, Partition, Slow, Tracker
 from p2pdist.simulate.host import Host
 from p2pdist.simulate.invariants import InvariantBroken
 from p2pdist.simulate.network import Cut, Stream
-from p2pdist.simulate.simulation import Scenario, Simulation
+from p2pdist.simulate.scenario import Scenario
+from p2pdist.simulate.simulation import Simulation
 from tracker.core import planner, swarm
 from tracker.core.fleet import Fleet
 
@@ -85,7 +86,7 @@ handle = download.Download.handle
         (Fleet, "_report", lose_reports, "the tracker takes h00007 to hold|wait forever|gave up"),
         (download.Download, "handle", settle_early, "lacks 1 pieces"),
         (download.Download, "_open", open_always, "of which it lacks nothing|second stream"),
-        (planner._StripePass, "_parent_for", lambda *_: "", "two leases"),
+        (planner._StripePass, "_may_read", lambda *_: True, "two leases"),
         (swarm.Swarm, "_settle", lambda *_: None, "of which it lacks nothing|that it needs not"),
     ],
     ids=["store unverified", "forward unverified", "cycle", "lost report", "early end", "needless stream", "leases", "edges"],
@@ -104,6 +105,6 @@ def test_giving_up_for_no_reason_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(download, "ORIGIN_CORRUPT_MAX", 0)
     scenario = Scenario(6, 32 * 65536, 1e6, faults=(OriginWrong(frozenset({3})),))
     assert Simulation(scenario).run().failed == 6
-    monkeypatch.setattr("p2pdist.simulate.faults.failures", lambda faults: ())
+    monkeypatch.setattr("p2pdist.simulate.simulation.failures", lambda faults: ())
     with pytest.raises(InvariantBroken, match="for no good reason"):
         Simulation(scenario).run()

@@ -3,7 +3,8 @@
 import pytest
 
 from p2pdist.simulate.network import ORIGIN_NAME, TRACKER_NAME, Cut, Link, Network
-from p2pdist.simulate.simulation import Scenario, Simulation
+from p2pdist.simulate.scenario import Scenario
+from p2pdist.simulate.simulation import Simulation
 from p2pdist.simulate.world import World
 
 

@@ -9,7 +9,8 @@ import pytest
 from p2pdist.model.errors import Corrupt
 from p2pdist.simulate.faults import OriginWrong, origin_limit, schedule
 from p2pdist.simulate.report import Report
-from p2pdist.simulate.simulation import Scenario, Simulation
+from p2pdist.simulate.scenario import Scenario
+from p2pdist.simulate.simulation import Simulation
 
 HOSTS = 60
 PIECES = 96

@@ -1,0 +1,52 @@
+"""Rates, times and shares as people write them: 300MB/s, 0.2ms, 5%."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from p2pdist.cli.sizes import parse_size
+from p2pdist.model.errors import UsageError
+
+_BITS = re.compile(r"([0-9.]+) ?([KMGT]?)bit/s\Z", re.IGNORECASE)
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s|)\Z")
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+) ?(%?)\Z")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second of a rate such as 300MB/s, 1GiB/s or 25Gbit/s, more than 0. Raises UsageError."""
+    bits = _BITS.match(text.strip())
+    try:
+        rate = parse_size(f"{bits[1]}{bits[2].upper()}B" if bits else text.strip().removesuffix("/s"))
+    except UsageError:
+        raise UsageError(
+            f"{text!r} is no rate", remedy="Write a number and a unit, such as 300MB/s or 10Gbit/s"
+        ) from None
+    return rate / (8 if bits else 1)
+
+
+def parse_time(text: str, *, bare: bool = False) -> float:
+    """Seconds of a time such as 0.2ms; with `bare` a number alone is seconds. Raises UsageError."""
+    found = _TIME.match(text.strip())
+    if not found or not (found[2] or bare):
+        raise UsageError(f"{text!r} is not a time", remedy="Write a number and a unit, such as 0.2ms")
+    return float(found[1]) * _SECONDS[found[2] or "s"]
+
+
+def parse_share(text: str) -> float:
+    """A share from 0 to 1 of a text such as 5% or 0.05. Raises UsageError."""
+    found = _NUMBER.match(text.strip())
+    share = float(found[1]) / (100 if found[2] else 1) if found else math.nan
+    if not 0 <= share <= 1:
+        raise UsageError(f"{text!r} is not a share", remedy="Write 5% or 0.05")
+    return share
+
+
+def parse_ratio(text: str) -> float:
+    """How many to one a text such as 4:1 says, more than 0. Raises UsageError."""
+    over, _, under = text.strip().partition(":")
+    found = _NUMBER.match(over), _NUMBER.match(under or "1")
+    if not all(each and not each[2] and float(each[1]) > 0 for each in found):
+        raise UsageError(f"{text!r} is not a ratio", remedy="Write two numbers, such as 4:1")
+    return float(over) / float(under or "1")

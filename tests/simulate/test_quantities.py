@@ -1,0 +1,50 @@
+"""Rates, times, shares and ratios as people write them."""
+
+from collections.abc import Callable
+
+import pytest
+
+from p2pdist.cli.quantities import parse_rate, parse_ratio, parse_share, parse_time
+from p2pdist.model.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (parse_rate, "300MB/s", 300e6),
+        (parse_rate, "1GiB/s", 1 << 30),
+        (parse_rate, "25Gbit/s", 25e9 / 8),
+        (parse_rate, "80kbit/s", 10e3),
+        (parse_time, "0.2ms", 0.0002),
+        (parse_time, "50us", 0.00005),
+        (parse_time, "5s", 5.0),
+        (parse_share, "5%", 0.05),
+        (parse_share, "0.1", 0.1),
+        (parse_share, ".5", 0.5),
+        (parse_share, "0%", 0.0),
+        (parse_share, "1", 1.0),
+        (parse_ratio, "4:1", 4.0),
+        (parse_ratio, "3:2", 1.5),
+        (parse_ratio, "2.5", 2.5),
+    ],
+)
+def test_values(parse: Callable[[str], float], text: str, value: float) -> None:
+    assert parse(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        *((parse_rate, text) for text in ("", "fast", "0MB/s", "1.2.3bit/s", "-1MB/s", "nan")),
+        *((parse_time, text) for text in ("", "5", "-1s", "1h", "nan s")),
+        *((parse_share, text) for text in ("", "101%", "1.5", "-1%", "nan", "5%%")),
+        *((parse_ratio, text) for text in ("", ":", "4:0", "0:1", "4:1:1", "a:b", "4%:1")),
+    ],
+)
+def test_what_is_refused(parse: Callable[[str], float], text: str) -> None:
+    with pytest.raises(UsageError):
+        parse(text)
+
+
+def test_a_bare_number_is_seconds_where_it_may_be() -> None:
+    assert parse_time("30", bare=True) == 30.0
