@@ -23,9 +23,13 @@ from p2pdist.model.messages import Reason
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 
-STALL_FIRST_S = 1.0
+STALL_FIRST_S = 0.6
 STALL_MAX_S = 30.0
 STALL_PACES = 4.0
+COMES_MIN_S = 0.2
+COMES_PACES = 3.0
+"""A piece under way is waited for when a stream is replaced, unless the stream has been quiet for so long."""
+
 REOPEN_S = 0.05
 ORIGIN_CORRUPT_MAX = 3
 
@@ -221,7 +225,9 @@ class Download:
             if reason is not None and not wanted.is_origin:
                 out.append(Complain(stripe.number, wanted, reason))
             elif reason is None and stripe.source is not None:
-                self._close(stripe, out, after_piece=True)
+                # A piece that does not come would keep the stream, and its place among those that are expected, for long.
+                comes = now - stripe.stored_at < max(COMES_MIN_S, COMES_PACES * stripe.pace_s)
+                self._close(stripe, out, after_piece=comes)
         self._open(stripe, now, out)
 
     def _open(self, stripe: _Stripe, now: float, out: list[Command]) -> None:

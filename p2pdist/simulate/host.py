@@ -184,7 +184,8 @@ class Host:
                 pull.reported = counts
                 advances.append(Advance(pull.blob.digest, counts))
         sent_bytes, busy_s = self.uplink.take_sample(self.world.now)
-        return Report(tuple(advances), sent_bytes, busy_s) if advances or busy_s else None
+        waiting = any(not pull.settled for pull in self.pulls.values())
+        return Report(tuple(advances), sent_bytes, busy_s) if advances or busy_s or waiting else None
 
     def decided(self, message: Assign | Reject) -> None:
         """The tracker has decided something about a pull."""

@@ -3,7 +3,7 @@
 The sender knows best: bytes that the kernel took over the time in which data was waiting. What children receive also falls when
 the parent itself is starved, and would blame the innocent. Socket buffers hide the truth for about a second, and acting on small or
 early differences costs more than it gains, so a host is called slow only after SLOW_SAMPLES samples in a row below SLOW_RATIO of
-the median.
+the median. What the children of a host show (progress.py) says it sooner, and how much its uplink is worth.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class _Uplink:
     rate_bytes_s: float
     below: int = 0
     slow_since: float | None = None
+    share: float | None = None
 
 
 @dataclass(slots=True)
@@ -55,6 +56,14 @@ class Capacities:
         uplink.slow_since = now
         return True
 
+    def condemn(self, host: str, share: float, *, now: float) -> bool:
+        """A host's children show that its uplink has only this share of what others have; returns True when that makes the host slow."""
+        uplink = self._uplinks.setdefault(host, _Uplink(share * self._typical()))
+        if uplink.slow_since is not None:
+            return False
+        uplink.slow_since, uplink.share = now, share
+        return True
+
     def budget(self, host: str, stripes: int, *, now: float) -> int:
         """Seats of a host in a swarm of `stripes` stripes: one for each stripe (SEATS_ALONE for one), fewer when its uplink is slow."""
         seats = stripes if stripes > 1 else SEATS_ALONE
@@ -62,9 +71,10 @@ class Capacities:
         if uplink is None or uplink.slow_since is None:
             return seats
         if now - uplink.slow_since > FORGIVEN_AFTER_S:
-            uplink.slow_since, uplink.below = None, 0
+            uplink.slow_since, uplink.share, uplink.below = None, None, 0
             return seats
-        return min(seats, int(seats * uplink.rate_bytes_s / max(self._typical(), 1.0)))
+        share = uplink.share if uplink.share is not None else uplink.rate_bytes_s / max(self._typical(), 1.0)
+        return min(seats - 1, int(seats * share))
 
     def rate(self, host: str) -> float | None:
         """Learned upload rate in bytes/s, None when never measured."""
@@ -78,6 +88,6 @@ class Capacities:
         """Median rate, computed anew only as often as keeps the cost of a sample constant."""
         self._stale -= 1
         if self._stale <= 0:
-            self._median = median(uplink.rate_bytes_s for uplink in self._uplinks.values())
+            self._median = median(uplink.rate_bytes_s for uplink in self._uplinks.values()) if self._uplinks else 0.0
             self._stale = len(self._uplinks) // 8
         return self._median

@@ -4,8 +4,8 @@ Theory. Agents say what they hold and want (`Holding`), how far they are (`Repor
 with plans (`Assign`). Everything about swarms is soft: after a restart agents say what they hold and from whom they receive, and
 their running streams are adopted as the tree. A host that someone receives from but that has not come back yet stands in as absent.
 
-A host whose session breaks is absent in its swarms until it has said again what it holds: until then it gets no new parents and no new
-children, and what it does not confirm within ABSENCE_S is taken from it.
+A host whose session breaks, or that falls silent while others wait for it, is absent in its swarms (presence.py): it gets no new parents
+and no new children, and what it does not confirm in time is taken from it.
 
 Invariants: the number of origin leases never passes `origin_streams_max`, and each stripe of a blob has at most one, beside those that
 agents brought along; for GRACE_S after the start a swarm that was under way gets no new lease, since its roots may still come back.
@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError
+from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
     Assign,
@@ -34,17 +34,20 @@ from p2pdist.model.messages import (
     Welcome,
 )
 from p2pdist.model.plan import ORIGIN, Plan, Source
+from tracker.core.adoption import adopt
 from tracker.core.assignments import changed_plans
+from tracker.core.balance import PAUSE_S, balance
 from tracker.core.capacity import Capacities
 from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
 from tracker.core.planner import Planner
-from tracker.core.repair import avoid_s, free_children, move_lease, relieve, spare_origin, yield_lease
+from tracker.core.presence import GRACE_S, Presence
+from tracker.core.progress import note_pace, silent_parents, slow_parent
+from tracker.core.repair import avoid_s, free_children, move_lease, origin_failed, relieve, spare_origin
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, layout_of
+from tracker.core.tail import hand_over
 
 JOIN_BATCH_S = 0.1
-ABSENCE_S = 3.0
-GRACE_S = 5.0
 RETRY_S = 0.5
 HOSTS_MAX = 200_000
 SWARMS_MAX = 100_000
@@ -64,9 +67,13 @@ class Fleet:
     replans: dict[str, int] = field(default_factory=dict)
     _sessions: dict[int, str] = field(default_factory=dict)
     _due: dict[Digest, float] = field(default_factory=dict)
-    _absent: dict[str, None] = field(default_factory=dict)
+    _presence: Presence = field(init=False)
+    _late: dict[Digest, None] = field(default_factory=dict)
     _blamed: dict[str, None] = field(default_factory=dict)
     _planner: Planner = field(default_factory=Planner)
+
+    def __post_init__(self) -> None:
+        self._presence = Presence(self.hosts, self.swarms, self.started_at)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         out: list[Command] = []
@@ -78,7 +85,7 @@ class Fleet:
             case SessionClosed(session):
                 self._closed(session, now)
             case Tick():
-                self._tick(now)
+                self._tick(now, out)
         self._plan_due(now, out)
         return out
 
@@ -107,9 +114,8 @@ class Fleet:
         host.address, host.zone, host.rack = hello.address, hello.zone, hello.rack
         host.session, host.absent_since = session, None
         self._sessions[session] = hello.host
-        for blob in host.swarms:
-            self.swarms[blob].members[host.name].absent_since = now
-            self._absent[host.name] = None
+        if host.swarms:
+            self._presence.lost(host, now)
         out.append(Send(session, Welcome(PROTOCOL_VERSION, self.report_interval_s, self.origin)))
 
     def _closed(self, session: int, now: float) -> None:
@@ -118,9 +124,7 @@ class Fleet:
             return
         host = self.hosts[name]
         host.session, host.absent_since = None, now
-        self._absent[name] = None
-        for blob in host.swarms:
-            self.swarms[blob].members[name].absent_since = now
+        self._presence.lost(host, now)
 
     def _received(self, session: int, message: FromAgent, now: float, out: list[Command]) -> None:
         name = self._sessions.get(session)
@@ -169,12 +173,20 @@ class Fleet:
             if not member.present:
                 swarm.tell_children(host.name)
         member.absent_since = None
+        self._sort(host, swarm)
         if not member.seed:
             streams = len(holding.parents) == swarm.stripes
             for stripe, parent in enumerate(holding.parents if streams else (None,) * swarm.stripes):
-                self._adopt(swarm, member, stripe, parent, now)
+                adopt(swarm, member, stripe, parent, lambda name: self._stand_in(swarm, name, now))
         spare_origin(swarm, host.name)
         self._replan(swarm.blob, "join", now + JOIN_BATCH_S)
+
+    def _sort(self, host: Host, swarm: Swarm) -> None:
+        """Note whether the host still receives the blob."""
+        if swarm.members[host.name].seed:
+            host.receiving.pop(swarm.blob, None)
+        else:
+            host.receiving[swarm.blob] = None
 
     def _swarm(self, holding: Holding) -> Swarm:
         layout = layout_of(holding)
@@ -192,36 +204,17 @@ class Fleet:
             swarm.forget_pieces(member.host, counts)
             self._replan(swarm.blob, "lost pieces", now + JOIN_BATCH_S)
             return
+        note_pace(swarm, member, counts, now=now)
+        whole = sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals))
         complete = swarm.advance(member.host, counts, now=now)
+        if sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals)) > whole:
+            self._late.setdefault(swarm.blob)
+        self._sort(self.hosts[member.host], swarm)
         if spare_origin(swarm, member.host):
             self._replan(swarm.blob, "whole copy", now)
         if complete:
             swarm.tell(now, f"{member.host} is complete")
             self._replan(swarm.blob, "complete", now + JOIN_BATCH_S)
-
-    def _adopt(self, swarm: Swarm, member: Member, stripe: int, parent: str | None, now: float) -> None:
-        """Take over a stream that runs already. A host without one is told its parent again, or given another when that is away."""
-        host, known = member.host, member.parents[stripe]
-        if member.counts[stripe] == swarm.totals[stripe] or parent == known:
-            return
-        if known is not None:
-            swarm.changed[host, stripe] = None
-            if parent is None and known != FROM_ORIGIN and not swarm.members[known].present:
-                swarm.detach(stripe, host)
-        if parent is None or (parent == FROM_ORIGIN and not yield_lease(swarm, stripe, host)):
-            return
-        if parent != FROM_ORIGIN:
-            if parent == host:
-                raise UsageError(f"{host} says that it receives from itself")
-            if parent not in swarm.members and not self._stand_in(swarm, parent, now):
-                return
-            if swarm.below(stripe, parent, host):
-                return
-            upper = swarm.members[parent]
-            if upper.free(stripe) <= 0:
-                swarm.grant_seat(upper, stripe)
-        swarm.attach(stripe, host, parent)
-        swarm.under_way = True
 
     def _stand_in(self, swarm: Swarm, name: str, now: float) -> bool:
         """Take a host into a swarm because another receives from it; it is absent until it speaks for itself."""
@@ -231,13 +224,15 @@ class Fleet:
                 return False
             host = self.hosts[name] = Host(name, absent_since=now)
         budget = self._budget(host, swarm, now)
-        member = swarm.add(name, [0] * swarm.stripes, budget=budget, now=now, zone=host.zone, rack=host.rack)
-        member.absent_since = now
-        self._absent[name] = None
+        swarm.add(name, [0] * swarm.stripes, budget=budget, now=now, zone=host.zone, rack=host.rack)
         host.swarms[swarm.blob] = None
+        self._presence.stands_in(host, swarm, now)
         return True
 
     def _report(self, name: str, report: Report, now: float) -> None:
+        host = self.hosts[name]
+        for blob in self._presence.speaks(host):
+            self._replan(blob, "back", now)
         for advance in report.blobs:
             swarm = self.swarms.get(advance.blob)
             if swarm is None or name not in swarm.members:
@@ -246,7 +241,21 @@ class Fleet:
             swarm.check_counts(counts)
             self._recount(swarm, swarm.members[name], counts, now)
         if self.capacities.sample(name, report.sent_bytes, report.busy_s, now=now):
-            self._relieve(self.hosts[name], "slow", now)
+            self._relieve(host, "slow", now)
+        for blob in host.receiving:
+            self._watch(self.swarms[blob], name, now)
+
+    def _watch(self, swarm: Swarm, name: str, now: float) -> None:
+        """Look whether somebody holds up the host that has just reported."""
+        member = swarm.members[name]
+        member.heard_at = now
+        for parent in silent_parents(swarm, member, interval_s=self.report_interval_s, now=now):
+            self._presence.silent(self.hosts[parent], now)
+            for blob in self.hosts[parent].swarms:
+                self._replan(blob, "silent", now)
+        found = slow_parent(swarm, member)
+        if found is not None and self.capacities.condemn(found[0], found[1], now=now):
+            self._relieve(self.hosts[found[0]], "slow", now)
 
     def _complaint(self, name: str, complaint: Complaint, now: float, out: list[Command]) -> None:
         swarm = self.swarms.get(complaint.blob)
@@ -283,18 +292,12 @@ class Fleet:
     def _origin_complaint(
         self, swarm: Swarm, name: str, stripe: int, reason: str, now: float, out: list[Command]
     ) -> None:
-        """The holder of a lease cannot read the origin: somebody else may. Wrong or missing content at the origin ends the swarm once
-        two hosts, or the only one, met it."""
-        damning = reason in {"corrupt", "missing"}
-        if damning:
-            swarm.origin_failures[name] = None
-        if not damning or len(swarm.origin_failures) < min(2, swarm.receivers):
-            if move_lease(swarm, stripe, name, now=now, at_once=damning):
-                self._replan(swarm.blob, reason, now)
+        """The holder of a lease cannot read the origin: somebody else may, or the swarm ends."""
+        moved, error = origin_failed(swarm, stripe, name, reason, now=now)
+        if moved:
+            self._replan(swarm.blob, reason, now)
+        if error is None:
             return
-        error: P2PDistError = Corrupt(f"the origin's copy of {swarm.blob} is corrupt", remedy="Push it again")
-        if reason == "missing":
-            error = NotFound(f"the origin does not have {swarm.blob}", remedy="Push it again")
         for member in swarm.members.values():
             session = self.hosts[member.host].session
             if session is not None and not member.seed:
@@ -306,6 +309,7 @@ class Fleet:
         swarm.tell(now, f"{name} is gone: {reason}")
         host = self.hosts[name]
         host.swarms.pop(blob, None)
+        host.receiving.pop(blob, None)
         if not swarm.members:
             del self.swarms[blob]
             self._due.pop(blob, None)
@@ -326,16 +330,27 @@ class Fleet:
 
     # -- time
 
-    def _tick(self, now: float) -> None:
+    def _tick(self, now: float, out: list[Command]) -> None:
         for name in list(self._blamed):
             self._pardon(name, now)
-        for name in list(self._absent):
-            self._expire(self.hosts[name], now)
+        for host, blob in self._presence.overdue(now):
+            self._leave(host.name, blob, now, "absent")
+            if host.session is not None:
+                # It is taken for gone and is not: in a new session it says again what it holds.
+                out.append(Drop(host.session))
         for swarm in self.swarms.values():
             if swarm.avoided:
                 swarm.avoided = {pair: until for pair, until in swarm.avoided.items() if until > now}
             if swarm.unplanned:
                 self._due.setdefault(swarm.blob, now + RETRY_S)
+            if swarm.strained and now - swarm.balanced_at >= PAUSE_S:
+                swarm.now = now
+                if balance(swarm, now=now):
+                    self._replan(swarm.blob, "balance", now)
+        for blob in self._late:
+            if blob in self.swarms and hand_over(self.swarms[blob]):
+                self._replan(blob, "late", now)
+        self._late.clear()
 
     def _pardon(self, name: str, now: float) -> None:
         """Forget old blame of a host; one that is shunned no longer gets its seats back."""
@@ -349,24 +364,6 @@ class Fleet:
             for blob in host.swarms:
                 swarm = self.swarms[blob]
                 swarm.members[name].budget = self._budget(host, swarm, now)
-
-    def _expire(self, host: Host, now: float) -> None:
-        """Forget a host that has been absent for long, or what it has not confirmed after it came back."""
-        waits = host.session is None
-        for blob in list(host.swarms):
-            since = self.swarms[blob].members[host.name].absent_since
-            if since is not None and self._over(since, now):
-                self._leave(host.name, blob, now, "absent")
-            waits = waits or since is not None
-        if host.absent_since is not None and self._over(host.absent_since, now) and not host.swarms:
-            del self.hosts[host.name]
-            waits = False
-        if not waits:
-            del self._absent[host.name]
-
-    def _over(self, absent_since: float, now: float) -> bool:
-        """Whether an absence has been long enough; in the first GRACE_S nobody is given up, for many may still be on their way back."""
-        return now - absent_since >= ABSENCE_S and now - self.started_at >= GRACE_S
 
     def _replan(self, blob: Digest, reason: str, due: float) -> None:
         self._due[blob] = min(due, self._due.get(blob, due))

@@ -15,7 +15,8 @@ CORRUPT_BLAME_S = 600.0
 
 @dataclass(slots=True)
 class Host:
-    """One host: where others reach it, its session (None while absent) and who blames it for what."""
+    """One host: where others reach it, its session (None while absent), its swarms, those of them in which it still lacks pieces, and
+    who blames it for what."""
 
     name: str
     address: str = ""
@@ -24,6 +25,7 @@ class Host:
     session: int | None = None
     absent_since: float | None = None
     swarms: dict[Digest, None] = field(default_factory=dict)
+    receiving: dict[Digest, None] = field(default_factory=dict)
     blamed: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     @property

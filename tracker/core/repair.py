@@ -13,6 +13,7 @@ keeps it: the others would read again what it has read. Once a host has the whol
 
 from __future__ import annotations
 
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
 
 AVOID_S = 5.0
@@ -68,6 +69,19 @@ def move_lease(swarm: Swarm, stripe: int, host: str, *, now: float, at_once: boo
 
 def _lacks(member: Member, swarm: Swarm, stripe: int) -> bool:
     return member.present and member.counts[stripe] < swarm.totals[stripe]
+
+
+def origin_failed(swarm: Swarm, stripe: int, host: str, reason: str, *, now: float) -> tuple[bool, P2PDistError | None]:
+    """The holder of a lease cannot read the origin. Returns whether the lease moves, and why the swarm must end: wrong or missing content
+    at the origin ends it once two hosts, or the only one, met it."""
+    damning = reason in {"corrupt", "missing"}
+    if damning:
+        swarm.origin_failures[host] = None
+    if not damning or len(swarm.origin_failures) < min(2, swarm.receivers):
+        return move_lease(swarm, stripe, host, now=now, at_once=damning), None
+    if reason == "missing":
+        return False, NotFound(f"the origin does not have {swarm.blob}", remedy="Push it again")
+    return False, Corrupt(f"the origin's copy of {swarm.blob} is corrupt", remedy="Push it again")
 
 
 def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:

@@ -15,7 +15,8 @@ receives from outside and the others from inside (see planner.py). Hosts that na
 `avoided` holds (child, parent) pairs that failed a moment ago, with the time until which they are not joined again. `unplanned` holds
 the (stripe, host) that wait for a parent, `changed` the (host, stripe) whose parent the host has not been told yet. A swarm is `under_way`
 when hosts joined it with pieces or streams that this tracker did not plan, and `strained` when somebody was given more
-children than seats since its trees were drawn.
+children than seats since its trees were drawn. `typical_pace` is how many pieces of a stripe hosts get in a second; `now` the time of
+the last event.
 
 Invariants: the edges of a stripe form a forest (no cycles); only receivers have parents; a lease belongs to the host whose parent is
 the origin; all here is soft and rebuilt from what agents report.
@@ -43,7 +44,9 @@ STORY_EVENTS_MAX = 256
 class Member:
     """One host in a swarm. `counts`: verified pieces per stripe; `seats`: seats allotted per stripe; `parents`: host name, FROM_ORIGIN
     or None, per stripe; `children`: host names, in the order in which they came; `complaints`: how often the host complained in a stripe
-    since it last got a piece of it; `moved_at`: when it last reported pieces of a stripe, and `pace` how many a second those were;
+    since it last got a piece of it; `moved_at`: when pieces of a stripe last came, or its parent changed; `pace`: pieces a second of
+    late; `lags`: reports in a row in which it lagged behind its parent (progress.py); `heard_at`: when it last reported;
+    `burdened_at`: when it last carried, or began to carry, more children than seats (balance.py), -1 for never;
     `order`: a number that orders hosts differently for each blob."""
 
     host: str
@@ -56,12 +59,14 @@ class Member:
     complaints: list[int]
     moved_at: list[float]
     pace: list[float]
+    lags: list[int]
     order: int
     zone: str = ""
     rack: str = ""
     seed: bool = False
     absent_since: float | None = None
     heard_at: float = 0.0
+    burdened_at: float = -1.0
 
     @property
     def present(self) -> bool:
@@ -100,6 +105,9 @@ class Swarm:
     under_way: bool = False
     drawn_for: int = 0
     strained: bool = False
+    typical_pace: float = 0.0
+    now: float = 0.0
+    balanced_at: float = 0.0
     avoided: dict[tuple[str, str], float] = field(default_factory=dict)
     origin_failures: dict[str, None] = field(default_factory=dict)
     lease_moved_at: list[float] = field(default_factory=list)
@@ -133,6 +141,7 @@ class Swarm:
             [0] * self.stripes,
             [now] * self.stripes,
             [0.0] * self.stripes,
+            [0] * self.stripes,
             mixed(self.blob, host),
             zone,
             f"{zone}/{rack}",
@@ -171,6 +180,7 @@ class Swarm:
         assert not member.seed and not self.below(stripe, parent, child), f"cycle: {child} under {parent}"
         self._unlink(stripe, member)
         member.parents[stripe] = parent
+        member.moved_at[stripe], member.lags[stripe] = self.now, 0
         if parent == FROM_ORIGIN:
             self.roots[stripe][child] = None
         else:
@@ -190,9 +200,8 @@ class Swarm:
         member = self.members[host]
         if member.seed:
             return False
-        passed_s = max(now - member.heard_at, 1e-3)
+        self.now = now
         for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
-            member.pace[stripe] = (new - old) / passed_s
             if new > old:
                 member.complaints[stripe] = 0
                 member.moved_at[stripe] = now

@@ -1,0 +1,212 @@
+"""Hosts that hold others up: silent, slow, overloaded; and the tail, when others are done."""
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Hello, Holding, Report
+from tracker.core.balance import balance
+from tracker.core.events import Command, Drop, Received, SessionOpened, Tick
+from tracker.core.fleet import Fleet
+from tracker.core.planner import Planner
+from tracker.core.repair import relieve
+from tracker.core.swarm import Member, Swarm
+from tracker.core.tail import hand_over
+
+BLOB = digest_of(b"blob")
+PIECE = 65536
+PIECES = 1024
+INTERVAL_S = 0.5
+
+
+class Site:
+    """A fleet whose hosts report every INTERVAL_S; `speed` is how many pieces of a stripe a host gets in that time, by (host, stripe)."""
+
+    def __init__(self, hosts: int) -> None:
+        self.fleet = Fleet(-100.0, report_interval_s=INTERVAL_S)
+        self.now = 0.0
+        self.counts = {f"h{number}": [0, 0] for number in range(hosts)}
+        self.speed: dict[tuple[str, int], int] = {}
+        self.mute: set[str] = set()
+        self.out: list[Command] = []
+        for number, host in enumerate(self.counts):
+            self.do(SessionOpened(number, Hello(PROTOCOL_VERSION, host, f"{host}:1")))
+            self.do(Received(number, Holding(BLOB, PIECES * PIECE, PIECE, (0, 0), (None, None))))
+        self.go(1, speed=0)
+
+    def do(self, event: object) -> None:
+        self.out += self.fleet.handle(event, now=self.now)  # type: ignore[arg-type]
+
+    def go(self, reports: int, *, speed: int = 20) -> None:
+        """Let time pass: everybody reports in turn, with what those above them let them have."""
+        for _ in range(reports):
+            for number, (host, counts) in enumerate(self.counts.items()):
+                if host not in self.mute:
+                    for stripe in range(2):
+                        counts[stripe] = min(PIECES // 2, counts[stripe] + self.speed.get((host, stripe), speed))
+                    self.do(Received(number, Report((Advance(BLOB, tuple(counts)),))))
+            for _ in range(5):
+                self.now += INTERVAL_S / 5
+                self.do(Tick())
+
+    @property
+    def swarm(self) -> Swarm:
+        return self.fleet.swarms[BLOB]
+
+    def member(self, host: str) -> Member:
+        return self.swarm.members[host]
+
+    def inner(self) -> str:
+        """A host with a parent and children in stripe 0."""
+        return next(each.host for each in self.swarm.members.values() if each.parents[0] and each.children[0])
+
+    def hold_up(self, host: str, speed: int) -> list[str]:
+        """Those who receive stripe 0 through `host` get no more than `speed`."""
+        below = [each for each in self.counts if each != host and self.swarm.below(0, each, host)]
+        for each in below:
+            self.speed[each, 0] = speed
+        return below
+
+
+def test_a_host_that_says_nothing_while_its_children_wait_loses_them() -> None:
+    site = Site(12)
+    site.go(4)
+    gone = site.inner()
+    children = list(site.member(gone).children[0])
+    site.mute.add(gone)
+    site.hold_up(gone, 0)
+    site.go(4)
+    assert all(site.member(child).parents[0] not in (None, gone) for child in children)
+    assert site.member(gone).load == 0
+    assert not site.member(gone).present
+
+
+def test_a_quiet_host_whose_children_go_on_is_left_alone() -> None:
+    """Reports may be late when nothing else is."""
+    site = Site(12)
+    site.go(4)
+    quiet = site.inner()
+    children = list(site.member(quiet).children[0])
+    site.mute.add(quiet)
+    site.go(4)
+    assert list(site.member(quiet).children[0]) == children
+
+
+def test_a_silent_host_that_speaks_again_gets_parents() -> None:
+    site = Site(12)
+    site.go(4)
+    host = site.inner()
+    site.mute.add(host)
+    site.hold_up(host, 0)
+    site.go(4)
+    assert not site.member(host).present
+    site.mute.clear()
+    site.go(2)
+    assert site.member(host).present
+    assert all(parent is not None for parent in site.member(host).parents)
+
+
+def test_a_silent_host_that_was_given_up_is_made_to_say_anew_what_it_holds() -> None:
+    site = Site(12)
+    site.go(4)
+    host = site.inner()
+    number = list(site.counts).index(host)
+    site.mute.add(host)
+    site.hold_up(host, 0)
+    site.go(12)
+    assert host not in site.swarm.members
+    assert Drop(number) in site.out
+
+
+def test_a_slow_uplink_is_found_within_a_few_reports_and_becomes_a_leaf() -> None:
+    site = Site(12)
+    site.go(2)
+    slow = site.inner()
+    site.hold_up(slow, 2)
+    site.go(3)
+    assert site.member(slow).load == 0
+    assert site.member(slow).budget == 0
+    assert site.member(slow).parents[0]
+    assert not [each for each in site.swarm.members.values() if each.load > each.budget and each.budget]
+
+
+def test_a_slow_downlink_is_not_blamed_on_the_parent() -> None:
+    """Its other stripes lag as well, and its sisters do not."""
+    site = Site(12)
+    site.go(2)
+    parent = site.inner()
+    child = next(iter(site.member(parent).children[0]))
+    budget = site.member(parent).budget
+    site.speed[child, 0] = site.speed[child, 1] = 2
+    site.go(5)
+    assert site.member(parent).budget == budget
+
+
+def test_a_host_that_is_a_little_slower_keeps_its_children() -> None:
+    site = Site(12)
+    site.go(2)
+    host = site.inner()
+    site.hold_up(host, 12)
+    site.go(5)
+    assert site.member(host).children[0]
+
+
+def full(hosts: int) -> Swarm:
+    swarm = Swarm(BLOB, Site(1).swarm.layout)
+    for number in range(hosts):
+        swarm.add(f"h{number}", [0, 0], budget=2, now=0.0)
+    Planner().plan(swarm, leases=8)
+    return swarm
+
+
+def test_idle_hosts_that_have_all_take_over_those_who_lack_most() -> None:
+    swarm = full(12)
+    late = [host for host in swarm.members if swarm.members[host].parents[0] and not swarm.members[host].children[0]][
+        :2
+    ]
+    for host in swarm.members:
+        if host not in late:
+            swarm.advance(host, [512, 512], now=9.0)
+    for host in late:
+        swarm.advance(host, [400, 512], now=9.0)
+    while hand_over(swarm):
+        pass
+    parents = [swarm.members[host].parents[0] for host in late]
+    assert len(set(parents)) == 2
+    assert all(swarm.members[parent or ""].load == 1 for parent in parents)
+
+
+def test_nobody_is_moved_for_a_few_pieces() -> None:
+    swarm = full(12)
+    late = next(host for host, member in swarm.members.items() if member.parents[0])
+    parent = swarm.members[late].parents[0]
+    for host in swarm.members:
+        swarm.advance(host, [508, 512] if host in (late, parent) else [512, 512], now=9.0)
+    assert hand_over(swarm) == 0
+
+
+def test_a_third_child_goes_to_a_host_with_an_idle_seat() -> None:
+    swarm = full(12)
+    member = next(each for each in swarm.members.values() if len(each.children[0]) == 2)
+    child = next(
+        each for each in swarm.members.values() if each.parents[0] not in (None, "", member.host) and not each.children[0]
+        and not swarm.below(0, member.host, each.host)
+    )  # fmt: skip
+    swarm.attach(0, child.host, member.host)
+    swarm.strained = True
+    for step in range(5):
+        balance(swarm, now=step * 0.5)
+    assert not [each for each in swarm.members.values() if each.load > each.budget]
+    assert not swarm.strained
+
+
+def test_where_seats_are_short_the_burden_goes_round() -> None:
+    swarm = full(12)
+    # Three hosts lose their seats: the others have fewer than are needed.
+    for member in [each for each in swarm.members.values() if each.load and "" not in each.parents][:3]:
+        relieve(swarm, member, 0)
+    Planner().plan(swarm, leases=8)
+    carried = set()
+    for step in range(40):
+        swarm.now = step * 0.5
+        balance(swarm, now=swarm.now)
+        carried |= {each.host for each in swarm.members.values() if each.budget and each.load > each.budget}
+        assert all(swarm.rooted(stripe, host) for stripe in range(2) for host in swarm.members)
+    assert len(carried) >= 4

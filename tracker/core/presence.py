@@ -1,0 +1,86 @@
+"""Presence: hosts whose session ended, or that say nothing any more, and what becomes of what they held.
+
+A host whose session breaks is absent in its swarms until it has said again what it holds; what it does not confirm within ABSENCE_S is
+taken from it. For GRACE_S after the tracker's start nobody is given up, since many may still be on their way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from p2pdist.model.digest import Digest
+from tracker.core.host import Host
+from tracker.core.swarm import Swarm
+
+ABSENCE_S = 2.5
+GRACE_S = 3.5
+
+
+@dataclass(slots=True)
+class Presence:
+    """Shares the fleet's hosts and swarms; changes only members' `absent_since`, and forgets hosts that have nothing left."""
+
+    hosts: dict[str, Host]
+    swarms: dict[Digest, Swarm]
+    started_at: float
+    _absent: dict[str, None] = field(default_factory=dict)
+
+    def lost(self, host: Host, now: float) -> None:
+        """The host has no session, or a new one in which it has not yet said what it holds."""
+        self._absent[host.name] = None
+        for blob in host.swarms:
+            self.swarms[blob].members[host.name].absent_since = now
+
+    def stands_in(self, host: Host, swarm: Swarm, now: float) -> None:
+        """Somebody receives from a host that has not spoken itself."""
+        self._absent[host.name] = None
+        swarm.members[host.name].absent_since = now
+
+    def silent(self, host: Host, now: float) -> None:
+        """The host has a session and does not report: its children and its parents are free for others."""
+        self.lost(host, now)
+        for blob in host.swarms:
+            swarm = self.swarms[blob]
+            swarm.tell(now, f"{host.name} is silent")
+            member = swarm.members[host.name]
+            for stripe in range(swarm.stripes):
+                for child in list(member.children[stripe]):
+                    swarm.detach(stripe, child)
+                if member.parents[stripe] is not None:
+                    swarm.detach(stripe, host.name)
+
+    def speaks(self, host: Host) -> list[Digest]:
+        """A silent host reports again; returns the swarms in which it is to be planned anew."""
+        back = []
+        for blob in host.swarms:
+            member = self.swarms[blob].members[host.name]
+            if member.absent_since is not None:
+                member.absent_since = None
+                back.append(blob)
+        return back
+
+    def overdue(self, now: float) -> Iterator[tuple[Host, Digest]]:
+        """What hosts are to lose now: those absent for long, and what those who came back have not confirmed."""
+        for name in list(self._absent):
+            host = self.hosts[name]
+            waits = host.session is None
+            for blob in list(host.swarms):
+                since = self.swarms[blob].members[name].absent_since
+                if since is not None and self._over(since, now):
+                    yield host, blob
+                elif since is not None:
+                    waits = True
+            if (
+                host.session is None
+                and host.absent_since is not None
+                and self._over(host.absent_since, now)
+                and not host.swarms
+            ):
+                del self.hosts[name]
+                waits = False
+            if not waits:
+                del self._absent[name]
+
+    def _over(self, absent_since: float, now: float) -> bool:
+        return now - absent_since >= ABSENCE_S and now - self.started_at >= GRACE_S

@@ -1,0 +1,86 @@
+"""Progress: who is held up by whom, judged from what hosts report.
+
+Theory. Reports of a parent and of its child are not of the same moment, so the child is compared with what its parent had at some earlier
+time: what the child lacks of that is waiting at the parent for certain. A host that takes part in a swarm reports at every interval,
+also when nothing came in.
+
+Silent: a child stands still, and its parent has not reported for SILENT_INTERVALS. A dead link tells nobody anything; waiting for
+the kernel or a heartbeat to notice would cost the whole subtree many seconds.
+
+Slow: all children of a host in a stripe lag behind it, each LAG_REPORTS reports in a row at less than SLOW_SHARE of the pace at which
+others advance, although they keep up elsewhere. Then it is the parent's uplink; were it the child's own downlink, its other
+stripes would lag as well. Acting on less costs more than it gains: after a move a host may be at half pace for a moment.
+"""
+
+from __future__ import annotations
+
+from tracker.core.swarm import Member, Swarm
+
+SILENT_INTERVALS = 2.5
+SILENT_MIN_S = 0.6
+STILL_S = 0.4
+LAG_PIECES = 6
+LAG_REPORTS = 2
+SLOW_SHARE = 0.45
+TYPICAL_WEIGHT = 1 / 16
+"""Weight of one report in the typical pace of a swarm."""
+
+
+def silent_parents(swarm: Swarm, child: Member, *, interval_s: float, now: float) -> list[str]:
+    """Parents that are to be taken for absent, since this child of theirs stands still and they say nothing."""
+    limit_s = max(SILENT_MIN_S, SILENT_INTERVALS * interval_s)
+    found = []
+    for stripe, name in enumerate(child.parents):
+        if not name or now - child.moved_at[stripe] < STILL_S:
+            continue
+        parent = swarm.members[name]
+        if parent.present and not parent.seed and now - parent.heard_at > limit_s:
+            found.append(name)
+    return found
+
+
+def note_pace(swarm: Swarm, member: Member, counts: list[int], *, now: float) -> None:
+    """Take in how fast a host advances; call it before its counts are changed."""
+    passed_s = now - member.heard_at
+    if passed_s <= 0:
+        return
+    for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
+        pace = member.pace[stripe] = (new - old) / passed_s
+        if pace > 0:
+            swarm.typical_pace += TYPICAL_WEIGHT * (pace - swarm.typical_pace) if swarm.typical_pace else pace
+    for stripe, name in enumerate(member.parents):
+        member.lags[stripe] = member.lags[stripe] + 1 if name and _lags(swarm, member, stripe, name, counts) else 0
+
+
+def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]) -> bool:
+    parent = swarm.members[name]
+    if parent.seed or counts[stripe] >= swarm.totals[stripe]:
+        return False
+    children = len(parent.children[stripe])
+    share = min(1.0, parent.budget / max(1, parent.load)) if parent.budget else 1.0 / max(1, children)
+    expected = min(parent.pace[stripe], swarm.typical_pace) * share
+    return parent.counts[stripe] - counts[stripe] > LAG_PIECES and child.pace[stripe] < SLOW_SHARE * expected
+
+
+def slow_parent(swarm: Swarm, child: Member) -> tuple[str, float] | None:
+    """The parent whose uplink holds this child up, and the share of a typical uplink that it has; None when there is none."""
+    for stripe, name in enumerate(child.parents):
+        if not name or child.lags[stripe] < LAG_REPORTS:
+            continue
+        parent = swarm.members[name]
+        if all(_held_up(swarm, swarm.members[each], stripe) for each in parent.children[stripe]):
+            served = sum(
+                swarm.members[each].pace[number] for number, children in enumerate(parent.children) for each in children
+            )
+            return name, served / max(swarm.typical_pace * swarm.stripes, 1e-9)
+    return None
+
+
+def _held_up(swarm: Swarm, child: Member, stripe: int) -> bool:
+    """Whether a child lags in this stripe and not in every other one too."""
+    if not child.lags[stripe]:
+        return False
+    others = [
+        number for number in range(swarm.stripes) if number != stripe and child.counts[number] < swarm.totals[number]
+    ]
+    return not others or any(not child.lags[number] for number in others)
