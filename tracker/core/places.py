@@ -9,10 +9,14 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, only_leaves
 
 Seat = tuple[int, int, int, str]
 """Depth, seats of the host taken in this pass, its load, its name."""
+
+Spare = tuple[int, bool, float, int, str]
+"""How far from its seats a host is (0: it has some unused, 1: none, 2: it never had any), whether others hang below its children, its
+load, its depth, its name: the smallest is the best to take one more."""
 
 
 @dataclass(slots=True)
@@ -24,7 +28,7 @@ class _Rack:
     seats: int = 0
     waiting: int = 0
     fed: bool = False
-    spares: list[tuple[int, float, int, str]] | None = None
+    spares: list[Spare] | None = None
 
     @property
     def over(self) -> int:
@@ -97,8 +101,8 @@ class Places:
 
     def spare(self, child: Member, rack: str | None) -> str | None:
         """A parent beyond the allotted seats, in one rack or anywhere: unallotted budget, then seats that stand idle in other
-        stripes, then the least loaded."""
-        best: tuple[tuple[int, float, int, str], _Rack] | None = None
+        stripes, then the least loaded, of those first whose children are leaves."""
+        best: tuple[Spare, _Rack] | None = None
         for name in self.swarm.racks if rack is None else (rack,):
             found = self._rack(name)
             if found.spares is None:
@@ -108,7 +112,7 @@ class Places:
                 best = (key, found)
         if best is None:
             return None
-        member = self.swarm.members[best[0][3]]
+        member = self.swarm.members[best[0][4]]
         free = member.free(self.stripe)
         self.swarm.grant_seat(member, self.stripe)
         granted = member.free(self.stripe) - free
@@ -208,7 +212,7 @@ class Places:
             heapq.heappush(rack.free, seat)
         return found
 
-    def _list_spares(self, rack: str) -> list[tuple[int, float, int, str]]:
+    def _list_spares(self, rack: str) -> list[Spare]:
         found = []
         for host in self.swarm.racks[rack]:
             member = self.swarm.members[host]
@@ -217,11 +221,11 @@ class Places:
         heapq.heapify(found)
         return found
 
-    def _best_spare(self, heap: list[tuple[int, float, int, str]], child: Member) -> tuple[int, float, int, str] | None:
+    def _best_spare(self, heap: list[Spare], child: Member) -> Spare | None:
         passed, found = [], None
         while heap and found is None:
             key = heapq.heappop(heap)
-            member = self.swarm.members[key[3]]
+            member = self.swarm.members[key[4]]
             if not member.present or not self.swarm.rooted(self.stripe, member.host):
                 continue
             now = self._spare_key(member)
@@ -235,11 +239,12 @@ class Places:
             heapq.heappush(heap, key)
         return found
 
-    def _spare_key(self, member: Member) -> tuple[int, float, int, str]:
+    def _spare_key(self, member: Member) -> Spare:
         idle = member.budget - member.load
         rank = 0 if idle > 0 else 1 if member.budget else 2
         load = -float(idle) if rank == 0 else member.load / max(member.budget, 0.25)
-        return rank, load, self._depth(member), member.host
+        inner = rank > 0 and not only_leaves(self.swarm, self.stripe, member)
+        return rank, inner, load, self._depth(member), member.host
 
     def _depth(self, member: Member) -> int:
         depth = self._depths.get(member.host)

@@ -313,6 +313,11 @@ class Swarm:
             self.members[parent].children[stripe].pop(member.host, None)
 
 
+def only_leaves(swarm: Swarm, stripe: int, member: Member) -> bool:
+    """Whether nobody receives the stripe through the host's children."""
+    return not any(swarm.members[child].children[stripe] for child in member.children[stripe])
+
+
 def mixed(blob: str, host: str) -> int:
     """A number that orders hosts differently for each blob, the same in every process."""
     return int.from_bytes(blake2b(f"{blob}/{host}".encode(), digest_size=8).digest(), "big")
