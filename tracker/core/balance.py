@@ -3,7 +3,7 @@
 Theory. Where hosts fall out or turn out slow, somebody carries an additional child, and all its children, with everybody below them, go
 at a fraction of the pace. If another host of the rack has a seat that stands idle, in whatever stripe, the child moves there. If seats
 are short everywhere, the burden is borne by hosts all of whose children in the stripe are leaves, so that nobody further down loses, and
-goes round among them: every ROTATE_S it passes, with the leaf that has lost least, to a host that has not carried it lately. All lose a
+goes round among them: every ROTATE_S it passes, with the leaf that has lost least, to a host whose children have lost least. All lose a
 little then, and nobody much. A running stream is not restarted: the child changes its parent between two pieces.
 """
 
@@ -43,7 +43,7 @@ def balance(swarm: Swarm, *, now: float) -> int:
 
 
 def _carriers(swarm: Swarm, rack: str, now: float) -> list[Member]:
-    """Who could carry one more: hosts with an idle seat, then those that carried none too many for the longest time."""
+    """Who could carry one more: hosts with an idle seat, then those whose children have lost least."""
     members = [swarm.members[name] for name in swarm.racks[rack]]
     found = [each for each in members if each.present and each.load < each.budget]
     rested = [
@@ -55,8 +55,17 @@ def _carriers(swarm: Swarm, rack: str, now: float) -> list[Member]:
         and now - each.burdened_at >= 2 * ROTATE_S
         and any(_bears(swarm, stripe, each) for stripe in range(swarm.stripes))
     ]
-    rested.sort(key=lambda each: (each.burdened_at, each.order))
+    rested.sort(key=lambda each: (_loss(swarm, each), each.order))
     return sorted(found, key=lambda each: (each.load - each.budget, each.order)) + rested
+
+
+def _loss(swarm: Swarm, member: Member) -> int:
+    """By how many pieces the child of a host that has lost most is behind it."""
+    return max(
+        member.counts[stripe] - swarm.members[child].counts[stripe]
+        for stripe, children in enumerate(member.children)
+        for child in children
+    )
 
 
 def _relieve(swarm: Swarm, member: Member, carriers: list[Member], now: float) -> int:
