@@ -6,7 +6,8 @@ flight. A stream that becomes active starts at the current virtual time, so it c
 stream pieces go out in the order in which they were verified here, each once.
 
 A block that the kernel does not take for long (a child that is dead or whose downlink is full) stops counting against the blocks
-in flight, so it cannot hold up the others.
+in flight, so it cannot hold up the others. Nor do blocks of a stream that is known to be sluggish: the kernel takes them many times slower
+than the quickest stream's, so it is the child, or the path to it, that is slow, and its turns would be lost to the others.
 
 Invariants: a stream has at most one block in flight; a piece is offered only after `Verified`; blocks of one piece are sent in
 order and without another piece of that stream in between; a stream ends only when every piece that it lacked was sent.
@@ -24,6 +25,10 @@ from p2pdist.model.pieces import PieceLayout, PieceSet
 
 BLOCK_MIN = 32 << 10
 BLOCK_MAX = 16 << 20
+STUCK_TIMES = 8
+SLUGGISH_TIMES = 5
+SLUGGISH_MIN_S = 0.01
+"""A block is stuck, and a stream sluggish, when it takes so many times as long as the quickest stream's blocks, and at least so long."""
 
 
 def block_size_for(piece_size: int, blocks_per_piece: int) -> int:
@@ -137,6 +142,7 @@ class _Stream:
     since: float = 0.0
     in_flight: bool = False
     ended: bool = False
+    byte_s: float = 0.0
 
     def advance(self) -> bool:
         """Whether a block is ready: takes the next verified piece that the child lacks."""
@@ -158,8 +164,8 @@ class Uplink:
     `blocks_per_piece` blocks within the limits of a block."""
 
     blocks_in_flight: int = 1
-    blocks_per_piece: int = 2
-    stuck_min_s: float = 0.2
+    blocks_per_piece: int = 1
+    stuck_min_s: float = 0.05
     sent_bytes: int = 0
     busy_s: float = 0.0
     _feeds: dict[Digest, _Feed] = field(default_factory=dict)
@@ -167,7 +173,7 @@ class Uplink:
     _waiting: list[_Stream] = field(default_factory=list)
     _flying: list[_Stream] = field(default_factory=list)
     _virtual: float = 0.0
-    _block_s: float = 0.0
+    _quickest_byte_s: float = 0.0
     _busy_since: float | None = None
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
@@ -278,8 +284,7 @@ class Uplink:
         stream.in_flight = False
         self._flying.remove(stream)
         length = min(stream.feed.block_size, stream.length - stream.offset)
-        took = now - stream.since
-        self._block_s = took if self._block_s == 0.0 else 0.875 * self._block_s + 0.125 * took
+        self._time(stream, (now - stream.since) / length)
         if self._busy_since is not None:
             self.sent_bytes += length
         stream.virtual += length
@@ -303,18 +308,21 @@ class Uplink:
             length = min(stream.feed.block_size, stream.length - stream.offset)
             out.append(Send(stream.number, stream.piece, stream.offset, length))
 
-    def _may_send(self, now: float) -> bool:
-        # In order of their start, so that none is stuck when the first is not.
-        if len(self._flying) < self.blocks_in_flight:
-            return True
-        stuck_s = self._stuck_s()
-        if now - self._flying[0].since < stuck_s:
-            return False
-        return sum(1 for stream in self._flying if now - stream.since < stuck_s) < self.blocks_in_flight
+    def _time(self, stream: _Stream, byte_s: float) -> None:
+        """Learn how long the kernel takes a byte of this stream, and of the quickest one."""
+        stream.byte_s = byte_s if stream.byte_s == 0.0 else 0.75 * stream.byte_s + 0.25 * byte_s
+        self._quickest_byte_s = min((each.byte_s for each in self._streams.values() if each.byte_s), default=0.0)
 
-    def _stuck_s(self) -> float:
-        """How long a block may be in flight before it is stuck."""
-        return max(self.stuck_min_s, 8 * self._block_s)
+    def _may_send(self, now: float) -> bool:
+        counted = 0
+        for stream in self._flying:
+            length = min(stream.feed.block_size, stream.length - stream.offset)
+            usual_s = max(self.stuck_min_s, STUCK_TIMES * self._quickest_byte_s * length)
+            sluggish = (
+                stream.byte_s > SLUGGISH_TIMES * self._quickest_byte_s and stream.byte_s * length > SLUGGISH_MIN_S
+            )
+            counted += not sluggish and now - stream.since < usual_s
+        return counted < self.blocks_in_flight
 
     def _account(self, now: float) -> None:
         if self._busy_since is not None:

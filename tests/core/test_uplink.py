@@ -136,7 +136,7 @@ def test_a_stuck_block_does_not_hold_up_the_others() -> None:
     line = Line(*range(8))
     for stream in (1, 2, 3):
         line(Opened(stream, BLOB, 0, pieces()))
-    assert line(Tick(), 0.1) == []
+    assert line(Tick(), 0.04) == []
     assert line(Tick(), 0.2) == [send(3, 0)]
 
 
@@ -234,3 +234,16 @@ def test_every_child_is_given_what_it_lacks_once_and_nothing_else(data: st.DataO
     for number, lacked in lacking.items():
         assert sorted(given_to[number]) == sorted(lacked)
         assert number in ended
+
+
+def test_a_sluggish_child_does_not_take_the_turns_of_the_others() -> None:
+    """One child's link takes a block in a second, the other's in ten milliseconds: the quick one goes on meanwhile."""
+    line = Line(*range(8))
+    line(Opened(1, BLOB, 0, pieces()))
+    line(BlockSent(1), 1.0)
+    line(Opened(2, BLOB, 0, pieces()))
+    taken = 0
+    for step in range(1, 200):
+        sent = line(BlockSent(2), 0.01) if step % 100 else line(BlockSent(1), 0.01)
+        taken += sum(1 for command in sent if isinstance(command, Send) and command.stream == 2)
+    assert taken >= 7

@@ -42,7 +42,7 @@ from tracker.core.events import Command, Drop, Event, Received, Send, SessionClo
 from tracker.core.host import Host
 from tracker.core.planner import Planner
 from tracker.core.presence import GRACE_S, Presence
-from tracker.core.progress import note_pace, silent_parents, slow_parent
+from tracker.core.progress import note_pace, silent_parents, slow_host
 from tracker.core.repair import avoid_s, free_children, move_lease, origin_failed, relieve, spare_origin
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, layout_of
 from tracker.core.tail import hand_over
@@ -253,7 +253,7 @@ class Fleet:
             self._presence.silent(self.hosts[parent], now)
             for blob in self.hosts[parent].swarms:
                 self._replan(blob, "silent", now)
-        found = slow_parent(swarm, member)
+        found = slow_host(swarm, member)
         if found is not None and self.capacities.condemn(found[0], found[1], now=now):
             self._relieve(self.hosts[found[0]], "slow", now)
 

@@ -8,8 +8,9 @@ Silent: a child stands still, and its parent has not reported for SILENT_INTERVA
 the kernel or a heartbeat to notice would cost the whole subtree many seconds.
 
 Slow: all children of a host in a stripe lag behind it, each LAG_REPORTS reports in a row at less than SLOW_SHARE of the pace at which
-others advance, although they keep up elsewhere. Then it is the parent's uplink; were it the child's own downlink, its other
-stripes would lag as well. Acting on less costs more than it gains: after a move a host may be at half pace for a moment.
+others advance, although they keep up elsewhere. Then it is the parent's uplink. Where a host lags in every stripe, and other children of
+its parents do not, it is its own downlink, and it is no good as a parent either. Acting on less costs more than it gains: after a
+move a host may be at half pace for a moment.
 """
 
 from __future__ import annotations
@@ -62,25 +63,36 @@ def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]
     return parent.counts[stripe] - counts[stripe] > LAG_PIECES and child.pace[stripe] < SLOW_SHARE * expected
 
 
-def slow_parent(swarm: Swarm, child: Member) -> tuple[str, float] | None:
-    """The parent whose uplink holds this child up, and the share of a typical uplink that it has; None when there is none."""
-    for stripe, name in enumerate(child.parents):
-        if not name or child.lags[stripe] < LAG_REPORTS:
-            continue
-        parent = swarm.members[name]
+def slow_host(swarm: Swarm, member: Member) -> tuple[str, float] | None:
+    """Who holds others up in what this host has just reported: a parent's uplink, or its own downlink, and the share of a typical one that
+    it has; None when there is nobody."""
+    late = [stripe for stripe, lags in enumerate(member.lags) if lags >= LAG_REPORTS]
+    for stripe in late:
+        parent = swarm.members[member.parents[stripe] or ""]
         if all(_held_up(swarm, swarm.members[each], stripe) for each in parent.children[stripe]):
             served = sum(
                 swarm.members[each].pace[number] for number, children in enumerate(parent.children) for each in children
             )
-            return name, served / max(swarm.typical_pace * swarm.stripes, 1e-9)
+            return parent.host, served / max(swarm.typical_pace * swarm.stripes, 1e-9)
+    if late and member.load and len(late) == len(_unfinished(swarm, member)):
+        alone = [all(swarm.members[each].lags[stripe] for each in _sisters(swarm, member, stripe)) for stripe in late]
+        if not all(alone) or not any(_sisters(swarm, member, stripe) for stripe in late):
+            return member.host, sum(member.pace) / max(swarm.typical_pace * swarm.stripes, 1e-9)
     return None
+
+
+def _sisters(swarm: Swarm, member: Member, stripe: int) -> list[str]:
+    """The other children of the host's parent in a stripe."""
+    return [each for each in swarm.members[member.parents[stripe] or ""].children[stripe] if each != member.host]
+
+
+def _unfinished(swarm: Swarm, member: Member) -> list[int]:
+    return [stripe for stripe, total in enumerate(swarm.totals) if member.counts[stripe] < total]
 
 
 def _held_up(swarm: Swarm, child: Member, stripe: int) -> bool:
     """Whether a child lags in this stripe and not in every other one too."""
     if not child.lags[stripe]:
         return False
-    others = [
-        number for number in range(swarm.stripes) if number != stripe and child.counts[number] < swarm.totals[number]
-    ]
+    others = [number for number in _unfinished(swarm, child) if number != stripe]
     return not others or any(not child.lags[number] for number in others)

@@ -180,7 +180,7 @@ class Swarm:
         assert not member.seed and not self.below(stripe, parent, child), f"cycle: {child} under {parent}"
         self._unlink(stripe, member)
         member.parents[stripe] = parent
-        member.moved_at[stripe], member.lags[stripe] = self.now, 0
+        member.moved_at[stripe] = self.now
         if parent == FROM_ORIGIN:
             self.roots[stripe][child] = None
         else:
@@ -307,6 +307,7 @@ class Swarm:
         if parent is None:
             return
         member.parents[stripe] = None
+        member.lags[stripe] = 0
         if parent == FROM_ORIGIN:
             self.roots[stripe].pop(member.host, None)
         elif parent in self.members:
