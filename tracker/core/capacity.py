@@ -26,6 +26,7 @@ class _Uplink:
     below: int = 0
     slow_since: float | None = None
     share: float | None = None
+    light: bool = False
 
 
 @dataclass(slots=True)
@@ -56,11 +57,13 @@ class Capacities:
         uplink.slow_since = now
         return True
 
-    def condemn(self, host: str, share: float, *, now: float) -> bool:
-        """A host's children show that its uplink has only this share of what others have; returns True when that makes the host slow."""
+    def condemn(self, host: str, share: float, *, downlink: bool, now: float) -> bool:
+        """A host's children, or its own lagging, show that its uplink, or its downlink, has only this share of what others have; returns
+        True when that is news."""
         uplink = self._uplinks.setdefault(host, _Uplink(share * self._typical()))
-        if uplink.slow_since is not None:
+        if uplink.slow_since is not None and (uplink.light or not downlink):
             return False
+        uplink.light = downlink
         uplink.slow_since, uplink.share = now, share
         return True
 
@@ -71,10 +74,15 @@ class Capacities:
         if uplink is None or uplink.slow_since is None:
             return seats
         if now - uplink.slow_since > FORGIVEN_AFTER_S:
-            uplink.slow_since, uplink.share, uplink.below = None, None, 0
+            uplink.slow_since, uplink.share, uplink.below, uplink.light = None, None, 0, False
             return seats
         share = uplink.share if uplink.share is not None else uplink.rate_bytes_s / max(self._typical(), 1.0)
         return min(seats - 1, int(seats * share))
+
+    def light(self, host: str) -> bool:
+        """Whether the host's downlink is so slow that it takes next to nothing of its parents' uplinks."""
+        uplink = self._uplinks.get(host)
+        return uplink is not None and uplink.light
 
     def rate(self, host: str) -> float | None:
         """Learned upload rate in bytes/s, None when never measured."""

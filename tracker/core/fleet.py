@@ -164,6 +164,8 @@ class Fleet:
         if member is None:
             budget = self._budget(host, swarm, now)
             member = swarm.add(host.name, counts, budget=budget, now=now, zone=host.zone, rack=host.rack)
+            if self.capacities.light(host.name):
+                swarm.make_light(member)
             host.swarms[swarm.blob] = None
             swarm.under_way = swarm.under_way or any(counts)
             swarm.tell(now, f"{host.name} joins with {sum(counts)} pieces")
@@ -254,7 +256,7 @@ class Fleet:
             for blob in self.hosts[parent].swarms:
                 self._replan(blob, "silent", now)
         found = slow_host(swarm, member)
-        if found is not None and self.capacities.condemn(found[0], found[1], now=now):
+        if found is not None and self.capacities.condemn(found[0], found[1], downlink=found[2], now=now):
             self._relieve(self.hosts[found[0]], "slow", now)
 
     def _complaint(self, name: str, complaint: Complaint, now: float, out: list[Command]) -> None:
@@ -322,6 +324,8 @@ class Fleet:
             swarm = self.swarms[blob]
             member = swarm.members[host.name]
             relieve(swarm, member, self._budget(host, swarm, now))
+            if self.capacities.light(host.name):
+                swarm.make_light(member)
             swarm.tell(now, f"{host.name} keeps {member.budget} seats: {reason}")
             self._replan(blob, reason, now)
 

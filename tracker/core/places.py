@@ -55,8 +55,8 @@ class Places:
         self.whole = any(each.counts[stripe] == total and each.present for each in swarm.members.values())
         self._waiting: dict[str, int] = {}
         for host in waiting:
-            rack = swarm.members[host].rack
-            self._waiting[rack] = self._waiting.get(rack, 0) + 1
+            member = swarm.members[host]
+            self._waiting[member.rack] = self._waiting.get(member.rack, 0) + (not member.light)
 
     def fed(self, rack: str) -> bool:
         """Whether somebody in the rack receives the stripe, or has it."""
@@ -126,10 +126,11 @@ class Places:
         rack, upper = self._rack(child.rack), None
         if parent != FROM_ORIGIN:
             upper = self.swarm.members[parent]
-            above = self._rack(upper.rack)
-            above.seats -= 1
-            above.reachable -= 1
-        rack.waiting -= 1
+            if not child.light:
+                above = self._rack(upper.rack)
+                above.seats -= 1
+                above.reachable -= 1
+        rack.waiting -= not child.light
         if not rack.fed:
             rack.fed = True
             self._fresh.append(child.rack)
@@ -205,7 +206,7 @@ class Places:
                 passed.append(seat)
                 continue
             found = member.host
-            if member.free(self.stripe) > 1:
+            if member.free(self.stripe) > 1 or child.light:
                 heapq.heappush(rack.free, (seat[0], seat[1] + 1, seat[2] + 1, member.host))
             break
         for seat in passed:

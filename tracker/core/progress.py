@@ -63,9 +63,9 @@ def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]
     return parent.counts[stripe] - counts[stripe] > LAG_PIECES and child.pace[stripe] < SLOW_SHARE * expected
 
 
-def slow_host(swarm: Swarm, member: Member) -> tuple[str, float] | None:
-    """Who holds others up in what this host has just reported: a parent's uplink, or its own downlink, and the share of a typical one that
-    it has; None when there is nobody."""
+def slow_host(swarm: Swarm, member: Member) -> tuple[str, float, bool] | None:
+    """Who holds others up in what this host has just reported: a parent's uplink, or (True) its own downlink, and the share of a typical
+    one that it has; None when there is nobody."""
     late = [stripe for stripe, lags in enumerate(member.lags) if lags >= LAG_REPORTS]
     for stripe in late:
         parent = swarm.members[member.parents[stripe] or ""]
@@ -73,11 +73,11 @@ def slow_host(swarm: Swarm, member: Member) -> tuple[str, float] | None:
             served = sum(
                 swarm.members[each].pace[number] for number, children in enumerate(parent.children) for each in children
             )
-            return parent.host, served / max(swarm.typical_pace * swarm.stripes, 1e-9)
-    if late and member.load and len(late) == len(_unfinished(swarm, member)):
+            return parent.host, served / max(swarm.typical_pace * swarm.stripes, 1e-9), False
+    if late and not member.light and len(late) == len(_unfinished(swarm, member)):
         alone = [all(swarm.members[each].lags[stripe] for each in _sisters(swarm, member, stripe)) for stripe in late]
         if not all(alone) or not any(_sisters(swarm, member, stripe) for stripe in late):
-            return member.host, sum(member.pace) / max(swarm.typical_pace * swarm.stripes, 1e-9)
+            return member.host, sum(member.pace) / max(swarm.typical_pace * swarm.stripes, 1e-9), True
     return None
 
 

@@ -61,7 +61,7 @@ def _lacking(swarm: Swarm, members: list[Member], whole: list[bool]) -> list[int
     found = [whole[stripe] - 1 for stripe in range(swarm.stripes)]
     for stripe, total in enumerate(swarm.totals):
         for member in members:
-            found[stripe] += (member.counts[stripe] < total) - member.seats[stripe]
+            found[stripe] += (member.counts[stripe] < total and not member.light) - member.seats[stripe]
     return found
 
 

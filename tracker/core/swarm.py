@@ -46,7 +46,7 @@ class Member:
     or None, per stripe; `children`: host names, in the order in which they came; `complaints`: how often the host complained in a stripe
     since it last got a piece of it; `moved_at`: when pieces of a stripe last came, or its parent changed; `pace`: pieces a second of
     late; `lags`: reports in a row in which it lagged behind its parent (progress.py); `heard_at`: when it last reported;
-    `burdened_at`: when it last carried, or began to carry, more children than seats (balance.py), -1 for never;
+    `light`: its downlink is so slow that it takes no seat; `taken`: seats that its children take, per stripe;
     `order`: a number that orders hosts differently for each blob."""
 
     host: str
@@ -66,7 +66,8 @@ class Member:
     seed: bool = False
     absent_since: float | None = None
     heard_at: float = 0.0
-    burdened_at: float = -1.0
+    light: bool = False
+    taken: list[int] = field(default_factory=list)
 
     @property
     def present(self) -> bool:
@@ -79,12 +80,12 @@ class Member:
         return self.budget - sum(self.seats)
 
     def free(self, stripe: int) -> int:
-        return self.seats[stripe] - len(self.children[stripe])
+        return self.seats[stripe] - self.taken[stripe]
 
     @property
     def load(self) -> int:
-        """Child streams in all stripes."""
-        return sum(map(len, self.children))
+        """Seats that children take, in all stripes."""
+        return sum(self.taken)
 
 
 @dataclass(slots=True)
@@ -147,6 +148,7 @@ class Swarm:
             f"{zone}/{rack}",
             seed=counts == self.totals,
             heard_at=now,
+            taken=[0] * self.stripes,
         )
         self.members[host] = member
         self.racks.setdefault(member.rack, {})[host] = None
@@ -184,7 +186,9 @@ class Swarm:
         if parent == FROM_ORIGIN:
             self.roots[stripe][child] = None
         else:
-            self.members[parent].children[stripe][child] = None
+            above = self.members[parent]
+            above.children[stripe][child] = None
+            above.taken[stripe] += not member.light
         self.unplanned.pop((stripe, child), None)
         self.changed[child, stripe] = None
 
@@ -245,6 +249,15 @@ class Swarm:
                 return True
             at = self.members[at].parents[stripe]
         return False
+
+    def make_light(self, member: Member) -> None:
+        """A host's downlink turned out so slow that it takes next to nothing of its parents' uplinks."""
+        if member.light:
+            return
+        member.light = True
+        for stripe, parent in enumerate(member.parents):
+            if parent:
+                self.members[parent].taken[stripe] -= 1
 
     def tell_children(self, host: str) -> None:
         """The host is back, perhaps at another address: let its children know."""
@@ -311,7 +324,9 @@ class Swarm:
         if parent == FROM_ORIGIN:
             self.roots[stripe].pop(member.host, None)
         elif parent in self.members:
-            self.members[parent].children[stripe].pop(member.host, None)
+            above = self.members[parent]
+            del above.children[stripe][member.host]
+            above.taken[stripe] -= not member.light
 
 
 def only_leaves(swarm: Swarm, stripe: int, member: Member) -> bool:
