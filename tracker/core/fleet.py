@@ -44,6 +44,7 @@ from tracker.core.planner import Planner
 from tracker.core.presence import GRACE_S, Presence
 from tracker.core.progress import note_pace, silent_parents, slow_host
 from tracker.core.repair import avoid_s, free_children, move_lease, origin_failed, relieve, spare_origin
+from tracker.core.schedule import Schedule
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, layout_of
 from tracker.core.tail import hand_over
 
@@ -64,9 +65,8 @@ class Fleet:
     hosts: dict[str, Host] = field(default_factory=dict)
     swarms: dict[Digest, Swarm] = field(default_factory=dict)
     capacities: Capacities = field(default_factory=Capacities)
-    replans: dict[str, int] = field(default_factory=dict)
     _sessions: dict[int, str] = field(default_factory=dict)
-    _due: dict[Digest, float] = field(default_factory=dict)
+    schedule: Schedule = field(default_factory=Schedule)
     _presence: Presence = field(init=False)
     _late: dict[Digest, None] = field(default_factory=dict)
     _blamed: dict[str, None] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class Fleet:
             for stripe, parent in enumerate(holding.parents if streams else (None,) * swarm.stripes):
                 adopt(swarm, member, stripe, parent, lambda name: self._stand_in(swarm, name, now))
         spare_origin(swarm, host.name)
-        self._replan(swarm.blob, "join", now + JOIN_BATCH_S)
+        self.schedule.ask(swarm.blob, "join", now + JOIN_BATCH_S)
 
     def _sort(self, host: Host, swarm: Swarm) -> None:
         """Note whether the host still receives the blob."""
@@ -204,7 +204,7 @@ class Fleet:
     def _recount(self, swarm: Swarm, member: Member, counts: list[int], now: float) -> None:
         if any(new < old for new, old in zip(counts, member.counts, strict=True)):
             swarm.forget_pieces(member.host, counts)
-            self._replan(swarm.blob, "lost pieces", now + JOIN_BATCH_S)
+            self.schedule.ask(swarm.blob, "lost pieces", now + JOIN_BATCH_S)
             return
         note_pace(swarm, member, counts, now=now)
         whole = sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals))
@@ -213,10 +213,10 @@ class Fleet:
             self._late.setdefault(swarm.blob)
         self._sort(self.hosts[member.host], swarm)
         if spare_origin(swarm, member.host):
-            self._replan(swarm.blob, "whole copy", now)
+            self.schedule.ask(swarm.blob, "whole copy", now)
         if complete:
             swarm.tell(now, f"{member.host} is complete")
-            self._replan(swarm.blob, "complete", now + JOIN_BATCH_S)
+            self.schedule.ask(swarm.blob, "complete", now + JOIN_BATCH_S)
 
     def _stand_in(self, swarm: Swarm, name: str, now: float) -> bool:
         """Take a host into a swarm because another receives from it; it is absent until it speaks for itself."""
@@ -234,7 +234,7 @@ class Fleet:
     def _report(self, name: str, report: Report, now: float) -> None:
         host = self.hosts[name]
         for blob in self._presence.speaks(host):
-            self._replan(blob, "back", now)
+            self.schedule.ask(blob, "back", now)
         for advance in report.blobs:
             swarm = self.swarms.get(advance.blob)
             if swarm is None or name not in swarm.members:
@@ -254,7 +254,7 @@ class Fleet:
         for parent in silent_parents(swarm, member, interval_s=self.report_interval_s, now=now):
             self._presence.silent(self.hosts[parent], now)
             for blob in self.hosts[parent].swarms:
-                self._replan(blob, "silent", now)
+                self.schedule.ask(blob, "silent", now)
         found = slow_host(swarm, member)
         if found is not None and self.capacities.condemn(found[0], found[1], downlink=found[2], now=now):
             self._relieve(self.hosts[found[0]], "slow", now)
@@ -274,7 +274,7 @@ class Fleet:
             blocked = swarm.blocked(stripe, name)
             if blocked != name:
                 if blocked is not None and free_children(swarm, stripe, blocked, now=now):
-                    self._replan(swarm.blob, "stuck", now)
+                    self.schedule.ask(swarm.blob, "stuck", now)
                 return
         swarm.avoided[name, source] = now + avoid_s(child, stripe, reason)
         if child.parents[stripe] == source:
@@ -289,7 +289,7 @@ class Fleet:
                 self._blamed[source] = None
                 if host.blame(name, reason, now=now):
                     self._relieve(host, "blamed", now)
-        self._replan(swarm.blob, reason, now)
+        self.schedule.ask(swarm.blob, reason, now)
 
     def _origin_complaint(
         self, swarm: Swarm, name: str, stripe: int, reason: str, now: float, out: list[Command]
@@ -297,7 +297,7 @@ class Fleet:
         """The holder of a lease cannot read the origin: somebody else may, or the swarm ends."""
         moved, error = origin_failed(swarm, stripe, name, reason, now=now)
         if moved:
-            self._replan(swarm.blob, reason, now)
+            self.schedule.ask(swarm.blob, reason, now)
         if error is None:
             return
         for member in swarm.members.values():
@@ -314,9 +314,9 @@ class Fleet:
         host.receiving.pop(blob, None)
         if not swarm.members:
             del self.swarms[blob]
-            self._due.pop(blob, None)
+            self.schedule.forget(blob)
         else:
-            self._replan(blob, reason, now)
+            self.schedule.ask(blob, reason, now)
 
     def _relieve(self, host: Host, reason: str, now: float) -> None:
         """Fit a host's children to its budget. Its best child takes its place, and it becomes a leaf."""
@@ -327,7 +327,7 @@ class Fleet:
             if self.capacities.light(host.name):
                 swarm.make_light(member)
             swarm.tell(now, f"{host.name} keeps {member.budget} seats: {reason}")
-            self._replan(blob, reason, now)
+            self.schedule.ask(blob, reason, now)
 
     def _budget(self, host: Host, swarm: Swarm, now: float) -> int:
         return 0 if host.shunned else self.capacities.budget(host.name, swarm.stripes, now=now)
@@ -346,14 +346,14 @@ class Fleet:
             if swarm.avoided:
                 swarm.avoided = {pair: until for pair, until in swarm.avoided.items() if until > now}
             if swarm.unplanned:
-                self._due.setdefault(swarm.blob, now + RETRY_S)
+                self.schedule.retry(swarm.blob, now + RETRY_S)
             if swarm.strained and now - swarm.balanced_at >= PAUSE_S:
                 swarm.now = now
                 if balance(swarm, now=now):
-                    self._replan(swarm.blob, "balance", now)
+                    self.schedule.ask(swarm.blob, "balance", now)
         for blob in self._late:
             if blob in self.swarms and hand_over(self.swarms[blob]):
-                self._replan(blob, "late", now)
+                self.schedule.ask(blob, "late", now)
         self._late.clear()
 
     def _pardon(self, name: str, now: float) -> None:
@@ -369,14 +369,8 @@ class Fleet:
                 swarm = self.swarms[blob]
                 swarm.members[name].budget = self._budget(host, swarm, now)
 
-    def _replan(self, blob: Digest, reason: str, due: float) -> None:
-        self._due[blob] = min(due, self._due.get(blob, due))
-        self.replans[reason] = self.replans.get(reason, 0) + 1
-
     def _plan_due(self, now: float, out: list[Command]) -> None:
-        for blob in [blob for blob, due in self._due.items() if due <= now]:
-            del self._due[blob]
-            swarm = self.swarms[blob]
+        for swarm in self.schedule.take(self.swarms, now):
             self._planner.plan(swarm, leases=self._leases_free(swarm, now))
             self._assign(swarm, out)
 

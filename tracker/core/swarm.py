@@ -16,7 +16,7 @@ receives from outside and the others from inside (see planner.py). Hosts that na
 the (stripe, host) that wait for a parent, `changed` the (host, stripe) whose parent the host has not been told yet. A swarm is `under_way`
 when hosts joined it with pieces or streams that this tracker did not plan, and `strained` when somebody was given more
 children than seats since its trees were drawn. `typical_pace` is how many pieces of a stripe hosts get in a second; `now` the time of
-the last event.
+the last event, `balanced_at` and `planned_at` those of the last such passes.
 
 Invariants: the edges of a stripe form a forest (no cycles); only receivers have parents; a lease belongs to the host whose parent is
 the origin; all here is soft and rebuilt from what agents report.
@@ -109,6 +109,7 @@ class Swarm:
     typical_pace: float = 0.0
     now: float = 0.0
     balanced_at: float = 0.0
+    planned_at: float = float("-inf")
     avoided: dict[tuple[str, str], float] = field(default_factory=dict)
     origin_failures: dict[str, None] = field(default_factory=dict)
     lease_moved_at: list[float] = field(default_factory=list)
