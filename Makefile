@@ -22,7 +22,7 @@ help:
 	@echo 'make check      formatting, lint, types, then the tests: what CI runs'
 	@echo 'make test-slow  the long tests'
 	@echo 'make mutants    break the code on purpose and see that the tests notice'
-	@echo 'make bench      the benchmarks (as root: they build network namespaces)'
+	@echo 'make bench      the benchmarks; broadcasts need root and YARDSTICK=path/to/swarm.py (bench/README.md)'
 	@echo 'make clean      remove what builds and tests leave; make distclean removes $(VENV) as well'
 
 setup: $(VENV)/.installed
@@ -82,8 +82,9 @@ check: lint types
 mutants: setup
 	$(BIN)/python tests/mutants.py $(MUTANTS_ARGS)
 
+# Like the demo, the program is the only command. YARDSTICK=PATH on the command line of make reaches it as a variable.
 bench: setup
-	$(BIN)/python -m bench $(BENCH_ARGS)
+	@$(BIN)/python -m bench $(BENCH_ARGS)
 
 clean:
 	rm -rf build dist test-output .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,5 +1,6 @@
 #!/bin/sh
 # One broadcast on rate-limited network namespaces, with real trackers and agents (needs root).
+# PYTHON, P2PDIST and WORK name another interpreter, program and directory; `make bench` gives them and takes care of the clean-up.
 # Usage: run.sh SWARM_PY [yardstick options], for example
 #   bench/yardstick/run.sh path/to/yardstick/swarm.py --hosts 24 --size-mib 64 --rate-mbit 40 --origin-mbit 80 --repeat 3
 set -eu
@@ -8,7 +9,7 @@ root=$(cd "$here/../.." && pwd)
 p2pdist=${P2PDIST:-$root/.venv/bin/p2pdist}
 swarm=$1
 shift
-exec python3 "$swarm" --method custom --label p2pdist --py "$root/.venv/bin/python" \
+exec "${PYTHON:-python3}" "$swarm" --method custom --label p2pdist --py "$root/.venv/bin/python" \
   --ctl-cmd "$p2pdist tracker --listen {ctl_ip}:7070 --origin http://{origin_ip} --state {dir}/state --log-level warning" \
   --origin-cmd "$here/origin.sh $p2pdist {file} {dir} {ip}" \
   --agent-cmd "$p2pdist agent --tracker http://{ctl_ip}:7070 --listen {ip}:7071 --store {dir}/store --socket {dir}/sock --name h{i} --rack {rack} --log-level ${LOG_LEVEL:-warning} & while ! curl -sf -o /dev/null --unix-socket {dir}/sock http://agent/readyz; do sleep 0.2; done; touch {dir}/READY; wait" \
