@@ -8,6 +8,9 @@ tracker can tell a slow parent from a starved one, so the host leaves the tracke
 alternate is the host's own choice, perhaps of a host that receives through this one by now, and is left as soon as it stands still. A
 plan that names a source which failed this host a moment ago is answered with a complaint, or the tracker would wait for what never comes.
 
+A stripe that gets far fewer pieces than another over SLOW_WINDOW_S is complained of as slow, again with growing pauses; that changes
+nothing here, and lets the tracker look closer.
+
 Invariants: a piece counts once; a source that sent wrong bytes is not opened again while it is avoided; no stream is opened for a
 stripe that lacks nothing; exactly one of Completed and GaveUp is given, and nothing after it.
 """
@@ -29,6 +32,11 @@ STALL_PACES = 4.0
 COMES_MIN_S = 0.2
 COMES_PACES = 3.0
 """A piece under way is waited for when a stream is replaced, unless the stream has been quiet for so long."""
+
+SLOW_WINDOW_S = 0.5
+SLOW_SHARE = 0.4
+SLOW_PIECES = 8
+"""A stripe is slow that gets less than this share of what the best one got in a window, when that got at least so many pieces."""
 
 REOPEN_S = 0.05
 ORIGIN_CORRUPT_MAX = 3
@@ -135,6 +143,8 @@ class _Stripe:
     quiet_since: float = 0.0
     complaints: int = 0
     retry_at: float = 0.0
+    gained: int = 0
+    slow_windows: int = 0
 
 
 @dataclass(slots=True)
@@ -156,6 +166,7 @@ class Download:
     _progressed_at: float = 0.0
     _tracker: bool = True
     _origin_corrupt: int = 0
+    _window_from: float = 0.0
     _last_failure: str = ""
 
     def __post_init__(self) -> None:
@@ -204,6 +215,7 @@ class Download:
         self.counts[index] += 1
         stripe = self._stripes[index]
         stripe.missing -= 1
+        stripe.gained += 1
         stripe.pace_s += 0.25 * (now - stripe.stored_at - stripe.pace_s)
         stripe.stored_at = stripe.quiet_since = now
         stripe.complaints = 0
@@ -308,6 +320,20 @@ class Download:
                 self._open(stripe, now, out)
             elif stripe.source is not None and stripe.missing:
                 self._check_stall(stripe, stripe.source, now, out)
+        if now - self._window_from >= SLOW_WINDOW_S:
+            self._window_from = now
+            self._compare(out)
+
+    def _compare(self, out: list[Command]) -> None:
+        """Complain of stripes that got far less than another in the window that ends now."""
+        best = max(stripe.gained for stripe in self._stripes)
+        for stripe in self._stripes:
+            slow = stripe.missing and best >= SLOW_PIECES and stripe.gained < SLOW_SHARE * best
+            stripe.slow_windows = stripe.slow_windows + 1 if slow and stripe.stream is not None else 0
+            stripe.gained = 0
+            windows = stripe.slow_windows
+            if windows and windows & (windows - 1) == 0 and stripe.source is not None:
+                out.append(Complain(stripe.number, stripe.source, "slow"))
 
     def _check_stall(self, stripe: _Stripe, source: Source, now: float, out: list[Command]) -> None:
         pause_s = max(STALL_FIRST_S, STALL_PACES * stripe.pace_s) * 2 ** min(stripe.complaints, 10)

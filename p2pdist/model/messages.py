@@ -23,8 +23,9 @@ Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 Counts = Annotated[tuple[Count, ...], Meta(max_length=STRIPES_MAX)]
 
-Reason = Literal["refused", "reset", "short", "stalled", "corrupt", "protocol", "missing", "busy", "unavailable"]
-"""Why a source is complained of: it refused the connection; broke it; ended early; sent nothing; sent wrong bytes; broke the
+Reason = Literal["refused", "reset", "short", "stalled", "slow", "corrupt", "protocol", "missing", "busy", "unavailable"]
+"""Why a source is complained of: it refused the connection; broke it; ended early; sent nothing; sent far less
+than the sources of other stripes; sent wrong bytes; broke the
 protocol; lacks the blob; is over its limits; the origin did not answer."""
 
 
@@ -105,6 +106,12 @@ class Welcome(Message, frozen=True):
     origin: str = ""
 
 
+class Pace(Message, frozen=True):
+    """How often to report from now on: the fleet has grown or shrunk."""
+
+    report_interval_s: float
+
+
 class Assign(Message, frozen=True):
     """A plan for one blob."""
 
@@ -120,7 +127,7 @@ class Reject(Message, frozen=True):
 
 
 FromAgent = Hello | Holding | Holdings | Report | Complaint | Left
-FromTracker = Welcome | Assign | Reject
+FromTracker = Welcome | Pace | Assign | Reject
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)

@@ -11,6 +11,7 @@ from p2pdist.model.messages import (
     FromTracker,
     Hello,
     Holdings,
+    Pace,
     Reject,
     Welcome,
 )
@@ -35,6 +36,8 @@ class AgentSession:
         self._tracker, self._world, self._network = tracker, tracker.world, tracker.network
         self._session: Session | None = None
         self._life = 0
+        self._interval_s = 0.0
+        self._reporting = 0
 
     def start(self) -> None:
         """The host's process starts."""
@@ -75,7 +78,9 @@ class AgentSession:
                 holdings = self.host.holdings()
                 if holdings:
                     self.tell(Holdings(holdings))
-                self._world.after(self._world.random.uniform(0, interval_s), self._report, session, interval_s)
+                self._report_every(session, interval_s)
+            case Pace(interval_s):
+                self._report_every(session, interval_s)
             case Assign() | Reject():
                 self.host.decided(message)
 
@@ -95,10 +100,15 @@ class AgentSession:
         wait_s = pause_s * self._world.random.uniform(0.5, 1.0)
         self._world.after(wait_s, self._connect, life, min(RETRY_MAX_S, pause_s * 1.7))
 
-    def _report(self, session: Session, interval_s: float) -> None:
-        if session is not self._session:
+    def _report_every(self, session: Session, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._reporting += 1
+        self._world.after(self._world.random.uniform(0, interval_s), self._report, session, self._reporting)
+
+    def _report(self, session: Session, number: int) -> None:
+        if session is not self._session or number != self._reporting:
             return
         report = self.host.report()
         if report is not None:
             self.tell(report)
-        self._world.after(interval_s, self._report, session, interval_s)
+        self._world.after(self._interval_s, self._report, session, number)

@@ -92,8 +92,8 @@ def chain(*hosts: str, **more: int) -> Control:
 def test_the_first_host_reads_the_origin_and_the_second_receives_from_it() -> None:
     control = Control()
     assert control.open("h1", "h2") == [
-        Send(1, Welcome(PROTOCOL_VERSION, 0.5)),
-        Send(2, Welcome(PROTOCOL_VERSION, 0.5)),
+        Send(1, Welcome(PROTOCOL_VERSION, 0.25)),
+        Send(2, Welcome(PROTOCOL_VERSION, 0.25)),
     ]
     assert control.join("h1") == []
     (send,) = control.tick(JOIN_BATCH_S)

@@ -1,9 +1,10 @@
 """Hosts that hold others up: silent, slow, overloaded; and the tail, when others are done."""
 
 from p2pdist.model.digest import digest_of
-from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Hello, Holding, Report
+from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Complaint, Hello, Holding, Pace, Report
 from tracker.core.balance import balance
-from tracker.core.events import Command, Drop, Received, SessionOpened, Tick
+from tracker.core.close_watch import CLOSE_S
+from tracker.core.events import Command, Drop, Received, Send, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.planner import Planner
 from tracker.core.repair import relieve
@@ -146,6 +147,26 @@ def test_a_host_that_is_a_little_slower_keeps_its_children() -> None:
     site.hold_up(host, 12)
     site.go(5)
     assert site.member(host).children[0]
+
+
+def test_in_a_large_fleet_those_around_a_complaint_are_asked_to_report_often_and_who_does_not_is_away() -> None:
+    site = Site(12)
+    site.fleet.report_interval_s = 5.0
+    site.go(1)
+    gone = site.inner()
+    child = next(iter(site.member(gone).children[0]))
+    numbers = {host: number for number, host in enumerate(site.counts)}
+    site.mute.add(gone)
+    site.hold_up(gone, 0)
+    site.out.clear()
+    site.do(Received(numbers[child], Complaint(BLOB, 0, gone, "stalled")))
+    told = {each.session: each.message for each in site.out if isinstance(each, Send)}
+    assert told[numbers[child]] == told[numbers[gone]] == Pace(CLOSE_S)
+    site.go(3)
+    assert not site.member(gone).load
+    site.out.clear()
+    site.go(8)
+    assert Send(numbers[child], Pace(5.0)) in site.out
 
 
 def full(hosts: int) -> Swarm:

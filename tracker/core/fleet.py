@@ -16,6 +16,7 @@ looked at again every RETRY_S.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from p2pdist.model.digest import Digest
@@ -29,6 +30,7 @@ from p2pdist.model.messages import (
     Holding,
     Holdings,
     Left,
+    Pace,
     Reject,
     Report,
     Welcome,
@@ -38,13 +40,15 @@ from tracker.core.adoption import adopt
 from tracker.core.assignments import changed_plans
 from tracker.core.balance import PAUSE_S, balance
 from tracker.core.capacity import Capacities
+from tracker.core.close_watch import CLOSE_S, CloseWatch
 from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
 from tracker.core.planner import Planner
 from tracker.core.presence import GRACE_S, Presence
 from tracker.core.progress import note_pace, silent_parents, slow_host
-from tracker.core.repair import avoid_s, free_children, move_lease, origin_failed, relieve, spare_origin
+from tracker.core.repair import avoid_s, free_children, move_lease, origin_failed, spare_origin
 from tracker.core.schedule import Schedule
+from tracker.core.standing import Standing
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, layout_of
 from tracker.core.tail import hand_over
 
@@ -61,19 +65,21 @@ class Fleet:
     started_at: float
     origin: str = ""
     origin_streams_max: int = 64
-    report_interval_s: float = 0.5
+    report_interval_s: float = 0.25
     hosts: dict[str, Host] = field(default_factory=dict)
     swarms: dict[Digest, Swarm] = field(default_factory=dict)
     capacities: Capacities = field(default_factory=Capacities)
     _sessions: dict[int, str] = field(default_factory=dict)
     schedule: Schedule = field(default_factory=Schedule)
+    standing: Standing = field(init=False)
     _presence: Presence = field(init=False)
     _late: dict[Digest, None] = field(default_factory=dict)
-    _blamed: dict[str, None] = field(default_factory=dict)
+    _close: CloseWatch = field(default_factory=CloseWatch)
     _planner: Planner = field(default_factory=Planner)
 
     def __post_init__(self) -> None:
         self._presence = Presence(self.hosts, self.swarms, self.started_at)
+        self.standing = Standing(self.hosts, self.swarms, self.schedule, self.capacities)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         out: list[Command] = []
@@ -162,16 +168,12 @@ class Fleet:
         self.swarms[swarm.blob] = swarm
         member = swarm.members.get(host.name)
         if member is None:
-            budget = self._budget(host, swarm, now)
-            member = swarm.add(host.name, counts, budget=budget, now=now, zone=host.zone, rack=host.rack)
-            if self.capacities.light(host.name):
-                swarm.make_light(member)
-            host.swarms[swarm.blob] = None
+            member = self.standing.join(host, swarm, counts, now=now)
             swarm.under_way = swarm.under_way or any(counts)
             swarm.tell(now, f"{host.name} joins with {sum(counts)} pieces")
         else:
             self._recount(swarm, member, counts, now)
-            member.budget = max(member.budget, self._budget(host, swarm, now))
+            member.budget = max(member.budget, self.standing.budget(host, swarm.stripes, now=now))
             if not member.present:
                 swarm.tell_children(host.name)
         member.absent_since = None
@@ -225,9 +227,7 @@ class Fleet:
             if len(self.hosts) >= HOSTS_MAX:
                 return False
             host = self.hosts[name] = Host(name, absent_since=now)
-        budget = self._budget(host, swarm, now)
-        swarm.add(name, [0] * swarm.stripes, budget=budget, now=now, zone=host.zone, rack=host.rack)
-        host.swarms[swarm.blob] = None
+        self.standing.join(host, swarm, [0] * swarm.stripes, now=now)
         self._presence.stands_in(host, swarm, now)
         return True
 
@@ -243,7 +243,7 @@ class Fleet:
             swarm.check_counts(counts)
             self._recount(swarm, swarm.members[name], counts, now)
         if self.capacities.sample(name, report.sent_bytes, report.busy_s, now=now):
-            self._relieve(host, "slow", now)
+            self.standing.relieve(host, "slow", now=now)
         for blob in host.receiving:
             self._watch(self.swarms[blob], name, now)
 
@@ -251,13 +251,13 @@ class Fleet:
         """Look whether somebody holds up the host that has just reported."""
         member = swarm.members[name]
         member.heard_at = now
-        for parent in silent_parents(swarm, member, interval_s=self.report_interval_s, now=now):
+        for parent in silent_parents(swarm, member, self._close.asked_at, interval_s=self.report_interval_s, now=now):
             self._presence.silent(self.hosts[parent], now)
             for blob in self.hosts[parent].swarms:
                 self.schedule.ask(blob, "silent", now)
         found = slow_host(swarm, member)
         if found is not None and self.capacities.condemn(found[0], found[1], downlink=found[2], now=now):
-            self._relieve(self.hosts[found[0]], "slow", now)
+            self.standing.relieve(self.hosts[found[0]], "slow", now=now)
 
     def _complaint(self, name: str, complaint: Complaint, now: float, out: list[Command]) -> None:
         swarm = self.swarms.get(complaint.blob)
@@ -269,6 +269,11 @@ class Fleet:
             self._origin_complaint(swarm, name, complaint.stripe, reason, now, out)
             return
         child, stripe = swarm.members[name], complaint.stripe
+        if reason in {"stalled", "slow"} and self.report_interval_s > CLOSE_S:
+            watched = [name, source, *(swarm.members[source].children[stripe] if source in swarm.members else ())]
+            self._pace(self._close.watch(watched, now=now), CLOSE_S, out)
+        if reason == "slow":
+            return
         child.complaints[stripe] += 1
         if reason == "stalled" and child.parents[stripe] == source:
             blocked = swarm.blocked(stripe, name)
@@ -286,10 +291,15 @@ class Fleet:
             if host.session is None and source in swarm.members:
                 self._leave(source, swarm.blob, now, "dead")
             else:
-                self._blamed[source] = None
-                if host.blame(name, reason, now=now):
-                    self._relieve(host, "blamed", now)
+                self.standing.blame(host, name, reason, now=now)
         self.schedule.ask(swarm.blob, reason, now)
+
+    def _pace(self, names: Iterable[str], interval_s: float, out: list[Command]) -> None:
+        """Ask hosts to report at this interval."""
+        for name in names:
+            session = self.hosts[name].session if name in self.hosts else None
+            if session is not None:
+                out.append(Send(session, Pace(interval_s)))
 
     def _origin_complaint(
         self, swarm: Swarm, name: str, stripe: int, reason: str, now: float, out: list[Command]
@@ -318,25 +328,10 @@ class Fleet:
         else:
             self.schedule.ask(blob, reason, now)
 
-    def _relieve(self, host: Host, reason: str, now: float) -> None:
-        """Fit a host's children to its budget. Its best child takes its place, and it becomes a leaf."""
-        for blob in host.swarms:
-            swarm = self.swarms[blob]
-            member = swarm.members[host.name]
-            relieve(swarm, member, self._budget(host, swarm, now))
-            if self.capacities.light(host.name):
-                swarm.make_light(member)
-            swarm.tell(now, f"{host.name} keeps {member.budget} seats: {reason}")
-            self.schedule.ask(blob, reason, now)
-
-    def _budget(self, host: Host, swarm: Swarm, now: float) -> int:
-        return 0 if host.shunned else self.capacities.budget(host.name, swarm.stripes, now=now)
-
     # -- time
 
     def _tick(self, now: float, out: list[Command]) -> None:
-        for name in list(self._blamed):
-            self._pardon(name, now)
+        self.standing.pardon(now=now)
         for host, blob in self._presence.overdue(now):
             self._leave(host.name, blob, now, "absent")
             if host.session is not None:
@@ -355,19 +350,7 @@ class Fleet:
             if blob in self.swarms and hand_over(self.swarms[blob]):
                 self.schedule.ask(blob, "late", now)
         self._late.clear()
-
-    def _pardon(self, name: str, now: float) -> None:
-        """Forget old blame of a host; one that is shunned no longer gets its seats back."""
-        host = self.hosts.get(name)
-        shunned = host is not None and host.shunned
-        if host is not None:
-            host.forgive(now=now)
-        if host is None or not host.blamed:
-            del self._blamed[name]
-        if host is not None and shunned and not host.shunned:
-            for blob in host.swarms:
-                swarm = self.swarms[blob]
-                swarm.members[name].budget = self._budget(host, swarm, now)
+        self._pace(self._close.over(now), self.report_interval_s, out)
 
     def _plan_due(self, now: float, out: list[Command]) -> None:
         for swarm in self.schedule.take(self.swarms, now):

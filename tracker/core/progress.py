@@ -4,8 +4,9 @@ Theory. Reports of a parent and of its child are not of the same moment, so the 
 time: what the child lacks of that is waiting at the parent for certain. A host that takes part in a swarm reports at every interval,
 also when nothing came in.
 
-Silent: a child stands still, and its parent has not reported for SILENT_INTERVALS. A dead link tells nobody anything; waiting for
-the kernel or a heartbeat to notice would cost the whole subtree many seconds.
+Silent: a child stands still, and its parent has not reported for SILENT_INTERVALS, or since it was asked to report often
+(close_watch.py). A dead link tells nobody anything; waiting for the kernel or a heartbeat to notice would cost the whole subtree many
+seconds.
 
 Slow: all children of a host in a stripe lag behind it, each LAG_REPORTS reports in a row at less than SLOW_SHARE of the pace at which
 others advance, although they keep up elsewhere. Then it is the parent's uplink. Where a host lags in every stripe, and other children of
@@ -14,6 +15,8 @@ move a host may be at half pace for a moment.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from tracker.core.swarm import Member, Swarm
 
@@ -27,15 +30,20 @@ TYPICAL_WEIGHT = 1 / 16
 """Weight of one report in the typical pace of a swarm."""
 
 
-def silent_parents(swarm: Swarm, child: Member, *, interval_s: float, now: float) -> list[str]:
-    """Parents that are to be taken for absent, since this child of theirs stands still and they say nothing."""
+def silent_parents(
+    swarm: Swarm, child: Member, asked_at: Mapping[str, float], *, interval_s: float, now: float
+) -> list[str]:
+    """Parents that are to be taken for absent, since this child of theirs stands still and they say nothing. `asked_at`: since when
+    hosts have been asked to report often."""
     limit_s = max(SILENT_MIN_S, SILENT_INTERVALS * interval_s)
     found = []
     for stripe, name in enumerate(child.parents):
         if not name or now - child.moved_at[stripe] < STILL_S:
             continue
         parent = swarm.members[name]
-        if parent.present and not parent.seed and now - parent.heard_at > limit_s:
+        asked = asked_at.get(name, now)
+        quiet = now - parent.heard_at > limit_s or (parent.heard_at < asked and now - asked > SILENT_MIN_S)
+        if parent.present and not parent.seed and quiet:
             found.append(name)
     return found
 

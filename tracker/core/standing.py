@@ -1,0 +1,70 @@
+"""Standing: what each host may carry, by what it showed and by what others say of it.
+
+A host's budget of seats follows its uplink (capacity.py). One that several hosts found sending wrong bytes or refusing to serve is
+shunned for a while and has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from p2pdist.model.digest import Digest
+from tracker.core.capacity import Capacities
+from tracker.core.host import Host
+from tracker.core.repair import relieve
+from tracker.core.schedule import Schedule
+from tracker.core.swarm import Member, Swarm
+
+
+@dataclass(slots=True)
+class Standing:
+    """Shares the fleet's hosts, swarms and schedule."""
+
+    hosts: dict[str, Host]
+    swarms: dict[Digest, Swarm]
+    schedule: Schedule
+    capacities: Capacities
+    _blamed: dict[str, None] = field(default_factory=dict)
+
+    def budget(self, host: Host, stripes: int, *, now: float) -> int:
+        """Seats of a host in a swarm of so many stripes."""
+        return 0 if host.shunned else self.capacities.budget(host.name, stripes, now=now)
+
+    def join(self, host: Host, swarm: Swarm, counts: list[int], *, now: float) -> Member:
+        """Take a host into a swarm, with the budget and the weight that it has."""
+        budget = self.budget(host, swarm.stripes, now=now)
+        member = swarm.add(host.name, counts, budget=budget, now=now, zone=host.zone, rack=host.rack)
+        member.light = self.capacities.light(host.name)
+        host.swarms[swarm.blob] = None
+        return member
+
+    def relieve(self, host: Host, reason: str, *, now: float) -> None:
+        """Fit a host's children to its budget. Its best child takes its place, and it becomes a leaf."""
+        for blob in host.swarms:
+            swarm = self.swarms[blob]
+            member = swarm.members[host.name]
+            relieve(swarm, member, self.budget(host, swarm.stripes, now=now))
+            if self.capacities.light(host.name):
+                swarm.make_light(member)
+            swarm.tell(now, f"{host.name} keeps {member.budget} seats: {reason}")
+            self.schedule.ask(blob, reason, now)
+
+    def blame(self, host: Host, by: str, reason: str, *, now: float) -> None:
+        """Another host met a failure at this one."""
+        self._blamed[host.name] = None
+        if host.blame(by, reason, now=now):
+            self.relieve(host, "blamed", now=now)
+
+    def pardon(self, *, now: float) -> None:
+        """Forget old blame; hosts that are shunned no longer get their seats back."""
+        for name in list(self._blamed):
+            host = self.hosts.get(name)
+            shunned = host is not None and host.shunned
+            if host is not None:
+                host.forgive(now=now)
+            if host is None or not host.blamed:
+                del self._blamed[name]
+            if host is not None and shunned and not host.shunned:
+                for blob in host.swarms:
+                    swarm = self.swarms[blob]
+                    swarm.members[name].budget = self.budget(host, swarm.stripes, now=now)
