@@ -28,7 +28,7 @@ RETRY_MAX_S = 5.0
 class AgentSession:
     """See the module's text. `welcomed`: whether a tracker answers."""
 
-    __slots__ = ("_life", "_network", "_session", "_tracker", "_world", "host", "welcomed")
+    __slots__ = ("_interval_s", "_life", "_network", "_reporting", "_session", "_tracker", "_world", "host", "welcomed")
 
     def __init__(self, host: Host, tracker: Tracker) -> None:
         self.host = host
