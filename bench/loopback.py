@@ -1,12 +1,16 @@
-"""Piece streams between two processes on loopback, beside nginx -> curl in the same run.
+"""Piece streams between two processes on loopback, beside nginx -> curl in the same run; plain, and over TLS on both.
 
     python bench/loopback.py [--size-mib 1024] [--rounds 3] [--json]
 
 One process serves a blob with p2pdist.transfer.server, another receives it in 4 stripes, verifies each piece (BLAKE3) and writes it
 with pwrite over a file that exists already: the first touch of fresh memory is slow and not what is measured. curl writes over the
-same file, without truncating it and without verifying anything. Every figure is the median of the rounds; CPU-seconds are user and
-system time of the receiving (rx) and sending (tx) process per GiB. The senders' sockets use the congestion control named in the
-output (default cubic): it is set on the listening sockets, and nginx inherits its own.
+same file, without truncating it and without verifying anything. Every figure is the median of the rounds; the ratio is to the better
+of two runs of nginx -> curl, one before and one after; CPU-seconds are user and system time of the receiving (rx) and sending (tx)
+process per GiB; memory is the most that either process had resident (VmHWM).
+
+All senders use the congestion control named in the output (default cubic): it is set on the listening sockets (TCP_CONGESTION), from
+which accepted ones inherit it, and nginx is handed such a socket too. On the receiving side it decides nothing.
+TLS is 1.3 with certificates on both sides, for both.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import uvloop
 from aiohttp import web
 
 from p2pdist.model.digest import Digest
@@ -36,7 +41,11 @@ from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.transfer.client import IncomingStream, PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.mailbox import Mailbox
-from p2pdist.transfer.server import Block, read_stream_request, serve_stream
+from p2pdist.transfer.server import UNSENT_BYTES, Block, read_stream_request, serve_stream
+from p2pdist.transfer.tls import Tls, TlsFiles
+
+RATIO_GOAL, RX_GOAL, TX_GOAL, RSS_GOAL_MB, TLS_GOAL_GB_S = 0.6, 0.6, 0.2, 300, 1.0
+"""Throughput to that of nginx -> curl; CPU-seconds per GiB; memory. Over TLS either the ratio or the GB/s will do."""
 
 GIB = 1 << 30
 DIGEST = Digest("sha256:" + "0" * 64)
@@ -48,6 +57,20 @@ overwrites part of a large folio is then slower: curl fell from 4.1 to 2.1 GB/s 
 def cpu_s(who: int = resource.RUSAGE_SELF) -> float:
     usage = resource.getrusage(who)
     return usage.ru_utime + usage.ru_stime
+
+
+def rss_mb() -> float:
+    """The most memory that this process has had resident (proc(5), status)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024 / 1e6
+
+
+def tls_of(options: argparse.Namespace) -> Tls | None:
+    """With the files that `make_certificate` made, one certificate being its own authority."""
+    if not options.certificates:
+        return None
+    directory = Path(options.certificates)
+    return Tls(TlsFiles(directory / "cert.pem", directory / "key.pem", directory / "cert.pem"))
 
 
 def listener(congestion: str) -> socket.socket:
@@ -70,7 +93,7 @@ class AlwaysNext:
             if self._piece < 0:
                 return None
             self._offset, self._length = 0, self._layout.length(self._piece)
-        offset, length = self._offset, min(self._block, self._length - self._offset)
+        offset, length = self._offset, min(self._block or self._length, self._length - self._offset)
         self._offset += length
         return Block(self._piece, offset, length)
 
@@ -101,10 +124,11 @@ async def serve(options: argparse.Namespace) -> None:
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     server = listener(options.congestion)
-    await web.SockSite(runner, server).start()
+    tls = tls_of(options)
+    await web.SockSite(runner, server, ssl_context=tls.server if tls else None).start()
     print(server.getsockname()[1], flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
-        print(cpu_s(), flush=True)
+        print(json.dumps([cpu_s(), rss_mb()]), flush=True)
     await runner.cleanup()
 
 
@@ -114,6 +138,7 @@ async def fetch(options: argparse.Namespace) -> None:
         pieces = await asyncio.to_thread(piece_list, file.fileno(), options.piece)
     layout = pieces.layout
     descriptor = os.open(options.destination, os.O_RDWR)
+    tls = tls_of(options)
 
     def write(piece: int, data: memoryview) -> bool:
         if not pieces.verify(piece, data):
@@ -139,12 +164,12 @@ async def fetch(options: argparse.Namespace) -> None:
         for stripe in range(options.stripes):
             request = StreamRequest(DIGEST, stripe, options.stripes, PieceSet(layout.count).to_bytes())
             source = Source("sender", f"127.0.0.1:{options.port}")
-            IncomingStream(source, request, layout, write, mailbox.post).start()
+            IncomingStream(source, request, layout, write, mailbox.post, tls=tls).start()
         await done.wait()
         took, used = time.perf_counter() - began, cpu_s() - used
         assert [end.reason for end in closed] == ["done"] * options.stripes, closed
         assert received == layout.count
-        print(json.dumps([took, used]), flush=True)
+        print(json.dumps([took, used, rss_mb()]), flush=True)
 
 
 def piece_list(descriptor: int, piece_size: int) -> PieceList:
@@ -188,19 +213,24 @@ def line(process: subprocess.Popen[str], ask: bool = False) -> str:
     return answer
 
 
-def streams(options: argparse.Namespace, piece: int, source: Path, destination: Path) -> dict[str, Any]:
+def streams(
+    options: argparse.Namespace, piece: int, source: Path, destination: Path, certificates: Path | None
+) -> dict[str, Any]:
     common = ["--source", source, "--destination", destination, "--piece", piece, "--stripes", options.stripes]
-    common += ["--block", options.block, "--unsent", options.unsent]
+    common += ["--block", options.block, "--unsent", options.unsent, "--certificates", certificates or ""]
     with child("--role", "serve", "--congestion", options.congestion, *common) as sender:
         port = int(line(sender))
         with child("--role", "fetch", "--port", port, *common) as receiver:
             line(receiver)
-            rounds = []
+            rounds, memory = [], []
             for _ in range(options.rounds + 1):
-                sent = float(line(sender, ask=True))
-                took, rx = json.loads(line(receiver, ask=True))
-                rounds.append((took, rx, float(line(sender, ask=True)) - sent))
-    return figures(f"streams, {piece >> 10} KiB pieces", source, rounds[1:])
+                before, _ = json.loads(line(sender, ask=True))
+                took, rx, received_in = json.loads(line(receiver, ask=True))
+                after, sent_from = json.loads(line(sender, ask=True))
+                rounds.append((took, rx, after - before))
+                memory += [received_in, sent_from]
+    name = f"{'TLS ' if certificates else ''}streams, {piece >> 10} KiB pieces"
+    return {**figures(name, source, rounds[1:]), "rss_mb": round(max(memory))}
 
 
 NGINX = """
@@ -208,38 +238,55 @@ daemon off; worker_processes 1; pid {run}/nginx.pid; error_log {run}/error.log;
 events {{ worker_connections 64; }}
 http {{ access_log off; sendfile on; client_body_temp_path {run}/b; proxy_temp_path {run}/p; fastcgi_temp_path {run}/f;
   uwsgi_temp_path {run}/u; scgi_temp_path {run}/s;
-  server {{ listen 127.0.0.1:{port}; root {root}; }} }}
+  server {{ listen 127.0.0.1:{port} {tls}; root {root}; }} }}
 """
+NGINX_TLS = """ssl; ssl_protocols TLSv1.3; ssl_certificate {0}/cert.pem; ssl_certificate_key {0}/key.pem;
+  ssl_verify_client on; ssl_client_certificate {0}/cert.pem"""
 
 
-def nginx_to_curl(options: argparse.Namespace, source: Path, destination: Path, run: Path) -> dict[str, Any] | None:
+def nginx_to_curl(
+    options: argparse.Namespace, source: Path, destination: Path, run: Path, certificates: Path | None
+) -> dict[str, Any] | None:
     """One connection, nothing verified. nginx adopts our listening socket, as in its change of binaries, and so its options."""
     if not shutil.which("nginx") or not shutil.which("curl"):
         return None
     run.mkdir(exist_ok=True)
     with listener(options.congestion) as server:
         port = server.getsockname()[1]
-        (run / "nginx.conf").write_text(NGINX.format(run=run, port=port, root=source.parent))
-        environment = {**os.environ, "NGINX": f"{server.fileno()};"}
+        tls = NGINX_TLS.format(certificates) if certificates else ""
+        (run / "nginx.conf").write_text(NGINX.format(run=run, port=port, root=source.parent, tls=tls))
         nginx = subprocess.Popen(
             ["nginx", "-p", run, "-c", run / "nginx.conf", "-e", run / "error.log"],
-            env=environment,
+            env={**os.environ, "NGINX": f"{server.fileno()};"},
             pass_fds=[server.fileno()],
         )
+    curl = ["curl", "-sS", "--fail", f"{'https' if certificates else 'http'}://127.0.0.1:{port}/{source.name}"]
+    if certificates:
+        words = (("--cacert", "cert"), ("--cert", "cert"), ("--key", "key"))
+        curl += [word for option, file in words for word in (option, f"{certificates}/{file}.pem")]
     try:
         rounds = []
         for _ in range(options.rounds + 1):
             sent, used, began = process_cpu_s(nginx.pid), cpu_s(resource.RUSAGE_CHILDREN), time.perf_counter()
             with open(destination, "r+b") as output:
-                url = f"http://127.0.0.1:{port}/{source.name}"
-                subprocess.run(["curl", "-sS", "--fail", url], stdout=output, check=True)
+                subprocess.run(curl, stdout=output, check=True)
                 assert output.tell() == source.stat().st_size, "curl shares our offset, which is now at the end"
             took, used = time.perf_counter() - began, cpu_s(resource.RUSAGE_CHILDREN) - used
             rounds.append((took, used, process_cpu_s(nginx.pid) - sent))
     finally:
         nginx.terminate()
         nginx.wait()
-    return figures("nginx -> curl, nothing verified", source, rounds[1:])
+    return figures(f"nginx -> curl{' over TLS' if certificates else ''}, nothing verified", source, rounds[1:])
+
+
+def make_certificate(directory: Path) -> Path | None:
+    """A certificate for 127.0.0.1 that is its own authority; None without openssl."""
+    if not shutil.which("openssl"):
+        return None
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=bench"
+    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", directory / "key.pem", "-out", directory / "cert.pem"]
+    subprocess.run([*words.split(), *files], check=True, capture_output=True)
+    return directory
 
 
 def process_cpu_s(pid: int) -> float:
@@ -270,36 +317,52 @@ def fill(path: Path, size: int) -> None:
             file.write(chunk[: size - start])
 
 
+def compare(options: argparse.Namespace, directory: Path, certificates: Path | None) -> list[dict[str, Any]]:
+    """All rows, plain or over TLS, each stream with its ratio to nginx -> curl and whether it meets the goals."""
+    source, destination, run = directory / "source", directory / "destination", directory / "run"
+    plain = [nginx_to_curl(options, source, destination, run, certificates)]
+    rows = [streams(options, piece << 10, source, destination, certificates) for piece in options.pieces_kib]
+    plain.append(nginx_to_curl(options, source, destination, run, certificates))
+    bounds = [row for row in plain if row]
+    best = max((row["gb_s"] for row in bounds), default=None)
+    for row in rows:
+        row["ratio"] = round(row["gb_s"] / best, 2) if best else None
+        fast = best is None or row["ratio"] >= RATIO_GOAL
+        if certificates:
+            row["met"] = fast or row["gb_s"] >= TLS_GOAL_GB_S
+        else:
+            cheap = row["rx_cpu_s_per_gib"] <= RX_GOAL and row["tx_cpu_s_per_gib"] <= TX_GOAL
+            row["met"] = fast and cheap and row["rss_mb"] <= RSS_GOAL_MB
+    return bounds[:1] + rows + bounds[1:]
+
+
 def run(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(dir=options.directory, prefix="loopback-") as name:
         directory = Path(name)
         directory.chmod(0o755)
-        source, destination = directory / "source", directory / "destination"
-        fill(source, options.size_mib << 20)
-        fill(destination, options.size_mib << 20)
-        rows = [nginx_to_curl(options, source, destination, directory / "run")]
-        rows += [streams(options, piece << 10, source, destination) for piece in options.pieces_kib]
-        rows.append(nginx_to_curl(options, source, destination, directory / "run"))
-    found = [row for row in rows if row]
-    head = {
-        "congestion": options.congestion,
-        "size_mib": options.size_mib,
-        "stripes": options.stripes,
-        "block": options.block,
-        "unsent": options.unsent,
-    }
+        for file in ("source", "destination"):
+            fill(directory / file, options.size_mib << 20)
+        plain = compare(options, directory, None)
+        certificates = make_certificate(directory) if options.tls else None
+        secured = compare(options, directory, certificates) if certificates else []
+    names = ("congestion", "size_mib", "stripes", "block", "unsent")
     if options.json:
-        print(json.dumps({**head, "rows": found}))
+        print(json.dumps({**{name: getattr(options, name) for name in names}, "rows": plain, "tls_rows": secured}))
         return
     print(
         f"{options.size_mib} MiB in {options.directory}, {options.congestion}, {options.stripes} stripes, blocks of "
-        f"{options.block >> 10} KiB, at most {options.unsent >> 10} KiB unsent a stream; median of {options.rounds}"
+        f"{f'{options.block >> 10} KiB' if options.block else 'a piece'}, at most {options.unsent >> 10} KiB unsent a stream; "
+        f"median of {options.rounds}"
     )
-    print(f"{'path':34} {'GB/s':>6} {'rx s/GiB':>9} {'tx s/GiB':>9}   rounds")
-    for row in found:
-        print(
-            f"{row['path']:34} {row['gb_s']:6.2f} {row['rx_cpu_s_per_gib']:9.3f} {row['tx_cpu_s_per_gib']:9.3f}   {row['rounds']}"
-        )
+    print(f"{'path':38} {'GB/s':>6} {'ratio':>6} {'rx s/GiB':>9} {'tx s/GiB':>9} {'MB':>5}   rounds")
+    for row in plain + secured:
+        ratio, memory = row.get("ratio") or "-", row.get("rss_mb") or "-"
+        cpu = f"{row['rx_cpu_s_per_gib']:9.3f} {row['tx_cpu_s_per_gib']:9.3f}"
+        missed = "" if row.get("met", True) else "  MISSED"
+        print(f"{row['path']:38} {row['gb_s']:6.2f} {ratio:>6} {cpu} {memory:>5}   {row['rounds']}{missed}")
+    print(
+        f"goals: ratio {RATIO_GOAL}, rx {RX_GOAL}, tx {TX_GOAL}, {RSS_GOAL_MB} MB; over TLS {TLS_GOAL_GB_S} GB/s or the ratio"
+    )
 
 
 def main() -> None:
@@ -308,21 +371,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pieces-kib", type=int, nargs="*", default=[64, 1024, 4096])
     parser.add_argument("--stripes", type=int, default=4)
-    parser.add_argument("--block", type=int, default=64 << 10, help="bytes sent in one turn")
-    parser.add_argument("--unsent", type=int, default=128 << 10, help="TCP_NOTSENT_LOWAT in bytes")
+    parser.add_argument(
+        "--block", type=int, default=0, help="bytes sent in one turn [default: a piece, as the agent does]"
+    )
+    parser.add_argument("--unsent", type=int, default=UNSENT_BYTES, help="TCP_NOTSENT_LOWAT in bytes")
     parser.add_argument("--congestion", default="cubic")
     parser.add_argument("--directory", default=tempfile.gettempdir())
     parser.add_argument("--json", action="store_true")
-    for hidden in ("--role", "--source", "--destination"):
+    parser.add_argument("--no-tls", dest="tls", action="store_false", help="measure plain streams only")
+    for hidden in ("--role", "--source", "--destination", "--certificates"):
         parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
     for hidden in ("--port", "--piece"):
         parser.add_argument(hidden, type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     match options.role:
         case "serve":
-            asyncio.run(serve(options))
+            uvloop.run(serve(options))
         case "fetch":
-            asyncio.run(fetch(options))
+            uvloop.run(fetch(options))
         case _:
             run(options)
 

@@ -2,7 +2,8 @@
 
 Thousands of agents ask for the same few documents at the same moment. Reads of one thing are joined into one; what a digest names is
 kept, verified, up to CACHE_BYTES_MAX; what a tag names is asked again after TAG_FRESH_S. While the origin does not answer, the last
-known meaning of a tag is given.
+known meaning of a tag is given. A bundle depends on the manifest alone, so it is encoded once, whoever asks, and kept up to
+BUNDLES_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from p2pdist.model.bundle import Bundle, encode_bundle, fitting
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import NotFound, Unavailable
+from p2pdist.model.errors import Corrupt, NotFound, Unavailable
 from p2pdist.model.package import Descriptor, Reference, decode_manifest
 from p2pdist.origin.origin import Origin
 from tracker.state.documents import Documents
 
 TAG_FRESH_S = 1.0
 CACHE_BYTES_MAX = 256 << 20
+BUNDLES_BYTES_MAX = 64 << 20
+READS_AT_ONCE = 8
+"""Documents of one bundle that are being read from the origin at once."""
+
 TAGS_MAX = 10_000
 LAYERS_MAX = 100_000
 
@@ -35,8 +41,8 @@ class Content:
     def __init__(self, origin: Origin | None, documents: Documents | None = None) -> None:
         self._origin = origin
         self._documents = documents
-        self._cache: OrderedDict[Digest, bytes] = OrderedDict()
-        self._cached_bytes = 0
+        self._cache = _Kept(CACHE_BYTES_MAX)
+        self._bundles = _Kept(BUNDLES_BYTES_MAX)
         self._tags: OrderedDict[str, tuple[float, Descriptor]] = OrderedDict()
         self._layers: OrderedDict[Digest, Descriptor] = OrderedDict()
         self._reads: dict[str, asyncio.Task[Any]] = {}
@@ -61,11 +67,9 @@ class Content:
     async def read(self, digest: Digest) -> bytes:
         """A small blob, verified. Raises NotFound, Corrupt, TooLarge, Unavailable."""
         data = self._cache.get(digest)
-        if data is not None:
-            self._cache.move_to_end(digest)
-            return data
-        data = await self._joined(f"blob {digest}", lambda: self._fetch(digest))
-        self._keep(digest, data)
+        if data is None:
+            data = await self._joined(f"blob {digest}", lambda: self._fetch(digest))
+            self._cache.put(digest, data)
         return data
 
     async def _fetch(self, digest: Digest) -> bytes:
@@ -92,6 +96,31 @@ class Content:
             _remember(self._layers, layer.digest, layer, LAYERS_MAX)
         return data
 
+    async def bundle(self, digest: Digest) -> bytes:
+        """The encoded bundle of the package with this manifest (p2pdist/model/bundle.py). Raises NotFound, Corrupt, Unavailable."""
+        data = self._bundles.get(digest)
+        if data is None:
+            data = await self._joined(f"bundle {digest}", lambda: self._bundle(digest))
+            self._bundles.put(digest, data)
+        return data
+
+    async def _bundle(self, digest: Digest) -> bytes:
+        manifest = await self.manifest(digest)
+        chosen = fitting(decode_manifest(manifest), len(manifest))
+        slots = asyncio.Semaphore(READS_AT_ONCE)
+
+        async def read(small: Descriptor) -> bytes | None:
+            """None for what is wrong at the origin: who has it already needs it not, and who asks for it alone is told what it is."""
+            async with slots:
+                try:
+                    data = await self.read(small.digest)
+                except (NotFound, Corrupt):
+                    return None
+            return data if len(data) == small.size else None
+
+        documents = await asyncio.gather(*map(read, chosen))
+        return encode_bundle(Bundle(digest, (manifest, *(data for data in documents if data is not None))))
+
     def _need_origin(self, wanted: str) -> Origin:
         if self._origin is None:
             raise Unavailable(
@@ -113,13 +142,28 @@ class Content:
         if not task.cancelled():
             task.exception()  # marks it as seen: whoever asked may have gone away
 
-    def _keep(self, digest: Digest, data: bytes) -> None:
-        if digest in self._cache:
+
+class _Kept:
+    """Bytes by digest, the most lately used ones, up to `bytes_max` in all."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[Digest, bytes] = OrderedDict()
+
+    def get(self, digest: Digest) -> bytes | None:
+        data = self._kept.get(digest)
+        if data is not None:
+            self._kept.move_to_end(digest)
+        return data
+
+    def put(self, digest: Digest, data: bytes) -> None:
+        if digest in self._kept:
             return
-        self._cache[digest] = data
-        self._cached_bytes += len(data)
-        while self._cached_bytes > CACHE_BYTES_MAX and len(self._cache) > 1:
-            self._cached_bytes -= len(self._cache.popitem(last=False)[1])
+        self._kept[digest] = data
+        self._bytes += len(data)
+        while self._bytes > self._bytes_max and len(self._kept) > 1:
+            self._bytes -= len(self._kept.popitem(last=False)[1])
 
 
 Key = TypeVar("Key")

@@ -2,41 +2,73 @@
 
 Every event, from whichever session, goes through `submit` on the event loop, so the core is never entered twice. What it answers is
 queued per session; a session that does not read its queue is ended.
+
+Reports are most of what a tracker hears, so agents are asked for fewer of them the more there are (`report_interval_s`). They are told in
+the welcome, and again (`Pace`) whenever their number has doubled or halved: while a fleet grows that is about one message a session.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Callable
 
 from p2pdist.model.errors import Conflict
-from p2pdist.model.messages import Assign, FromTracker, Hello, Reject
+from p2pdist.model.messages import Assign, FromTracker, Hello, Pace, Reject
 from tracker.content import Content
 from tracker.core.events import Drop, Event, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 
 TICK_S = 0.05
 OUTBOX_MAX = 4096
+REPORTS_PER_S = 2000
+"""Reports of a large fleet: about a tenth of what one core can take."""
+
+BRISK_HOSTS_PER_S, BRISK_S = 600, 0.5
+"""A fleet that could report more often than BRISK_S gains little from it beyond so many reports a second."""
+
+COLLECT_AFTER = (50_000, 20, 20)
+"""Thresholds of Python's cycle collector. One plan for 10,000 hosts makes some 100,000 objects, none of them in cycles: with the
+default thresholds looking through all of memory again and again took more time than the plan."""
 
 _logger = logging.getLogger(__name__)
 
 
+def report_interval_s(sessions: int, shortest_s: float) -> float:
+    """How often agents are to report: 0.5 s from a few hundred to a thousand of them, 5 s at 10,000, never less than `shortest_s`."""
+    return max(shortest_s, min(BRISK_S, sessions / BRISK_HOSTS_PER_S), sessions / REPORTS_PER_S)
+
+
 class Outbox:
-    """Messages waiting to be sent to one agent; None ends the session."""
+    """Messages waiting to be sent to one agent; None ends the session. A list and at times a future: there are as many as sessions."""
+
+    __slots__ = ("_arrival", "_waiting", "ended")
 
     def __init__(self) -> None:
-        self.queue: asyncio.Queue[FromTracker | None] = asyncio.Queue()
+        self._waiting: list[FromTracker | None] = []
+        self._arrival: asyncio.Future[None] | None = None
         self.ended = False
 
     def put(self, message: FromTracker | None) -> None:
         if self.ended:
             return
-        if message is None or self.queue.qsize() >= OUTBOX_MAX:
+        if message is None or len(self._waiting) >= OUTBOX_MAX:
             self.ended = True
             message = None
-        self.queue.put_nowait(message)
+        self._waiting.append(message)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    async def take(self) -> list[FromTracker | None]:
+        """All that waits, once there is something; for one reader."""
+        while not self._waiting:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        self._arrival = None
+        taken, self._waiting = self._waiting, []
+        return taken
 
 
 class Service:
@@ -49,6 +81,8 @@ class Service:
         self._outboxes: dict[int, Outbox] = {}
         self._next_session = 1
         self._lag_s = 0.0
+        self._shortest_s = fleet.report_interval_s
+        self._paced_for = 1
 
     @property
     def sessions(self) -> int:
@@ -78,6 +112,7 @@ class Service:
             older.put(Reject(rival.problem()))
         number = self._next_session
         self._next_session += 1
+        self._set_pace(len(self._outboxes) + 1)
         outbox = self._outboxes[number] = Outbox()
         try:
             self.submit(SessionOpened(number, hello))
@@ -92,6 +127,18 @@ class Service:
         if outbox is not None:
             outbox.put(None)
         self.submit(SessionClosed(number))
+        self._set_pace(len(self._outboxes))
+
+    def _set_pace(self, sessions: int) -> None:
+        """Tell agents how often to report, when there are twice or half as many as when they were told last."""
+        if self._paced_for < 2 * sessions and sessions < 2 * self._paced_for:
+            return
+        self._paced_for = max(1, sessions)
+        interval_s = report_interval_s(sessions, self._shortest_s)
+        if interval_s != self.fleet.report_interval_s:
+            self.fleet.report_interval_s = interval_s
+            for outbox in self._outboxes.values():
+                outbox.put(Pace(interval_s))
 
     def submit(self, event: Event) -> None:
         """Hand an event to the core and queue what it answers."""
@@ -113,6 +160,7 @@ class Service:
 
     async def run(self) -> None:
         """Drive the core's clock until cancelled."""
+        gc.set_threshold(*COLLECT_AFTER)
         due = time.monotonic()
         while True:
             due += TICK_S

@@ -41,6 +41,8 @@ from p2pdist.model.pieces import stripes_for
 from p2pdist.origin.origin import Origin, open_origin
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
+from p2pdist.transfer.pacer import Pacer
+from p2pdist.transfer.tls import Tls, TlsFiles
 
 DISCARD_TRIES = 50
 DISCARD_PAUSE_S = 0.1
@@ -53,7 +55,8 @@ _logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
     """How an agent is set up. `address` is where other agents reach it (host:port); `origin` overrides the tracker's;
-    `tracker_wait_s` is how long a new pull waits for a tracker."""
+    `tracker_wait_s` is how long a new pull waits for a tracker; with `tls` it speaks TLS with other agents;
+    `upload_bytes_s` and `download_bytes_s` limit what it gives to and takes from them."""
 
     trackers: tuple[str, ...]
     host: str
@@ -64,6 +67,9 @@ class AgentSettings:
     rack: str = ""
     capacity_bytes: int | None = None
     tracker_wait_s: float = WAIT_S
+    tls: TlsFiles | None = None
+    upload_bytes_s: float | None = None
+    download_bytes_s: float | None = None
 
 
 class Agent:
@@ -82,6 +88,7 @@ class Agent:
             on_message=self._on_message,
             on_change=self._on_tracker_change,
         )
+        self.tls = Tls(settings.tls) if settings.tls is not None else None
         self._own_origin = open_origin(settings.origin) if settings.origin else None
         self._tracker_origins: dict[str, Origin] = {}
         self._preparing: asyncio.Task[None] | None = None
@@ -92,7 +99,8 @@ class Agent:
         except BaseException:
             self.store.close()
             raise
-        self.turns = Turns()
+        self.turns = Turns(limit_bytes_s=settings.upload_bytes_s)
+        self.pacer = Pacer(settings.download_bytes_s) if settings.download_bytes_s else None
         self.sources = Sources()
         self.received_bytes: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()

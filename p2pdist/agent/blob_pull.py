@@ -36,6 +36,8 @@ from p2pdist.origin.origin import Origin
 from p2pdist.store.blob import Blob
 from p2pdist.transfer.client import IncomingStream, PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.mailbox import Mailbox
+from p2pdist.transfer.pacer import Pacer
+from p2pdist.transfer.tls import Tls
 
 TICK_S = 0.25
 _logger = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ class Surroundings(Protocol):
     host: str
     turns: Turns
     sources: Sources
+    tls: Tls | None
+    pacer: Pacer | None
 
     def origin(self) -> Origin: ...
     def tell_tracker(self, message: Complaint) -> None: ...
@@ -208,7 +212,16 @@ class BlobPull:
                 if other.receiving is not None:
                     have.add(other.receiving)
             request = StreamRequest(self.blob.digest, stripe, self._stripes, have.to_bytes(), self._agent.host)
-            stream = IncomingStream(source, request, self.blob.layout, self.blob.write, self._mail.post, number=number)
+            stream = IncomingStream(
+                source,
+                request,
+                self.blob.layout,
+                self.blob.write,
+                self._mail.post,
+                number=number,
+                tls=self._agent.tls,
+                pacer=self._agent.pacer,
+            )
         self._streams[number] = stream
         stream.start()
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from p2pdist.agent.tracker_session import TrackerSession
+from p2pdist.model.bundle import Bundle
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable
 from p2pdist.model.package import (
@@ -54,7 +56,44 @@ class Packages:
 
     async def find(self, reference: Reference, note: Callable[[str], None]) -> Package:
         """Raises NotFound, Corrupt, Unavailable. `note` hears what is being waited for."""
-        digest = reference.digest or (await self._resolve(reference, note)).digest
+        here = await asyncio.to_thread(self._last_known, reference)
+        if here is not None and reference.digest is not None:
+            return here
+        bundle = await self._bundle(reference, here.digest if here is not None else None, note)
+        if here is not None and here.digest == bundle.digest:
+            return here
+        package = await asyncio.to_thread(self._keep, reference, bundle)
+        return package or await self._one_by_one(reference, bundle.digest, note)
+
+    def _last_known(self, reference: Reference) -> Package | None:
+        """The package as this host last saw it, when all its small parts are here. What a tag means may have changed since."""
+        digest = reference.digest
+        if digest is None:
+            records = (record for record in self._store.packages() if record.reference == str(reference))
+            digest = next((record.manifest_digest for record in records), None)
+        with suppress(Corrupt):  # whoever is asked next says what is wrong with it
+            return self._assembled(reference, digest) if digest is not None else None
+        return None
+
+    def _keep(self, reference: Reference, bundle: Bundle) -> Package | None:
+        """Store what a tracker sent once it is verified; the package, if nothing was left out. Raises Corrupt."""
+        for document in bundle.verified(self._store.read_small):
+            self._store.put_small(document)
+        return self._assembled(reference, bundle.digest)
+
+    def _assembled(self, reference: Reference, digest: Digest) -> Package | None:
+        """A package all of whose small parts are in the store, else None. Raises Corrupt."""
+        data = self._store.read_small(digest)
+        if data is None:
+            return None
+        manifest = decode_manifest(data)
+        config = self._store.read_small(manifest.config.digest)
+        if config is None or any(self._store.read_small(each.pieces_digest) is None for each in manifest.layers):
+            return None
+        return Package(reference, digest, manifest, decode_config(config))
+
+    async def _one_by_one(self, reference: Reference, digest: Digest, note: Callable[[str], None]) -> Package:
+        """What was too large for a bundle, or all of it where there is only the own origin to ask."""
         manifest = decode_manifest(await self._small(digest, note, manifest=True))
         config = decode_config(await self._small(manifest.config.digest, note))
         for layer in manifest.layers:
@@ -100,10 +139,14 @@ class Packages:
             raise Corrupt(f"the piece list of {layer.digest} is for a blob of another size")
         return pieces
 
-    async def _resolve(self, reference: Reference, note: Callable[[str], None]) -> Descriptor:
+    async def _bundle(self, reference: Reference, known: Digest | None, note: Callable[[str], None]) -> Bundle:
         own = self._own_origin
+
+        async def from_origin(origin: Origin) -> Bundle:
+            return Bundle(reference.digest or (await origin.resolve(reference)).digest)
+
         return await self._ask(
-            lambda: self._session.resolve(reference), (lambda: own.resolve(reference)) if own else None, note
+            lambda: self._session.bundle(reference, known), (lambda: from_origin(own)) if own else None, note
         )
 
     async def _small(self, digest: Digest, note: Callable[[str], None], *, manifest: bool = False) -> bytes:

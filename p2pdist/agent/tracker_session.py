@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from p2pdist.model.bundle import Bundle, decode_bundle
 from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Unavailable, UsageError, from_problem
 from p2pdist.model.messages import (
@@ -28,6 +29,7 @@ from p2pdist.model.messages import (
     Hello,
     Holding,
     Holdings,
+    Pace,
     Reject,
     Report,
     Welcome,
@@ -40,7 +42,9 @@ from p2pdist.origin.origin import redacted
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
 HEARTBEAT_S = 10.0
-IDLE_REPORT_S = 5.0
+REPORT_S_MIN, REPORT_S_MAX = 0.05, 60.0
+"""Limits to how often a tracker may have this host report."""
+
 REQUEST_TIMEOUT_S = 30.0
 WELCOME_TIMEOUT_S = 10.0
 SETTLED_S = 2.0
@@ -78,6 +82,7 @@ class TrackerSession:
         self._broken: asyncio.Future[NoReturn] | None = None
         self._outbox: asyncio.Queue[FromAgent] = asyncio.Queue(OUTBOX_MAX)
         self._welcomed = asyncio.Event()
+        self._interval_s = REPORT_S_MAX
         self._url = self._urls[0] if self._urls else ""
         self.origin = ""
         self.connected = False
@@ -126,9 +131,15 @@ class TrackerSession:
             return False
         return True
 
-    async def resolve(self, reference: Reference) -> Descriptor:
-        """Ask the tracker what a reference names. Raises NotFound, Unavailable."""
-        return _descriptor(await self._get("/v1/resolve", {"reference": str(reference)}))
+    async def bundle(self, reference: Reference, known: Digest | None = None) -> Bundle:
+        """Ask the tracker for all small documents of a package; they are unverified. Where the reference still names the manifest `known`,
+        none are sent. Raises NotFound, Corrupt, Unavailable."""
+        headers = {"If-None-Match": f'"{known}"'} if known is not None else {}
+        status, body = await self._exchange("/v1/packages", {"reference": str(reference)}, headers)
+        bundle = Bundle(known) if status == 304 and known is not None else decode_bundle(body)
+        if reference.digest is not None and bundle.digest != reference.digest:
+            raise Corrupt(f"the tracker {self.url} sent something else for {reference}")
+        return bundle
 
     async def layer(self, digest: Digest) -> Descriptor:
         """Ask the tracker for the descriptor of a layer that it met in some manifest. Raises NotFound, Unavailable."""
@@ -192,6 +203,7 @@ class TrackerSession:
     async def _talk(self, socket: aiohttp.ClientWebSocketResponse, welcome: Welcome) -> None:
         """Until either side ends the session; raises why."""
         self.origin = welcome.origin
+        self._set_pace(welcome.report_interval_s)
         self._outbox = asyncio.Queue(OUTBOX_MAX)
         self._broken = asyncio.get_running_loop().create_future()
         self.connected, self.problem = True, ""
@@ -201,9 +213,7 @@ class TrackerSession:
             self.send(Holdings(tuple(holdings[start : start + BLOBS_PER_MESSAGE_MAX])))
         self._welcomed.set()
         _logger.info("the tracker %s answers", self.url)
-        tasks = [
-            asyncio.create_task(work) for work in (self._read(socket), self._write(socket), self._report_often(welcome))
-        ]
+        tasks = [asyncio.create_task(work) for work in (self._read(socket), self._write(socket), self._report_often())]
         try:
             done, _ = await asyncio.wait([*tasks, self._broken], return_when=asyncio.FIRST_COMPLETED)
             for ended in done:
@@ -223,7 +233,9 @@ class TrackerSession:
                 raise last_word or ended from None
             if isinstance(message, Reject) and message.blob is None:
                 last_word = from_problem(message.problem)
-            if isinstance(message, Assign | Reject):
+            if isinstance(message, Pace):
+                self._set_pace(message.report_interval_s)
+            elif isinstance(message, Assign | Reject):
                 self._on_message(message)
 
     async def _next(self, socket: aiohttp.ClientWebSocketResponse) -> FromTracker:
@@ -236,33 +248,38 @@ class TrackerSession:
         while True:
             await socket.send_str(encode(await self._outbox.get()).decode())
 
-    async def _report_often(self, welcome: Welcome) -> NoReturn:
-        interval = min(max(welcome.report_interval_s, 0.05), 60.0)
-        quiet = 0.0
-        await asyncio.sleep(interval * random.random())
+    def _set_pace(self, interval_s: float) -> None:
+        self._interval_s = min(max(interval_s, REPORT_S_MIN), REPORT_S_MAX)
+
+    async def _report_often(self) -> NoReturn:
+        """Say what is new, when something is. That this host lives the WebSocket's own heartbeat shows."""
+        await asyncio.sleep(self._interval_s * random.random())
         while True:
             report = self._report()
-            quiet += interval
-            if report is not None or quiet >= IDLE_REPORT_S:
-                self.send(report or Report())
-                quiet = 0.0
-            await asyncio.sleep(interval)
+            if report is not None:
+                self.send(report)
+            await asyncio.sleep(self._interval_s)
 
     # -- small reads
 
     async def _get(self, path: str, query: dict[str, str]) -> bytes:
+        _, body = await self._exchange(path, query, {})
+        return body
+
+    async def _exchange(self, path: str, query: dict[str, str], headers: dict[str, str]) -> tuple[int, bytes]:
+        """Status, 200 or 304, and body of a GET; raises what a problem document says."""
         if self._http is None or not self._urls:
             raise Unavailable("this agent knows no tracker", remedy="Give it --tracker")
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, connect=3.0)
         try:
-            async with self._http.get(self._url + path, params=query, timeout=timeout) as answer:
+            async with self._http.get(self._url + path, params=query, headers=headers, timeout=timeout) as answer:
                 body = await _limited(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             said = str(error).replace(self._url, self.url) or type(error).__name__
             raise Unavailable(f"the tracker {self.url} does not answer: {said}") from error
-        if answer.status != 200:
+        if answer.status not in (200, 304):
             raise _problem(body, f"the tracker {self.url} answered {answer.status}")
-        return body
+        return answer.status, body
 
 
 def _checked(url: str) -> str:

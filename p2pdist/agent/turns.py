@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
+import time
+from collections import deque
 
 from p2pdist.core.uplink import BlockSent, Closed, Dropped, End, Event, Held, Opened, Send, Tick, Uplink, Verified
 from p2pdist.model.digest import Digest
@@ -28,25 +31,29 @@ class Turn:
         self._turns = turns
         self._number = number
         self._failure: P2PDistError | None = None
-        self._given: asyncio.Future[Block | None] = asyncio.get_running_loop().create_future()
+        self._given: deque[Block | None] = deque()
+        self._waiter: asyncio.Future[None] | None = None
 
     def give(self, block: Block | None) -> None:
-        if not self._given.done():
-            self._given.set_result(block)
+        self._given.append(block)
+        self._wake()
 
     def fail(self, error: P2PDistError) -> None:
         """End the stream as truncated, whatever was given and not yet taken."""
         self._failure = error
-        if not self._given.done():
-            self._given.set_exception(error)
-            self._given.exception()  # marks it as seen: the stream may be ending already
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def next_block(self) -> Block | None:
-        block = await self._given
+        while not self._given and self._failure is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         if self._failure is not None:
             raise self._failure
-        self._given = asyncio.get_running_loop().create_future()
-        return block
+        return self._given.popleft()
 
     def block_sent(self, length: int) -> None:
         self._turns.sent_bytes_total += length
@@ -57,11 +64,11 @@ class Turn:
 
 
 class Turns:
-    """The uplink of this host. All methods are called on the event loop."""
+    """The uplink of this host, with `limit_bytes_s` never faster than that. All methods are called on the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, limit_bytes_s: float | None = None) -> None:
         self.sent_bytes_total = 0
-        self._core = Uplink()
+        self._core = Uplink(limit_bytes_s=limit_bytes_s)
         self._turns: dict[int, Turn] = {}
         self._numbers = itertools.count(1)
         self._moved: asyncio.Future[None] | None = None
@@ -118,14 +125,14 @@ class Turns:
 
     def take_sample(self) -> tuple[int, float]:
         """Bytes sent and seconds in which data was waiting, since the last sample."""
-        return self._core.take_sample(asyncio.get_running_loop().time())
+        return self._core.take_sample(time.monotonic())
 
     def submit(self, event: Event) -> None:
-        loop = asyncio.get_running_loop()
+        now = time.monotonic()  # the loop's own time stands still within a turn of uvloop, and has milliseconds only
         if self._moved is not None and isinstance(event, BlockSent | Closed | Opened):
             self._moved.set_result(None)
             self._moved = None
-        for command in self._core.handle(event, now=loop.time()):
+        for command in self._core.handle(event, now=now):
             turn = self._turns.get(command.stream)
             if turn is None:
                 continue
@@ -134,8 +141,18 @@ class Turns:
                     turn.give(Block(piece, offset, length))
                 case End():
                     turn.give(None)
-        if self._ticking is None and self._core.in_flight:
-            self._ticking = loop.call_later(TICK_S, self._tick)
+        self._tick_later(now)
+
+    def _tick_later(self, now: float) -> None:
+        """Look again when the limit allows more, and now and then while a block is in flight."""
+        wait_s = self._core.wait_s(now)
+        if wait_s is None and (self._ticking is not None or not self._core.in_flight):
+            return
+        if self._ticking is not None:
+            self._ticking.cancel()
+        # Rounded up: uvloop counts in milliseconds, and a timer that comes too early comes again and again.
+        delay_s = TICK_S if wait_s is None else math.ceil(wait_s * 1000) / 1000
+        self._ticking = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
         """While a block is in flight, look whether it is stuck and the others should go on."""

@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from p2pdist.cli.quantities import parse_rate
 from p2pdist.cli.seconds import Seconds
 from p2pdist.cli.sizes import parse_size
+from p2pdist.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from p2pdist.agent.agent import AgentSettings
+    from p2pdist.agent.agent import Agent, AgentSettings
+    from p2pdist.transfer.tls import TlsFiles
+
+
+File = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command("agent")
@@ -45,6 +51,21 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="How long a new pull waits for a tracker.",
 )
+@click.option(
+    "--upload-limit", default="", metavar="RATE", help="Never send streams faster, such as 500MB/s or 2Gbit/s."
+)
+@click.option("--download-limit", default="", metavar="RATE", help="Never receive from other agents faster.")
+@click.option("--tls-cert", type=File, help="Speak TLS with other agents: this host's certificate, PEM.")
+@click.option("--tls-key", type=File, help="Its key, PEM, not encrypted.")
+@click.option(
+    "--tls-ca", type=File, help="The authority of all agents' certificates, PEM; peers without one are refused."
+)
+@click.option(
+    "--tls-name",
+    default="",
+    metavar="NAME",
+    help="The name in all agents' certificates [default: each one's own address].",
+)
 @click.option("--name", default="", metavar="HOST", help="The name of this host [default: its hostname].")
 @click.option(
     "--log-level",
@@ -64,6 +85,12 @@ def command(
     rack: str,
     capacity: str,
     tracker_wait: float,
+    upload_limit: str,
+    download_limit: str,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_ca: Path | None,
+    tls_name: str,
     name: str,
     log_level: str,
 ) -> None:
@@ -89,12 +116,17 @@ def command(
         rack=rack,
         capacity_bytes=parse_size(capacity) if capacity else None,
         tracker_wait_s=tracker_wait,
+        upload_bytes_s=parse_rate(upload_limit) if upload_limit else None,
+        download_bytes_s=parse_rate(download_limit) if download_limit else None,
+        tls=_tls_files(tls_cert, tls_key, tls_ca, tls_name),
     )
     run(_serve(settings, address, socket.absolute()))
 
 
 async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path) -> None:
+    import asyncio
     import logging
+    import signal
 
     from p2pdist.agent.agent import Agent
     from p2pdist.agent.http import make_apps
@@ -104,9 +136,10 @@ async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path
     runners = []
     try:
         public, local = make_apps(agent)
-        runners.append(await listen(public, address))
+        runners.append(await listen(public, address, tls=agent.tls.server if agent.tls else None))
         runners.append(await listen_unix(local, socket))
         await agent.start()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_certificates, agent)
         logging.getLogger("p2pdist.agent").info(
             "host=%s listening on %s socket=%s", settings.host, address_text(*address), socket
         )
@@ -117,6 +150,34 @@ async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path
             socket.unlink(missing_ok=True)
         await agent.stop()
         await close(runners)
+
+
+def _tls_files(certificate: Path | None, key: Path | None, authority: Path | None, name: str) -> TlsFiles | None:
+    from p2pdist.transfer.tls import TlsFiles
+
+    if certificate is None and key is None and authority is None and not name:
+        return None
+    if certificate is None or key is None or authority is None:
+        raise UsageError(
+            "TLS needs a certificate, its key and an authority", remedy="Give --tls-cert, --tls-key and --tls-ca"
+        )
+    return TlsFiles(certificate.absolute(), key.absolute(), authority.absolute(), name)
+
+
+def _read_certificates(agent: Agent) -> None:
+    """SIGHUP: certificates are renewed while an agent runs. What cannot be used changes nothing."""
+    import logging
+
+    logger = logging.getLogger("p2pdist.agent")
+    if agent.tls is None:
+        logger.info("SIGHUP: there are no certificates to read again")
+        return
+    try:
+        agent.tls.reload()
+    except UsageError as error:
+        logger.error("the certificates stay as they were: %s", error)
+    else:
+        logger.info("certificates were read again")
 
 
 def _reachable(address: tuple[str, int]) -> str:

@@ -8,11 +8,13 @@ import logging
 import os
 import resource
 import signal
+import ssl
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import uvloop
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
@@ -61,7 +63,8 @@ def run(service: Coroutine[Any, Any, None]) -> None:
         sys.stdout.flush()
         os._exit(0)
 
-    asyncio.run(whole())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(whole())
 
 
 def raise_file_limit() -> None:
@@ -79,14 +82,15 @@ def listen_address(text: str) -> tuple[str, int]:
         raise UsageError(str(error), remedy="Write --listen 0.0.0.0:7071") from error
 
 
-async def listen(app: web.Application, address: tuple[str, int]) -> web.AppRunner:
-    """Serve `app` over TCP; `::` stands for all addresses of both families. Raises Conflict when the address is taken."""
+async def listen(app: web.Application, address: tuple[str, int], *, tls: ssl.SSLContext | None = None) -> web.AppRunner:
+    """Serve `app` over TCP, with `tls` over TLS only; `::` stands for all addresses of both families. Raises Conflict when the address
+    is taken."""
     runner = _runner(app)
     await runner.setup()
     host, port = address
     try:
         for each in ("::", "0.0.0.0") if host == "::" else (host,):
-            await web.TCPSite(runner, each, port, backlog=1024, reuse_address=True).start()
+            await web.TCPSite(runner, each, port, backlog=1024, reuse_address=True, ssl_context=tls).start()
     except (OSError, UnicodeError) as error:
         await runner.cleanup()
         raise _taken(address_text(host, port), error) from error

@@ -23,11 +23,11 @@ from p2pdist.cli.seconds import Seconds
 )
 @click.option(
     "--report-interval",
-    default=0.5,
+    default=0.25,
     show_default=True,
     type=Seconds(0.05, 60.0),
     metavar="SECONDS",
-    help="How often agents report.",
+    help="How often agents report at most; large fleets less often.",
 )
 @click.option(
     "--log-level",

@@ -12,12 +12,16 @@ than the quickest stream's, so it is the child, or the path to it, that is slow,
 Invariants: a stream has at most one block in flight; a piece is offered only after `Verified`; blocks of one piece are sent in
 order and without another piece of that stream in between; a stream ends only when every piece that it lacked was sent.
 
+A limit is a bucket of tokens that may owe: a block goes out once all before it are paid for. The time spent waiting for it is time in
+which somebody waited, so the measured capacity of a limited host is its limit.
+
 Capacity is bytes taken by the kernel while some stream waited for its turn, over that time. When nobody waits, what is in flight tells how
 fast the children are, not this host.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from p2pdist.model.digest import Digest
@@ -25,6 +29,8 @@ from p2pdist.model.pieces import PieceLayout, PieceSet
 
 BLOCK_MIN = 32 << 10
 BLOCK_MAX = 16 << 20
+BURST_S = 0.02
+"""Under a limit: how much of it, unused a moment ago, may be caught up, so that late timers cost nothing."""
 STUCK_TIMES = 8
 SLUGGISH_TIMES = 5
 SLUGGISH_MIN_S = 0.01
@@ -161,11 +167,13 @@ class _Stream:
 @dataclass(slots=True)
 class Uplink:
     """See the module's text. `blocks_in_flight` is how many blocks the kernel may be taking at once; pieces are cut into
-    `blocks_per_piece` blocks within the limits of a block."""
+    `blocks_per_piece` blocks within the limits of a block. With `limit_bytes_s` blocks wait until that rate allows the next: see
+    `wait_s`."""
 
     blocks_in_flight: int = 1
     blocks_per_piece: int = 1
     stuck_min_s: float = 0.05
+    limit_bytes_s: float | None = None
     sent_bytes: int = 0
     busy_s: float = 0.0
     _feeds: dict[Digest, _Feed] = field(default_factory=dict)
@@ -175,6 +183,7 @@ class Uplink:
     _virtual: float = 0.0
     _quickest_byte_s: float = 0.0
     _busy_since: float | None = None
+    _free_at: float = -math.inf
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         out: list[Command] = []
@@ -207,6 +216,12 @@ class Uplink:
     def in_flight(self) -> int:
         """Streams whose block the kernel is taking."""
         return len(self._flying)
+
+    def wait_s(self, now: float) -> float | None:
+        """Seconds until the limit allows the next block, when that is what somebody waits for: a Tick is due then."""
+        if not self._waiting or now >= self._free_at or not self._may_send(now):
+            return None
+        return self._free_at - now
 
     def lead(self, blob: Digest, stripe: int) -> int:
         """Verified pieces of a stripe that no child has been given yet; 0 while nobody receives the stripe from here.
@@ -299,13 +314,15 @@ class Uplink:
             self._wait(stream, out)
 
     def _give_turns(self, now: float, out: list[Command]) -> None:
-        while self._waiting and self._may_send(now):
+        while self._waiting and now >= self._free_at and self._may_send(now):
             stream = min(self._waiting, key=_by_progress) if len(self._waiting) > 1 else self._waiting[0]
             self._waiting.remove(stream)
             self._flying.append(stream)
             stream.in_flight, stream.since = True, now
             self._virtual = max(self._virtual, stream.virtual)
             length = min(stream.feed.block_size, stream.length - stream.offset)
+            if self.limit_bytes_s is not None:
+                self._free_at = max(self._free_at, now - BURST_S) + length / self.limit_bytes_s
             out.append(Send(stream.number, stream.piece, stream.offset, length))
 
     def _time(self, stream: _Stream, byte_s: float) -> None:

@@ -23,7 +23,9 @@ Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 Counts = Annotated[tuple[Count, ...], Meta(max_length=STRIPES_MAX)]
 
-Reason = Literal["refused", "reset", "short", "stalled", "slow", "corrupt", "protocol", "missing", "busy", "unavailable"]
+Reason = Literal[
+    "refused", "reset", "short", "stalled", "slow", "corrupt", "protocol", "missing", "busy", "unavailable"
+]
 """Why a source is complained of: it refused the connection; broke it; ended early; sent nothing; sent far less
 than the sources of other stripes; sent wrong bytes; broke the
 protocol; lacks the blob; is over its limits; the origin did not answer."""

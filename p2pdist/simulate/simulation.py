@@ -21,6 +21,7 @@ from tracker.core.fleet import Fleet
 
 SLICE_EVENTS = 200_000
 QUIET_S = 1.25
+QUIET_INTERVALS = 2.5
 QUIET_TRIES = 60
 
 Progress = Callable[[int, int], None]
@@ -113,7 +114,7 @@ class Simulation:
         for _ in range(QUIET_TRIES):
             at_rest = self._all_welcome()
             self.world.stopped = False
-            until = self.world.now + QUIET_S
+            until = self.world.now + max(QUIET_S, QUIET_INTERVALS * self.scenario.report_interval_s)
             while self.world.run(until=until, events_max=SLICE_EVENTS):
                 pass
             if at_rest and self._all_welcome():

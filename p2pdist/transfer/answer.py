@@ -1,13 +1,15 @@
 """The head of an HTTP/1.1 answer, read from a blocking socket without taking one byte of what follows it (RFC 9112).
 
 Only what a peer of ours sends is understood: no folded lines, no chunked bodies. The bytes after the head are looked at with
-MSG_PEEK before they are taken, so the frames that may have arrived with the head stay in the socket.
+MSG_PEEK before they are taken, so the frames that may have arrived with the head stay in the socket. TLS has no such look: there only
+as much is taken at a time as the blank line must still have.
 """
 
 from __future__ import annotations
 
 import re
 import socket
+import ssl
 from dataclasses import dataclass
 
 import msgspec
@@ -20,6 +22,8 @@ PROBLEM_BYTES_MAX = 64 << 10
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-9][0-9]{2})(?: [^\r\n]*)?\Z")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*?)[ \t]*\Z")
 _END = b"\r\n\r\n"
+_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
+"""How alerts and handshakes begin (RFC 8446, 5.1)."""
 
 
 class MalformedAnswer(Exception):
@@ -44,21 +48,38 @@ class Head:
 def read_head(connection: socket.socket) -> Head:
     """Take exactly the head of an answer from a blocking socket; raises MalformedAnswer, EndOfConnection and OSError."""
     taken = b""
-    while True:
-        seen = connection.recv(HEAD_BYTES_MAX, socket.MSG_PEEK)
-        if not seen:
-            raise EndOfConnection
-        overlap = max(0, len(taken) - len(_END) + 1)
-        end = (taken + seen).find(_END, overlap)
-        wanted = end + len(_END) - len(taken) if end >= 0 else len(seen)
-        part = connection.recv(wanted, socket.MSG_WAITALL)
-        taken += part
-        if len(part) < wanted:
-            raise EndOfConnection
-        if end >= 0:
-            return parse_head(taken)
+    while not taken.endswith(_END):
         if len(taken) >= HEAD_BYTES_MAX:
             raise MalformedAnswer(f"the head of the answer is longer than {HEAD_BYTES_MAX} bytes")
+        wanted = _until_end(taken) if isinstance(connection, ssl.SSLSocket) else _seen_of_head(connection, taken)
+        taken += _take(connection, wanted)
+    return parse_head(taken)
+
+
+def _until_end(taken: bytes) -> int:
+    """How many bytes the head has at least, beyond those that were taken."""
+    return next(len(_END) - found for found in range(len(_END) - 1, -1, -1) if taken.endswith(_END[:found]))
+
+
+def _seen_of_head(connection: socket.socket, taken: bytes) -> int:
+    """How many bytes of the head are there to be taken."""
+    seen = connection.recv(HEAD_BYTES_MAX, socket.MSG_PEEK)
+    if not seen:
+        raise EndOfConnection
+    if not taken and seen[:2] in _TLS_RECORDS:
+        raise MalformedAnswer("the answer is TLS, which this agent was not set up to speak (--tls-cert)")
+    end = (taken + seen).find(_END, max(0, len(taken) - len(_END) + 1))
+    return end + len(_END) - len(taken) if end >= 0 else len(seen)
+
+
+def _take(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            raise EndOfConnection
+        data += part
+    return data
 
 
 def parse_head(data: bytes) -> Head:
@@ -87,7 +108,7 @@ def read_problem(connection: socket.socket, head: Head) -> P2PDistError:
     if int(length) > PROBLEM_BYTES_MAX:
         return bare
     try:
-        body = msgspec.json.decode(connection.recv(int(length), socket.MSG_WAITALL), type=dict[str, object])
+        body = msgspec.json.decode(_take(connection, int(length)), type=dict[str, object])
         return from_problem(body)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, TypeError, ValueError):
+    except (OSError, EndOfConnection, msgspec.DecodeError, UnicodeDecodeError, TypeError, ValueError):
         return bare

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +28,10 @@ from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.transfer.answer import EndOfConnection, Head, MalformedAnswer, read_head, read_problem
-from p2pdist.transfer.frames import FRAME, STREAM_PATH, STREAM_TYPE
+from p2pdist.transfer.frames import STREAM_PATH, STREAM_TYPE
+from p2pdist.transfer.intake import CutShort, Intake, TlsIntake
+from p2pdist.transfer.pacer import Pacer
+from p2pdist.transfer.tls import Tls
 
 CONNECT_TIMEOUT_S = 2.0
 DEAD_AFTER_S = 10.0
@@ -88,12 +92,17 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def _why(error: ssl.SSLError) -> str:
+    return getattr(error, "verify_message", "") or error.reason or str(error)
+
+
 class IncomingStream:
     """Receives the pieces of one stripe from `source` and hands each to `write`, in the order in which they come.
 
     `write(piece, data)` verifies and stores, and returns False for wrong bytes; it is called in the receiver thread and may raise
     P2PDistError. `data` is valid during the call only. `on_event` is called in the receiver thread as well and should be cheap (see
-    Mailbox). `number` names the stream in its events; by default it is unique within the process.
+    Mailbox). `number` names the stream in its events; by default it is unique within the process. With `tls` the
+    peer must speak it; with `pacer` the stream shares its limit.
     """
 
     def __init__(
@@ -105,6 +114,8 @@ class IncomingStream:
         on_event: Callable[[StreamEvent], None],
         *,
         number: int | None = None,
+        tls: Tls | None = None,
+        pacer: Pacer | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         dead_after_s: float = DEAD_AFTER_S,
     ) -> None:
@@ -114,13 +125,16 @@ class IncomingStream:
         self._layout = layout
         self._write = write
         self._on_event = on_event
+        self._tls = tls
+        self._pacer = pacer
+        self._woken = threading.Event()
         self._connect_timeout_s = connect_timeout_s
         self._dead_after_s = dead_after_s
         self._have = PieceSet(layout.count, request.have)
         self._lacking = len(self._have.missing(request.stripe, request.stripes))
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._receiving: int | None = None
+        self._intake: Intake | TlsIntake | None = None
         self._closing = False
         self._finishing = False
         name = f"stripe-{request.stripe}-{source}"
@@ -129,7 +143,12 @@ class IncomingStream:
     @property
     def receiving(self) -> int | None:
         """The piece under way: its frame has begun, and it is not yet stored."""
-        return self._receiving
+        with self._lock:
+            return self._receiving()
+
+    def _receiving(self) -> int | None:
+        piece = self._intake.receiving() if self._intake is not None else None
+        return piece if piece is not None and piece < self._layout.count else None
 
     def start(self) -> None:
         """Connect and receive, in a new thread. Once only."""
@@ -150,15 +169,17 @@ class IncomingStream:
         """Close after the piece that is being received, or now when none is."""
         with self._lock:
             self._finishing = True
-            if self._receiving is None:
+            if self._receiving() is None:
                 self._closing = True
                 self._shut_down()
 
     def _shut_down(self) -> None:
         """Wake the receiver thread wherever it is blocked. The lock is held, so the descriptor is not another's yet."""
+        self._woken.set()
         if self._socket is not None:
             try:
-                self._socket.shutdown(socket.SHUT_RDWR)
+                # Not the method of an SSLSocket, which takes the connection for plain from then on.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
             except OSError:
                 _logger.debug("stream %d: the connection had ended before", self.number)
 
@@ -182,7 +203,7 @@ class IncomingStream:
             closed = StreamClosed(self.number, "failed", failure.what, failure)
         with self._lock:
             connection, self._socket = self._socket, None
-            self._receiving = None
+            self._intake = None
             if connection is not None:
                 connection.close()
             if self._closing and closed.reason in ("reset", "short", "refused"):
@@ -191,10 +212,15 @@ class IncomingStream:
 
     def _receive(self) -> None:
         connection = self._connect()
+        if self._tls is not None:
+            connection = self._secure(connection, self._tls)
+        connection.settimeout(None)
         try:
             self._ask(connection)
         except EndOfConnection:
-            raise _Ended("short", f"{self.source} closed the connection without an answer") from None
+            raise _Ended("short", self._unanswered()) from None
+        except ssl.SSLError as error:  # in TLS 1.3 the other side judges a certificate after the handshake
+            raise _Ended("refused", f"{self.source} does not accept this agent's certificate: {_why(error)}") from None
         except MalformedAnswer as error:
             raise _Ended("protocol", f"{self.source}: {error}") from None
         self._receive_frames(connection)
@@ -221,8 +247,31 @@ class IncomingStream:
                 last = error
         raise _Ended("refused", f"{self.source} at {self.source.address} cannot be reached: {last}")
 
+    def _secure(self, connection: socket.socket, tls: Tls) -> ssl.SSLSocket:
+        """Speak TLS from here on; what is wrong with the peer's certificate is told."""
+        host, _ = parse_address(self.source.address)
+        name = tls.host_to_check(host)
+        secured = tls.client.wrap_socket(connection, server_hostname=name, do_handshake_on_connect=False)
+        self._adopt(secured)
+        try:
+            secured.settimeout(self._connect_timeout_s)
+            secured.do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            raise _Ended("refused", f"{self.source} has no valid certificate for {name}: {_why(error)}") from None
+        except (OSError, ValueError) as error:
+            plain = getattr(error, "reason", None) == "WRONG_VERSION_NUMBER"
+            why = "it does not speak TLS, as this agent does" if plain else str(error)
+            raise _Ended("refused", f"{self.source} at {self.source.address}: no TLS connection: {why}") from None
+        return secured
+
+    def _unanswered(self) -> str:
+        text = f"{self.source} closed the connection without an answer"
+        if self._tls is not None:
+            return f"{text}; it may not accept this agent's certificate"
+        return f"{text}; if it speaks TLS, this agent needs --tls-cert as well"
+
     def _adopt(self, connection: socket.socket) -> socket.socket:
-        """Make `connection` the one that `close` shuts down."""
+        """Make `connection` the one that `close` shuts down, in place of one that failed or that it wraps."""
         with self._lock:
             if self._socket is not None:
                 self._socket.close()
@@ -232,7 +281,6 @@ class IncomingStream:
         return connection
 
     def _configure(self, connection: socket.socket) -> None:
-        connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
@@ -272,20 +320,30 @@ class IncomingStream:
         raise MalformedAnswer(f"the answer has status {answer.status}")
 
     def _receive_frames(self, connection: socket.socket) -> None:
-        head = bytearray(FRAME.size)
-        buffer = memoryview(bytearray(min(self._layout.piece_size, self._layout.size)))
-        while True:
-            self._fill(connection, memoryview(head))
-            piece, length = FRAME.unpack(head)
-            if piece == STREAM_END:
-                self._check_end(length)
-                return
-            self._check_frame(piece, length)
-            with self._lock:
-                self._receiving = piece
-            data = buffer[:length]
-            self._fill(connection, data)
-            self._store(piece, data)
+        data_max = min(self._layout.piece_size, self._layout.size)
+        secured = connection if isinstance(connection, ssl.SSLSocket) else None
+        intake = TlsIntake(secured, data_max) if secured is not None else Intake(connection, data_max)
+        with self._lock:
+            self._intake = intake
+        try:
+            while True:
+                piece, length = intake.head(self._shortest())
+                if piece == STREAM_END:
+                    self._check_end(length)
+                    return
+                self._check_frame(piece, length)
+                self._store(piece, intake.data(length))
+        except CutShort as short:
+            raise _Ended("short", f"{self.source} ended the stream {short.missing} bytes too early") from None
+
+    def _shortest(self) -> int:
+        """Bytes of the shortest piece that may come next; 0 when only the end may."""
+        last = self._layout.count - 1
+        if not self._lacking:
+            return 0
+        if last % self.request.stripes == self.request.stripe and last not in self._have:
+            return self._layout.length(last)
+        return self._layout.piece_size
 
     def _store(self, piece: int, data: memoryview) -> None:
         if self._closing:
@@ -294,15 +352,21 @@ class IncomingStream:
             ok = self._write(piece, data)
         except P2PDistError as error:
             raise _Ended("failed", error.what, error) from error
+        length = len(data)
         self._have.add(piece)
         self._lacking -= 1
+        with self._lock:
+            assert self._intake is not None
+            self._intake.done()
+            finishing = self._finishing
+        # The last thing before waiting: it wakes the event loop, which then finds the interpreter free.
         self._on_event(PieceReceived(self.number, piece, ok))
         if not ok:
             raise _Ended("corrupt", f"{self.source} sent wrong bytes for piece {piece}")
-        with self._lock:
-            self._receiving = None
-            if self._finishing:
-                raise _Ended("closed")
+        if finishing:
+            raise _Ended("closed")
+        if self._pacer is not None and self._lacking:
+            self._woken.wait(self._pacer.pause_s(length))
 
     def _check_frame(self, piece: int, length: int) -> None:
         """Before a byte of the piece is received: is it one that was asked for, and of the right length?"""
@@ -316,12 +380,3 @@ class IncomingStream:
     def _check_end(self, length: int) -> None:
         if length or self._lacking:
             raise _Ended("protocol", f"{self.source} ended the stream with {self._lacking} pieces unsent")
-
-    def _fill(self, connection: socket.socket, view: memoryview) -> None:
-        """Receive exactly len(view) bytes. MSG_WAITALL makes that one system call unless the connection ends."""
-        got = connection.recv_into(view, len(view), socket.MSG_WAITALL)
-        while got < len(view):
-            more = connection.recv_into(view[got:], 0, socket.MSG_WAITALL)
-            if not more:
-                raise _Ended("short", f"{self.source} ended the stream {len(view) - got} bytes too early")
-            got += more

@@ -1,9 +1,13 @@
-"""The connection under one aiohttp request, written to with sendfile past the transport.
+"""The connection under one aiohttp request, written to with sendfile past the transport; or through it, when it speaks TLS.
 
 Theory: asyncio's own `loop.sendfile` pauses reading, waits for writability after every block even when the kernel took all of it,
 and moves the file's position: several system calls a block. A duplicate of the socket's descriptor lets us call sendfile ourselves
 and wait only when the kernel is full. The transport goes on reading, so the end of the connection is noticed by it and by us.
-Invariants: while a Connection is open nobody writes through the transport, except the head of the response before `flushed`; the
+
+Sendfile cannot encrypt, so TLS goes through the transport: read, write, and wait until the transport holds nothing. uvloop's transport
+does that fast enough (asyncio's own a tenth of it), and turns, limits and waking stay the same for both.
+
+Invariants: while a plain Connection is open nobody writes through the transport, except the head of the response before `flushed`; the
 duplicate is closed on leaving, whatever happens.
 """
 
@@ -24,6 +28,11 @@ from p2pdist.transfer.send_buffer import SendBuffer
 TURN_BYTES = 1 << 20
 """Bytes after which a connection that never had to wait lets the event loop serve others."""
 
+TLS_BLOCK_BYTES = 256 << 10
+"""Most that is read and encrypted in one go; the event loop does nothing else meanwhile."""
+
+LOOK_AGAIN_S = 0.1
+
 _BROKEN = {
     errno.EPIPE,
     errno.ECONNRESET,
@@ -43,7 +52,7 @@ class Connection:
     `unsent_max` (bytes) bounds what the kernel holds unsent (TCP_NOTSENT_LOWAT, tcp(7)); with `small_buffer` so does a send buffer that
     grows with the rate (see SendBuffer);
     a client that acknowledges nothing for `dead_after_s` is dropped by the kernel (TCP_USER_TIMEOUT). With `strict`, bytes that the
-    client sends meanwhile break the connection. TLS is not supported: sendfile cannot encrypt.
+    client sends meanwhile break a plain connection.
     """
 
     def __init__(
@@ -55,8 +64,9 @@ class Connection:
         dead_after_s: float = 30.0,
         strict: bool = False,
     ) -> None:
-        assert request.get_extra_info("sslcontext") is None, "sendfile needs a plain connection"
         self.gone = False
+        self._tls = request.get_extra_info("sslcontext") is not None
+        self._unwritten = b""
         self._request = request
         self._loop = asyncio.get_running_loop()
         self._options = (unsent_max, dead_after_s)
@@ -64,6 +74,7 @@ class Connection:
         self._buffer: SendBuffer | None = None
         self._strict = strict
         self._since_wait = 0
+        self._watching: asyncio.TimerHandle | None = None
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> Connection:
@@ -81,8 +92,12 @@ class Connection:
         except OSError:
             self._socket.close()
             raise
-        self._loop.add_reader(self._fd, self._readable)
+        self._watch()
         return self
+
+    def _watch(self) -> None:
+        self._watching = None
+        self._loop.add_reader(self._fd, self._readable)
 
     def _configure(self, connection: socket.socket) -> None:
         unsent_max, dead_after_s = self._options
@@ -98,6 +113,8 @@ class Connection:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> Literal[False] | bool:
         assert self._socket is not None
+        if self._watching is not None:
+            self._watching.cancel()
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
         self._socket.close()
@@ -119,7 +136,9 @@ class Connection:
         except OSError:
             seen = b""
         self._loop.remove_reader(self._fd)
-        if not seen or self._strict:
+        if seen and self._tls:  # a record for the transport, not to be judged here; look again when it has been taken
+            self._watching = self._loop.call_later(LOOK_AGAIN_S, self._watch)
+        elif not seen or self._strict:
             self.gone = True
             self._task.cancel()
 
@@ -133,13 +152,18 @@ class Connection:
         transport = self._request.transport
         if transport is None:
             raise ConnectionResetError("the client has closed the connection")
-        if transport.get_write_buffer_size():
-            transport.set_write_buffer_limits(0)
+        if transport.get_write_buffer_size() or self._tls:
+            transport.set_write_buffer_limits(1)  # 0 would pause uvloop's TLS for good
             await self._request.writer.drain()
 
     async def send(self, data: bytes, *, more: bool = False) -> None:
         """Hand `data` to the kernel; with `more` it may wait there to share a packet with what follows (MSG_MORE, send(2))."""
         assert self._socket is not None
+        if self._tls:
+            self._unwritten += data
+            if not more:
+                await self._write(b"")
+            return
         while data:
             try:
                 sent = self._socket.send(data, socket.MSG_MORE if more else 0)
@@ -153,6 +177,9 @@ class Connection:
     async def send_file(self, file: int, offset: int, count: int) -> None:
         """Hand `count` bytes of a file descriptor, from `offset`, to the kernel. Raises ConnectionError when the client is gone,
         Corrupt when the file is too short, and OSError when it cannot be read."""
+        if self._tls:
+            await self._encrypt_file(file, offset, count)
+            return
         while count:
             try:
                 sent = os.sendfile(self._fd, file, offset, count)
@@ -168,9 +195,35 @@ class Connection:
             if self._buffer is not None:
                 self._buffer.sent(sent)
             self._since_wait += sent
-            if self._since_wait >= TURN_BYTES:
+            if count:
+                await self._writable()  # it took a part, so it is full: asking again at once would only be refused
+            elif self._since_wait >= TURN_BYTES:
                 self._since_wait = 0
                 await asyncio.sleep(0)
+
+    async def _encrypt_file(self, file: int, offset: int, count: int) -> None:
+        while count:
+            data = os.pread(file, min(count, TLS_BLOCK_BYTES), offset)
+            if not data:
+                raise Corrupt(f"a file in the store ends {count} bytes early, at byte {offset}")
+            await self._write(data)
+            offset += len(data)
+            count -= len(data)
+            if self._buffer is not None:
+                self._buffer.sent(len(data))
+
+    async def _write(self, data: bytes) -> None:
+        """Write through the transport, after what `send` held back, and wait until the kernel has taken it."""
+        transport = self._request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has closed the connection")
+        data, self._unwritten = self._unwritten + data, b""
+        transport.write(data)
+        self._since_wait += len(data)
+        await self._request.writer.drain()
+        if self._since_wait >= TURN_BYTES:
+            self._since_wait = 0
+            await asyncio.sleep(0)
 
     async def _writable(self) -> None:
         waiter: asyncio.Future[None] = self._loop.create_future()

@@ -12,7 +12,7 @@ from aiohttp import web
 from p2pdist.agent.tracker_session import OUTBOX_MAX, TrackerSession
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Unavailable, UsageError
-from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Hello, Left, Reject, Report, Welcome, encode
+from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Hello, Left, Pace, Reject, Report, Welcome, encode
 from p2pdist.model.plan import Plan
 
 BLOB = digest_of(b"blob")
@@ -27,6 +27,7 @@ class Host:
         self.heard: list[Assign | Reject] = []
         self.reports = 0
         self.fail_reports = 0
+        self.news = True
         hello = Hello(PROTOCOL_VERSION, "h1", "127.0.0.1:7071")
         self.session = TrackerSession(
             urls,
@@ -37,11 +38,11 @@ class Host:
             on_change=lambda present: None,
         )
 
-    def report(self) -> Report:
+    def report(self) -> Report | None:
         self.reports += 1
         if self.reports <= self.fail_reports:
             raise RuntimeError("a defect")
-        return Report()
+        return Report() if self.news else None
 
 
 @asynccontextmanager
@@ -150,6 +151,49 @@ async def test_a_defect_in_reporting_does_not_leave_a_session_that_never_reports
                     break
                 await asyncio.sleep(0.02)
             assert host.reports > 3 and host.session.connected
+
+
+async def test_a_tracker_may_change_how_often_a_host_reports() -> None:
+    paced = asyncio.Event()
+
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str(WELCOME)
+        await paced.wait()
+        await socket.send_str(encode(Pace(50.0)).decode())
+        await stay(socket)
+
+    async with tracker(script) as url, running(Host(url)) as host:
+        for _ in range(150):
+            if host.reports > 3:
+                break
+            await asyncio.sleep(0.02)
+        assert host.reports > 3
+        paced.set()
+        for _ in range(20):  # ten reports are due in each round at the old pace
+            before = host.reports
+            await asyncio.sleep(0.5)
+            if host.reports == before:
+                break
+        assert host.reports == before and host.session.connected
+
+
+async def test_a_host_with_nothing_new_says_nothing() -> None:
+    said: list[str] = []
+
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str(WELCOME)
+        async for frame in socket:
+            said.append(frame.data)
+
+    async with tracker(script) as url:
+        host = Host(url)
+        host.news = False
+        async with running(host):
+            for _ in range(150):
+                if host.reports > 3:
+                    break
+                await asyncio.sleep(0.02)
+            assert host.reports > 3 and not said
 
 
 async def test_a_tracker_that_does_not_read_is_left_and_tried_again() -> None:

@@ -46,3 +46,25 @@ async def test_a_child_that_takes_nothing_does_not_stop_the_reader_of_the_origin
     started = asyncio.get_running_loop().time()
     await asyncio.wait_for(turns.wait_for_children(BLOB, 0), LEAD_WAIT_S + 1)
     assert asyncio.get_running_loop().time() - started >= LEAD_WAIT_S / 2, "but it waits for a while"
+
+
+async def test_a_limited_uplink_keeps_to_its_limit_and_goes_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight streams whose kernels take everything at once: 120 pieces at 400 a second. No other tick helps the limit on."""
+    monkeypatch.setattr("p2pdist.agent.turns.TICK_S", 3600.0)
+    turns = Turns(limit_bytes_s=400 * PIECE)
+    turns.held(BLOB, LAYOUT, 1, PieceSet.full(15))
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    async def child() -> int:
+        turn, taken = turns.open(BLOB, 0, PieceSet(15)), 0
+        while (block := await turn.next_block()) is not None:
+            taken += block.length
+            turn.block_sent(block.length)
+        turn.close()
+        return taken
+
+    async with asyncio.timeout(10):
+        assert await asyncio.gather(*(child() for _ in range(8))) == [15 * PIECE] * 8
+    assert loop.time() - began > 118 / 400 - 0.03
+    turns.stop()

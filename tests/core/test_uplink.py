@@ -189,6 +189,53 @@ def test_a_child_that_is_gone_does_not_make_its_parent_slow() -> None:
     assert line.uplink.take_sample(line.now + 5.0) == (0, 0.0)
 
 
+def limited(*have: int, pieces_s: float) -> Line:
+    line = Line(*have, in_flight=1)
+    line.uplink.limit_bytes_s = pieces_s * PIECE
+    return line
+
+
+def test_a_limit_spaces_the_blocks_of_all_streams() -> None:
+    """Ten pieces a second: each block waits until those before it are paid for, whoever they went to, and turns stay fair."""
+    line = limited(*range(8), pieces_s=10)
+    assert line(Opened(1, BLOB, 0, pieces())) == [send(1, 0)]
+    assert line(Opened(2, BLOB, 0, pieces())) == []
+    assert line.uplink.wait_s(line.now) is None, "it waits for the kernel"
+    assert line(BlockSent(1), 0.01) == []
+    assert line.uplink.wait_s(line.now) == pytest.approx(0.07, abs=1e-6)
+    assert line(Tick(), 0.06) == []
+    assert line(Tick(), 0.0101) == [send(2, 0)]
+    assert line(BlockSent(2), 0.01) == []
+    assert line(Tick(), 0.09) == [send(1, 1)]
+    line(Closed(1))
+    line(Closed(2))
+    assert line.uplink.wait_s(line.now) is None, "nobody waits"
+
+
+def test_a_limit_is_what_is_measured_as_capacity() -> None:
+    line = limited(*range(8), pieces_s=10)
+    todo = line(Opened(1, BLOB, 0, pieces())) + line(Opened(2, BLOB, 0, pieces()))
+    sent = 0
+    while sent < 12:
+        for command in todo:
+            assert isinstance(command, Send)
+            sent += 1
+            assert line(BlockSent(command.stream), 0.001) == [], "the next is not paid for"
+        todo = line(Tick(), 0.005)
+    sent_bytes, busy_s = line.uplink.take_sample(line.now)
+    assert sent_bytes / busy_s == pytest.approx(10 * PIECE, rel=0.15)
+
+
+def test_an_idle_time_is_not_saved_up_against_the_limit() -> None:
+    line = limited(*range(8), pieces_s=10)
+    line.now = 1000.0
+    line(Opened(1, BLOB, 0, pieces()))
+    given_out = 1
+    for _ in range(5):
+        given_out += len(line(BlockSent(1), 0.001))
+    assert given_out == 1
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_every_child_is_given_what_it_lacks_once_and_nothing_else(data: st.DataObject) -> None:

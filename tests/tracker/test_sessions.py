@@ -20,17 +20,19 @@ from p2pdist.model.messages import (
     Hello,
     Holding,
     Holdings,
+    Pace,
     Reject,
     Report,
     Welcome,
     decode_from_tracker,
     encode,
 )
+from tracker import service
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.http import sessions
 from tracker.http.app import make_app
-from tracker.service import OUTBOX_MAX, Outbox, Service
+from tracker.service import OUTBOX_MAX, Outbox, Service, report_interval_s
 
 BLOB = digest_of(b"blob")
 PIECE = 64 << 10
@@ -210,6 +212,63 @@ async def test_an_agent_that_does_not_read_is_ended_when_too_much_waits_for_it()
     outbox = Outbox()
     for _ in range(2 * OUTBOX_MAX):
         outbox.put(Welcome(PROTOCOL_VERSION, 1.0))
-    assert outbox.ended and outbox.queue.qsize() == OUTBOX_MAX + 1
-    waiting = [outbox.queue.get_nowait() for _ in range(outbox.queue.qsize())]
-    assert waiting[-1] is None
+    waiting = await outbox.take()
+    assert outbox.ended and len(waiting) == OUTBOX_MAX + 1 and waiting[-1] is None
+
+
+async def test_an_outbox_gives_everything_in_order_to_one_who_waits() -> None:
+    outbox = Outbox()
+    taking = asyncio.create_task(outbox.take())
+    await asyncio.sleep(0)
+    sent = [Pace(float(number)) for number in range(5)]
+    for message in sent[:3]:
+        outbox.put(message)
+    assert await taking == sent[:3]
+    for message in sent[3:]:
+        outbox.put(message)
+    assert await asyncio.wait_for(outbox.take(), 1) == sent[3:]
+    waiting = asyncio.create_task(outbox.take())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    outbox.put(None)
+    assert await asyncio.wait_for(outbox.take(), 1) == [None], "a reader that left takes nothing with it"
+
+
+def test_the_more_agents_the_less_often_each_reports() -> None:
+    intervals = {hosts: report_interval_s(hosts, 0.25) for hosts in (1, 150, 300, 1000, 2600, 10_000, 100_000)}
+    assert intervals == {1: 0.25, 150: 0.25, 300: 0.5, 1000: 0.5, 2600: 1.3, 10_000: 5.0, 100_000: 50.0}
+    assert report_interval_s(1, 2.0) == report_interval_s(4000, 2.0) == 2.0 and report_interval_s(8000, 2.0) == 4.0
+    steps = [report_interval_s(hosts, 0.05) for hosts in range(20_000)]
+    assert steps == sorted(steps)
+
+
+async def test_agents_are_told_when_the_fleet_has_doubled_and_when_it_has_halved(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "REPORTS_PER_S", 2)
+    sockets = [await site.join(f"h{number}", f"10.0.0.{number}:1") for number in range(8)]
+    paces = {2: 1.0, 4: 2.0, 8: 4.0}
+    for number, socket in enumerate(sockets, start=1):
+        welcome = max((interval for at, interval in paces.items() if at <= number), default=0.25)
+        assert await heard(socket) == Welcome(PROTOCOL_VERSION, welcome)
+        for interval in (interval for at, interval in paces.items() if at > number):
+            assert await heard(socket) == Pace(interval)
+    for socket in sockets[:4]:
+        await socket.close()
+    await site.settled(4)
+    assert await heard(sockets[-1]) == Pace(2.0)
+    assert await heard(await site.join("h9", "10.0.0.9:1")) == Welcome(PROTOCOL_VERSION, 2.0)
+
+
+async def test_what_operators_ask_of_a_fleet_is_json(site: Site) -> None:
+    socket = await site.join("h1", "10.0.0.1:7071")
+    await socket.send_str(say(Holding(BLOB, PIECE, PIECE, (1,))))
+    for _ in range(100):
+        if site.service.fleet.swarms:
+            break
+        await asyncio.sleep(0.01)
+    for path in ("hosts", "hosts/h1", "swarms", f"swarms/{BLOB}", f"swarms/{BLOB}/story"):
+        async with site.http.get(f"{site.url}/v1/{path}") as answer:
+            assert answer.status == 200 and answer.content_type == "application/json"
+            assert await answer.json()

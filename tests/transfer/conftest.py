@@ -6,19 +6,23 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 from aiohttp import web
-from stream_rig import PIECE, Copy, RawPeer, Receiver, SampleBlob, Server
+from stream_rig import PIECE, Copy, Handler, RawPeer, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout, PieceList
 from p2pdist.transfer.problems import problems
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-StartApp = Callable[[str, str, Handler], Awaitable[int]]
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The agent runs on uvloop; nothing here depends on it."""
+    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
 @pytest.fixture
@@ -26,14 +30,14 @@ async def start_app() -> AsyncIterator[StartApp]:
     """Start a server with one route (method, path, handler); returns its port."""
     runners: list[web.AppRunner] = []
 
-    async def start(method: str, path: str, handler: Handler) -> int:
+    async def start(method: str, path: str, handler: Handler, tls: ssl.SSLContext | None = None) -> int:
         app = web.Application(middlewares=[problems])
         app.router.add_route(method, path, handler)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
         runners.append(runner)
         await runner.setup()
         listener = socket.create_server(("127.0.0.1", 0))
-        await web.SockSite(runner, listener).start()
+        await web.SockSite(runner, listener, ssl_context=tls).start()
         return int(listener.getsockname()[1])
 
     yield start

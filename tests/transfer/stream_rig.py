@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from aiohttp import web
 
@@ -19,9 +21,19 @@ from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.transfer.client import IncomingStream, PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.mailbox import Mailbox
+from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.server import Block, read_stream_request, serve_stream
+from p2pdist.transfer.tls import Tls
 
 PIECE = 64 << 10
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class StartApp(Protocol):
+    def __call__(
+        self, method: str, path: str, handler: Handler, tls: ssl.SSLContext | None = None
+    ) -> Awaitable[int]: ...
 
 
 @dataclass
@@ -124,11 +136,15 @@ class Receiver:
         write: Callable[[int, memoryview], bool] | None = None,
         start: bool = True,
         address: str = "",
+        tls: Tls | None = None,
+        pacer: Pacer | None = None,
     ) -> IncomingStream:
         bits = self.copy.have.to_bytes() if have is None else have
         request = StreamRequest(self.blob.digest, stripe, stripes, bits, "child")
         source = Source("parent", address or f"127.0.0.1:{port}")
-        stream = IncomingStream(source, request, self.blob.layout, write or self.copy.write, self.mailbox.post)
+        stream = IncomingStream(
+            source, request, self.blob.layout, write or self.copy.write, self.mailbox.post, tls=tls, pacer=pacer
+        )
         self.streams.append(stream)
         if start:
             stream.start()

@@ -20,6 +20,9 @@ from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
 
 GROWTH = 1.25
 STRAINED_GROWTH = 1.03
+STRAINED_MAX = 300
+"""Where somebody carries too many, trees of up to so many hosts are drawn anew sooner; in larger ones that would cost too much, and the
+load is balanced edge by edge (balance.py)."""
 YOUNG = 0.08
 PIECES_MIN = 64
 """A blob of fewer pieces is there before its trees could be drawn anew."""
@@ -116,7 +119,10 @@ def outgrown(swarm: Swarm) -> bool:
         return False
     if swarm.receivers != len(swarm.members):
         return False
-    if swarm.receivers < (STRAINED_GROWTH if swarm.strained else GROWTH) * swarm.drawn_for:
+    if (
+        swarm.receivers
+        < (STRAINED_GROWTH if swarm.strained and swarm.receivers <= STRAINED_MAX else GROWTH) * swarm.drawn_for
+    ):
         return False
     limit = YOUNG * swarm.layout.count
     return all(member.present and sum(member.counts) < limit for member in swarm.members.values())

@@ -37,6 +37,7 @@ def make_app(service: Service) -> web.Application:
             web.get("/metrics", _metrics),
             web.get("/v1/session", sessions.session),
             web.get("/v1/resolve", content.resolve),
+            web.get("/v1/packages", content.package),
             web.get("/v1/content/{digest}", content.content),
             web.get("/v1/layers/{digest}", content.layer),
             web.get("/v1/hosts", scheduler.hosts),

@@ -1,14 +1,18 @@
-"""Small content for agents: what references name, and manifests, configs and piece lists by digest."""
+"""Small content for agents: what references name, whole bundles, and manifests, configs and piece lists by digest."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from aiohttp import web
+from aiohttp import ETag, web
 
+from p2pdist.model.bundle import BUNDLE_TYPE
 from p2pdist.model.digest import parse_digest
 from p2pdist.model.package import MANIFEST_TYPE, Descriptor, parse_reference
 from tracker.http.keys import SERVICE
+
+CHUNK = 256 << 10
+"""Bytes of a bundle that wait for one slow agent; handed over whole, each agent would cost a copy of it."""
 
 
 def _json(descriptor: Descriptor) -> dict[str, Any]:
@@ -24,6 +28,24 @@ async def resolve(request: web.Request) -> web.Response:
     """GET /v1/resolve?reference=name:tag"""
     reference = parse_reference(request.query.get("reference", ""))
     return web.json_response(_json(await request.app[SERVICE].content.resolve(reference)))
+
+
+async def package(request: web.Request) -> web.StreamResponse:
+    """GET /v1/packages?reference=name:tag: the bundle (p2pdist/model/bundle.py), with the manifest's digest as its ETag."""
+    source = request.app[SERVICE].content
+    digest = (await source.resolve(parse_reference(request.query.get("reference", "")))).digest
+    response = web.StreamResponse(headers={"Content-Type": BUNDLE_TYPE})
+    response.etag = digest
+    if ETag(digest) in (request.if_none_match or ()):
+        response.set_status(304)
+        await response.prepare(request)
+        return response
+    body = memoryview(await source.bundle(digest))
+    response.content_length = len(body)
+    await response.prepare(request)
+    for start in range(0, len(body), CHUNK):
+        await response.write(body[start : start + CHUNK])
+    return response
 
 
 async def content(request: web.Request) -> web.Response:

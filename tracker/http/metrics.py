@@ -42,7 +42,7 @@ class TrackerCollector(Collector):
         yield GaugeMetricFamily("p2pdist_tracker_sessions", "Open agent sessions", value=self._service.sessions)
         yield GaugeMetricFamily("p2pdist_tracker_lag_seconds", "Delay of the event loop", value=self._service.lag_s)
         replans = CounterMetricFamily("p2pdist_tracker_replans", "Plans made anew", labels=["reason"])
-        for reason, number in fleet.replans.items():
+        for reason, number in fleet.schedule.replans.items():
             replans.add_metric([reason], number)
         yield replans
 
@@ -55,7 +55,7 @@ def registry(service: Service) -> CollectorRegistry:
         "p2pdist_tracker_plan_seconds",
         "Time to plan and assign after an event",
         registry=made,
-        buckets=(0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0),
+        buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
     )
     service.observe_plan = seconds.observe
     return made

@@ -49,7 +49,8 @@ async def session(request: web.Request) -> web.WebSocketResponse:
 
 async def _hello(socket: web.WebSocketResponse) -> Hello:
     try:
-        hello = decode_from_agent(await asyncio.wait_for(socket.receive_str(), HELLO_TIMEOUT_S))
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            hello = decode_from_agent(await socket.receive_str())
     except (TimeoutError, TypeError) as error:
         raise UsageError(f"no hello arrived within {HELLO_TIMEOUT_S:.0f} s") from error
     if not isinstance(hello, Hello):
@@ -71,8 +72,11 @@ async def _read(socket: web.WebSocketResponse, service: Service, number: int, ou
 
 async def _write(socket: web.WebSocketResponse, outbox: Outbox) -> None:
     try:
-        while (message := await outbox.queue.get()) is not None:
-            await socket.send_str(encode(message).decode())
+        while True:
+            for message in await outbox.take():
+                if message is None:
+                    return
+                await socket.send_str(encode(message).decode())
     except (ConnectionError, RuntimeError) as error:
         _logger.debug("a session broke while writing: %r", error)
     finally:

@@ -1,0 +1,164 @@
+"""Takes the frames of a stream from a blocking socket, each into one buffer, with few system calls and few wake-ups.
+
+Theory: a thread that waits in recv is woken by every segment that comes; at low rates these wake-ups cost more than hashing and storing.
+So the thread waits in poll, with SO_RCVLOWAT (socket(7)) at what is certain to come: the head of a frame and the shortest piece that may
+follow, then the rest. The kernel wakes it when all of that is there (or when it can hold no more), and one call takes it. Nothing is
+taken before, so recv itself never waits: it would count towards the mark anew from what it has taken already.
+
+A fast sender should not wait until the thread has woken up and made room. So when frames come faster than FAST_BYTES_S, what is there is
+taken at once and recv waits for the rest of the frame.
+
+Invariants: never waits for bytes that may not come, and never takes a byte beyond the frame.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+import time
+
+from p2pdist.model.messages import STREAM_END
+from p2pdist.transfer.frames import FRAME
+
+STEP_BYTES = 256 << 10
+"""Most that is waited for at once: larger pieces are taken while they arrive."""
+
+FAST_BYTES_S = 100e6
+
+_DATA_AT = 64
+_HEAD_AT = _DATA_AT - FRAME.size
+
+
+class CutShort(Exception):
+    """The connection ended `missing` bytes before the end of what was certain to come."""
+
+    def __init__(self, missing: int) -> None:
+        super().__init__(missing)
+        self.missing = missing
+
+
+class Intake:
+    """The frames that come over `connection`, with at most `data_max` bytes of data each. For one thread, but for `receiving`."""
+
+    def __init__(self, connection: socket.socket, data_max: int) -> None:
+        self._connection = connection
+        self._buffer = memoryview(bytearray(_DATA_AT + data_max))
+        self._lock = threading.Lock()
+        self._taken = 0
+        self._mark = 1
+        self._fast = False
+        self._since = time.monotonic()
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+
+    def head(self, shortest: int) -> tuple[int, int]:
+        """Wait for the next frame, which has at least `shortest` bytes of data: its piece and length. Raises CutShort and OSError."""
+        end = min(FRAME.size + shortest, STEP_BYTES)
+        waits = not self._fast
+        while self._taken < FRAME.size:
+            if waits:
+                self._wait(1 if self._fast else end - self._taken)
+            with self._lock:
+                self._take(end, socket.MSG_DONTWAIT)
+            waits = True
+        piece, length = FRAME.unpack_from(self._buffer, _HEAD_AT)
+        return piece, length
+
+    def data(self, length: int) -> memoryview:
+        """The data of that frame, valid until `done`. Raises CutShort and OSError."""
+        end = FRAME.size + length
+        while self._taken < end:
+            if self._fast:
+                self._take(end, socket.MSG_WAITALL)
+            else:
+                step = min(end, self._taken + STEP_BYTES)
+                self._wait(step - self._taken)
+                self._take(step, socket.MSG_DONTWAIT)
+        return self._buffer[_DATA_AT : _DATA_AT + length]
+
+    def done(self) -> None:
+        """The frame has been dealt with."""
+        now = time.monotonic()
+        fast = self._taken > FAST_BYTES_S * (now - self._since)
+        if fast and not self._fast:
+            self._set_mark(1)
+        self._fast, self._since, self._taken = fast, now, 0
+
+    def receiving(self) -> int | None:
+        """The piece whose frame has begun to come and is not done; from any thread, while the connection is open."""
+        with self._lock:
+            if self._taken >= FRAME.size:
+                head = bytes(self._buffer[_HEAD_AT:_DATA_AT])
+            elif self._taken:
+                return None
+            else:
+                try:
+                    head = self._connection.recv(FRAME.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                except OSError:
+                    return None
+        if len(head) < FRAME.size:
+            return None
+        piece = int(FRAME.unpack(head)[0])
+        return None if piece == STREAM_END else piece
+
+    def _set_mark(self, count: int) -> None:
+        if count != self._mark:
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            self._mark = count
+
+    def _wait(self, count: int) -> None:
+        self._set_mark(count)
+        self._poll.poll()
+
+    def _take(self, end: int, flags: int) -> None:
+        """Take what is there of the frame's first `end` bytes; with MSG_WAITALL wait for all of them."""
+        view = self._buffer[_HEAD_AT + self._taken : _HEAD_AT + end]
+        try:
+            count = self._connection.recv_into(view, 0, flags)
+        except BlockingIOError:
+            return
+        if not count:
+            raise CutShort(len(view))
+        self._taken += count
+
+
+class TlsIntake:
+    """The same over TLS, which hands out what it has decrypted: at most one record of 16 KiB at a time."""
+
+    def __init__(self, connection: ssl.SSLSocket, data_max: int) -> None:
+        self._connection = connection
+        self._buffer = memoryview(bytearray(_DATA_AT + data_max))
+        self._taken = 0
+
+    def head(self, shortest: int) -> tuple[int, int]:
+        """See Intake."""
+        while self._taken < FRAME.size:
+            self._take(FRAME.size + shortest)
+        piece, length = FRAME.unpack_from(self._buffer, _HEAD_AT)
+        return piece, length
+
+    def data(self, length: int) -> memoryview:
+        """See Intake."""
+        while self._taken < FRAME.size + length:
+            self._take(FRAME.size + length)
+        return self._buffer[_DATA_AT : _DATA_AT + length]
+
+    def done(self) -> None:
+        """See Intake."""
+        self._taken = 0
+
+    def receiving(self) -> int | None:
+        """See Intake; here a piece begins to come when its head has been decrypted."""
+        if self._taken < FRAME.size:
+            return None
+        piece = int(FRAME.unpack_from(self._buffer, _HEAD_AT)[0])
+        return None if piece == STREAM_END else piece
+
+    def _take(self, end: int) -> None:
+        view = self._buffer[_HEAD_AT + self._taken : _HEAD_AT + end]
+        count = self._connection.recv_into(view)
+        if not count:
+            raise CutShort(len(view))
+        self._taken += count

@@ -1,0 +1,24 @@
+"""The load generator for trackers, with a few hosts: it opens real sessions, and says what it measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "tracker_load.py"
+
+
+def test_sixty_hosts_are_planned_and_report() -> None:
+    words = ["--hosts", "60", "--pieces", "256", "--seconds", "1", "--report-interval", "0.5", "--json"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["hosts"] == 60 and found["stripes"] == 2
+    for name, phase in (("at-once", "join"), ("connecting", "connect")):
+        assert found[name][phase]["assigns"] >= 60
+        assert 0 < found[name][phase]["planned_s"] <= found[name][phase]["settled_s"]
+        assert found[name]["steady"]["reports"] > 0 and found[name]["plans"] >= 1

@@ -1,0 +1,150 @@
+"""Frames from a socket: nothing that has come is kept waiting, nothing beyond a frame is taken."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from p2pdist.model.messages import STREAM_END
+from p2pdist.transfer.frames import FRAME
+from p2pdist.transfer.intake import STEP_BYTES, CutShort, Intake
+
+PIECE = 64 << 10
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Two ends of a TCP connection; neither waits longer than a test may."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        left = socket.create_connection(listener.getsockname())
+        right, _ = listener.accept()
+    left.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with left, right:
+        yield left, right
+
+
+def in_thread(behave: object, *arguments: object) -> threading.Thread:
+    assert callable(behave)
+    thread = threading.Thread(target=behave, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def take(intake: Intake, shortest: int) -> tuple[int, bytes]:
+    piece, length = intake.head(shortest)
+    data = bytes(intake.data(length))
+    intake.done()
+    return piece, data
+
+
+@pytest.mark.parametrize("piece_size", [PIECE, 3 * STEP_BYTES + 5], ids=["small", "in steps"])
+@pytest.mark.parametrize("pause_s", [0.0, 0.002], ids=["at once", "bit by bit"])
+def test_frames_come_out_as_they_went_in(pair: Pair, piece_size: int, pause_s: float) -> None:
+    """Cut anywhere, slowly or as fast as they go; frames of the full length and a short one."""
+    sender, receiver = pair
+    chance = random.Random(7)
+    frames = [(number, chance.randbytes(piece_size)) for number in range(6)] + [(6, b"short")]
+    wire = b"".join(FRAME.pack(number, len(data)) + data for number, data in frames)
+
+    def send() -> None:
+        rest = memoryview(wire)
+        while rest:
+            count = chance.choice([1, 7, 8, 1500, piece_size, piece_size + 8, 2 * piece_size])
+            sender.sendall(rest[:count])
+            rest = rest[count:]
+            time.sleep(pause_s)
+
+    sending = in_thread(send)
+    intake = Intake(receiver, piece_size)
+    assert [take(intake, 5) for _ in frames] == frames
+    sending.join(10)
+
+
+def finishes(behave: object, *arguments: object) -> bool:
+    thread = in_thread(behave, *arguments)
+    thread.join(8)
+    return not thread.is_alive()
+
+
+def test_a_piece_that_nothing_follows_is_there_at_once(pair: Pair) -> None:
+    """A short piece out of its order, then silence; full pieces, then silence; then the end, and the connection stays open."""
+    sender, receiver = pair
+    intake = Intake(receiver, PIECE)
+    frames: list[tuple[int, bytes]] = []
+
+    def expect(shortest: int) -> None:
+        frames.append(take(intake, shortest))
+
+    for number, data, shortest in [
+        (0, b"x" * PIECE, 5),
+        (9, b"short", 5),
+        (1, b"y" * PIECE, PIECE),
+        (STREAM_END, b"", 0),
+    ]:
+        sender.sendall(FRAME.pack(number, len(data)) + data)
+        assert finishes(expect, shortest), f"piece {number} has come and is not seen"
+        assert frames[-1] == (number, data)
+
+
+def test_the_piece_under_way_is_known_before_it_is_whole(pair: Pair) -> None:
+    sender, receiver = pair
+    intake = Intake(receiver, PIECE)
+    assert intake.receiving() is None
+    sender.sendall(FRAME.pack(5, PIECE)[:6])
+    assert intake.receiving() is None
+    waiting = in_thread(take, intake, PIECE)
+    sender.sendall(FRAME.pack(5, PIECE)[6:] + b"z")
+    deadline = time.monotonic() + 8
+    while intake.receiving() != 5 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert intake.receiving() == 5
+    sender.sendall(b"z" * (PIECE - 1))
+    waiting.join(8)
+    assert intake.receiving() is None
+    sender.sendall(FRAME.pack(STREAM_END, 0))
+    time.sleep(0.05)
+    assert intake.receiving() is None, "the end is no piece"
+
+
+def test_an_end_in_the_middle_is_seen(pair: Pair) -> None:
+    sender, receiver = pair
+    intake = Intake(receiver, PIECE)
+    sender.sendall(FRAME.pack(0, PIECE) + b"half")
+    sender.close()
+    intake.head(PIECE)
+    with pytest.raises(CutShort) as caught:
+        intake.data(PIECE)
+    assert caught.value.missing == PIECE - 4
+
+
+def test_the_thread_sleeps_while_a_piece_arrives(pair: Pair) -> None:
+    """A piece in 44 segments, and the kernel wakes the thread for it once or a few times, not 44 times."""
+    sender, receiver = pair
+    intake = Intake(receiver, PIECE)
+    wake_ups: list[int] = []
+
+    def receive() -> None:
+        before = voluntary_switches()
+        take(intake, PIECE)
+        wake_ups.append(voluntary_switches() - before)
+
+    thread = in_thread(receive)
+    time.sleep(0.05)
+    wire = FRAME.pack(0, PIECE) + b"p" * PIECE
+    for start in range(0, len(wire), 1500):
+        sender.sendall(wire[start : start + 1500])
+        time.sleep(0.002)
+    thread.join(8)
+    assert wake_ups and wake_ups[0] <= 15
+
+
+def voluntary_switches() -> int:
+    """How often this thread has gone to sleep (proc(5), status)."""
+    with open(f"/proc/self/task/{threading.get_native_id()}/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt_switches"))

@@ -1,0 +1,191 @@
+"""Streams and ranges over TLS: with the right certificates like plain ones, with any others not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession, TCPConnector, web
+from authority import Authority
+from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server, StartApp
+
+from p2pdist.model.errors import UsageError
+from p2pdist.transfer.client import StreamClosed
+from p2pdist.transfer.ranges import serve_range
+from p2pdist.transfer.tls import Tls, TlsFiles
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def tls(authority: Authority) -> Tls:
+    return Tls(authority.issue())
+
+
+@pytest.fixture
+async def secured(blob: SampleBlob, start_app: StartApp, tls: Tls) -> Server:
+    server = Server(blob)
+    server.port = await start_app("POST", "/v1/streams", server.streams, tls.server)
+    return server
+
+
+async def ending(receiver: Receiver, port: int, tls: Tls | None) -> StreamClosed:
+    closed = await receiver.closed(receiver.open(port, tls=tls))
+    assert not receiver.received(receiver.streams[-1])
+    return closed
+
+
+async def test_a_stream_over_tls_is_whole(receiver: Receiver, secured: Server, tls: Tls, blob: SampleBlob) -> None:
+    streams = [receiver.open(secured.port, stripe=stripe, stripes=2, tls=tls) for stripe in (0, 1)]
+    for stream in streams:
+        assert (await receiver.closed(stream)).reason == "done"
+    assert receiver.copy.path.read_bytes() == blob.data
+
+
+async def test_nothing_is_sent_in_the_clear(
+    receiver: Receiver, blob: SampleBlob, start_app: StartApp, tls: Tls, secured: Server
+) -> None:
+    """What goes over the wire, as a relay in between sees it, has no piece in it."""
+    seen = bytearray()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        above, below = await asyncio.open_connection("127.0.0.1", secured.port)
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                seen.extend(data)
+                sink.write(data)
+            sink.close()
+
+        await asyncio.gather(pump(reader, below), pump(above, writer), return_exceptions=True)
+
+    listener = await asyncio.start_server(relay, "127.0.0.1", 0)
+    stream = receiver.open(listener.sockets[0].getsockname()[1], tls=tls)
+    assert (await receiver.closed(stream)).reason == "done"
+    listener.close()
+    assert len(seen) > len(blob.data)
+    assert b"POST" not in seen
+    assert blob.data[:64] not in seen
+
+
+async def test_a_peer_without_a_certificate_is_refused(
+    receiver: Receiver, secured: Server, tls: Tls, authority: Authority
+) -> None:
+    tls.client = ssl.create_default_context(cafile=str(authority.path))
+    closed = await ending(receiver, secured.port, tls)
+    assert closed.reason == "reset" or "certificate" in closed.detail
+    assert not secured.outgoing
+
+
+async def test_a_peer_of_another_authority_is_refused_by_both_sides(
+    receiver: Receiver, secured: Server, authority: Authority, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    stranger = Authority(tmp_path / "other", "stranger").issue()
+    closed = await ending(receiver, secured.port, Tls(stranger))
+    assert closed.reason == "refused" and "certificate" in closed.detail
+    trusting = TlsFiles(stranger.certificate, stranger.key, authority.path)
+    closed = await ending(receiver, secured.port, Tls(trusting))
+    assert closed.reason == "reset" or "certificate" in closed.detail
+    assert not secured.outgoing
+
+
+async def test_a_certificate_for_another_host_is_refused_unless_it_has_the_name_of_the_fleet(
+    receiver: Receiver, blob: SampleBlob, start_app: StartApp, authority: Authority
+) -> None:
+    server = Server(blob)
+    other = Tls(authority.issue("other", host="agents.example"))
+    server.port = await start_app("POST", "/v1/streams", server.streams, other.server)
+    closed = await ending(receiver, server.port, Tls(authority.issue("mine")))
+    assert closed.reason == "refused" and "127.0.0.1" in closed.detail
+    fleet = receiver.open(server.port, tls=Tls(authority.issue("mine", name="agents.example")))
+    assert (await receiver.closed(fleet)).reason == "done"
+
+
+async def test_plain_and_tls_do_not_meet_and_say_so(
+    receiver: Receiver, server: Server, secured: Server, tls: Tls
+) -> None:
+    closed = await ending(receiver, secured.port, None)
+    assert "TLS" in closed.detail and closed.reason in ("short", "protocol")
+    closed = await ending(receiver, server.port, tls)
+    assert "does not speak TLS" in closed.detail and closed.reason == "refused"
+
+
+async def test_older_tls_is_refused(secured: Server, authority: Authority) -> None:
+    files = authority.issue("old")
+    context = ssl.create_default_context(cafile=str(authority.path))
+    context.load_cert_chain(files.certificate, files.key)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await asyncio.open_connection("127.0.0.1", secured.port, ssl=context, server_hostname="127.0.0.1")
+
+
+@pytest.mark.parametrize("how", ["close", "finish_piece_and_close"])
+async def test_a_stream_is_closed_from_this_side_and_the_sender_notices(
+    receiver: Receiver, secured: Server, tls: Tls, how: str
+) -> None:
+    secured.make = lambda layout, wanted: Pieces(layout, wanted, available={0})
+    stream = receiver.open(secured.port, tls=tls)
+    await receiver.until(lambda: receiver.received(stream) == [0])
+    getattr(stream, how)()
+    assert (await receiver.closed(stream)).reason == "closed"
+    async with asyncio.timeout(5):
+        while not secured.ended:
+            await asyncio.sleep(0.01)
+    assert secured.outgoing[0].cancelled
+
+
+async def test_a_file_that_is_too_short_is_truncated_over_tls_too(
+    receiver: Receiver, secured: Server, tls: Tls, blob: SampleBlob
+) -> None:
+    with blob.path.open("r+b") as file:
+        file.truncate(3 * PIECE + 10)
+    stream = receiver.open(secured.port, tls=tls)
+    assert (await receiver.closed(stream)).reason in ("short", "reset")
+    assert receiver.received(stream) in ([0, 1], [0, 1, 2]), "what the transport still held may be lost with it"
+
+
+async def test_ranges_over_tls(blob: SampleBlob, start_app: StartApp, tls: Tls) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        with blob.path.open("rb") as file:
+            return await serve_range(request, blob.digest, file, blob.layout)
+
+    port = await start_app("GET", "/blob", handler, tls.server)
+    async with ClientSession(connector=TCPConnector(ssl=tls.client)) as session:
+        url = f"https://127.0.0.1:{port}/blob"
+        async with session.get(url, headers={"Range": f"bytes=5-{3 * PIECE}"}) as answer:
+            assert (answer.status, await answer.read()) == (206, blob.data[5 : 3 * PIECE + 1])
+        async with session.get(url) as answer:
+            assert await answer.read() == blob.data
+
+
+async def test_certificates_are_read_again(authority: Authority, tls: Tls, secured: Server) -> None:
+    def shown() -> bytes | None:
+        plain = socket.create_connection(("127.0.0.1", secured.port), 5)
+        with tls.client.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+            return connection.getpeercert(binary_form=True)
+
+    first = await asyncio.to_thread(shown)
+    renewed = authority.issue("renewed")
+    shutil.copy(renewed.certificate, tls.files.certificate)  # the key has not come yet
+    with pytest.raises(UsageError, match="cannot be used"):
+        tls.reload()
+    assert await asyncio.to_thread(shown) == first
+    shutil.copy(renewed.key, tls.files.key)
+    tls.reload()
+    assert await asyncio.to_thread(shown) not in (None, first)
+
+
+def test_files_that_do_not_fit_are_told(authority: Authority) -> None:
+    one, two = authority.issue("one"), authority.issue("two")
+    with pytest.raises(UsageError, match=r"one\.pem"):
+        Tls(TlsFiles(one.certificate, two.key, authority.path))
+    with pytest.raises(UsageError, match="absent"):
+        Tls(TlsFiles(one.certificate, one.key, authority.directory / "absent"))
