@@ -13,18 +13,25 @@ from statistics import median
 
 SLOW_RATIO = 0.45
 SLOW_SAMPLES = 3
-SAMPLE_BUSY_MIN_S = 0.1
+SAMPLE_BUSY_MIN_S = 0.4
+"""Measurements are added up until data was waiting for so long: shorter ones say little."""
+
 HOSTS_MEASURED_MIN = 4
 FORGIVEN_AFTER_S = 300.0
+ROUND_UP = 0.5
+"""A seat that a slow uplink can fill by half is kept: the measure is rough, and too few seats cost everybody."""
+
 SEATS_ALONE = 2
 """Seats of a host where a blob has but one stripe: with one seat each, the hosts of a small blob would form one long chain."""
 
 
 @dataclass(slots=True)
 class _Uplink:
-    rate_bytes_s: float
+    rate_bytes_s: float | None = None
     below: int = 0
     slow_since: float | None = None
+    sent_bytes: int = 0
+    busy_s: float = 0.0
     share: float | None = None
     light: bool = False
 
@@ -39,14 +46,17 @@ class Capacities:
 
     def sample(self, host: str, sent_bytes: int, busy_s: float, *, now: float) -> bool:
         """Take one measurement; returns True when it makes the host slow."""
-        if busy_s < SAMPLE_BUSY_MIN_S or sent_bytes < 0:
+        if busy_s <= 0 or sent_bytes < 0:
             return False
-        rate = sent_bytes / busy_s
-        uplink = self._uplinks.get(host)
-        if uplink is None:
-            uplink = self._uplinks[host] = _Uplink(rate)
-        else:
-            uplink.rate_bytes_s += 0.5 * (rate - uplink.rate_bytes_s)
+        uplink = self._uplinks.setdefault(host, _Uplink())
+        uplink.sent_bytes += sent_bytes
+        uplink.busy_s += busy_s
+        if uplink.busy_s < SAMPLE_BUSY_MIN_S:
+            return False
+        rate = uplink.sent_bytes / uplink.busy_s
+        uplink.sent_bytes, uplink.busy_s = 0, 0.0
+        old = uplink.rate_bytes_s
+        uplink.rate_bytes_s = rate if old is None else old + 0.5 * (rate - old)
         typical = self._typical()
         if len(self._uplinks) < HOSTS_MEASURED_MIN or rate >= SLOW_RATIO * typical:
             uplink.below = 0
@@ -60,7 +70,7 @@ class Capacities:
     def condemn(self, host: str, share: float, *, downlink: bool, now: float) -> bool:
         """A host's children, or its own lagging, show that its uplink, or its downlink, has only this share of what others have; returns
         True when that is news."""
-        uplink = self._uplinks.setdefault(host, _Uplink(share * self._typical()))
+        uplink = self._uplinks.setdefault(host, _Uplink())
         if uplink.slow_since is not None and (uplink.light or not downlink):
             return False
         uplink.light = downlink
@@ -76,8 +86,8 @@ class Capacities:
         if now - uplink.slow_since > FORGIVEN_AFTER_S:
             uplink.slow_since, uplink.share, uplink.below, uplink.light = None, None, 0, False
             return seats
-        share = uplink.share if uplink.share is not None else uplink.rate_bytes_s / max(self._typical(), 1.0)
-        return min(seats - 1, int(seats * share))
+        share = uplink.share if uplink.share is not None else (uplink.rate_bytes_s or 0.0) / max(self._typical(), 1.0)
+        return min(seats - 1, int(seats * share + ROUND_UP))
 
     def light(self, host: str) -> bool:
         """Whether the host's downlink is so slow that it takes next to nothing of its parents' uplinks."""
@@ -96,6 +106,7 @@ class Capacities:
         """Median rate, computed anew only as often as keeps the cost of a sample constant."""
         self._stale -= 1
         if self._stale <= 0:
-            self._median = median(uplink.rate_bytes_s for uplink in self._uplinks.values()) if self._uplinks else 0.0
+            rates = [uplink.rate_bytes_s for uplink in self._uplinks.values() if uplink.rate_bytes_s is not None]
+            self._median = median(rates) if rates else 0.0
             self._stale = len(self._uplinks) // 8
         return self._median

@@ -255,9 +255,9 @@ class Fleet:
             self._presence.silent(self.hosts[parent], now)
             for blob in self.hosts[parent].swarms:
                 self.schedule.ask(blob, "silent", now)
-        found = slow_host(swarm, member)
+        found = slow_host(swarm, member, now=now)
         if found is not None and self.capacities.condemn(found[0], found[1], downlink=found[2], now=now):
-            self.standing.relieve(self.hosts[found[0]], "slow", now=now)
+            self.standing.relieve(self.hosts[found[0]], "lags" if found[2] else "children lag", now=now)
 
     def _complaint(self, name: str, complaint: Complaint, now: float, out: list[Command]) -> None:
         swarm = self.swarms.get(complaint.blob)

@@ -8,8 +8,8 @@ Silent: a child stands still, and its parent has not reported for SILENT_INTERVA
 (close_watch.py). A dead link tells nobody anything; waiting for the kernel or a heartbeat to notice would cost the whole subtree many
 seconds.
 
-Slow: all children of a host in a stripe lag behind it, each LAG_REPORTS reports in a row at less than SLOW_SHARE of the pace at which
-others advance, although they keep up elsewhere. Then it is the parent's uplink. Where a host lags in every stripe, and other children of
+Slow: all children of a host in a stripe lag behind it, for LAG_S without a break at less than SLOW_SHARE of the pace at which others
+advance, although they keep up elsewhere. Then it is the parent's uplink. Where a host lags in every stripe, and other children of
 its parents do not, it is its own downlink, and it is no good as a parent either. Acting on less costs more than it gains: after a
 move a host may be at half pace for a moment.
 """
@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tracker.core.swarm import Member, Swarm
+from tracker.core.swarm import Lag, Member, Swarm
 
 SILENT_INTERVALS = 2.5
 SILENT_MIN_S = 0.6
 STILL_S = 0.4
 LAG_PIECES = 6
-LAG_REPORTS = 2
+LAG_S = 0.7
 SLOW_SHARE = 0.45
 TYPICAL_WEIGHT = 1 / 16
 """Weight of one report in the typical pace of a swarm."""
@@ -58,7 +58,10 @@ def note_pace(swarm: Swarm, member: Member, counts: list[int], *, now: float) ->
         if pace > 0:
             swarm.typical_pace += TYPICAL_WEIGHT * (pace - swarm.typical_pace) if swarm.typical_pace else pace
     for stripe, name in enumerate(member.parents):
-        member.lags[stripe] = member.lags[stripe] + 1 if name and _lags(swarm, member, stripe, name, counts) else 0
+        if not name or not _lags(swarm, member, stripe, name, counts):
+            member.lags[stripe] = None
+        elif member.lags[stripe] is None:
+            member.lags[stripe] = Lag(member.heard_at, member.counts[stripe])
 
 
 def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]) -> bool:
@@ -71,10 +74,10 @@ def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]
     return parent.counts[stripe] - counts[stripe] > LAG_PIECES and child.pace[stripe] < SLOW_SHARE * expected
 
 
-def slow_host(swarm: Swarm, member: Member) -> tuple[str, float, bool] | None:
+def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, bool] | None:
     """Who holds others up in what this host has just reported: a parent's uplink, or (True) its own downlink, and the share of a typical
     one that it has; None when there is nobody."""
-    late = [stripe for stripe, lags in enumerate(member.lags) if lags >= LAG_REPORTS]
+    late = [stripe for stripe, lag in enumerate(member.lags) if lag is not None and now - lag.since >= LAG_S]
     for stripe in late:
         parent = swarm.members[member.parents[stripe] or ""]
         if all(_held_up(swarm, swarm.members[each], stripe) for each in parent.children[stripe]):
@@ -83,10 +86,23 @@ def slow_host(swarm: Swarm, member: Member) -> tuple[str, float, bool] | None:
             )
             return parent.host, served / max(swarm.typical_pace * swarm.stripes, 1e-9), False
     if late and not member.light and len(late) == len(_unfinished(swarm, member)):
-        alone = [all(swarm.members[each].lags[stripe] for each in _sisters(swarm, member, stripe)) for stripe in late]
+        alone = [
+            all(swarm.members[each].lags[stripe] is not None for each in _sisters(swarm, member, stripe))
+            for stripe in late
+        ]
         if not all(alone) or not any(_sisters(swarm, member, stripe) for stripe in late):
-            return member.host, sum(member.pace) / max(swarm.typical_pace * swarm.stripes, 1e-9), True
+            return (
+                member.host,
+                sum(_pace(member, stripe, now) for stripe in late) / max(swarm.typical_pace * swarm.stripes, 1e-9),
+                True,
+            )
     return None
+
+
+def _pace(member: Member, stripe: int, now: float) -> float:
+    """Pieces a second since the host began to lag, or of late."""
+    lag = member.lags[stripe]
+    return member.pace[stripe] if lag is None else (member.counts[stripe] - lag.count) / max(now - lag.since, 1e-3)
 
 
 def _sisters(swarm: Swarm, member: Member, stripe: int) -> list[str]:
@@ -100,7 +116,7 @@ def _unfinished(swarm: Swarm, member: Member) -> list[int]:
 
 def _held_up(swarm: Swarm, child: Member, stripe: int) -> bool:
     """Whether a child lags in this stripe and not in every other one too."""
-    if not child.lags[stripe]:
+    if child.lags[stripe] is None:
         return False
     others = [number for number in _unfinished(swarm, child) if number != stripe]
-    return not others or any(not child.lags[number] for number in others)
+    return not others or any(child.lags[number] is None for number in others)

@@ -40,12 +40,20 @@ FROM_ORIGIN = ""
 STORY_EVENTS_MAX = 256
 
 
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Since when a host lags behind its parent, and how many pieces of the stripe it had then."""
+
+    since: float
+    count: int
+
+
 @dataclass(slots=True)
 class Member:
     """One host in a swarm. `counts`: verified pieces per stripe; `seats`: seats allotted per stripe; `parents`: host name, FROM_ORIGIN
     or None, per stripe; `children`: host names, in the order in which they came; `complaints`: how often the host complained in a stripe
     since it last got a piece of it; `moved_at`: when pieces of a stripe last came, or its parent changed; `pace`: pieces a second of
-    late; `lags`: reports in a row in which it lagged behind its parent (progress.py); `heard_at`: when it last reported;
+    late; `lags`: since when it lags behind its parent, if it does (progress.py); `heard_at`: when it last reported;
     `light`: its downlink is so slow that it takes no seat; `taken`: seats that its children take, per stripe;
     `order`: a number that orders hosts differently for each blob."""
 
@@ -59,7 +67,7 @@ class Member:
     complaints: list[int]
     moved_at: list[float]
     pace: list[float]
-    lags: list[int]
+    lags: list[Lag | None]
     order: int
     zone: str = ""
     rack: str = ""
@@ -143,7 +151,7 @@ class Swarm:
             [0] * self.stripes,
             [now] * self.stripes,
             [0.0] * self.stripes,
-            [0] * self.stripes,
+            [None] * self.stripes,
             mixed(self.blob, host),
             zone,
             f"{zone}/{rack}",
@@ -321,7 +329,7 @@ class Swarm:
         if parent is None:
             return
         member.parents[stripe] = None
-        member.lags[stripe] = 0
+        member.lags[stripe] = None
         if parent == FROM_ORIGIN:
             self.roots[stripe].pop(member.host, None)
         elif parent in self.members:
