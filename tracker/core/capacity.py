@@ -94,6 +94,10 @@ class Capacities:
         uplink = self._uplinks.get(host)
         return uplink is not None and uplink.light
 
+    def acquit(self, host: str) -> None:
+        """The host keeps up with others: its downlink is not slow after all."""
+        self._uplinks[host].light = False
+
     def rate(self, host: str) -> float | None:
         """Learned upload rate in bytes/s, None when never measured."""
         uplink = self._uplinks.get(host)

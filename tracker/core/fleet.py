@@ -45,7 +45,7 @@ from tracker.core.events import Command, Drop, Event, Received, Send, SessionClo
 from tracker.core.host import Host
 from tracker.core.planner import Planner
 from tracker.core.presence import GRACE_S, Presence
-from tracker.core.progress import note_pace, silent_parents, slow_host
+from tracker.core.progress import keeps_up, note_pace, silent_parents, slow_host
 from tracker.core.repair import avoid_s, free_children, move_lease, origin_failed, spare_origin
 from tracker.core.schedule import Schedule
 from tracker.core.standing import Standing
@@ -255,6 +255,8 @@ class Fleet:
             self._presence.silent(self.hosts[parent], now)
             for blob in self.hosts[parent].swarms:
                 self.schedule.ask(blob, "silent", now)
+        if member.light and keeps_up(swarm, member):
+            self.standing.acquit(self.hosts[name])
         found = slow_host(swarm, member, now=now)
         if found is not None and self.capacities.condemn(found[0], found[1], downlink=found[2], now=now):
             self.standing.relieve(self.hosts[found[0]], "lags" if found[2] else "children lag", now=now)

@@ -26,6 +26,7 @@ STILL_S = 0.4
 LAG_PIECES = 6
 LAG_S = 0.7
 SLOW_SHARE = 0.45
+GOOD_SHARE = 0.7
 TYPICAL_WEIGHT = 1 / 16
 """Weight of one report in the typical pace of a swarm."""
 
@@ -97,6 +98,18 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
                 True,
             )
     return None
+
+
+def keeps_up(swarm: Swarm, member: Member) -> bool:
+    """Whether a host gets about what others get, in every stripe that it still lacks."""
+    unfinished = _unfinished(swarm, member)
+    return bool(unfinished) and all(member.pace[stripe] > GOOD_SHARE * swarm.typical_pace for stripe in unfinished)
+
+
+def _feeds_badly(swarm: Swarm, member: Member) -> bool:
+    """Whether a host has children, and all of them lag behind it."""
+    below = [(stripe, swarm.members[name]) for stripe, names in enumerate(member.children) for name in names]
+    return bool(below) and all(child.lags[stripe] is not None for stripe, child in below)
 
 
 def _pace(member: Member, stripe: int, now: float) -> float:

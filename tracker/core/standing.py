@@ -44,10 +44,15 @@ class Standing:
             swarm = self.swarms[blob]
             member = swarm.members[host.name]
             relieve(swarm, member, self.budget(host, swarm.stripes, now=now))
-            if self.capacities.light(host.name):
-                swarm.make_light(member)
+            swarm.set_light(member, self.capacities.light(host.name))
             swarm.tell(now, f"{host.name} keeps {member.budget} seats: {reason}")
             self.schedule.ask(blob, reason, now)
+
+    def acquit(self, host: Host) -> None:
+        """Its downlink is not slow after all."""
+        self.capacities.acquit(host.name)
+        for blob in host.swarms:
+            self.swarms[blob].set_light(self.swarms[blob].members[host.name], False)
 
     def blame(self, host: Host, by: str, reason: str, *, now: float) -> None:
         """Another host met a failure at this one."""

@@ -259,14 +259,14 @@ class Swarm:
             at = self.members[at].parents[stripe]
         return False
 
-    def make_light(self, member: Member) -> None:
-        """A host's downlink turned out so slow that it takes next to nothing of its parents' uplinks."""
-        if member.light:
+    def set_light(self, member: Member, light: bool) -> None:
+        """Whether a host's downlink is so slow that it takes next to nothing of its parents' uplinks."""
+        if member.light == light:
             return
-        member.light = True
+        member.light = light
         for stripe, parent in enumerate(member.parents):
             if parent:
-                self.members[parent].taken[stripe] -= 1
+                self.members[parent].taken[stripe] += -1 if light else 1
 
     def tell_children(self, host: str) -> None:
         """The host is back, perhaps at another address: let its children know."""
