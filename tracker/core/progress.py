@@ -78,7 +78,9 @@ def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]
 def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, bool] | None:
     """Who holds others up in what this host has just reported: a parent's uplink, or (True) its own downlink, and the share of a typical
     one that it has; None when there is nobody."""
-    late = [stripe for stripe, lag in enumerate(member.lags) if lag is not None and now - lag.since >= LAG_S]
+    # Of a host that has lost its children for being slow nothing else is in doubt but its downlink.
+    limit_s = LAG_S if member.budget else LAG_S / 2
+    late = [stripe for stripe, lag in enumerate(member.lags) if lag is not None and now - lag.since >= limit_s]
     for stripe in late:
         parent = swarm.members[member.parents[stripe] or ""]
         if all(_held_up(swarm, swarm.members[each], stripe) for each in parent.children[stripe]):
