@@ -78,7 +78,14 @@ class Agent:
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
         self.host = settings.host
-        hello = Hello(PROTOCOL_VERSION, settings.host, settings.address, settings.zone, settings.rack)
+        hello = Hello(
+            PROTOCOL_VERSION,
+            settings.host,
+            settings.address,
+            settings.zone,
+            settings.rack,
+            settings.upload_bytes_s or 0.0,
+        )
         check_hello(hello)
         self.session = TrackerSession(
             settings.trackers,

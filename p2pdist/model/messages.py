@@ -39,13 +39,15 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
 
 
 class Hello(Message, frozen=True):
-    """Opens a session. `address` is where other agents reach this one (host:port). None of the names may hold white space."""
+    """Opens a session. `address` is where other agents reach this one (host:port). None of the names may hold white space.
+    `upload_bytes_s` is the limit that the host was given, 0 for none."""
 
     protocol: int
     host: Annotated[HostName, Meta(min_length=1)]
     address: Annotated[Address, Meta(min_length=1)]
     zone: HostName = ""
     rack: HostName = ""
+    upload_bytes_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class Holding(Message, frozen=True):

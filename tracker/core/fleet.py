@@ -119,6 +119,7 @@ class Fleet:
         host.forgive(now=now, started_anew=True)
         host.address, host.zone, host.rack = hello.address, hello.zone, hello.rack
         host.session, host.absent_since = session, None
+        self.capacities.declare(host.name, hello.upload_bytes_s)
         self._sessions[session] = hello.host
         if host.swarms:
             self._presence.lost(host, now)
@@ -242,8 +243,7 @@ class Fleet:
             counts = list(advance.counts)
             swarm.check_counts(counts)
             self._recount(swarm, swarm.members[name], counts, now)
-        if self.capacities.sample(name, report.sent_bytes, report.busy_s, now=now):
-            self.standing.relieve(host, "slow", now=now)
+        self.capacities.sample(name, report.sent_bytes, report.busy_s)
         for blob in host.receiving:
             self._watch(self.swarms[blob], name, now)
 

@@ -67,11 +67,13 @@ def note_pace(swarm: Swarm, member: Member, counts: list[int], *, now: float) ->
 
 def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]) -> bool:
     parent = swarm.members[name]
-    if parent.seed or counts[stripe] >= swarm.totals[stripe]:
+    if counts[stripe] >= swarm.totals[stripe]:
         return False
     children = len(parent.children[stripe])
     share = min(1.0, parent.budget / max(1, parent.load)) if parent.budget else 1.0 / max(1, children)
-    expected = min(parent.pace[stripe], swarm.typical_pace) * share
+    # Who has the whole stripe could give as much as anybody gets.
+    whole = parent.counts[stripe] == swarm.totals[stripe]
+    expected = (swarm.typical_pace if whole else min(parent.pace[stripe], swarm.typical_pace)) * share
     return parent.counts[stripe] - counts[stripe] > LAG_PIECES and child.pace[stripe] < SLOW_SHARE * expected
 
 
