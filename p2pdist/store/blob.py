@@ -19,7 +19,7 @@ from uuid import UUID
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
-from p2pdist.store.disk import allocate, failures, pwrite_all
+from p2pdist.store.disk import allocate, failure, failures, pwrite_all
 from p2pdist.store.have import HaveFile
 from p2pdist.store.index import Entry, Index
 from p2pdist.store.paths import Paths
@@ -134,17 +134,18 @@ class Blob:
         try:
             if not self.pieces.verify(piece, data):
                 return False
-            with failures(self.path, needed=self._bytes_missing()):
-                with self._lock:
-                    if piece in self.have:
-                        return True
-                    fd = self._data()
-                pwrite_all(fd, data, self.layout.offset(piece))
-                with self._lock:
-                    self._require_present()
-                    if piece not in self.have:
-                        self._open_marks().store(self.have, piece, True)
-                        self.have.add(piece)
+            with self._lock:
+                if piece in self.have:
+                    return True
+                fd = self._data()
+            pwrite_all(fd, data, self.layout.offset(piece))
+            with self._lock:
+                self._require_present()
+                if piece not in self.have:
+                    self._open_marks().store(self.have, piece, True)
+                    self.have.add(piece)
+        except OSError as error:
+            raise failure(error, self.path, needed=self._bytes_missing()) from error
         finally:
             self.release()
         return True
