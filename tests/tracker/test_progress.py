@@ -169,6 +169,26 @@ def test_in_a_large_fleet_those_around_a_complaint_are_asked_to_report_often_and
     assert Send(numbers[child], Pace(5.0)) in site.out
 
 
+def test_a_host_that_was_called_slow_is_tried_again_where_seats_are_short() -> None:
+    """And for good if it was a mistake."""
+    site = Site(12)
+    site.go(2)
+    mistaken = site.inner()
+    below = site.hold_up(mistaken, 0)
+    site.go(3)
+    assert site.member(mistaken).budget == 0
+    for host in below:
+        site.speed[host, 0] = 20
+    site.go(8)
+    assert site.member(mistaken).budget == 0  # nobody lacks its seats
+    site.swarm.strained = True
+    for other in [each for each in site.swarm.members.values() if each.load == 2][:2]:
+        relieve(site.swarm, other, 0)
+    site.fleet.schedule.ask(BLOB, "test", site.now)
+    site.go(6)
+    assert site.member(mistaken).budget == 2
+
+
 def full(hosts: int) -> Swarm:
     swarm = Swarm(BLOB, Site(1).swarm.layout)
     for number in range(hosts):

@@ -3,6 +3,10 @@
 How much of a typical uplink a host has is judged from its children (progress.py): what its own kernel took says less, since children
 that have all they can get look like a slow uplink. What is judged outlives swarms for FORGIVEN_AFTER_S, so a host that was slow is
 planned around from the start. A host that limits its own uplink says so, and is believed.
+
+A judgement may be wrong: a process that gets no time for a second gives nothing, and one whose children are hard to feed gives a good
+part. Neither looks like a link of a tenth of the rate. Where seats are short, such hosts are tried again after RETRY_S, and twice as late
+each time.
 """
 
 from __future__ import annotations
@@ -16,6 +20,11 @@ BUSY_MIN_S = 0.4
 FORGIVEN_AFTER_S = 300.0
 ROUND_UP = 0.5
 """A seat that a slow uplink can fill by half is kept: the judgement is rough, and too few seats cost everybody."""
+
+RETRY_S = 2.0
+RETRIES_MAX = 8
+SURE_SHARES = (0.02, 0.25)
+"""A share between these is that of a slow link."""
 
 SEATS_ALONE = 2
 """Seats of a host where a blob has but one stripe: with one seat each, the hosts of a small blob would form one long chain."""
@@ -31,6 +40,7 @@ class _Uplink:
     busy_s: float = 0.0
     share: float | None = None
     slow_since: float = 0.0
+    retries: int = 0
     light: bool = False
 
 
@@ -75,7 +85,7 @@ class Capacities:
         if uplink is None:
             return seats
         if uplink.share is not None and now - uplink.slow_since > FORGIVEN_AFTER_S:
-            uplink.share, uplink.light = None, False
+            uplink.share, uplink.light, uplink.retries = None, False, 0
         if uplink.limit_bytes_s:
             seats = min(seats, int(seats * uplink.limit_bytes_s / max(self._typical(), 1.0) + ROUND_UP))
         return seats if uplink.share is None else min(seats - 1, int(seats * uplink.share + ROUND_UP))
@@ -84,6 +94,19 @@ class Capacities:
         """Whether the host's downlink is so slow that it takes next to nothing of its parents' uplinks."""
         uplink = self._uplinks.get(host)
         return uplink is not None and uplink.light
+
+    def retry(self, host: str, *, now: float) -> bool:
+        """Whether a host that was called slow may be tried again; it is slow no longer then, until it shows that it is."""
+        uplink = self._uplinks.get(host)
+        if uplink is None or uplink.share is None or uplink.light:
+            return False
+        if SURE_SHARES[0] < uplink.share < SURE_SHARES[1]:
+            return False
+        if now - uplink.slow_since < RETRY_S * 2 ** min(uplink.retries, RETRIES_MAX):
+            return False
+        uplink.share = None
+        uplink.retries += 1
+        return True
 
     def acquit(self, host: str) -> None:
         """The host keeps up with others: its downlink is not slow after all."""

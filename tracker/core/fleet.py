@@ -346,6 +346,7 @@ class Fleet:
                 self.schedule.retry(swarm.blob, now + RETRY_S)
             if swarm.strained and now - swarm.balanced_at >= PAUSE_S:
                 swarm.now = now
+                self.standing.retry(swarm, now=now)
                 if balance(swarm, now=now):
                     self.schedule.ask(swarm.blob, "balance", now)
         for blob in self._late:

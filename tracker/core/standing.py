@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from p2pdist.model.digest import Digest
 from tracker.core.capacity import Capacities
 from tracker.core.host import Host
+from tracker.core.progress import keeps_up
 from tracker.core.repair import relieve
 from tracker.core.schedule import Schedule
 from tracker.core.swarm import Member, Swarm
@@ -47,6 +48,15 @@ class Standing:
             swarm.set_light(member, self.capacities.light(host.name))
             swarm.tell(now, f"{host.name} keeps {member.budget} seats: {reason}")
             self.schedule.ask(blob, reason, now)
+
+    def retry(self, swarm: Swarm, *, now: float) -> None:
+        """Seats are short in a swarm: give hosts theirs back that were called slow a while ago and keep up themselves."""
+        for member in swarm.members.values():
+            if member.budget < swarm.stripes and (member.seed or keeps_up(swarm, member)):
+                host = self.hosts[member.host]
+                if self.capacities.retry(member.host, now=now):
+                    member.budget = self.budget(host, swarm.stripes, now=now)
+                    swarm.tell(now, f"{member.host} is tried again with {member.budget} seats")
 
     def acquit(self, host: Host) -> None:
         """Its downlink is not slow after all."""
