@@ -3,7 +3,7 @@
 Every event, from whichever session, goes through `submit` on the event loop, so the core is never entered twice. What it answers is
 queued per session; a session that does not read its queue is ended.
 
-Reports are most of what a tracker hears, so agents are asked for fewer of them the more there are (`report_interval_s`). They are told in
+Reports are most of what a tracker hears, so agents are asked for fewer of them the more there are (tracker/core/pace.py). They are told in
 the welcome, and again (`Pace`) whenever their number has doubled or halved: while a fleet grows that is about one message a session.
 """
 
@@ -20,25 +20,15 @@ from p2pdist.model.messages import Assign, FromTracker, Hello, Pace, Reject
 from tracker.content import Content
 from tracker.core.events import Drop, Event, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
+from tracker.core.pace import report_interval_s
 
 TICK_S = 0.05
 OUTBOX_MAX = 4096
-REPORTS_PER_S = 2000
-"""Reports of a large fleet: about a tenth of what one core can take."""
-
-BRISK_HOSTS_PER_S, BRISK_S = 600, 0.5
-"""A fleet that could report more often than BRISK_S gains little from it beyond so many reports a second."""
-
 COLLECT_AFTER = (50_000, 20, 20)
 """Thresholds of Python's cycle collector. One plan for 10,000 hosts makes some 100,000 objects, none of them in cycles: with the
 default thresholds looking through all of memory again and again took more time than the plan."""
 
 _logger = logging.getLogger(__name__)
-
-
-def report_interval_s(sessions: int, shortest_s: float) -> float:
-    """How often agents are to report: 0.5 s from a few hundred to a thousand of them, 5 s at 10,000, never less than `shortest_s`."""
-    return max(shortest_s, min(BRISK_S, sessions / BRISK_HOSTS_PER_S), sessions / REPORTS_PER_S)
 
 
 class Outbox:

@@ -10,13 +10,14 @@ from p2pdist.model.pieces import piece_size_for
 from p2pdist.simulate.arrivals import start_times
 from p2pdist.simulate.bound import Party, bound
 from p2pdist.simulate.faults import Fault, Late, Slow
+from tracker.core.pace import report_interval_s
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """What to simulate: sizes in bytes, rates in bytes/s, times in seconds. `origin_bytes_s` 0 stands for twice a host's rate;
-    `piece_size` 0 for what the size asks for. Hosts are dealt into `racks` in blocks, and racks (hosts without racks) into `zones`; what
-    crosses a rack's boundary shares `rack_bytes_s` in each direction, 0 for no limit. `other_nics` are (rate, share of the hosts) of those
+    `piece_size` 0 for what the size asks for, `report_interval_s` 0 for what a tracker asks of so many hosts. Hosts are dealt into
+    `racks` in blocks, and racks (hosts without racks) into `zones`; what crosses a rack's boundary shares `rack_bytes_s` in each direction, 0 for no limit. `other_nics` are (rate, share of the hosts) of those
     that have another rate than `nic_bytes_s`. `arrivals` and `arrivals_s` say how the hosts' starts are spread (arrivals.py)."""
 
     hosts: int
@@ -34,7 +35,7 @@ class Scenario:
     piece_size: int = 0
     blobs: int = 1
     blocks_per_piece: int = 1
-    report_interval_s: float = 0.5
+    report_interval_s: float = 0.0
     origin_streams_max: int = 64
     patience_s: float = 120.0
     time_limit_s: float = 0.0
@@ -94,6 +95,7 @@ class Scenario:
             self,
             origin_bytes_s=self.origin_bytes_s or 2 * self.nic_bytes_s,
             piece_size=self.piece_size or piece_size_for(self.size),
+            report_interval_s=self.report_interval_s or report_interval_s(self.hosts),
         )
         limit = self.time_limit_s or 300 + 20 * filled.bound_s(filled.parties())
         return replace(filled, time_limit_s=limit)

@@ -27,12 +27,13 @@ from p2pdist.model.messages import (
     decode_from_tracker,
     encode,
 )
-from tracker import service
 from tracker.content import Content
+from tracker.core import pace
 from tracker.core.fleet import Fleet
+from tracker.core.pace import report_interval_s
 from tracker.http import sessions
 from tracker.http.app import make_app
-from tracker.service import OUTBOX_MAX, Outbox, Service, report_interval_s
+from tracker.service import OUTBOX_MAX, Outbox, Service
 
 BLOB = digest_of(b"blob")
 PIECE = 64 << 10
@@ -237,8 +238,8 @@ async def test_an_outbox_gives_everything_in_order_to_one_who_waits() -> None:
 
 def test_the_more_agents_the_less_often_each_reports() -> None:
     intervals = {hosts: report_interval_s(hosts, 0.25) for hosts in (1, 150, 300, 1000, 2600, 10_000, 100_000)}
-    assert intervals == {1: 0.25, 150: 0.25, 300: 0.5, 1000: 0.5, 2600: 1.3, 10_000: 5.0, 100_000: 50.0}
-    assert report_interval_s(1, 2.0) == report_interval_s(4000, 2.0) == 2.0 and report_interval_s(8000, 2.0) == 4.0
+    assert intervals == {1: 0.25, 150: 0.25, 300: 0.25, 1000: 0.25, 2600: 0.65, 10_000: 2.5, 100_000: 25.0}
+    assert report_interval_s(1, 2.0) == report_interval_s(8000, 2.0) == 2.0 and report_interval_s(16_000, 2.0) == 4.0
     steps = [report_interval_s(hosts, 0.05) for hosts in range(20_000)]
     assert steps == sorted(steps)
 
@@ -246,7 +247,7 @@ def test_the_more_agents_the_less_often_each_reports() -> None:
 async def test_agents_are_told_when_the_fleet_has_doubled_and_when_it_has_halved(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "REPORTS_PER_S", 2)
+    monkeypatch.setattr(pace, "REPORTS_PER_S", 2)
     sockets = [await site.join(f"h{number}", f"10.0.0.{number}:1") for number in range(8)]
     paces = {2: 1.0, 4: 2.0, 8: 4.0}
     for number, socket in enumerate(sockets, start=1):

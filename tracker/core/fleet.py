@@ -43,6 +43,7 @@ from tracker.core.capacity import Capacities
 from tracker.core.close_watch import CLOSE_S, CloseWatch
 from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
+from tracker.core.pace import SHORTEST_S
 from tracker.core.planner import Planner
 from tracker.core.presence import GRACE_S, Presence
 from tracker.core.progress import keeps_up, note_pace, silent_parents, slow_host
@@ -65,7 +66,7 @@ class Fleet:
     started_at: float
     origin: str = ""
     origin_streams_max: int = 64
-    report_interval_s: float = 0.25
+    report_interval_s: float = SHORTEST_S
     hosts: dict[str, Host] = field(default_factory=dict)
     swarms: dict[Digest, Swarm] = field(default_factory=dict)
     capacities: Capacities = field(default_factory=Capacities)
