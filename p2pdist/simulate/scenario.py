@@ -17,8 +17,9 @@ from tracker.core.pace import report_interval_s
 class Scenario:
     """What to simulate: sizes in bytes, rates in bytes/s, times in seconds. `origin_bytes_s` 0 stands for twice a host's rate;
     `piece_size` 0 for what the size asks for, `report_interval_s` 0 for what a tracker asks of so many hosts. Hosts are dealt into
-    `racks` in blocks, and racks (hosts without racks) into `zones`; what crosses a rack's boundary shares `rack_bytes_s` in each direction, 0 for no limit. `other_nics` are (rate, share of the hosts) of those
-    that have another rate than `nic_bytes_s`. `arrivals` and `arrivals_s` say how the hosts' starts are spread (arrivals.py)."""
+    `racks` in blocks, and racks (hosts without racks) into `zones`; what crosses a rack's boundary shares `rack_bytes_s` in each direction,
+    0 for no limit. `other_nics` are (rate, share of the hosts) of those that have another rate than `nic_bytes_s`. `arrivals` and
+    `arrivals_s` say how the hosts' starts are spread (arrivals.py)."""
 
     hosts: int
     size: int
