@@ -31,10 +31,12 @@ BLOCK_MIN = 32 << 10
 BLOCK_MAX = 16 << 20
 BURST_S = 0.02
 """Under a limit: how much of it, unused a moment ago, may be caught up, so that late timers cost nothing."""
-STUCK_TIMES = 8
+STUCK_TIMES = 4
+STUCK_MAX_S = 1.0
 SLUGGISH_TIMES = 5
 SLUGGISH_MIN_S = 0.01
-"""A block is stuck, and a stream sluggish, when it takes so many times as long as the quickest stream's blocks, and at least so long."""
+"""A block is stuck, and a stream sluggish, when it takes so many times as long as the quickest stream's blocks, and at least so long;
+whatever these take, a block is stuck after STUCK_MAX_S."""
 
 
 def block_size_for(piece_size: int, blocks_per_piece: int) -> int:
@@ -334,7 +336,7 @@ class Uplink:
         counted = 0
         for stream in self._flying:
             length = min(stream.feed.block_size, stream.length - stream.offset)
-            usual_s = max(self.stuck_min_s, STUCK_TIMES * self._quickest_byte_s * length)
+            usual_s = max(self.stuck_min_s, min(STUCK_MAX_S, STUCK_TIMES * self._quickest_byte_s * length))
             sluggish = (
                 stream.byte_s > SLUGGISH_TIMES * self._quickest_byte_s and stream.byte_s * length > SLUGGISH_MIN_S
             )
