@@ -294,5 +294,5 @@ def test_a_sluggish_child_does_not_take_the_turns_of_the_others() -> None:
     line(BlockSent(2), 0.01)
     assert line(BlockSent(1), 0.01) == []
     sent = [line(BlockSent(2), 0.01) for _ in range(4)]
-    assert send(1, 2) in sum(sent, [])  # it gets its turns
+    assert any(send(1, 2) in commands for commands in sent)  # it gets its turns
     assert [any(command.stream == 2 for command in commands) for commands in sent] == [True] * 4
