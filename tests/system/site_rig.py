@@ -127,8 +127,23 @@ class Agent:
         for option, value in ({"tracker": self.site.tracker_url} | self.options).items():
             words += [f"--{option.replace('_', '-')}", value]
         self.process = self.site.spawn(words, self.log)
-        wait_for(self.url + ("/readyz" if ready else "/healthz"), self.process, self.log)
+        path = "/readyz" if ready else "/healthz"
+        if "tls_cert" in self.options:  # TCP wants a certificate, the Unix socket never does
+            until(lambda: self._local(path) == 200)
+        else:
+            wait_for(self.url + path, self.process, self.log)
         return self
+
+    def _local(self, path: str) -> int:
+        """The status that the Unix socket answers, 0 while there is none."""
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(2)
+                connection.connect(str(self.socket))
+                connection.sendall(f"GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n".encode())
+                return int(connection.recv(64).split()[1])
+        except (OSError, IndexError):
+            return 0
 
     def kill(self) -> None:
         assert self.process is not None
