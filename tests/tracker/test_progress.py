@@ -140,6 +140,19 @@ def test_a_slow_downlink_is_not_blamed_on_the_parent() -> None:
     assert site.member(parent).budget == budget
 
 
+def test_a_child_that_alone_gets_little_gets_another_parent() -> None:
+    """Neither host is slow: it is the connection."""
+    site = Site(12)
+    site.go(2)
+    parent = next(each.host for each in site.swarm.members.values() if each.parents[0] and len(each.children[0]) == 2)
+    child = next(iter(site.member(parent).children[0]))
+    site.hold_up(child, 2)
+    site.speed[child, 0] = 2
+    site.go(5)
+    assert site.member(child).parents[0] not in (None, parent)
+    assert site.member(parent).budget == site.member(child).budget == 2
+
+
 def test_a_host_that_is_a_little_slower_keeps_its_children() -> None:
     site = Site(12)
     site.go(2)

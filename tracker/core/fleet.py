@@ -46,8 +46,8 @@ from tracker.core.host import Host
 from tracker.core.pace import SHORTEST_S
 from tracker.core.planner import Planner
 from tracker.core.presence import GRACE_S, Presence
-from tracker.core.progress import keeps_up, note_pace, silent_parents, slow_host
-from tracker.core.repair import avoid_s, free_children, move_lease, origin_failed, spare_origin
+from tracker.core.progress import keeps_up, note_pace, silent_parents, slow_edges, slow_host
+from tracker.core.repair import AVOID_S, avoid_s, free_children, move_lease, origin_failed, spare_origin
 from tracker.core.schedule import Schedule
 from tracker.core.standing import Standing
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, layout_of
@@ -259,8 +259,19 @@ class Fleet:
         if member.light and keeps_up(swarm, member):
             self.standing.acquit(self.hosts[name])
         found = slow_host(swarm, member, now=now)
-        if found is not None and self.capacities.condemn(found[0], found[1], downlink=found[2], now=now):
+        if found is None:
+            self._part(swarm, member, now)
+        elif self.capacities.condemn(found[0], found[1], downlink=found[2], now=now):
             self.standing.relieve(self.hosts[found[0]], "lags" if found[2] else "children lag", now=now)
+
+    def _part(self, swarm: Swarm, member: Member, now: float) -> None:
+        """Take a host away from parents from whom it gets too little, though neither of the two is slow."""
+        for stripe in slow_edges(swarm, member, now=now) if not member.light else ():
+            parent = member.parents[stripe] or ""
+            swarm.tell(now, f"{member.host} gets too little of stripe {stripe} from {parent}")
+            swarm.avoided[member.host, parent] = now + AVOID_S
+            swarm.detach(stripe, member.host)
+            self.schedule.ask(swarm.blob, "slow edge", now)
 
     def _complaint(self, name: str, complaint: Complaint, now: float, out: list[Command]) -> None:
         swarm = self.swarms.get(complaint.blob)

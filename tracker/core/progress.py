@@ -10,8 +10,9 @@ seconds.
 
 Slow: all children of a host in a stripe lag behind it, for LAG_S without a break at less than SLOW_SHARE of the pace at which others
 advance, although they keep up elsewhere. Then it is the parent's uplink. Where a host lags in every stripe, and other children of
-its parents do not, it is its own downlink, and it is no good as a parent either. Acting on less costs more than it gains: after a
-move a host may be at half pace for a moment.
+its parents do not, it is its own downlink, and it is no good as a parent either. Where one child alone lags, in one stripe alone, for
+EDGE_S, it is the connection between the two, and another parent may do better. Acting on less costs more than it gains: after a move a
+host may be at half pace for a moment.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SILENT_MIN_S = 0.6
 STILL_S = 0.4
 LAG_PIECES = 6
 LAG_S = 0.7
+EDGE_S = 2.0
+EDGE_SHARE = 0.25
 SLOW_SHARE = 0.45
 GOOD_SHARE = 0.7
 TYPICAL_WEIGHT = 1 / 16
@@ -102,6 +105,17 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
                 True,
             )
     return None
+
+
+def slow_edges(swarm: Swarm, member: Member, *, now: float) -> list[int]:
+    """Stripes of which the host has got so little for so long that its parent should be another, when nobody was found to be at fault."""
+    return [
+        stripe
+        for stripe, lag in enumerate(member.lags)
+        if lag is not None
+        and now - lag.since >= EDGE_S
+        and _pace(member, stripe, now) < EDGE_SHARE * swarm.typical_pace
+    ]
 
 
 def keeps_up(swarm: Swarm, member: Member) -> bool:
