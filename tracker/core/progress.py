@@ -30,6 +30,7 @@ EDGE_S = 2.0
 EDGE_SHARE = 0.25
 SLOW_SHARE = 0.45
 GOOD_SHARE = 0.7
+TRICKLE_SHARE = 0.2
 TYPICAL_WEIGHT = 1 / 16
 """Weight of one report in the typical pace of a swarm."""
 
@@ -83,9 +84,11 @@ def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]
 def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, bool] | None:
     """Who holds others up in what this host has just reported: a parent's uplink, or (True) its own downlink, and the share of a typical
     one that it has; None when there is nobody."""
-    # Of a host that has lost its children for being slow nothing else is in doubt but its downlink.
-    limit_s = LAG_S if member.budget else LAG_S / 2
-    late = [stripe for stripe, lag in enumerate(member.lags) if lag is not None and now - lag.since >= limit_s]
+    late = [
+        stripe
+        for stripe, lag in enumerate(member.lags)
+        if lag is not None and now - lag.since >= _patience_s(swarm, member, stripe, now)
+    ]
     for stripe in late:
         parent = swarm.members[member.parents[stripe] or ""]
         if all(_held_up(swarm, swarm.members[each], stripe) for each in parent.children[stripe]):
@@ -134,6 +137,13 @@ def _pace(member: Member, stripe: int, now: float) -> float:
     """Pieces a second since the host began to lag, or of late."""
     lag = member.lags[stripe]
     return member.pace[stripe] if lag is None else (member.counts[stripe] - lag.count) / max(now - lag.since, 1e-3)
+
+
+def _patience_s(swarm: Swarm, member: Member, stripe: int, now: float) -> float:
+    """How long a host must lag before somebody is judged. Not long when pieces trickle in at a rate that only a slow link explains: a
+    process that gets no time gives nothing. Nor where nothing else is in doubt but the downlink of a host that lost its children."""
+    trickles = 0 < _pace(member, stripe, now) < TRICKLE_SHARE * swarm.typical_pace
+    return LAG_S / 2 if trickles or not member.budget else LAG_S
 
 
 def _sisters(swarm: Swarm, member: Member, stripe: int) -> list[str]:
