@@ -35,7 +35,7 @@ def _hand_over(swarm: Swarm, stripe: int, members: list[Member], idle: list[Memb
     late.sort(key=lambda each: (each.counts[stripe], each.order))
     moved = 0
     for child, parent in zip(late, sorted(whole, key=lambda each: each.order), strict=False):
-        if (child.host, parent.host) in swarm.avoided:
+        if (child.host, parent.host) in swarm.avoided or swarm.below(stripe, parent.host, child.host):
             continue
         old = child.parents[stripe]
         if old:
