@@ -83,6 +83,7 @@ class TrackerSession:
         self._outbox: asyncio.Queue[FromAgent] = asyncio.Queue(OUTBOX_MAX)
         self._welcomed = asyncio.Event()
         self._interval_s = REPORT_S_MAX
+        self._paced = asyncio.Event()
         self._url = self._urls[0] if self._urls else ""
         self.origin = ""
         self.connected = False
@@ -250,15 +251,27 @@ class TrackerSession:
 
     def _set_pace(self, interval_s: float) -> None:
         self._interval_s = min(max(interval_s, REPORT_S_MIN), REPORT_S_MAX)
+        self._paced.set()
 
     async def _report_often(self) -> NoReturn:
         """Say what is new, when something is. That this host lives the WebSocket's own heartbeat shows."""
-        await asyncio.sleep(self._interval_s * random.random())
         while True:
-            report = self._report()
-            if report is not None:
-                self.send(report)
-            await asyncio.sleep(self._interval_s)
+            # A new pace counts at once: who is asked to report often and sleeps on is taken for silent.
+            self._paced.clear()
+            pause_s = self._interval_s * random.random()
+            while not await self._paced_within(pause_s):
+                report = self._report()
+                if report is not None:
+                    self.send(report)
+                pause_s = self._interval_s
+
+    async def _paced_within(self, seconds: float) -> bool:
+        """Sleep; True when another pace was asked for meanwhile."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._paced.wait()
+        except TimeoutError:
+            return False
 
     # -- small reads
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from p2pdist.model.errors import P2PDistError, Unavailable, from_problem
+from p2pdist.model.errors import UNDECODABLE, P2PDistError, Unavailable, from_problem
 
 HEAD_BYTES_MAX = 16 << 10
 PROBLEM_BYTES_MAX = 64 << 10
@@ -110,5 +110,5 @@ def read_problem(connection: socket.socket, head: Head) -> P2PDistError:
     try:
         body = msgspec.json.decode(_take(connection, int(length)), type=dict[str, object])
         return from_problem(body)
-    except (OSError, EndOfConnection, msgspec.DecodeError, UnicodeDecodeError, TypeError, ValueError):
+    except (*UNDECODABLE, OSError, EndOfConnection, TypeError, ValueError):
         return bare

@@ -251,9 +251,9 @@ class IncomingStream:
         """Speak TLS from here on; what is wrong with the peer's certificate is told."""
         host, _ = parse_address(self.source.address)
         name = tls.host_to_check(host)
-        secured = tls.client.wrap_socket(connection, server_hostname=name, do_handshake_on_connect=False)
-        self._adopt(secured)
         try:
+            secured = tls.client.wrap_socket(connection, server_hostname=name, do_handshake_on_connect=False)
+            self._adopt(secured)
             secured.settimeout(self._connect_timeout_s)
             secured.do_handshake()
         except ssl.SSLCertVerificationError as error:

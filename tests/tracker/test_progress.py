@@ -3,8 +3,9 @@
 from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Complaint, Hello, Holding, Pace, Report
 from tracker.core.balance import balance
+from tracker.core.capacity import Capacities
 from tracker.core.close_watch import CLOSE_S
-from tracker.core.events import Command, Drop, Received, Send, SessionOpened, Tick
+from tracker.core.events import Command, Drop, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.planner import Planner
 from tracker.core.repair import relieve
@@ -200,6 +201,58 @@ def test_a_host_that_was_called_slow_is_tried_again_where_seats_are_short() -> N
     site.fleet.schedule.ask(BLOB, "test", site.now)
     site.go(6)
     assert site.member(mistaken).budget == 2
+
+
+def test_reports_that_were_kept_waiting_say_nothing_of_the_pace() -> None:
+    """After a pause of the tracker the next ones come at once."""
+    site = Site(12)
+    site.go(4)
+    typical = site.swarm.typical_pace
+    for counts in site.counts.values():
+        for stripe in range(2):
+            counts[stripe] += 20
+    for number, counts in enumerate(site.counts.values()):
+        site.now += 0.0001
+        site.do(Received(number, Report((Advance(BLOB, tuple(counts)),))))
+    assert site.swarm.typical_pace <= 4 * typical
+
+
+def test_a_host_that_comes_back_is_no_member_of_what_it_does_not_confirm() -> None:
+    site = Site(4)
+    site.go(2)
+    site.do(SessionClosed(1))
+    site.do(SessionOpened(9, Hello(PROTOCOL_VERSION, "h1", "h1:1")))
+    site.do(Received(9, Report()))
+    assert not site.member("h1").present
+
+
+def test_a_host_says_anew_where_it_stands() -> None:
+    site = Site(4)
+    site.do(SessionClosed(1))
+    site.do(SessionOpened(9, Hello(PROTOCOL_VERSION, "h1", "h1:1", "z", "r")))
+    site.do(Received(9, Holding(BLOB, PIECES * PIECE, PIECE, (0, 0), (None, None))))
+    assert "h1" in site.swarm.racks["z r"]
+
+
+def test_a_limited_host_that_is_slow_as_well_has_no_seats_and_not_fewer() -> None:
+    capacities = Capacities()
+    capacities.sample("a", 10**8, 1.0)
+    for limit in (1e5, 1.7e308):
+        capacities.declare("b", limit)
+        capacities.condemn("b", 0.1, downlink=True, now=0.0)
+        assert capacities.budget("b", 2, now=0.0) == 0
+
+
+def test_complaints_of_strangers_about_strangers_leave_no_trace() -> None:
+    site = Site(4)
+    for number in range(50):
+        site.do(Received(0, Complaint(BLOB, 0, f"nobody{number}", "corrupt")))
+    site.do(Received(0, Complaint(BLOB, 0, "h0", "corrupt")))
+    assert not site.swarm.avoided
+    leaseless = next(number for number, host in enumerate(site.counts) if site.member(host).parents[0])
+    for _ in range(3):
+        site.do(Received(leaseless, Complaint(BLOB, 0, "", "corrupt")))
+    assert not site.swarm.origin_failures
 
 
 def full(hosts: int) -> Swarm:

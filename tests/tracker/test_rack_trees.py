@@ -84,6 +84,38 @@ def test_each_zone_reads_the_origin_for_itself() -> None:
             assert parent == FROM_ORIGIN or swarm.members[parent].zone == swarm.members[child].zone
 
 
+def test_names_with_slashes_keep_racks_apart() -> None:
+    swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
+    for number, (zone, rack) in enumerate([("a", "b/c"), ("a/b", "c")] * 4):
+        swarm.add(f"h{number}", [0, 0], budget=2, now=0.0, zone=zone, rack=rack)
+    assert len(swarm.racks) == 2
+    Planner().plan(swarm, leases=8)
+    for stripe in range(2):
+        assert sorted(swarm.members[root].zone for root in swarm.roots[stripe]) == ["a", "a/b"]
+
+
+def test_many_racks_that_lack_seats_are_planned_in_time_that_grows_with_them() -> None:
+    """Work is counted, not timed: a thousand racks of one host, none of which may serve."""
+    swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
+    for number in range(1000):
+        swarm.add(f"h{number}", [0, 0], budget=0, now=0.0, rack=f"r{number}")
+    looks = 0
+    rooted = Swarm.rooted
+
+    def counted(self: Swarm, stripe: int, host: str) -> bool:
+        nonlocal looks
+        looks += 1
+        return rooted(self, stripe, host)
+
+    Swarm.rooted = counted  # type: ignore[method-assign]
+    try:
+        Planner().plan(swarm, leases=8)
+    finally:
+        Swarm.rooted = rooted  # type: ignore[method-assign]
+    assert not swarm.unplanned
+    assert looks < 50_000
+
+
 def test_a_zone_without_a_lease_is_fed_from_another() -> None:
     """The cap of the origin holds, and nobody waits."""
     swarm = planned(60, 6, zones=2, leases=2)

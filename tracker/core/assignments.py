@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from p2pdist.model.plan import Source, StripePlan
-from tracker.core.swarm import Swarm
+from p2pdist.model.messages import Assign
+from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
+from tracker.core.events import Send
+from tracker.core.host import Host
+from tracker.core.swarm import FROM_ORIGIN, Swarm
 
 ALTERNATES = 2
 TRIES = 16
 STEP = 7919
 """A prime, so that from any start many members are met before one comes again."""
+
+
+def assignments(swarm: Swarm, hosts: Mapping[str, Host]) -> list[Send]:
+    """What is to be said to the hosts whose parents changed since the last call."""
+
+    def source(name: str) -> Source | None:
+        if name == FROM_ORIGIN:
+            return ORIGIN
+        address = hosts[name].address
+        return Source(name, address) if address else None
+
+    found = []
+    for name, stripes in changed_plans(swarm, source).items():
+        session = hosts[name].session
+        if session is not None:
+            found.append(Send(session, Assign(Plan(swarm.blob, tuple(stripes)))))
+    return found
 
 
 def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[str, list[StripePlan]]:

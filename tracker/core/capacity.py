@@ -21,6 +21,9 @@ FORGIVEN_AFTER_S = 300.0
 ROUND_UP = 0.5
 """A seat that a slow uplink can fill by half is kept: the judgement is rough, and too few seats cost everybody."""
 
+UPLINKS_MAX = 200_000
+"""Hosts that are remembered; beyond, those that were met first are forgotten."""
+
 RETRY_S = 2.0
 RETRIES_MAX = 8
 SURE_SHARES = (0.02, 0.25)
@@ -56,7 +59,7 @@ class Capacities:
         """Take one measurement of a sender: bytes that its kernel took over the time in which data was waiting."""
         if busy_s <= 0 or sent_bytes < 0:
             return
-        uplink = self._uplinks.setdefault(host, _Uplink())
+        uplink = self._uplink(host)
         uplink.sent_bytes += sent_bytes
         uplink.busy_s += busy_s
         if uplink.busy_s >= BUSY_MIN_S:
@@ -67,12 +70,12 @@ class Capacities:
     def declare(self, host: str, limit_bytes_s: float) -> None:
         """The host sends no faster than this; 0 for no limit."""
         if limit_bytes_s or host in self._uplinks:
-            self._uplinks.setdefault(host, _Uplink()).limit_bytes_s = limit_bytes_s
+            self._uplink(host).limit_bytes_s = limit_bytes_s
 
     def condemn(self, host: str, share: float, *, downlink: bool, now: float) -> bool:
         """A host's children, or its own lagging, show that its uplink, or its downlink, has only this share of what others have; returns
         True when that is news."""
-        uplink = self._uplinks.setdefault(host, _Uplink())
+        uplink = self._uplink(host)
         if uplink.share is not None and (uplink.light or not downlink):
             return False
         uplink.slow_since, uplink.share, uplink.light = now, share, downlink
@@ -87,8 +90,8 @@ class Capacities:
         if uplink.share is not None and now - uplink.slow_since > FORGIVEN_AFTER_S:
             uplink.share, uplink.light, uplink.retries = None, False, 0
         if uplink.limit_bytes_s:
-            seats = min(seats, int(seats * uplink.limit_bytes_s / max(self._typical(), 1.0) + ROUND_UP))
-        return seats if uplink.share is None else min(seats - 1, int(seats * uplink.share + ROUND_UP))
+            seats = int(seats * min(1.0, uplink.limit_bytes_s / max(self._typical(), 1.0)) + ROUND_UP)
+        return seats if uplink.share is None else max(0, min(seats - 1, int(seats * uplink.share + ROUND_UP)))
 
     def light(self, host: str) -> bool:
         """Whether the host's downlink is so slow that it takes next to nothing of its parents' uplinks."""
@@ -110,7 +113,9 @@ class Capacities:
 
     def acquit(self, host: str) -> None:
         """The host keeps up with others: its downlink is not slow after all."""
-        self._uplinks[host].light = False
+        uplink = self._uplinks.get(host)
+        if uplink is not None:
+            uplink.light = False
 
     def rate(self, host: str) -> float | None:
         """Learned upload rate in bytes/s, None when never measured."""
@@ -120,6 +125,14 @@ class Capacities:
     def slow_hosts(self) -> list[str]:
         """Those whose uplinks or downlinks are held to be slow."""
         return [host for host, uplink in self._uplinks.items() if uplink.share is not None]
+
+    def _uplink(self, host: str) -> _Uplink:
+        uplink = self._uplinks.get(host)
+        if uplink is None:
+            if len(self._uplinks) >= UPLINKS_MAX:
+                del self._uplinks[next(iter(self._uplinks))]
+            uplink = self._uplinks[host] = _Uplink()
+        return uplink
 
     def _typical(self) -> float:
         """Median of the learned rates, computed anew only as often as keeps the cost of a question constant."""

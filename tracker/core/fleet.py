@@ -23,7 +23,6 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
-    Assign,
     Complaint,
     FromAgent,
     Hello,
@@ -35,9 +34,8 @@ from p2pdist.model.messages import (
     Report,
     Welcome,
 )
-from p2pdist.model.plan import ORIGIN, Plan, Source
 from tracker.core.adoption import adopt
-from tracker.core.assignments import changed_plans
+from tracker.core.assignments import assignments
 from tracker.core.balance import PAUSE_S, balance
 from tracker.core.capacity import Capacities
 from tracker.core.close_watch import CLOSE_S, CloseWatch
@@ -98,7 +96,7 @@ class Fleet:
 
     def leases(self) -> int:
         """Origin leases that are out."""
-        return sum(len(roots) for swarm in self.swarms.values() for roots in swarm.roots)
+        return sum(swarm.leases() for swarm in self.swarms.values())
 
     # -- sessions
 
@@ -174,11 +172,12 @@ class Fleet:
             swarm.under_way = swarm.under_way or any(counts)
             swarm.tell(now, f"{host.name} joins with {sum(counts)} pieces")
         else:
+            swarm.place(host.name, host.zone, host.rack)
             self._recount(swarm, member, counts, now)
             member.budget = max(member.budget, self.standing.budget(host, swarm.stripes, now=now))
             if not member.present:
                 swarm.tell_children(host.name)
-        member.absent_since = None
+        member.absent_since, member.silent, member.heard_at = None, False, now
         self._sort(host, swarm)
         if not member.seed:
             streams = len(holding.parents) == swarm.stripes
@@ -208,6 +207,7 @@ class Fleet:
     def _recount(self, swarm: Swarm, member: Member, counts: list[int], now: float) -> None:
         if any(new < old for new, old in zip(counts, member.counts, strict=True)):
             swarm.forget_pieces(member.host, counts)
+            self._sort(self.hosts[member.host], swarm)
             self.schedule.ask(swarm.blob, "lost pieces", now + JOIN_BATCH_S)
             return
         note_pace(swarm, member, counts, now=now)
@@ -278,13 +278,15 @@ class Fleet:
         if swarm is None or name not in swarm.members or not 0 <= complaint.stripe < swarm.stripes:
             return
         source, reason = complaint.source, complaint.reason
+        if source != FROM_ORIGIN and (source == name or source not in swarm.members):
+            return
         swarm.tell(now, f"{name} complains of {source or 'the origin'} in stripe {complaint.stripe}: {reason}")
         if source == FROM_ORIGIN:
             self._origin_complaint(swarm, name, complaint.stripe, reason, now, out)
             return
         child, stripe = swarm.members[name], complaint.stripe
         if reason in {"stalled", "slow"} and self.report_interval_s > CLOSE_S:
-            watched = [name, source, *(swarm.members[source].children[stripe] if source in swarm.members else ())]
+            watched = [name, *((source, *swarm.members[source].children[stripe]) if source in swarm.members else ())]
             self._pace(self._close.watch(watched, now=now), CLOSE_S, out)
         if reason == "slow":
             return
@@ -319,6 +321,8 @@ class Fleet:
         self, swarm: Swarm, name: str, stripe: int, reason: str, now: float, out: list[Command]
     ) -> None:
         """The holder of a lease cannot read the origin: somebody else may, or the swarm ends."""
+        if name not in swarm.roots[stripe]:
+            return  # only the holder of the lease reads there
         moved, error = origin_failed(swarm, stripe, name, reason, now=now)
         if moved:
             self.schedule.ask(swarm.blob, reason, now)
@@ -368,28 +372,19 @@ class Fleet:
         self._pace(self._close.over(now), self.report_interval_s, out)
 
     def _plan_due(self, now: float, out: list[Command]) -> None:
-        for swarm in self.schedule.take(self.swarms, now):
-            self._planner.plan(swarm, leases=self._leases_free(swarm, now))
-            self._assign(swarm, out)
+        due = self.schedule.take(self.swarms, now)
+        leases = self.leases() if due else 0  # counted once: it takes a look at every swarm
+        for swarm in due:
+            swarm.now = now
+            before = swarm.leases()
+            self._planner.plan(swarm, leases=self._leases_free(swarm, leases, now))
+            leases += swarm.leases() - before
+            out += assignments(swarm, self.hosts)
 
-    def _leases_free(self, swarm: Swarm, now: float) -> int:
-        """How many new leases a swarm may be granted now."""
+    def _leases_free(self, swarm: Swarm, leases: int, now: float) -> int:
+        """How many new leases a swarm may be granted now, when so many are out."""
         if all(swarm.roots):
             return 0
         if now - self.started_at < GRACE_S and swarm.under_way:
             return 0
-        return max(0, self.origin_streams_max - self.leases())
-
-    def _assign(self, swarm: Swarm, out: list[Command]) -> None:
-        """Tell the hosts whose parents changed."""
-        for name, stripes in changed_plans(swarm, self._source).items():
-            session = self.hosts[name].session
-            if session is not None:
-                out.append(Send(session, Assign(Plan(swarm.blob, tuple(stripes)))))
-
-    def _source(self, name: str) -> Source | None:
-        """Where a host is reached; None before it has spoken itself."""
-        if name == FROM_ORIGIN:
-            return ORIGIN
-        address = self.hosts[name].address
-        return Source(name, address) if address else None
+        return max(0, self.origin_streams_max - leases)

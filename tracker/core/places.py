@@ -49,6 +49,7 @@ class Places:
         self._depths: dict[str, int] = {}
         self._racks: dict[str, _Rack] = {}
         self._exports: dict[str, list[tuple[int, str]]] | None = None
+        self._everywhere: list[tuple[Spare, str]] | None = None
         self._fresh: list[str] = []
         self._zones: dict[str, None] | None = None
         total = swarm.totals[stripe]
@@ -95,6 +96,8 @@ class Places:
                 passed.append((depth, name))
             for entry in passed:
                 heapq.heappush(heap, entry)
+            if not heap:
+                exports.pop(zone, None)
             if found is not None:
                 return found
         return None
@@ -102,22 +105,16 @@ class Places:
     def spare(self, child: Member, rack: str | None) -> str | None:
         """A parent beyond the allotted seats, in one rack or anywhere: unallotted budget, then seats that stand idle in other
         stripes, then the least loaded, of those first whose children are leaves."""
-        best: tuple[Spare, _Rack] | None = None
-        for name in self.swarm.racks if rack is None else (rack,):
-            found = self._rack(name)
-            if found.spares is None:
-                found.spares = self._list_spares(name)
-            key = self._best_spare(found.spares, child)
-            if key is not None and (best is None or key < best[0]):
-                best = (key, found)
+        best = self._best_anywhere(child) if rack is None else self._best_spare(self._spares(rack), child)
         if best is None:
             return None
-        member = self.swarm.members[best[0][4]]
+        member = self.swarm.members[best[4]]
+        found = self._rack(member.rack)
         free = member.free(self.stripe)
         self.swarm.grant_seat(member, self.stripe)
         granted = member.free(self.stripe) - free
-        best[1].seats += granted
-        best[1].reachable += granted
+        found.seats += granted
+        found.reachable += granted
         self.swarm.strained = self.swarm.strained or member.free(self.stripe) <= 0
         return member.host
 
@@ -142,7 +139,10 @@ class Places:
             rack.reachable += free
             heapq.heappush(rack.free, (depth, 0, child.load, child.host))
         if rack.spares is not None:
-            heapq.heappush(rack.spares, self._spare_key(child))
+            key = self._spare_key(child)
+            heapq.heappush(rack.spares, key)
+            if self._everywhere is not None:
+                heapq.heappush(self._everywhere, (key, child.rack))
         if child.rack not in self._fresh:
             self._offer(child.rack)
         if upper is not None and upper.rack not in (child.rack, *self._fresh):
@@ -185,13 +185,13 @@ class Places:
 
     def _zones_fed(self) -> dict[str, None]:
         if self._zones is None:
-            self._zones = {name.partition("/")[0]: None for name in self.swarm.racks if self._rack(name).fed}
+            self._zones = {name.partition(" ")[0]: None for name in self.swarm.racks if self._rack(name).fed}
         return self._zones
 
     def _offer(self, name: str) -> None:
         rack = self._racks[name]
         if self._exports is not None and rack.open and rack.free:
-            zone = name.partition("/")[0]
+            zone = name.partition(" ")[0]
             heapq.heappush(self._exports.setdefault(zone, []), (rack.free[0][0], name))
 
     def _take(self, rack: _Rack, child: Member) -> str | None:
@@ -213,6 +213,31 @@ class Places:
             heapq.heappush(rack.free, seat)
         return found
 
+    def _best_anywhere(self, child: Member) -> Spare | None:
+        """The best of all racks, whose best are kept in a heap: looking at every rack for every host would take minutes."""
+        if self._everywhere is None:
+            self._everywhere = [(found[0], name) for name in self.swarm.racks if (found := self._spares(name))]
+            heapq.heapify(self._everywhere)
+        passed, best = [], None
+        while self._everywhere and best is None:
+            key, name = heapq.heappop(self._everywhere)
+            spares = self._spares(name)
+            best = self._best_spare(spares, child)
+            if best is not None and best > key:
+                heapq.heappush(self._everywhere, (best, name))
+                best = None
+            elif spares:
+                passed.append((spares[0], name))
+        for entry in passed:
+            heapq.heappush(self._everywhere, entry)
+        return best
+
+    def _spares(self, rack: str) -> list[Spare]:
+        found = self._rack(rack)
+        if found.spares is None:
+            found.spares = self._list_spares(rack)
+        return found.spares
+
     def _list_spares(self, rack: str) -> list[Spare]:
         found = []
         for host in self.swarm.racks[rack]:
@@ -227,8 +252,6 @@ class Places:
         while heap and found is None:
             key = heapq.heappop(heap)
             member = self.swarm.members[key[4]]
-            if not member.present or not self.swarm.rooted(self.stripe, member.host):
-                continue
             now = self._spare_key(member)
             if now > key:
                 heapq.heappush(heap, now)

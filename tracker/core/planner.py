@@ -117,9 +117,7 @@ class _StripePass:
         for rack, queue in queues.items():
             if queue and not self.places.fed(rack):
                 member = self.swarm.members[queue[-1]]
-                parent = (
-                    FROM_ORIGIN if self._may_read(member) and not self.places.whole else self.places.outside(member)
-                )
+                parent = self._from_outside(member)
                 if parent is not None:
                     self._attach(queue.pop(), parent)
                     count += 1

@@ -30,7 +30,8 @@ class Presence:
         """The host has no session, or a new one in which it has not yet said what it holds."""
         self._absent[host.name] = None
         for blob in host.swarms:
-            self.swarms[blob].members[host.name].absent_since = now
+            member = self.swarms[blob].members[host.name]
+            member.absent_since, member.silent = now, False
 
     def stands_in(self, host: Host, swarm: Swarm, now: float) -> None:
         """Somebody receives from a host that has not spoken itself."""
@@ -39,11 +40,14 @@ class Presence:
 
     def silent(self, host: Host, now: float) -> None:
         """The host has a session and does not report: its children and its parents are free for others."""
-        self.lost(host, now)
+        self._absent[host.name] = None
         for blob in host.swarms:
             swarm = self.swarms[blob]
-            swarm.tell(now, f"{host.name} is silent")
             member = swarm.members[host.name]
+            if not member.present:
+                continue
+            swarm.tell(now, f"{host.name} is silent")
+            member.absent_since, member.silent = now, True
             for stripe in range(swarm.stripes):
                 for child in list(member.children[stripe]):
                     swarm.detach(stripe, child)
@@ -55,8 +59,8 @@ class Presence:
         back = []
         for blob in host.swarms:
             member = self.swarms[blob].members[host.name]
-            if member.absent_since is not None:
-                member.absent_since = None
+            if member.silent:
+                member.absent_since, member.silent = None, False
                 back.append(blob)
         return back
 

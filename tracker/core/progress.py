@@ -31,6 +31,9 @@ EDGE_SHARE = 0.25
 SLOW_SHARE = 0.45
 GOOD_SHARE = 0.7
 TRICKLE_SHARE = 0.2
+PACE_MIN_S = 0.125
+"""Reports that were kept waiting come at once: pieces are taken to have come over at least so long."""
+
 TYPICAL_WEIGHT = 1 / 16
 """Weight of one report in the typical pace of a swarm."""
 
@@ -58,10 +61,13 @@ def note_pace(swarm: Swarm, member: Member, counts: list[int], *, now: float) ->
     passed_s = now - member.heard_at
     if passed_s <= 0:
         return
+    passed_s = max(passed_s, PACE_MIN_S)
     for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
         pace = member.pace[stripe] = (new - old) / passed_s
         if pace > 0:
-            swarm.typical_pace += TYPICAL_WEIGHT * (pace - swarm.typical_pace) if swarm.typical_pace else pace
+            typical = swarm.typical_pace
+            # One host alone, whatever it says, moves what is typical by a sixteenth.
+            swarm.typical_pace += TYPICAL_WEIGHT * (min(pace, 2 * typical) - typical) if typical else pace
     for stripe, name in enumerate(member.parents):
         if not name or not _lags(swarm, member, stripe, name, counts):
             member.lags[stripe] = None

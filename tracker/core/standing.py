@@ -55,7 +55,7 @@ class Standing:
             if member.budget < swarm.stripes and (member.seed or keeps_up(swarm, member)):
                 host = self.hosts[member.host]
                 if self.capacities.retry(member.host, now=now):
-                    member.budget = self.budget(host, swarm.stripes, now=now)
+                    member.budget = max(member.budget, self.budget(host, swarm.stripes, now=now))
                     swarm.tell(now, f"{member.host} is tried again with {member.budget} seats")
 
     def acquit(self, host: Host) -> None:

@@ -73,6 +73,7 @@ class Member:
     rack: str = ""
     seed: bool = False
     absent_since: float | None = None
+    silent: bool = False
     heard_at: float = 0.0
     light: bool = False
     taken: list[int] = field(default_factory=list)
@@ -139,7 +140,8 @@ class Swarm:
             raise UsageError(f"impossible piece counts {counts} for {self.blob}")
 
     def add(self, host: str, counts: list[int], *, budget: int, now: float, zone: str = "", rack: str = "") -> Member:
-        """A host joins with `counts` verified pieces per stripe. Racks of one name in two zones are two."""
+        """A host joins with `counts` verified pieces per stripe. Racks of one name in two zones are two; names hold no white space, so a
+        space keeps them apart."""
         member = Member(
             host,
             counts,
@@ -154,7 +156,7 @@ class Swarm:
             [None] * self.stripes,
             mixed(self.blob, host),
             zone,
-            f"{zone}/{rack}",
+            f"{zone} {rack}",
             seed=counts == self.totals,
             heard_at=now,
             taken=[0] * self.stripes,
@@ -167,6 +169,18 @@ class Swarm:
                 if counts[stripe] < self.totals[stripe]:
                     self.unplanned[stripe, host] = None
         return member
+
+    def place(self, host: str, zone: str, rack: str) -> None:
+        """The host says where it stands; its streams stay until they are planned anew."""
+        member, name = self.members[host], f"{zone} {rack}"
+        if (member.zone, member.rack) == (zone, name):
+            return
+        old = self.racks[member.rack]
+        del old[host]
+        if not old:
+            del self.racks[member.rack]
+        member.zone, member.rack = zone, name
+        self.racks.setdefault(name, {})[host] = None
 
     def remove(self, host: str) -> None:
         """A host leaves: its children are unplanned again."""
@@ -313,6 +327,10 @@ class Swarm:
             parent = member.parents[stripe]
             if parent is not None:
                 yield member.host, parent
+
+    def leases(self) -> int:
+        """Origin leases that are out."""
+        return sum(map(len, self.roots))
 
     def tell(self, now: float, text: str) -> None:
         """Add a line to the swarm's story."""

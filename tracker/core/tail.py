@@ -38,8 +38,10 @@ def _hand_over(swarm: Swarm, stripe: int, members: list[Member], idle: list[Memb
         if (child.host, parent.host) in swarm.avoided or swarm.below(stripe, parent.host, child.host):
             continue
         old = child.parents[stripe]
-        if old:
-            swarm.members[old].seats[stripe] -= 1
+        if old and not child.light:
+            above = swarm.members[old]
+            if above.seats[stripe] >= above.taken[stripe]:
+                above.seats[stripe] -= 1
         swarm.grant_seat(parent, stripe)
         swarm.attach(stripe, child.host, parent.host)
         moved += 1
