@@ -97,6 +97,8 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
     ]
     for stripe in late:
         parent = swarm.members[member.parents[stripe] or ""]
+        if parent.load > parent.budget > 0:
+            continue  # it carries too many, and some will be taken from it (balance.py)
         if all(_held_up(swarm, swarm.members[each], stripe) for each in parent.children[stripe]):
             served = sum(
                 swarm.members[each].pace[number] for number, children in enumerate(parent.children) for each in children
