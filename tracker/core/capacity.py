@@ -26,6 +26,9 @@ UPLINKS_MAX = 200_000
 
 RETRY_S = 2.0
 RETRIES_MAX = 8
+WORSE_SHARE = 0.7
+"""A host that was called slow is called slower still when it shows less than this part of what it was thought to have."""
+
 SURE_SHARES = (0.02, 0.25)
 """A share between these is that of a slow link."""
 
@@ -76,9 +79,9 @@ class Capacities:
         """A host's children, or its own lagging, show that its uplink, or its downlink, has only this share of what others have; returns
         True when that is news."""
         uplink = self._uplink(host)
-        if uplink.share is not None and (uplink.light or not downlink):
+        if uplink.share is not None and share >= WORSE_SHARE * uplink.share and (uplink.light or not downlink):
             return False
-        uplink.slow_since, uplink.share, uplink.light = now, share, downlink
+        uplink.slow_since, uplink.share, uplink.light = now, share, downlink or uplink.light
         return True
 
     def budget(self, host: str, stripes: int, *, now: float) -> int:

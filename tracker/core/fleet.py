@@ -259,10 +259,10 @@ class Fleet:
         if member.light and keeps_up(swarm, member):
             self.standing.acquit(self.hosts[name])
         found = slow_host(swarm, member, now=now)
-        if found is None:
-            self._part(swarm, member, now)
-        elif self.capacities.condemn(found[0], found[1], downlink=found[2], now=now):
+        if found is not None and self.capacities.condemn(found[0], found[1], downlink=found[2], now=now):
             self.standing.relieve(self.hosts[found[0]], "lags" if found[2] else "children lag", now=now)
+        else:
+            self._part(swarm, member, now)
 
     def _part(self, swarm: Swarm, member: Member, now: float) -> None:
         """Take a host away from parents from whom it gets too little, though neither of the two is slow."""

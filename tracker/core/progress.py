@@ -9,7 +9,7 @@ Silent: a child stands still, and its parent has not reported for SILENT_INTERVA
 seconds.
 
 Slow: all children of a host in a stripe lag behind it, for LAG_S without a break at less than SLOW_SHARE of the pace at which others
-advance, although they keep up elsewhere. Then it is the parent's uplink. Where a host lags in every stripe, and other children of
+advance, although some of them keep up elsewhere. Then it is the parent's uplink. Where a host lags in every stripe, and other children of
 its parents do not, it is its own downlink, and it is no good as a parent either. Where one child alone lags, in one stripe alone, for
 EDGE_S, it is the connection between the two, and another parent may do better. Acting on less costs more than it gains: after a move a
 host may be at half pace for a moment.
@@ -99,7 +99,11 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
         parent = swarm.members[member.parents[stripe] or ""]
         if parent.load > parent.budget > 0:
             continue  # it carries too many, and some will be taken from it (balance.py)
-        if all(_held_up(swarm, swarm.members[each], stripe) for each in parent.children[stripe]):
+        children = [swarm.members[each] for each in parent.children[stripe]]
+        # One that lags elsewhere too may have two slow parents, and says nothing against its sisters.
+        if all(each.lags[stripe] is not None for each in children) and any(
+            _held_up(swarm, each, stripe) for each in children
+        ):
             served = sum(
                 swarm.members[each].pace[number] for number, children in enumerate(parent.children) for each in children
             )

@@ -19,7 +19,8 @@ def hand_over(swarm: Swarm) -> int:
     moved = 0
     for names in swarm.racks.values():
         members = [swarm.members[name] for name in names]
-        idle = [member for member in members if member.present and member.budget and not member.load]
+        # Not those whose uplinks are held to be slow.
+        idle = [member for member in members if member.present and member.budget >= swarm.stripes and not member.load]
         if idle:
             for stripe in range(swarm.stripes):
                 moved += _hand_over(swarm, stripe, members, idle)
