@@ -124,7 +124,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "ignore the cap on leases",
         "tracker/core/fleet.py",
-        "return max(0, self.origin_streams_max - self.leases())",
+        "return max(0, self.origin_streams_max - leases)",
         "return swarm.stripes",
         ("tests/tracker/test_fleet.py",),
     ),
