@@ -24,7 +24,7 @@ from bench.methods import METHODS, OURS, USUAL, Method
 from bench.parts import Outcome, measure, parts
 from p2pdist.simulate.invariants import InvariantBroken
 
-PARTS = ("loopback", "tracker", "simulate", "broadcast", "compare")
+PARTS = ("loopback", "tracker", "small", "simulate", "broadcast", "compare")
 QUICK = Links(hosts=8, size_mib=16)
 INTERRUPTED = 130
 
@@ -108,7 +108,7 @@ class Bench:
 
     def run(self) -> None:
         """All chosen parts."""
-        for name in ("loopback", "tracker", "simulate"):
+        for name in ("loopback", "tracker", "small", "simulate"):
             if name in self.chosen.part:
                 self.programs(name)
         wanted = [name for name in ("broadcast", "compare") if name in self.chosen.part]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.__main__ import arguments
-from bench.parts import Outcome, Part, loopback_lines, measure, simulated_lines, tracker_lines
+from bench.parts import Outcome, Part, loopback_lines, measure, simulated_lines, small_lines, tracker_lines
 
 
 def stream(path: str, gb_s: float, **more: Any) -> dict[str, Any]:
@@ -41,12 +41,18 @@ def tracker_document(planned_s: float, share: float) -> dict[str, Any]:
 
 
 def test_tracker_is_measured_against_its_core() -> None:
-    accepted, joined, silent, reports = tracker_lines(tracker_document(6.0, 0.2))
+    accepted, joined, silent, reports = tracker_lines(tracker_document(4.5, 0.2))
     assert (accepted.what, accepted.ratio) == ("10,000 sessions accepted", 2.0)
-    assert (joined.ratio, joined.met) == (2.0, True)
+    assert (joined.ratio, joined.met) == (1.5, True)
     assert silent.met is True
     assert (reports.what, reports.bound, reports.ratio) == ("  2,000 reports/s", "10,000/s", 0.2)
     assert [line.met for line in tracker_lines(tracker_document(11.0, 0.6))] == [None, False, True, False]
+
+
+def test_a_small_blob_has_the_goal_that_its_program_names() -> None:
+    document = {"hosts": 200, "size": 65536, "last_s": 0.6, "cpu_s": 0.5, "goal_s": 0.5}
+    assert [line.met for line in small_lines(document)] == [False]
+    assert [line.met for line in small_lines(document | {"last_s": 0.4})] == [True]
 
 
 def test_simulated_ratio_has_a_goal() -> None:
