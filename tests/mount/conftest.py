@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import subprocess
@@ -20,15 +21,18 @@ def no_mounts_left(tmp_path: Path) -> Iterator[None]:
     """Whatever a test mounts below its directory is gone when it ends, and so are loop devices over its files."""
     yield
     left = [entry.point for entry in kernel.mounted() if tmp_path in entry.point.parents]
-    loops = [
-        path.parent.parent.name
-        for path in Path("/sys/block").glob("loop*/loop/backing_file")
-        if path.read_text(errors="replace").startswith(f"{tmp_path}/")
-    ]
+    loops = [name for name, file in _loop_devices() if file.startswith(f"{tmp_path}/")]
     for point in reversed(left):
         kernel.unmount(point, lazily=True)
     assert not left, "still mounted"
     assert not loops, "loop devices in use"
+
+
+def _loop_devices() -> Iterator[tuple[str, str]]:
+    """All loop devices and their files. Those of other tests come and go meanwhile."""
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            yield path.parent.parent.name, path.read_text(errors="replace")
 
 
 @pytest.fixture
