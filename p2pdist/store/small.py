@@ -4,6 +4,7 @@ that nothing needs to be synchronised: what a lost machine tears is found out an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
@@ -35,14 +36,16 @@ class SmallBlobs:
         if self.read(digest) is not None:
             return digest
         path = self._paths.small(digest)
-        temporary = self._paths.temporary / secrets.token_hex(8)
+        temporary = os.fspath(self._paths.temporary / secrets.token_hex(8))
         with failures(path, needed=len(data)):
             try:
-                temporary.write_bytes(data)
-                temporary.chmod(0o444)
-                temporary.rename(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+                with open(temporary, "xb", opener=_read_only) as file:
+                    file.write(data)
+                os.rename(temporary, path)
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)
+                raise
         self._sizes[path.name] = len(data)
         return digest
 
@@ -72,3 +75,8 @@ class SmallBlobs:
                 if f"sha256:{name}" not in wanted and path.stat().st_mtime < oldest:
                     path.unlink()
                     del self._sizes[name]
+
+
+def _read_only(path: str, flags: int) -> int:
+    """Opens a new file that nobody can write to but through this descriptor."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o444)
