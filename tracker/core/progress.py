@@ -66,8 +66,9 @@ def note_pace(swarm: Swarm, member: Member, counts: list[int], *, now: float) ->
         pace = member.pace[stripe] = (new - old) / passed_s
         if pace > 0:
             typical = swarm.typical_pace
-            # One host alone, whatever it says, moves what is typical by a sixteenth.
-            swarm.typical_pace += TYPICAL_WEIGHT * (min(pace, 2 * typical) - typical) if typical else pace
+            # Those who are slow count for little: in the end nobody else is left. One host alone moves it by a sixteenth at most.
+            weight = TYPICAL_WEIGHT if pace > SLOW_SHARE * typical else TYPICAL_WEIGHT / 16
+            swarm.typical_pace += weight * (min(pace, 2 * typical) - typical) if typical else pace
     for stripe, name in enumerate(member.parents):
         if not name or not _lags(swarm, member, stripe, name, counts):
             member.lags[stripe] = None
