@@ -14,10 +14,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.metrics import registry
+from p2pdist.agent.turns import RangeTurn
 from p2pdist.model.digest import parse_digest
 from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, UsageError
 from p2pdist.model.messages import MountRequest, PullRequest
-from p2pdist.model.pieces import PieceSet, stripes_for
+from p2pdist.model.pieces import PieceSet
+from p2pdist.transfer.frames import stream_length
 from p2pdist.transfer.problems import problems
 from p2pdist.transfer.ranges import serve_range
 from p2pdist.transfer.server import read_stream_request, serve_stream
@@ -77,24 +79,44 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     blob = agent.store.get(wanted.blob)
     if blob is None or not agent.serves(wanted.blob):
         raise NotFound(f"this agent neither holds nor fetches {wanted.blob}")
-    if wanted.stripes != stripes_for(blob.layout.count):
-        raise UsageError(f"{wanted.blob} has {stripes_for(blob.layout.count)} stripes, not {wanted.stripes}")
+    if wanted.stripes != blob.layout.stripes:
+        raise UsageError(f"{wanted.blob} has {blob.layout.stripes} stripes, not {wanted.stripes}")
     if len(wanted.have) != (blob.layout.count + 7) // 8:
         raise UsageError(f"a bitmap of {len(wanted.have)} bytes does not fit {blob.layout.count} pieces")
-    turn = agent.turns.open(wanted.blob, wanted.stripe, PieceSet(blob.layout.count, wanted.have))
+    have = PieceSet(blob.layout.count, wanted.have)
+    # A blob of one stripe is small, and others of its kind will follow over the same connection.
+    kept = request.keep_alive and wanted.stripes == 1
+    length = stream_length(blob.layout, have.missing()) if kept else None
+    turn = agent.open_turn(wanted, have)
     try:
         with blob.held():
-            return await serve_stream(request, turn, blob.fileno(), blob.layout)
+            return await serve_stream(request, turn, blob.fileno(), blob.layout, length=length)
     finally:
         turn.close()
 
 
 async def _blob(request: web.Request) -> web.StreamResponse:
-    """GET /v1/blobs/{digest}: the blob or a range of it; what is missing is fetched through the swarm."""
+    """GET /v1/blobs/{digest}: the blob or a range of it; what is missing is fetched through the swarm. Takes turns with streams."""
+    turn = request.app[AGENT].turns.open_range()
+    try:
+        return await _send_blob(request, turn)
+    finally:
+        turn.close()
+
+
+async def _local_blob(request: web.Request) -> web.StreamResponse:
+    """The same on the Unix socket, where no limit of the network holds."""
+    return await _send_blob(request, None)
+
+
+async def _send_blob(request: web.Request, turn: RangeTurn | None) -> web.StreamResponse:
     agent = request.app[AGENT]
     digest = parse_digest(request.match_info["digest"])
     small = await asyncio.to_thread(agent.store.read_small, digest)
     if small is not None:
+        if small and turn is not None:
+            await turn.wait(len(small))
+            turn.block_sent(len(small))
         return web.Response(body=small, headers={"ETag": f'"{digest}"'}, content_type="application/octet-stream")
     blob, fetching = agent.store.get(digest), None
     if blob is None or not blob.complete:
@@ -105,9 +127,8 @@ async def _blob(request: web.Request) -> web.StreamResponse:
     if blob is None or (fetching is None and not blob.complete):
         raise Unavailable(f"{digest} was here and is gone again", remedy="Ask again")
     with blob.held():
-        if fetching is None:
-            return await serve_range(request, digest, blob.fileno(), blob.layout)
-        return await serve_range(request, digest, blob.fileno(), blob.layout, have=blob.have, wait_for=fetching.piece)
+        have, wait_for = (blob.have, fetching.piece) if fetching is not None else (None, None)
+        return await serve_range(request, digest, blob.fileno(), blob.layout, have=have, wait_for=wait_for, turn=turn)
 
 
 # -- on the Unix socket only
@@ -187,7 +208,6 @@ def _common(agent: Agent, metrics: CollectorRegistry) -> web.Application:
             web.get("/healthz", _healthz),
             web.get("/readyz", _readyz),
             web.get("/metrics", _metrics),
-            web.get("/v1/blobs/{digest}", _blob),
         ]
     )
     return app
@@ -197,9 +217,10 @@ def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
     """The application for TCP and the one for the Unix socket."""
     metrics = registry(agent)
     public, local = _common(agent, metrics), _common(agent, metrics)
-    public.add_routes([web.post("/v1/streams", _stream)])
+    public.add_routes([web.post("/v1/streams", _stream), web.get("/v1/blobs/{digest}", _blob)])
     local.add_routes(
         [
+            web.get("/v1/blobs/{digest}", _local_blob),
             web.post("/v1/pulls", _pull),
             web.get("/v1/pulls", _pull_list),
             web.get("/v1/pulls/{id}", _pull_status),

@@ -16,7 +16,7 @@ REQUESTS_MAX = 4
 
 class OriginReader:
     """A stream whose source is the origin: gives the same events as IncomingStream, on the event loop. `may_read` is awaited before
-    each piece."""
+    each piece, `pause` after it, with its length."""
 
     def __init__(
         self,
@@ -28,13 +28,14 @@ class OriginReader:
         *,
         number: int,
         may_read: Callable[[], Awaitable[None]],
+        pause: Callable[[int], Awaitable[None]],
     ) -> None:
         self.number = number
         self.receiving: int | None = None
         self._origin, self._blob = origin, blob
         self._stripe, self._stripes = stripe, stripes
         self._on_event = on_event
-        self._may_read = may_read
+        self._may_read, self._pause = may_read, pause
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -76,6 +77,7 @@ class OriginReader:
                 # The thread cannot be stopped, and a piece that is stored without anybody being told would be missed for ever.
                 await asyncio.wait([storing])
                 raise
+            await self._pause(len(data))
 
     async def _store(self, piece: int, data: bytes) -> None:
         ok = await asyncio.to_thread(self._blob.write, piece, data)

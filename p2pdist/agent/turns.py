@@ -1,4 +1,4 @@
-"""Joins the uplink core with the streams that it feeds: each stream waits here for its turn."""
+"""Joins the uplink core with what it feeds: each stream, and each reader of a range, waits here for its turn."""
 
 from __future__ import annotations
 
@@ -8,14 +8,30 @@ import math
 import time
 from collections import deque
 
-from p2pdist.core.uplink import BlockSent, Closed, Dropped, End, Event, Held, Opened, Send, Tick, Uplink, Verified
+from p2pdist.core.uplink import (
+    BlockSent,
+    Closed,
+    Dropped,
+    End,
+    Event,
+    Held,
+    Opened,
+    Ready,
+    Send,
+    Tick,
+    Uplink,
+    Verified,
+)
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Unavailable
+from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.transfer.server import Block
 
 TICK_S = 0.1
 STREAMS_MAX = 256
+"""Streams served at once, and as many readers of ranges."""
+
 LEAD_MAX = 4
 """Pieces of a stripe that a reader of the origin may be ahead of this host's children."""
 
@@ -26,8 +42,7 @@ LEAD_WAIT_S = 0.75
 class Turn:
     """One outgoing stream (see Outgoing in transfer/server.py)."""
 
-    def __init__(self, turns: Turns, number: int, blob: Digest) -> None:
-        self.blob = blob
+    def __init__(self, turns: Turns, number: int) -> None:
         self._turns = turns
         self._number = number
         self._failure: P2PDistError | None = None
@@ -63,20 +78,33 @@ class Turn:
         self._turns.close(self._number)
 
 
-class Turns:
-    """The uplink of this host, with `limit_bytes_s` never faster than that. All methods are called on the event loop."""
+class RangeTurn(Turn):
+    """One reader of a range (see Turn in transfer/ranges.py)."""
 
-    def __init__(self, *, limit_bytes_s: float | None = None) -> None:
+    async def wait(self, length: int) -> None:
+        self._turns.submit(Ready(self._number, length))
+        await self.next_block()
+
+    def block_sent(self, length: int) -> None:
+        self._turns.submit(BlockSent(self._number))
+
+
+class Turns:
+    """The uplink of this host, with `limit_bytes_s` never faster than that, for preseeds never faster than `preseed_limit_bytes_s`. All
+    methods are called on the event loop."""
+
+    def __init__(self, *, limit_bytes_s: float | None = None, preseed_limit_bytes_s: float | None = None) -> None:
         self.sent_bytes_total = 0
-        self._core = Uplink(limit_bytes_s=limit_bytes_s)
+        self._core = Uplink(limit_bytes_s=limit_bytes_s, preseed_limit_bytes_s=preseed_limit_bytes_s)
         self._turns: dict[int, Turn] = {}
+        self._blobs: dict[int, Digest] = {}
         self._numbers = itertools.count(1)
         self._moved: asyncio.Future[None] | None = None
         self._ticking: asyncio.TimerHandle | None = None
 
     @property
     def streams(self) -> int:
-        return len(self._turns)
+        return len(self._blobs)
 
     def held(self, blob: Digest, layout: PieceLayout, stripes: int, have: PieceSet) -> None:
         """The blob can be served from now on, as far as it is there."""
@@ -87,11 +115,12 @@ class Turns:
 
     def dropped(self, blob: Digest) -> None:
         """The blob is served no more; its streams end, and its children turn elsewhere."""
-        self._end([each for each in self._turns.values() if each.blob == blob], f"{blob} is served here no more")
+        ended = [self._turns[number] for number, each in self._blobs.items() if each == blob]
+        self._end(ended, f"{blob} is served here no more")
         self.submit(Dropped(blob))
 
     def stop(self) -> None:
-        """The agent stops: all streams end."""
+        """The agent stops: all streams end, and all ranges."""
         self._end(list(self._turns.values()), "the agent stops")
         if self._ticking is not None:
             self._ticking.cancel()
@@ -101,16 +130,26 @@ class Turns:
             turn.fail(Unavailable(why))
             turn.close()
 
-    def open(self, blob: Digest, stripe: int, have: PieceSet) -> Turn:
+    def open(self, blob: Digest, stripe: int, have: PieceSet, priority: Priority = "start") -> Turn:
         """Let a child take turns; `close` the result when its connection ends. Raises Unavailable over STREAMS_MAX streams."""
-        if len(self._turns) >= STREAMS_MAX:
+        if len(self._blobs) >= STREAMS_MAX:
             raise Unavailable(f"this agent serves {STREAMS_MAX} streams already", remedy="Try another peer")
         number = next(self._numbers)
-        turn = self._turns[number] = Turn(self, number, blob)
-        self.submit(Opened(number, blob, stripe, have))
+        turn = self._turns[number] = Turn(self, number)
+        self._blobs[number] = blob
+        self.submit(Opened(number, blob, stripe, have, priority))
+        return turn
+
+    def open_range(self) -> RangeTurn:
+        """Let the reader of a range take turns; `close` the result in the end. Raises Unavailable over STREAMS_MAX of them."""
+        if len(self._turns) - len(self._blobs) >= STREAMS_MAX:
+            raise Unavailable(f"this agent answers {STREAMS_MAX} readers already", remedy="Try another peer")
+        number = next(self._numbers)
+        turn = self._turns[number] = RangeTurn(self, number)
         return turn
 
     def close(self, number: int) -> None:
+        self._blobs.pop(number, None)
         if self._turns.pop(number, None) is not None:
             self.submit(Closed(number))
 
@@ -144,7 +183,7 @@ class Turns:
         self._tick_later(now)
 
     def _tick_later(self, now: float) -> None:
-        """Look again when the limit allows more, and now and then while a block is in flight."""
+        """Look again when the limits allow more, and now and then while a block is in flight."""
         wait_s = self._core.wait_s(now)
         if wait_s is None and (self._ticking is not None or not self._core.in_flight):
             return

@@ -52,9 +52,17 @@ File = click.Path(path_type=Path, dir_okay=False)
     help="How long a new pull waits for a tracker.",
 )
 @click.option(
-    "--upload-limit", default="", metavar="RATE", help="Never send streams faster, such as 500MB/s or 2Gbit/s."
+    "--upload-limit", default="", metavar="RATE", help="Never send to others faster, such as 500MB/s or 2Gbit/s."
 )
-@click.option("--download-limit", default="", metavar="RATE", help="Never receive from other agents faster.")
+@click.option(
+    "--download-limit", default="", metavar="RATE", help="Never receive faster, from other agents and the origin."
+)
+@click.option(
+    "--preseed-limit",
+    default="",
+    metavar="RATE",
+    help="Never send, nor receive, faster what is only preseeded, such as 50MB/s.",
+)
 @click.option("--tls-cert", type=File, help="Speak TLS with other agents: this host's certificate, PEM.")
 @click.option("--tls-key", type=File, help="Its key, PEM, not encrypted.")
 @click.option(
@@ -87,6 +95,7 @@ def command(
     tracker_wait: float,
     upload_limit: str,
     download_limit: str,
+    preseed_limit: str,
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_ca: Path | None,
@@ -97,8 +106,9 @@ def command(
     """Run the agent of this host: it fetches, keeps, shares and shows packages.
 
     \b
-    Example:
+    Examples:
       p2pdist agent --tracker http://tracker:7070 --listen 10.0.0.7:7071 --store /var/lib/p2pdist
+      p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --preseed-limit 200MB/s
     """
     from p2pdist.agent.agent import AgentSettings
     from p2pdist.cli.daemon import listen_address, raise_file_limit, run, set_up_logging
@@ -118,6 +128,7 @@ def command(
         tracker_wait_s=tracker_wait,
         upload_bytes_s=parse_rate(upload_limit) if upload_limit else None,
         download_bytes_s=parse_rate(download_limit) if download_limit else None,
+        preseed_bytes_s=parse_rate(preseed_limit) if preseed_limit else None,
         tls=_tls_files(tls_cert, tls_key, tls_ca, tls_name),
     )
     run(_serve(settings, address, socket.absolute()))

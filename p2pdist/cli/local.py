@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from p2pdist.cli import output
-from p2pdist.model.messages import PullRequest, PullStatus
+from p2pdist.model.messages import Priority, PullRequest, PullStatus
 from p2pdist.model.package import parse_reference
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def socket_option(function: Function) -> Function:
     )(function)
 
 
-async def follow_pull(client: LocalClient, reference: str, *, quiet: bool) -> PullStatus:
+async def follow_pull(client: LocalClient, reference: str, *, quiet: bool, priority: Priority = "start") -> PullStatus:
     """Pull a package and show how far it is, by source. A reference without a tag means `latest`."""
     name = str(parse_reference(reference))
     noted = ""
@@ -45,7 +45,7 @@ async def follow_pull(client: LocalClient, reference: str, *, quiet: bool) -> Pu
                 if count:
                     progress(source, count, status.bytes_total - status.bytes_cached)
 
-        return await client.pull(PullRequest(package=name), show)
+        return await client.pull(PullRequest(package=name, priority=priority), show)
 
 
 def pulled_name(reference: str, pulled: PullStatus) -> str:

@@ -9,21 +9,29 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.local import follow_pull, socket_option
-from p2pdist.model.messages import PullStatus
+from p2pdist.model.messages import Priority, PullStatus
 
 
 @click.command("pull")
 @click.argument("reference", metavar="REF")
+@click.option(
+    "--priority",
+    type=click.Choice(["start", "preseed"]),
+    default="start",
+    show_default=True,
+    help="Whether somebody waits for it, or it may take its time behind those for whom that is so.",
+)
 @socket_option
 @output.json_option
-def command(reference: str, socket: Path, as_json: bool) -> None:
+def command(reference: str, priority: Priority, socket: Path, as_json: bool) -> None:
     """Bring the package REF into the store of this host through its agent.
 
     \b
-    Example:
+    Examples:
       p2pdist pull team/trainer:v3
+      p2pdist pull team/trainer:v4 --priority preseed
     """
-    status = asyncio.run(_pull(reference, socket, quiet=as_json))
+    status = asyncio.run(_pull(reference, priority, socket, quiet=as_json))
     if as_json:
         output.print_json(
             {
@@ -43,8 +51,8 @@ def command(reference: str, socket: Path, as_json: bool) -> None:
     click.echo(f"{output.amount(status.bytes_total)} in {status.seconds:.1f} s{': ' if said else ''}{said}")
 
 
-async def _pull(reference: str, socket: Path, *, quiet: bool) -> PullStatus:
+async def _pull(reference: str, priority: Priority, socket: Path, *, quiet: bool) -> PullStatus:
     from p2pdist.agent.client import LocalClient
 
     async with LocalClient(socket) as client:
-        return await follow_pull(client, reference, quiet=quiet)
+        return await follow_pull(client, reference, quiet=quiet, priority=priority)

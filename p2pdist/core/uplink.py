@@ -1,42 +1,43 @@
 """The uplink of one host: which stream sends which block next.
 
 Theory. A host feeds several children over one link. Left to TCP, the shares are unfair enough to ruin a tree, so the sender
-schedules: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) over streams by bytes given to the kernel, few blocks in
-flight. A stream that becomes active starts at the current virtual time, so it can neither claim the past nor be starved. Within a
-stream pieces go out in the order in which they were verified here, each once.
+schedules: streams take turns by bytes given to the kernel, those that somebody waits for before preseeds (turn_order.py), few blocks in
+flight. Within a stream pieces go out in the order in which they were verified here, each once. HTTP clients that read a range take turns
+like streams: they say when they have a block to send.
 
 A block that the kernel does not take for long (a child that is dead or whose downlink is full) stops counting against the blocks
 in flight, so it cannot hold up the others. Nor do blocks of a stream that is known to be sluggish: the kernel takes them many times slower
-than the quickest stream's, so it is the child, or the path to it, that is slow, and its turns would be lost to the others.
+than the quickest stream's, so it is the child, or the path to it, that is slow, and its turns would be lost to the others. Nor do a
+preseed's where somebody waits: its child gives way to other pulls, as this host does, and may be slow to take it.
 
 Invariants: a stream has at most one block in flight; a piece is offered only after `Verified`; blocks of one piece are sent in
 order and without another piece of that stream in between; a stream ends only when every piece that it lacked was sent.
 
-A limit is a bucket of tokens that may owe: a block goes out once all before it are paid for. The time spent waiting for it is time in
-which somebody waited, so the measured capacity of a limited host is its limit.
-
 Capacity is bytes taken by the kernel while some stream waited for its turn, over that time. When nobody waits, what is in flight tells how
-fast the children are, not this host.
+fast the children are, not this host. The time spent waiting for the limit counts, so the measured capacity of a limited host is its
+limit; but not that in which preseeds wait for theirs, since the link is free for others.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
+from p2pdist.core.turn_order import Claim, TurnOrder
 from p2pdist.model.digest import Digest
+from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceLayout, PieceSet
 
 BLOCK_MIN = 32 << 10
 BLOCK_MAX = 16 << 20
-BURST_S = 0.02
-"""Under a limit: how much of it, unused a moment ago, may be caught up, so that late timers cost nothing."""
 STUCK_TIMES = 4
 STUCK_MAX_S = 1.0
 SLUGGISH_TIMES = 5
 SLUGGISH_MIN_S = 0.01
 """A block is stuck, and a stream sluggish, when it takes so many times as long as the quickest stream's blocks, and at least so long;
 whatever these take, a block is stuck after STUCK_MAX_S."""
+
+TIMED_MIN = 256 << 10
+"""A shorter block of a range may fit the kernel's buffer, and taking it says nothing about the path."""
 
 
 def block_size_for(piece_size: int, blocks_per_piece: int) -> int:
@@ -78,6 +79,15 @@ class Opened:
     blob: Digest
     stripe: int
     have: PieceSet
+    priority: Priority = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The reader of a range, known by this number from now on, has a block of `length` bytes to send. It is answered by a Send."""
+
+    stream: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +107,7 @@ class Tick:
     pass
 
 
-Event = Verified | BlockSent | Opened | Closed | Held | Dropped | Tick
+Event = Verified | BlockSent | Ready | Opened | Closed | Held | Dropped | Tick
 
 
 # -- commands
@@ -105,7 +115,7 @@ Event = Verified | BlockSent | Opened | Closed | Held | Dropped | Tick
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Give the kernel `length` bytes of a piece, starting at `offset` in it."""
+    """Give the kernel `length` bytes of a piece, starting at `offset` in it; `piece` is -1 for the block of a range."""
 
     stream: int
     piece: int
@@ -134,58 +144,63 @@ class _Feed:
     streams: list[list[_Stream]]
 
 
-@dataclass(slots=True, eq=False)
-class _Stream:
-    number: int
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Stream(Claim):
     feed: _Feed
     stripe: int
     skip: PieceSet
     left: int
     cursor: int = 0
-    virtual: float = 0.0
-    active: bool = False
-    piece: int = -1
-    offset: int = 0
     length: int = 0
-    since: float = 0.0
-    in_flight: bool = False
     ended: bool = False
-    byte_s: float = 0.0
 
     def advance(self) -> bool:
-        """Whether a block is ready: takes the next verified piece that the child lacks."""
-        if self.piece >= 0:
-            return True
-        order = self.feed.order[self.stripe]
-        while self.cursor < len(order):
-            piece = order[self.cursor]
-            self.cursor += 1
-            if piece not in self.skip:
-                self.piece, self.offset, self.length = piece, 0, self.feed.layout.length(piece)
-                return True
-        return False
+        """Whether a block is ready: cuts one from the piece under way, or from the next verified one that the child lacks."""
+        feed = self.feed
+        if self.piece < 0:
+            order = feed.order[self.stripe]
+            while self.cursor < len(order):
+                piece = order[self.cursor]
+                self.cursor += 1
+                if piece not in self.skip:
+                    self.piece, self.offset, self.length = piece, 0, feed.layout.length(piece)
+                    break
+            else:
+                return False
+        self.block = min(feed.block_size, self.length - self.offset)
+        return True
+
+    def take_off(self) -> None:
+        """The block has been sent."""
+        self.offset += self.block
+        self.block = 0
+        if self.offset >= self.length:
+            self.piece = -1
+            self.left -= 1
 
 
 @dataclass(slots=True)
 class Uplink:
     """See the module's text. `blocks_in_flight` is how many blocks the kernel may be taking at once; pieces are cut into
-    `blocks_per_piece` blocks within the limits of a block. With `limit_bytes_s` blocks wait until that rate allows the next: see
-    `wait_s`."""
+    `blocks_per_piece` blocks within the limits of a block. With `limit_bytes_s` all blocks, with `preseed_limit_bytes_s` those of preseeds
+    wait until that rate allows the next: see `wait_s`."""
 
     blocks_in_flight: int = 1
     blocks_per_piece: int = 1
     stuck_min_s: float = 0.05
     limit_bytes_s: float | None = None
+    preseed_limit_bytes_s: float | None = None
     sent_bytes: int = 0
     busy_s: float = 0.0
     _feeds: dict[Digest, _Feed] = field(default_factory=dict)
-    _streams: dict[int, _Stream] = field(default_factory=dict)
-    _waiting: list[_Stream] = field(default_factory=list)
-    _flying: list[_Stream] = field(default_factory=list)
-    _virtual: float = 0.0
+    _claims: dict[int, Claim] = field(default_factory=dict)
+    _order: TurnOrder = field(init=False)
+    _flying: list[Claim] = field(default_factory=list)
     _quickest_byte_s: float = 0.0
     _busy_since: float | None = None
-    _free_at: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self._order = TurnOrder(self.limit_bytes_s, self.preseed_limit_bytes_s)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         out: list[Command] = []
@@ -194,6 +209,8 @@ class Uplink:
                 self._sent(number, now, out)
             case Verified(blob, piece):
                 self._verified(blob, piece, out)
+            case Ready(number, length):
+                self._ready(number, length)
             case Opened():
                 self._open(event, out)
             case Closed(number):
@@ -204,26 +221,29 @@ class Uplink:
                 self._feeds.pop(blob, None)
             case Tick():
                 pass
-        if self._waiting:
-            self._give_turns(now, out)
+        self._give_turns(now, out)
         self._account(now)
         return out
 
     @property
     def streams(self) -> int:
-        """Open streams."""
-        return len(self._streams)
+        """Open streams and ranges."""
+        return len(self._claims)
 
     @property
     def in_flight(self) -> int:
-        """Streams whose block the kernel is taking."""
+        """Streams and ranges whose block the kernel is taking."""
         return len(self._flying)
 
     def wait_s(self, now: float) -> float | None:
-        """Seconds until the limit allows the next block, when that is what somebody waits for: a Tick is due then."""
-        if not self._waiting or now >= self._free_at or not self._may_send(now):
+        """Seconds until the limits allow the next block, when that is what somebody waits for: a Tick is due then."""
+        if self._order.empty:
             return None
-        return self._free_at - now
+        starts, all_kinds = self._in_the_way(now)
+        free_at = self._order.free_at(preseeds=all_kinds < self.blocks_in_flight)
+        if free_at is None or now >= free_at or starts >= self.blocks_in_flight:
+            return None
+        return free_at - now
 
     def lead(self, blob: Digest, stripe: int) -> int:
         """Verified pieces of a stripe that no child has been given yet; 0 while nobody receives the stripe from here.
@@ -266,88 +286,95 @@ class Uplink:
     def _open(self, event: Opened, out: list[Command]) -> None:
         feed = self._feeds[event.blob]
         lacks = sum(1 for piece in range(event.stripe, feed.layout.count, len(feed.order)) if piece not in event.have)
-        stream = _Stream(event.stream, feed, event.stripe, event.have, lacks)
-        self._streams[event.stream] = stream
+        queue = self._order.queue(event.priority)
+        stream = _Stream(event.stream, queue, feed=feed, stripe=event.stripe, skip=event.have, left=lacks)
+        self._claims[event.stream] = stream
         feed.streams[event.stripe].append(stream)
         self._wait(stream, out)
 
+    def _ready(self, number: int, length: int) -> None:
+        claim = self._claims.get(number)
+        if claim is None:
+            claim = self._claims[number] = Claim(number, self._order.queue("start"))
+        assert not claim.block, "a range has one block at a time"
+        claim.block = length
+        claim.queue.enter(claim)
+
     def _close(self, number: int) -> None:
-        stream = self._streams.pop(number, None)
-        if stream is None:
+        claim = self._claims.pop(number, None)
+        if claim is None:
             return
-        stream.ended = True
-        stream.feed.streams[stream.stripe].remove(stream)
-        if stream.in_flight:
-            self._flying.remove(stream)
-        if stream.active and not stream.in_flight:
-            self._waiting.remove(stream)
+        if claim.in_flight:
+            self._flying.remove(claim)
+        elif claim.block:
+            claim.queue.waiting.remove(claim)
+        if isinstance(claim, _Stream):
+            claim.ended = True
+            claim.feed.streams[claim.stripe].remove(claim)
 
     def _wait(self, stream: _Stream, out: list[Command]) -> None:
         """Queue a stream that has a block ready; end one that has been given everything."""
-        if stream.ended or stream.in_flight or stream.active:
+        if stream.ended or stream.block:
             return
         if stream.advance():
-            stream.active = True
-            stream.virtual = max(stream.virtual, self._virtual)
-            self._waiting.append(stream)
+            stream.queue.enter(stream)
         elif stream.left == 0:
             stream.ended = True
             out.append(End(stream.number))
 
     def _sent(self, number: int, now: float, out: list[Command]) -> None:
-        stream = self._streams.get(number)
-        if stream is None or not stream.in_flight:
+        claim = self._claims.get(number)
+        if claim is None or not claim.in_flight:
             return
-        stream.in_flight = False
-        self._flying.remove(stream)
-        length = min(stream.feed.block_size, stream.length - stream.offset)
-        self._time(stream, (now - stream.since) / length)
+        claim.in_flight = False
+        self._flying.remove(claim)
+        length = claim.block
+        if isinstance(claim, _Stream) or length >= TIMED_MIN:
+            self._time(claim, (now - claim.since) / length)
         if self._busy_since is not None:
             self.sent_bytes += length
-        stream.virtual += length
-        stream.offset += length
-        if stream.offset >= stream.length:
-            stream.piece = -1
-            stream.left -= 1
-        if stream.advance():
-            self._waiting.append(stream)
+        claim.virtual += length
+        if not isinstance(claim, _Stream):
+            claim.block = 0
+            return
+        claim.take_off()
+        if claim.advance():
+            claim.queue.waiting.append(claim)  # it has waited all along, and is not moved to the present virtual time
         else:
-            stream.active = False
-            self._wait(stream, out)
+            self._wait(claim, out)
 
     def _give_turns(self, now: float, out: list[Command]) -> None:
-        while self._waiting and now >= self._free_at and self._may_send(now):
-            stream = min(self._waiting, key=_by_progress) if len(self._waiting) > 1 else self._waiting[0]
-            self._waiting.remove(stream)
-            self._flying.append(stream)
-            stream.in_flight, stream.since = True, now
-            self._virtual = max(self._virtual, stream.virtual)
-            length = min(stream.feed.block_size, stream.length - stream.offset)
-            if self.limit_bytes_s is not None:
-                self._free_at = max(self._free_at, now - BURST_S) + length / self.limit_bytes_s
-            out.append(Send(stream.number, stream.piece, stream.offset, length))
+        while not self._order.empty:
+            starts, all_kinds = self._in_the_way(now)
+            if starts >= self.blocks_in_flight:
+                return
+            claim = self._order.take(now, preseeds=all_kinds < self.blocks_in_flight)
+            if claim is None:
+                return
+            self._flying.append(claim)
+            claim.in_flight, claim.since = True, now
+            out.append(Send(claim.number, claim.piece, claim.offset, claim.block))
 
-    def _time(self, stream: _Stream, byte_s: float) -> None:
-        """Learn how long the kernel takes a byte of this stream, and of the quickest one."""
-        stream.byte_s = byte_s if stream.byte_s == 0.0 else 0.75 * stream.byte_s + 0.25 * byte_s
-        self._quickest_byte_s = min((each.byte_s for each in self._streams.values() if each.byte_s), default=0.0)
+    def _time(self, claim: Claim, byte_s: float) -> None:
+        """Learn how long the kernel takes a byte of this stream or range, and of the quickest one."""
+        claim.byte_s = byte_s if claim.byte_s == 0.0 else 0.75 * claim.byte_s + 0.25 * byte_s
+        self._quickest_byte_s = min((each.byte_s for each in self._claims.values() if each.byte_s), default=0.0)
 
-    def _may_send(self, now: float) -> bool:
-        counted = 0
-        for stream in self._flying:
-            length = min(stream.feed.block_size, stream.length - stream.offset)
+    def _in_the_way(self, now: float) -> tuple[int, int]:
+        """Blocks in flight that keep streams which somebody waits for from theirs, and those that keep preseeds from theirs."""
+        starts = preseeds = 0
+        for claim in self._flying:
+            length, byte_s = claim.block, claim.byte_s
             usual_s = max(self.stuck_min_s, min(STUCK_MAX_S, STUCK_TIMES * self._quickest_byte_s * length))
-            sluggish = (
-                stream.byte_s > SLUGGISH_TIMES * self._quickest_byte_s and stream.byte_s * length > SLUGGISH_MIN_S
-            )
-            counted += not sluggish and now - stream.since < usual_s
-        return counted < self.blocks_in_flight
+            sluggish = byte_s > SLUGGISH_TIMES * self._quickest_byte_s and byte_s * length > SLUGGISH_MIN_S
+            if not sluggish and now - claim.since < usual_s:
+                if claim.queue.urgent:
+                    starts += 1
+                else:
+                    preseeds += 1
+        return starts, starts + preseeds
 
     def _account(self, now: float) -> None:
         if self._busy_since is not None:
             self.busy_s += now - self._busy_since
-        self._busy_since = now if self._waiting else None
-
-
-def _by_progress(stream: _Stream) -> tuple[float, int]:
-    return stream.virtual, stream.number
+        self._busy_since = now if self._order.busy(now) else None

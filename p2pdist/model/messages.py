@@ -30,6 +30,9 @@ Reason = Literal[
 than the sources of other stripes; sent wrong bytes; broke the
 protocol; lacks the blob; is over its limits; the origin did not answer."""
 
+Priority = Literal["start", "preseed"]
+"""How urgent a pull is: somebody waits for it, as for a job's start; or it should be there by some time."""
+
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
     """Base of all session messages."""
@@ -52,13 +55,15 @@ class Hello(Message, frozen=True):
 
 class Holding(Message, frozen=True):
     """The host holds or wants this blob. `counts` is the number of verified pieces per stripe; `parents` names, per stripe, the host it
-    receives from (`""` the origin, None nobody). Sent to join a swarm and, after a new session opens, to rebuild the tracker's view."""
+    receives from (`""` the origin, None nobody). Sent to join a swarm, when its priority rises and, after a new session opens, to rebuild
+    the tracker's view."""
 
     blob: WireDigest
     size: Count
     piece_size: Count
     counts: Counts
     parents: Annotated[tuple[HostName | None, ...], Meta(max_length=STRIPES_MAX)] = ()
+    priority: Priority = "start"
 
 
 class Holdings(Message, frozen=True):
@@ -182,6 +187,7 @@ class StreamRequest(msgspec.Struct, frozen=True):
     stripes: int
     have: bytes
     host: str = ""
+    priority: Priority = "start"
 
 
 STREAM_END = 0xFFFFFFFF
@@ -198,6 +204,7 @@ class PullRequest(msgspec.Struct, frozen=True):
     blob: str | None = None
     output: str | None = None
     wait: bool = False
+    priority: Priority = "start"
 
 
 class PullStatus(msgspec.Struct, frozen=True):

@@ -1,25 +1,49 @@
-"""A limit on what all streams of a host receive together: threads that have received too fast sleep, and TCP holds the senders back."""
+"""Holds back what a host receives, as its downlink decides: who received a piece reads no further for a while, and TCP holds the sender
+back."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
+from collections.abc import Callable
+from typing import Protocol
 
-BURST_S = 0.05
-"""How much of the limit, unused a moment ago, may be caught up."""
+from p2pdist.model.messages import Priority
+
+
+class Downlink(Protocol):
+    """Decides for how long (see p2pdist/core/downlink.py)."""
+
+    def received(self, priority: Priority, length: int, now: float) -> float: ...
+    def held_s(self, priority: Priority, now: float) -> float: ...
 
 
 class Pacer:
-    """`limit_bytes_s` for everybody who shares this object. Thread-safe."""
+    """Shared by everybody who receives: each tells what it got and then pauses. Thread-safe."""
 
-    def __init__(self, limit_bytes_s: float) -> None:
-        self._limit_bytes_s = limit_bytes_s
+    def __init__(self, downlink: Downlink, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._downlink, self._clock = downlink, clock
         self._lock = threading.Lock()
-        self._free_at = time.monotonic()
 
-    def pause_s(self, length: int) -> float:
-        """Seconds to sleep after `length` more bytes, before the next are received."""
+    def received(self, priority: Priority, length: int) -> float:
+        """So many bytes were received; returns the seconds to pause."""
         with self._lock:
-            now = time.monotonic()
-            self._free_at = max(self._free_at, now - BURST_S) + length / self._limit_bytes_s
-            return max(0.0, self._free_at - now)
+            return self._downlink.received(priority, length, self._clock())
+
+    def _held_s(self, priority: Priority) -> float:
+        with self._lock:
+            return self._downlink.held_s(priority, self._clock())
+
+    def wait(self, priority: Priority, pause_s: float, woken: threading.Event) -> None:
+        """Pause in a thread, after `received` said how long, until it may go on or is `woken`."""
+        while pause_s and not woken.wait(pause_s):
+            pause_s = self._held_s(priority)
+
+    async def sleep(self, priority: Priority, pause_s: float, woken: asyncio.Event) -> None:
+        """The same on the event loop."""
+        while pause_s and not woken.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(woken.wait(), pause_s)
+            pause_s = self._held_s(priority)

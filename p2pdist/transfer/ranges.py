@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from aiohttp import web
 
@@ -13,15 +13,29 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.transfer.connection import Connection
-from p2pdist.transfer.server import descriptor_of
+from p2pdist.transfer.server import UNSENT_BYTES, descriptor_of
 
 RUN_BYTES = 16 << 20
 """Longest run of pieces handed to one send, so that pieces which come or go are looked at again now and then."""
+
+BLOCK_BYTES = 1 << 20
+"""Most that is sent in one turn."""
 
 _logger = logging.getLogger(__name__)
 _ONE_RANGE = re.compile(r"bytes=[ \t]*([0-9]{0,19})-([0-9]{0,19})[ \t]*\Z", re.IGNORECASE)
 
 WaitFor = Callable[[int], Awaitable[None]]
+
+
+class Turn(Protocol):
+    """Decides when a reader gets its next block."""
+
+    async def wait(self, length: int) -> None:
+        """Wait until `length` bytes may be sent. A P2PDistError ends the answer as truncated. May be cancelled, when the reader goes
+        away."""
+
+    def block_sent(self, length: int) -> None:
+        """The kernel has taken them."""
 
 
 class Unsatisfiable(Exception):
@@ -53,13 +67,15 @@ async def serve_range(
     *,
     have: PieceSet | None = None,
     wait_for: WaitFor | None = None,
+    turn: Turn | None = None,
     dead_after_s: float = 300.0,
 ) -> web.StreamResponse:
     """Answer GET or HEAD for a blob: whole, or the one range that the request names.
 
     `have` is the live set of pieces that may be sent (None: all); for any other piece `wait_for(piece)` is awaited, which returns once
     the piece is in the file and verified. If it raises before the head has been sent, the error is passed on (a problem document);
-    later, the connection is broken so that the client sees a truncated body. `blob_file` stays open until this returns.
+    later, the connection is broken so that the client sees a truncated body. With `turn` every block waits for its own, and what the kernel
+    holds is kept small. `blob_file` stays open until this returns.
     """
     headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
     early = _precondition(request, digest, headers)
@@ -81,8 +97,9 @@ async def serve_range(
     if request.method == "HEAD" or start == end:
         await response.prepare(request)
         return response
-    body = _Body(descriptor_of(blob_file), layout, have, wait_for)
-    connection = Connection(request, dead_after_s=dead_after_s)
+    body = _Body(descriptor_of(blob_file), layout, have, wait_for, turn)
+    unsent_max = UNSENT_BYTES if turn is not None else None
+    connection = Connection(request, unsent_max=unsent_max, small_buffer=turn is not None, dead_after_s=dead_after_s)
     try:
         with connection:
             await body.available(start)
@@ -123,12 +140,16 @@ def _range_applies(request: web.Request, digest: Digest) -> bool:
 class _Body:
     """The bytes of a blob as they become available."""
 
-    def __init__(self, file: int, layout: PieceLayout, have: PieceSet | None, wait_for: WaitFor | None) -> None:
+    def __init__(
+        self, file: int, layout: PieceLayout, have: PieceSet | None, wait_for: WaitFor | None, turn: Turn | None
+    ) -> None:
         assert have is None or wait_for is not None, "missing pieces can be waited for"
         self._file = file
         self._layout = layout
         self._have = have
         self._wait_for = wait_for
+        self._turn = turn
+        self._run_bytes = RUN_BYTES if turn is None else BLOCK_BYTES
 
     def _has(self, piece: int) -> bool:
         return self._have is None or piece in self._have
@@ -143,13 +164,17 @@ class _Body:
     async def send(self, connection: Connection, start: int, end: int) -> None:
         while start < end:
             await self.available(start)
-            run_end = self._run_end(start, end)
+            run_end = self._run_end(start, min(end, start + self._run_bytes))
+            if self._turn is not None:
+                await self._turn.wait(run_end - start)
             await connection.send_file(self._file, start, run_end - start)
+            if self._turn is not None:
+                self._turn.block_sent(run_end - start)
             start = run_end
 
     def _run_end(self, start: int, end: int) -> int:
         """The end of the run of available pieces from `start`, whose own piece is known to be there."""
         piece = start // self._layout.piece_size + 1
-        while self._layout.offset(piece) < min(end, start + RUN_BYTES) and self._has(piece):
+        while self._layout.offset(piece) < end and self._has(piece):
             piece += 1
         return min(end, self._layout.offset(piece))

@@ -36,8 +36,10 @@ def pieces(*numbers: int, layout: PieceLayout = LAYOUT) -> PieceSet:
 class Line:
     """An uplink with its blob held, and the time kept."""
 
-    def __init__(self, *have: int, stripes: int = 1, in_flight: int = 2, blocks: int = 1) -> None:
-        self.uplink = Uplink(blocks_in_flight=in_flight, blocks_per_piece=blocks)
+    def __init__(
+        self, *have: int, stripes: int = 1, in_flight: int = 2, blocks: int = 1, limit_bytes_s: float | None = None
+    ) -> None:
+        self.uplink = Uplink(blocks_in_flight=in_flight, blocks_per_piece=blocks, limit_bytes_s=limit_bytes_s)
         self.now = 0.0
         assert self(Held(BLOB, LAYOUT, stripes, pieces(*have))) == []
 
@@ -190,9 +192,7 @@ def test_a_child_that_is_gone_does_not_make_its_parent_slow() -> None:
 
 
 def limited(*have: int, pieces_s: float) -> Line:
-    line = Line(*have, in_flight=1)
-    line.uplink.limit_bytes_s = pieces_s * PIECE
-    return line
+    return Line(*have, in_flight=1, limit_bytes_s=pieces_s * PIECE)
 
 
 def test_a_limit_spaces_the_blocks_of_all_streams() -> None:

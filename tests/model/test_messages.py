@@ -21,6 +21,7 @@ from p2pdist.model.messages import (
     Holding,
     Holdings,
     Left,
+    PullRequest,
     Reject,
     Report,
     StreamRequest,
@@ -30,7 +31,7 @@ from p2pdist.model.messages import (
     encode,
 )
 from p2pdist.model.pieces import PieceSet
-from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
+from p2pdist.model.plan import KEEPERS_MAX, ORIGIN, Plan, Source, StripePlan
 
 BLOB = digest_of(b"x")
 HOLDING = Holding(BLOB, 1 << 40, 1 << 16, (3, 4), ("", None))
@@ -39,6 +40,7 @@ FROM_AGENT: list[FromAgent] = [
     Hello(1, "h1", "10.0.0.1:7000", "z", "r"),
     HOLDING,
     Holdings((HOLDING, Holding(BLOB, 0, 1 << 16, ()))),
+    Holding(BLOB, 1, 1 << 16, (0,), priority="preseed"),
     Report((Advance(BLOB, (1, 2)),), 5, 0.25),
     Report(),
     Complaint(BLOB, 1, "h2", "corrupt", 7),
@@ -52,6 +54,7 @@ FROM_TRACKER: list[FromTracker] = [
             BLOB, (StripePlan(0, ORIGIN), StripePlan(1, None), StripePlan(2, Source("h", "a:1"), (Source("i", "b:2"),)))
         )
     ),
+    Assign(Plan(BLOB, (StripePlan(0, ORIGIN),), (Source("h", "a:1"), Source("i", "b:2")))),
     Reject(UsageError("no", remedy="do").problem(), BLOB),
 ]
 
@@ -103,6 +106,8 @@ def test_the_form_is_as_documented() -> None:
         b'{"type": "assign", "plan": {"blob": "x", "stripes": [1]}}',
         b'{"type": "complaint", "blob": "x", "stripe": 0, "source": "h", "reason": "mood"}',
         b'{"type": "report", "blobs": [["x"]]}',
+        b'{"type": "holding", "blob": "%s", "size": 1, "piece_size": 1, "counts": [0], "priority": "later"}'
+        % BLOB.encode(),
         b'{"type": "left", "blob": "x"} trailing',
         b'{"type": "left", "blob":' + b"[" * 100_000,
         b'{"type": "left", "blob": "x", "more":' + b"[" * 100_000,
@@ -119,6 +124,37 @@ def test_noise_is_refused_not_a_crash(data: bytes) -> None:
     for decode in (decode_from_agent, decode_from_tracker):
         with pytest.raises(UsageError):
             decode(data)
+
+
+def test_keepers_are_limited_and_need_not_be_named() -> None:
+    keeper = '{"host":"h","address":"a:1"}'
+    for count, fits in ((0, True), (KEEPERS_MAX, True), (KEEPERS_MAX + 1, False)):
+        keepers = ",".join([keeper] * count)
+        text = f'{{"type":"assign","plan":{{"blob":"{BLOB}","stripes":[],"keepers":[{keepers}]}}}}'
+        if fits:
+            message = decode_from_tracker(text)
+            assert isinstance(message, Assign) and message.plan.keepers == (Source("h", "a:1"),) * count
+        else:
+            with pytest.raises(UsageError):
+                decode_from_tracker(text)
+    older = decode_from_tracker(f'{{"type":"assign","plan":{{"blob":"{BLOB}","stripes":[]}}}}')
+    assert older == Assign(Plan(BLOB, ()))
+
+
+def test_who_knows_nothing_of_priorities_is_waited_for() -> None:
+    """What older agents and callers send."""
+    holding = decode_from_agent(
+        b'{"type":"holding","blob":"%s","size":1,"piece_size":65536,"counts":[0]}' % BLOB.encode()
+    )
+    assert isinstance(holding, Holding) and holding.priority == "start"
+    stream = msgspec.json.decode(b'{"blob":"x","stripe":0,"stripes":1,"have":""}', type=StreamRequest)
+    assert stream.priority == msgspec.json.decode(b'{"package":"x"}', type=PullRequest).priority == "start"
+    for kind, body in (
+        (StreamRequest, b'{"blob":"x","stripe":0,"stripes":1,"have":"","priority":"x"}'),
+        (PullRequest, b'{"priority":1}'),
+    ):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(body, type=kind)
 
 
 @given(st.integers(0, 100), st.data())

@@ -1,0 +1,39 @@
+"""Leases: how many origin leases are out, and how many more a swarm may be granted.
+
+All swarms together hold at most `leases_max`. Those that are only preseeded hold at most half of these, and at least one, so that a job's
+start always finds some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tracker.core.swarm import Swarm
+
+
+class Leases:
+    """Counted once for a pass over some swarms, since it takes a look at every one; tell it what was `granted` since."""
+
+    __slots__ = ("_max", "_preseed_max", "_preseeds", "_total")
+
+    def __init__(self, swarms: Iterable[Swarm], leases_max: int) -> None:
+        self._max, self._preseed_max = leases_max, max(1, leases_max // 2)
+        self._total = self._preseeds = 0
+        for swarm in swarms:
+            if held := swarm.leases():
+                self.granted(swarm, held)
+
+    def granted(self, swarm: Swarm, count: int) -> None:
+        """A swarm holds `count` leases more, fewer if negative."""
+        self._total += count
+        if swarm.priority == "preseed":
+            self._preseeds += count
+
+    def free(self, swarm: Swarm) -> int:
+        """How many more a swarm may be granted now."""
+        if all(swarm.roots):
+            return 0
+        left = self._max - self._total
+        if swarm.priority == "preseed":
+            left = min(left, self._preseed_max - self._preseeds)
+        return max(0, left)
