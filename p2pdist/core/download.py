@@ -8,6 +8,10 @@ tracker can tell a slow parent from a starved one, so the host leaves the tracke
 alternate is the host's own choice, perhaps of a host that receives through this one by now, and is left as soon as it stands still. A
 plan that names a source which failed this host a moment ago is answered with a complaint, or the tracker would wait for what never comes.
 
+While no tracker answers, the host finds its way by itself (candidates.py): it goes through the tracker's last choices and the keepers of
+its zone, and reads the origin when it is a keeper and those before it failed it. What stands still then is held against nobody: where
+one stands still all below it do.
+
 A stripe that gets far fewer pieces than another over SLOW_WINDOW_S is complained of as slow, again with growing pauses; that changes
 nothing here, and lets the tracker look closer.
 
@@ -19,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from p2pdist.core.candidates import Candidates
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
@@ -132,8 +137,7 @@ Command = OpenStream | CloseStream | Complain | Completed | GaveUp
 class _Stripe:
     number: int
     missing: int
-    parent: Source | None = None
-    alternates: tuple[Source, ...] = ()
+    candidates: Candidates
     source: Source | None = None
     stream: int | None = None
     delivered: int = 0
@@ -149,7 +153,8 @@ class _Stripe:
 
 @dataclass(slots=True)
 class Download:
-    """See the module's text. `patience_s`: how long no piece at all may arrive before the pull is given up."""
+    """See the module's text. `patience_s`: how long no piece at all may arrive before the pull is given up. `host` is this host's name, by
+    which it knows itself among the keepers."""
 
     blob: Digest
     layout: PieceLayout
@@ -158,6 +163,7 @@ class Download:
     sources: Sources
     started_at: float
     patience_s: float = 120.0
+    host: str = ""
     finished: bool = False
     counts: list[int] = field(default_factory=list)
     _stripes: list[_Stripe] = field(default_factory=list)
@@ -165,6 +171,7 @@ class Download:
     _next_stream: int = 1
     _progressed_at: float = 0.0
     _tracker: bool = True
+    _alone_since: float = 0.0
     _origin_corrupt: int = 0
     _window_from: float = 0.0
     _last_failure: str = ""
@@ -175,7 +182,8 @@ class Download:
         self._progressed_at = self.started_at
         for number, count in enumerate(self.counts):
             total = len(range(number, self.layout.count, self.stripes))
-            self._stripes.append(_Stripe(number, total - count, stored_at=self.started_at))
+            candidates = Candidates(self.host, self.blob, number)
+            self._stripes.append(_Stripe(number, total - count, candidates, stored_at=self.started_at))
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         out: list[Command] = []
@@ -185,12 +193,18 @@ class Download:
             case PieceStored(number, piece):
                 self._stored(number, piece, now, out)
             case Planned(plan):
+                if plan.keepers:
+                    for stripe in self._stripes:
+                        stripe.candidates.kept_by(plan.keepers)
                 for stripe_plan in plan.stripes:
                     self._planned(stripe_plan, now, out)
             case StreamEnded():
                 self._ended(event, now, out)
             case TrackerChanged(present):
-                self._tracker = present
+                if present != self._tracker:
+                    self._tracker, self._alone_since = present, now
+                    for stripe in self._stripes:
+                        stripe.retry_at = 0.0
             case Rejected(error):
                 self._give_up(error, out)
             case Tick():
@@ -221,6 +235,7 @@ class Download:
         stripe.complaints = 0
         if stripe.source is not None and number == stripe.stream:
             stripe.delivered += 1
+            stripe.candidates.fed(stripe.source, now=now)
             self.sources.delivered(stripe.source)
         if stripe.missing == 0 and stripe.stream is not None:
             self._close(stripe, out, after_piece=True)
@@ -229,7 +244,7 @@ class Download:
         if plan.stripe >= self.stripes:
             return
         stripe = self._stripes[plan.stripe]
-        stripe.parent, stripe.alternates = plan.parent, plan.alternates
+        stripe.candidates.planned(plan.parent, plan.alternates)
         stripe.retry_at = 0.0
         wanted = plan.parent
         if wanted is not None and wanted != stripe.source and stripe.missing:
@@ -245,11 +260,8 @@ class Download:
     def _open(self, stripe: _Stripe, now: float, out: list[Command]) -> None:
         if stripe.stream is not None or stripe.missing == 0 or now < stripe.retry_at:
             return
-        candidates = [source for source in (stripe.parent, *stripe.alternates) if source is not None]
-        source = next((each for each in candidates if self.sources.usable(each, now=now)), None)
+        source, stripe.retry_at = stripe.candidates.choose(self.sources, alone=not self._tracker, now=now)
         if source is None:
-            waits = [self.sources.usable_at(each) for each in candidates]
-            stripe.retry_at = min(waits, default=0.0)
             return
         stripe.stream, stripe.source = self._next_stream, source
         stripe.stored_at = stripe.quiet_since = now
@@ -270,10 +282,13 @@ class Download:
             self._close(stripe, out, after_piece=False)
 
     def _ended(self, event: StreamEnded, now: float, out: list[Command]) -> None:
-        if event.reason == "failed":
+        stripe = self._streams.get(event.stream)
+        # What a keeper cannot read of its own accord it may still get from others; with a lease others wait for what it finds out.
+        unasked = stripe is not None and stripe.source == ORIGIN and stripe.candidates.parent != ORIGIN
+        if event.reason == "failed" and not (unasked and isinstance(event.error, Unavailable)):
             self._give_up(event.error or P2PDistError(f"{self.blob} could not be stored"), out)
             return
-        stripe = self._streams.pop(event.stream, None)
+        self._streams.pop(event.stream, None)
         if stripe is None or stripe.source is None:
             return
         source = stripe.source
@@ -285,12 +300,18 @@ class Download:
             stripe.doubted = bool(stripe.missing) and not stripe.delivered
             stripe.retry_at = now + REOPEN_S if stripe.missing else 0.0
             return
-        reason: Reason = "short" if ended_well else event.reason  # type: ignore[assignment]
+        reason: Reason = "short" if ended_well else "unavailable" if event.reason == "failed" else event.reason  # type: ignore[assignment]
         self._last_failure = f"{source}: {event.error.what if event.error else reason}"
-        if source == ORIGIN and isinstance(event.error, P2PDistError) and event.error.exit_code in (3, 4):
+        if (
+            source == ORIGIN
+            and not unasked
+            and isinstance(event.error, P2PDistError)
+            and event.error.exit_code in (3, 4)
+        ):
             out.append(Complain(stripe.number, source, reason, event.piece))
             self._give_up(event.error, out)
             return
+        stripe.candidates.failed(source)
         self.sources.failed(source, reason, now=now)
         out.append(Complain(stripe.number, source, reason, event.piece))
         if reason == "corrupt" and source == ORIGIN:
@@ -318,7 +339,12 @@ class Download:
         for stripe in self._stripes:
             if stripe.stream is None:
                 self._open(stripe, now, out)
-            elif stripe.source is not None and stripe.missing:
+            elif stripe.source is None or not stripe.missing:
+                continue
+            elif not self._tracker and stripe.candidates.wants_back(stripe.source, self.sources, now=now):
+                self._close(stripe, out, after_piece=True)
+                self._open(stripe, now, out)
+            else:
                 self._check_stall(stripe, stripe.source, now, out)
         if now - self._window_from >= SLOW_WINDOW_S:
             self._window_from = now
@@ -336,14 +362,21 @@ class Download:
                 out.append(Complain(stripe.number, stripe.source, "slow"))
 
     def _check_stall(self, stripe: _Stripe, source: Source, now: float, out: list[Command]) -> None:
-        pause_s = max(STALL_FIRST_S, STALL_PACES * stripe.pace_s) * 2 ** min(stripe.complaints, 10)
-        if now - stripe.quiet_since < min(STALL_MAX_S, pause_s):
+        stall_s = max(STALL_FIRST_S, STALL_PACES * stripe.pace_s)
+        if self._tracker:
+            quiet_s, limit_s = now - stripe.quiet_since, min(STALL_MAX_S, stall_s * 2 ** min(stripe.complaints, 10))
+        else:
+            quiet_s = now - max(stripe.stored_at, self._alone_since)
+            limit_s = stripe.candidates.patience_s(source, stall_s, fed=stripe.delivered > 0)
+        if quiet_s < limit_s:
             return
         stripe.complaints += 1
         stripe.quiet_since = now
         out.append(Complain(stripe.number, source, "stalled"))
-        if (not self._tracker and stripe.complaints > 1) or source != stripe.parent:
-            self.sources.failed(source, "stalled", now=now)
+        if not self._tracker or source != stripe.candidates.parent:
+            stripe.candidates.failed(source, still=not self._tracker)
+            if self._tracker:
+                self.sources.failed(source, "stalled", now=now)
             self._close(stripe, out, after_piece=False)
             self._open(stripe, now, out)
 

@@ -11,6 +11,7 @@ from p2pdist.model.digest import WireDigest
 
 STRIPES_MAX = 1024
 ALTERNATES_MAX = 64
+KEEPERS_MAX = 64
 
 # What decoding refuses. A name without white space and control characters can stand in a line of a log.
 HostName = Annotated[str, Meta(max_length=255, pattern=r"\A[^\s\x00-\x1f\x7f-\x9f]*\Z")]
@@ -48,7 +49,9 @@ class StripePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Parents of some stripes of one blob for one host. A stripe that is not named keeps its parent."""
+    """Parents of some stripes of one blob for one host. A stripe that is not named keeps its parent. `keepers` are the hosts of its zone
+    to turn to while no tracker answers, the only ones that may then read the origin; none means: those named before."""
 
     blob: WireDigest
     stripes: Annotated[tuple[StripePlan, ...], Meta(max_length=STRIPES_MAX)]
+    keepers: Annotated[tuple[Source, ...], Meta(max_length=KEEPERS_MAX)] = ()

@@ -62,10 +62,10 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class TrackerLoss:
-    """The tracker's process dies, and a new one starts after a while."""
+    """The tracker's process dies, and a new one starts after a while, or never (None)."""
 
     at: float
-    back_after_s: float
+    back_after_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,8 @@ def inject(simulation: Simulation, fault: Fault) -> None:
             world.at(at, setattr, hosts[name], "silent", True)
         case TrackerLoss(at, back_after_s):
             world.at(at, simulation.tracker.kill)
-            world.at(at + back_after_s, simulation.tracker.start)
+            if back_after_s is not None:
+                world.at(at + back_after_s, simulation.tracker.start)
         case TrackerLosses(every_s, _):
             world.at(every_s, _lose_tracker, simulation, fault)
         case OriginOutage(at, for_s):

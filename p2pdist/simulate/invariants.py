@@ -19,7 +19,9 @@ from p2pdist.simulate.session import Session
 from p2pdist.simulate.world import World
 from tracker.core.events import Command, Event, Received, Send
 from tracker.core.fleet import Fleet
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+from tracker.core.keepers import KEEPERS
+from tracker.core.member import Member
+from tracker.core.swarm import FROM_ORIGIN, Swarm
 
 FULL_CHECK_S = 0.25
 
@@ -36,6 +38,7 @@ class Invariants:
         self._origin_streams_max = origin_streams_max
         self._granted: dict[tuple[Digest, int, str], None] = {}
         self._ever_granted: dict[tuple[Digest, int, str], None] = {}
+        self._named: dict[tuple[Digest, str], None] = {}
         self._fleet: Fleet | None = None
         self._full_check_at = 0.0
         self.full_checks = 0
@@ -76,13 +79,21 @@ class Invariants:
                 if source.host == host.name:
                     self.broken(f"{host.name} opens a stream to itself")
                 if source.is_origin and (pull.blob.digest, stripe, host.name) not in self._ever_granted:
-                    self.broken(f"{host.name} reads stripe {stripe} from the origin and never had the lease")
+                    self._reading_unasked(host, pull, stripe)
             case dl.Completed():
                 missing = pull.proof.count(0)
                 if missing or not pull.have.complete:
                     self.broken(f"{host.name} takes itself for complete and lacks {missing} pieces")
             case dl.GaveUp() if not pull.proof.count(0):
                 self.broken(f"{host.name} gives up though it has all pieces")
+
+    def _reading_unasked(self, host: Host, pull: Pull, stripe: int) -> None:
+        """Without a lease only a keeper reads the origin, and only while no tracker answers it."""
+        what = f"{host.name} reads stripe {stripe} from the origin, never had the lease and"
+        if (pull.blob.digest, host.name) not in self._named:
+            self.broken(f"{what} is no keeper")
+        if host.session.welcomed:
+            self.broken(f"{what} has a tracker to ask")
 
     def _opening(self, host: Host, pull: Pull, stripe: int) -> None:
         stripes = pull.blob.stripes
@@ -122,6 +133,7 @@ class Invariants:
     def _assigned(self, fleet: Fleet, message: Assign, name: str) -> None:
         swarm = fleet.swarms[message.plan.blob]
         member = swarm.members[name]
+        self._keepers(swarm, member, [keeper.host for keeper in message.plan.keepers])
         for plan in message.plan.stripes:
             parent = plan.parent
             told = parent.host if parent is not None else None
@@ -131,6 +143,16 @@ class Invariants:
                 self._granted[swarm.blob, plan.stripe, name] = None
                 self._ever_granted[swarm.blob, plan.stripe, name] = None
                 self._leases(fleet)
+
+    def _keepers(self, swarm: Swarm, told: Member, names: list[str]) -> None:
+        """A host is told of a few others in its zone that are there; it may then be one of them itself."""
+        self.require(len({*names}) == len(names) <= KEEPERS, f"{told.host} is told of the keepers {names}")
+        for name in names:
+            keeper = swarm.members.get(name)
+            fits = keeper is not None and keeper.present and keeper.zone == told.zone
+            self.require(fits, f"{told.host} is told of the keeper {name}, which is away or in another zone")
+        if told.host in names:
+            self._named[swarm.blob, told.host] = None
 
     def _leases(self, fleet: Fleet) -> None:
         """At most one lease a stripe and zone, and no more than the cap in all, of those that this fleet granted and that are out."""

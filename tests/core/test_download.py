@@ -2,9 +2,11 @@
 
 import pytest
 
+from p2pdist.core.candidates import SETTLED_PACES, SETTLED_SPREAD
 from p2pdist.core.download import (
     ORIGIN_CORRUPT_MAX,
     REOPEN_S,
+    STALL_FIRST_S,
     CloseStream,
     Command,
     Complain,
@@ -22,9 +24,10 @@ from p2pdist.core.download import (
 )
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import Corrupt, DiskFull, NotFound, Unavailable
+from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
+from p2pdist.model.rendezvous import ranked
 
 BLOB = digest_of(b"blob")
 A, B, C, D = (Source(name, f"{name}:7071") for name in "ABCD")
@@ -33,12 +36,14 @@ A, B, C, D = (Source(name, f"{name}:7071") for name in "ABCD")
 class Pull:
     """A download of `count` pieces in `stripes` stripes, and the time kept."""
 
-    def __init__(self, count: int = 8, stripes: int = 1, have: tuple[int, ...] = (), patience_s: float = 120.0) -> None:
+    def __init__(
+        self, count: int = 8, stripes: int = 1, have: tuple[int, ...] = (), patience_s: float = 120.0, host: str = "h"
+    ) -> None:
         layout = PieceLayout(count * 65536, 65536)
         held = PieceSet(count)
         for piece in have:
             held.add(piece)
-        self.core = Download(BLOB, layout, stripes, held, Sources(), 0.0, patience_s=patience_s)
+        self.core = Download(BLOB, layout, stripes, held, Sources(), 0.0, patience_s=patience_s, host=host)
         self.now = 0.0
 
     def __call__(self, event: Event, after_s: float = 0.0) -> list[Command]:
@@ -47,6 +52,17 @@ class Pull:
 
     def plan(self, stripe: int, parent: Source | None, *alternates: Source) -> list[Command]:
         return self(Planned(Plan(BLOB, (StripePlan(stripe, parent, alternates),))))
+
+    def alone(self, *keepers: Source) -> None:
+        """The tracker names keepers and goes away."""
+        self(Planned(Plan(BLOB, (), keepers)))
+        self(TrackerChanged(False))
+
+    def until_commands(self) -> list[Command]:
+        """Let time pass until the core commands something."""
+        while not (commands := self(Tick(), 0.25)):
+            assert not self.core.finished
+        return commands
 
 
 def test_a_plan_opens_a_stream_a_stripe_and_the_last_piece_completes() -> None:
@@ -200,12 +216,129 @@ def test_an_alternate_that_stands_still_is_left() -> None:
 def test_without_a_tracker_the_host_changes_parents_by_itself() -> None:
     pull = Pull()
     pull.plan(0, A, B)
-    pull(TrackerChanged(False))
-    assert pull(Tick(), 1.0) == [Complain(0, A, "stalled")]
-    assert pull(Tick(), 2.0) == [
+    pull.alone()
+    assert pull.until_commands() == [
         Complain(0, A, "stalled"),
         CloseStream(1, after_piece=False),
         OpenStream(2, B, 0),
+    ]
+    assert SETTLED_PACES * STALL_FIRST_S <= pull.now <= 0.5 + SETTLED_PACES * (1 + SETTLED_SPREAD) * STALL_FIRST_S
+    assert pull.until_commands()[-1] == OpenStream(3, A, 0)
+
+
+def test_time_before_the_tracker_went_away_does_not_count() -> None:
+    """A tracker that restarts while something stands still changes nothing."""
+    pull = Pull()
+    pull.plan(0, A, B)
+    for _ in range(80):
+        pull(Tick(), 0.25)
+    pull(TrackerChanged(False))
+    assert pull(Tick(), 0.5) == []
+    pull(TrackerChanged(True))
+    assert pull.core.parents() == ("A",)
+
+
+def test_what_stood_still_without_a_tracker_is_believed_when_a_tracker_names_it() -> None:
+    """All below a failure stand still: it is held against nobody."""
+    pull = Pull()
+    pull.plan(0, A, B)
+    pull.alone()
+    assert pull.until_commands()[-1] == OpenStream(2, B, 0)
+    pull(TrackerChanged(True))
+    assert pull.plan(0, A) == [CloseStream(2, after_piece=True), OpenStream(3, A, 0)]
+
+
+def test_without_sources_and_a_tracker_a_host_asks_the_keepers() -> None:
+    """One keeper is dead: the next."""
+    order = [Source(name, f"{name}:7071") for name in ranked(f"{BLOB}/0".encode(), "BCD", 3)]
+    pull = Pull()
+    pull.plan(0, A)
+    pull.alone(B, C, D)
+    assert pull(StreamEnded(1, "reset")) == [Complain(0, A, "reset"), OpenStream(2, order[0], 0)]
+    assert pull(StreamEnded(2, "refused")) == [Complain(0, order[0], "refused"), OpenStream(3, order[1], 0)]
+
+
+def test_the_first_keeper_reads_the_origin_of_its_own_accord_until_a_tracker_says_otherwise() -> None:
+    first = ranked(f"{BLOB}/0".encode(), "BCD", 1)[0]
+    pull = Pull(host=first)
+    pull.plan(0, A)
+    pull.alone(B, C, D)
+    assert pull(StreamEnded(1, "reset")) == [Complain(0, A, "reset")]
+    assert pull.until_commands() == [OpenStream(2, ORIGIN, 0)]
+    assert pull.core.parents() == ("",)
+    pull(PieceStored(2, 0))
+    pull(TrackerChanged(True))
+    assert pull.core.parents() == ("",), "until a plan comes"
+    assert pull.plan(0, D) == [CloseStream(2, after_piece=True), OpenStream(3, D, 0)]
+
+
+def test_with_a_tracker_a_keeper_does_not_read_the_origin() -> None:
+    pull = Pull(host="B", patience_s=30.0)
+    pull.plan(0, A)
+    pull(Planned(Plan(BLOB, (), (B,))))
+    pull(StreamEnded(1, "refused"))
+    while not pull.core.finished:
+        assert not any(isinstance(each, OpenStream) and each.source == ORIGIN for each in pull(Tick(), 0.25))
+
+
+@pytest.mark.parametrize("error", [NotFound("no such blob"), Refused("no"), Unavailable("no origin")])
+def test_what_a_keeper_cannot_read_of_its_own_accord_does_not_end_its_pull(error: P2PDistError) -> None:
+    """Others may have it; with a lease all wait for what its holder finds out."""
+    reason = {NotFound: "missing", Refused: "refused", Unavailable: "failed"}[type(error)]
+    pull = Pull(host="B")
+    pull.alone(B)
+    assert pull.until_commands() == [OpenStream(1, ORIGIN, 0)]
+    (complaint,) = pull(StreamEnded(1, reason, error=error))
+    assert isinstance(complaint, Complain) and not pull.core.finished
+    assert pull.until_commands() == [OpenStream(2, ORIGIN, 0)]
+    full = DiskFull("/store", needed=2, free=1)
+    assert pull(StreamEnded(2, "failed", error=full))[-1] == GaveUp(full)
+
+
+def test_who_waits_for_its_parent_asks_the_keepers_as_soon_as_the_tracker_is_gone() -> None:
+    pull = Pull()
+    pull.plan(0, A)
+    for number in range(1, 8):
+        pull(StreamEnded(number, "refused"))
+        pull.now = pull.core.sources.usable_at(A)
+        assert pull(Tick()) == [OpenStream(number + 1, A, 0)]
+    pull(StreamEnded(8, "refused"))
+    assert pull.core.sources.usable_at(A) > pull.now + 10
+    pull.alone(B)
+    assert pull(Tick(), 0.25) == [OpenStream(9, B, 0)]
+
+
+def test_a_list_of_keepers_stays_until_another_comes() -> None:
+    pull = Pull()
+    pull(Planned(Plan(BLOB, (), (B,))))
+    pull.plan(0, A)
+    pull(TrackerChanged(False))
+    assert pull(StreamEnded(1, "reset"))[-1] == OpenStream(2, B, 0)
+
+
+def test_nothing_known_of_peers_is_waited_for() -> None:
+    """A pull that begins while no tracker answers waits for one, and says so in the end."""
+    pull = Pull(patience_s=30.0)
+    pull(TrackerChanged(False))
+    commands = pull.until_commands()
+    assert pull.now > 30.0
+    assert isinstance(commands[0], GaveUp) and "no tracker answers" in commands[0].error.what
+
+
+def test_a_host_that_was_starved_goes_back_to_its_parent() -> None:
+    pull = Pull(count=400)
+    pull.plan(0, A, B)
+    pull.alone(C)
+    assert pull.until_commands()[-1] == OpenStream(2, B, 0)
+    piece, commands = 0, []
+    while not commands:
+        pull(PieceStored(2, piece))
+        piece, commands = piece + 1, pull(Tick(), 0.25)
+    assert commands == [CloseStream(2, after_piece=True), OpenStream(3, A, 0)]
+    assert pull.until_commands() == [
+        Complain(0, A, "stalled"),
+        CloseStream(3, after_piece=False),
+        OpenStream(4, B, 0),
     ]
 
 

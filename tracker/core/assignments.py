@@ -1,4 +1,7 @@
-"""Assignments: what hosts are told of the trees that the planner made."""
+"""Assignments: what hosts are told of the trees that the planner made, and of the keepers of their zone.
+
+The keepers go with a host's first plan, and again with the next plan that goes to it anyway after they changed.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from p2pdist.model.messages import Assign
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 from tracker.core.events import Send
 from tracker.core.host import Host
+from tracker.core.keepers import keepers
 from tracker.core.swarm import FROM_ORIGIN, Swarm
 
 ALTERNATES = 2
@@ -26,11 +30,22 @@ def assignments(swarm: Swarm, hosts: Mapping[str, Host]) -> list[Send]:
         return Source(name, address) if address else None
 
     found = []
+    zones: dict[str, tuple[Source, ...]] = {}
     for name, stripes in changed_plans(swarm, source).items():
-        session = hosts[name].session
+        session, member = hosts[name].session, swarm.members[name]
         if session is not None:
-            found.append(Send(session, Assign(Plan(swarm.blob, tuple(stripes)))))
+            if member.zone not in zones:
+                zones[member.zone] = present_keepers(swarm, member.zone, source)
+            news = zones[member.zone] if zones[member.zone] != member.keepers else ()
+            member.keepers = news or member.keepers
+            found.append(Send(session, Assign(Plan(swarm.blob, tuple(stripes), news))))
     return found
+
+
+def present_keepers(swarm: Swarm, zone: str, source: Callable[[str], Source | None]) -> tuple[Source, ...]:
+    """The keepers of a zone that are there, and where they are reached."""
+    found = (source(name) for name in keepers(swarm, zone) if swarm.members[name].present)
+    return tuple(each for each in found if each is not None)
 
 
 def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[str, list[StripePlan]]:
