@@ -29,7 +29,7 @@ from p2pdist.agent.turns import Turns
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Complaint
-from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet, stripes_for
+from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Plan, Source, StripePlan
 from p2pdist.origin.origin import Origin
 from p2pdist.store.blobs import BlobStore
@@ -67,7 +67,7 @@ async def serve(options: argparse.Namespace) -> None:
     """Fetch from --parent, if there is one, and serve; answers a line on standard input with the CPU-seconds used so far."""
     encoded = await asyncio.to_thread(Path(options.pieces).read_bytes)
     pieces = PieceList.decode(encoded)
-    stripes = stripes_for(pieces.layout.count)
+    stripes = pieces.layout.stripes
     store = BlobStore(Path(options.store))
     store.put_small(encoded)
     blob = store.begin(DIGEST, pieces)

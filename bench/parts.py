@@ -98,7 +98,7 @@ def parts(*, quick: bool, full: bool) -> dict[str, list[Part]]:
 
 
 def _program(file: Path, *options: str) -> tuple[str, ...]:
-    return (sys.executable, str(file), "--json", *options)
+    return (sys.executable, "-m", f"{file.parent.name}.{file.stem}", "--json", *options)
 
 
 def _simulate(hosts: int) -> tuple[str, ...]:
@@ -203,7 +203,7 @@ def _steady(steady: dict[str, Any]) -> Line:
 
 
 def small_lines(document: dict[str, Any]) -> list[Line]:
-    """A small blob; the bound is the CPU time of all agents on the machine's cores."""
+    """A small blob; the bound is the CPU time of agents and tracker on the machine's cores."""
     last_s, bound_s = document["last_s"], document["cpu_s"] / (os.cpu_count() or 1)
     what = f"{document['size'] >> 10} KiB to {document['hosts']} hosts"
     ratio = last_s / bound_s if bound_s else None

@@ -3,6 +3,8 @@
 Every event, from whichever session, goes through `submit` on the event loop, so the core is never entered twice. What it answers is
 queued per session; a session that does not read its queue is ended.
 
+The core is called when a message comes, every TICK_S, and when it wants to be: a small blob's batch of joins does not wait for a tick.
+
 Reports are most of what a tracker hears, so agents are asked for fewer of them the more there are (tracker/core/pace.py). They are told in
 the welcome, and again (`Pace`) whenever their number has doubled or halved: while a fleet grows that is about one message a session.
 """
@@ -12,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import time
 from collections.abc import Callable
 
 from p2pdist.model.errors import Conflict
 from p2pdist.model.messages import Assign, FromTracker, Hello, Pace, Reject
 from tracker.content import Content
-from tracker.core.events import Drop, Event, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.events import Drop, Due, Event, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.pace import report_interval_s
 
@@ -73,6 +76,7 @@ class Service:
         self._lag_s = 0.0
         self._shortest_s = fleet.report_interval_s
         self._paced_for = 1
+        self._due_at = math.inf
 
     @property
     def sessions(self) -> int:
@@ -133,7 +137,13 @@ class Service:
     def submit(self, event: Event) -> None:
         """Hand an event to the core and queue what it answers."""
         started = time.perf_counter()
-        commands = self.fleet.handle(event, now=time.monotonic())
+        now = time.monotonic()
+        commands = self.fleet.handle(event, now=now)
+        if self.fleet.schedule.wake_at < self._due_at:
+            self._due_at = self.fleet.schedule.wake_at
+            # Rounded up: uvloop counts in milliseconds, and a timer that comes too early would have to be set again.
+            delay_s = math.ceil(max(0.0, self._due_at - now) * 1000) / 1000
+            asyncio.get_running_loop().call_later(delay_s, self._plan_due)
         planned = False
         for command in commands:
             outbox = self._outboxes.get(command.session)
@@ -147,6 +157,13 @@ class Service:
                     outbox.put(None)
         if planned:
             self.observe_plan(time.perf_counter() - started)
+
+    def _plan_due(self) -> None:
+        self._due_at = math.inf
+        try:
+            self.submit(Due())
+        except Exception:
+            _logger.exception("planning failed")
 
     async def run(self) -> None:
         """Drive the core's clock until cancelled."""

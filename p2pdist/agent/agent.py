@@ -17,7 +17,8 @@ from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.packages import WAIT_S, Packages
 from p2pdist.agent.pulls import Pulls
 from p2pdist.agent.tracker_session import TrackerSession
-from p2pdist.agent.turns import Turns
+from p2pdist.agent.turns import Turn, Turns
+from p2pdist.core.downlink import Downlink
 from p2pdist.core.eviction import choose
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest
@@ -32,15 +33,18 @@ from p2pdist.model.messages import (
     Left,
     MountRequest,
     MountStatus,
+    Priority,
     Reject,
     Report,
+    StreamRequest,
     check_hello,
 )
 from p2pdist.model.package import Descriptor, decode_manifest
-from p2pdist.model.pieces import stripes_for
+from p2pdist.model.pieces import PieceSet
 from p2pdist.origin.origin import Origin, open_origin
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
+from p2pdist.transfer.kept import IDLE_S, KeptConnections
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.tls import Tls, TlsFiles
 
@@ -55,8 +59,8 @@ _logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
     """How an agent is set up. `address` is where other agents reach it (host:port); `origin` overrides the tracker's;
-    `tracker_wait_s` is how long a new pull waits for a tracker; with `tls` it speaks TLS with other agents;
-    `upload_bytes_s` and `download_bytes_s` limit what it gives to and takes from them."""
+    `tracker_wait_s` is how long a new pull waits for a tracker; with `tls` it speaks TLS with other agents; `upload_bytes_s` and
+    `download_bytes_s` limit what it gives and takes over the network, `preseed_bytes_s` what of either is for preseeds."""
 
     trackers: tuple[str, ...]
     host: str
@@ -70,6 +74,7 @@ class AgentSettings:
     tls: TlsFiles | None = None
     upload_bytes_s: float | None = None
     download_bytes_s: float | None = None
+    preseed_bytes_s: float | None = None
 
 
 class Agent:
@@ -106,8 +111,10 @@ class Agent:
         except BaseException:
             self.store.close()
             raise
-        self.turns = Turns(limit_bytes_s=settings.upload_bytes_s)
-        self.pacer = Pacer(settings.download_bytes_s) if settings.download_bytes_s else None
+        self.turns = Turns(limit_bytes_s=settings.upload_bytes_s, preseed_limit_bytes_s=settings.preseed_bytes_s)
+        self.pacer: Pacer | None = Pacer(Downlink(settings.download_bytes_s, settings.preseed_bytes_s))
+        self.kept = KeptConnections()
+        self._expiring: asyncio.TimerHandle | None = None
         self.sources = Sources()
         self.received_bytes: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
@@ -131,6 +138,9 @@ class Agent:
             fetching.stop()
         await self.pulls.stop()
         self.turns.stop()
+        if self._expiring is not None:
+            self._expiring.cancel()
+        self.kept.close()
         if self._session_task is not None:
             self._session_task.cancel()
             await asyncio.gather(self._session_task, return_exceptions=True)
@@ -141,14 +151,13 @@ class Agent:
 
     # -- blobs
 
-    async def fetch(self, layer: Descriptor) -> tuple[Blob, BlobPull | None]:
+    async def fetch(self, layer: Descriptor, priority: Priority = "start") -> tuple[Blob, BlobPull | None]:
         """See Fetcher in pulls.py."""
-        running = self._fetching.get(layer.digest)
+        running = self._join(layer.digest, priority)
         if running is not None:
             return running.blob, running
-        pieces = await asyncio.to_thread(self._packages.pieces, layer)
-        blob = await asyncio.to_thread(self.store.begin, layer.digest, pieces)
-        running = self._fetching.get(layer.digest)
+        blob = await asyncio.to_thread(self._begin, layer)
+        running = self._join(layer.digest, priority)
         if running is not None:
             return running.blob, running
         if blob.complete:
@@ -160,15 +169,38 @@ class Agent:
         if layer.digest in self._served:  # evicted a moment ago: what was there must not be offered any more
             self._unserve(layer.digest)
         self._unwanted.discard(layer.digest)
-        fetching = self._fetching[layer.digest] = BlobPull(blob, self, tracker_present=self.session.connected)
+        fetching = self._fetching[layer.digest] = BlobPull(
+            blob, self, tracker_present=self.session.connected, priority=priority
+        )
         self._served.add(layer.digest)
         fetching.done.add_done_callback(lambda done: self._fetched(fetching, done))
         self._announce(fetching.holding())
         fetching.start()
         return blob, fetching
 
+    def _begin(self, layer: Descriptor) -> Blob:
+        """The blob of a layer in the store, new if need be; waits for the disk."""
+        return self.store.begin(layer.digest, self._packages.pieces(layer))
+
+    def _join(self, digest: Digest, priority: Priority) -> BlobPull | None:
+        """The pull of a blob that is running, if there is one. A preseed that somebody waits for is one no longer."""
+        fetching = self._fetching.get(digest)
+        if fetching is not None and priority == "start" and fetching.priority == "preseed":
+            fetching.hurry()
+            self._announce(fetching.holding())
+        return fetching
+
+    def open_turn(self, wanted: StreamRequest, have: PieceSet) -> Turn:
+        """Let a child take turns. What a child waits for, this host waits for as well (priority inheritance; Sha, Rajkumar and Lehoczky,
+        1990): it comes through here. Raises Unavailable when there are too many streams."""
+        turn = self.turns.open(wanted.blob, wanted.stripe, have, wanted.priority)
+        self._join(wanted.blob, wanted.priority)
+        return turn
+
     def _fetched(self, fetching: BlobPull, done: asyncio.Future[None]) -> None:
         blob = fetching.blob
+        if self._expiring is None:
+            self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire_kept)
         del self._fetching[blob.digest]
         blob.release()
         error = None if done.cancelled() else done.exception()
@@ -176,6 +208,10 @@ class Agent:
             self.session.send(Report(tuple(filter(None, [fetching.advance()]))))
             return
         self._unserve(blob.digest)
+
+    def _expire_kept(self) -> None:
+        left = self.kept.expire()
+        self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire_kept) if left else None
 
     async def discard(self, digest: Digest) -> None:
         """See Fetcher in pulls.py: what a corrupt origin gave is not kept."""
@@ -225,7 +261,7 @@ class Agent:
         return digest in self._served
 
     def _serve(self, blob: Blob) -> None:
-        self.turns.held(blob.digest, blob.layout, stripes_for(blob.layout.count), blob.have)
+        self.turns.held(blob.digest, blob.layout, blob.layout.stripes, blob.have)
         self._served.add(blob.digest)
 
     def _announce(self, holding: Holding) -> None:
@@ -337,5 +373,5 @@ class Agent:
 
 def _holding_of(blob: Blob) -> Holding:
     layout = blob.layout
-    counts = blob.have.stripe_counts(stripes_for(layout.count))
+    counts = blob.have.stripe_counts(layout.stripes)
     return Holding(blob.digest, layout.size, layout.piece_size, tuple(counts))

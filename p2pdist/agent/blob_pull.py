@@ -29,12 +29,13 @@ from p2pdist.core.download import (
 )
 from p2pdist.core.sources import Sources
 from p2pdist.model.errors import P2PDistError, Unavailable
-from p2pdist.model.messages import Advance, Complaint, Holding, StreamRequest
-from p2pdist.model.pieces import PieceSet, stripes_for
+from p2pdist.model.messages import Advance, Complaint, Holding, Priority, StreamRequest
+from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Plan, Source
 from p2pdist.origin.origin import Origin
 from p2pdist.store.blob import Blob
 from p2pdist.transfer.client import IncomingStream, PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.kept import KeptConnections
 from p2pdist.transfer.mailbox import Mailbox
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.tls import Tls
@@ -51,6 +52,7 @@ class Surroundings(Protocol):
     sources: Sources
     tls: Tls | None
     pacer: Pacer | None
+    kept: KeptConnections
 
     def origin(self) -> Origin: ...
     def tell_tracker(self, message: Complaint) -> None: ...
@@ -61,21 +63,24 @@ class Surroundings(Protocol):
 class BlobPull:
     """See the module's text. `done` is set to None, or to the failure, when the pull ends."""
 
-    def __init__(self, blob: Blob, agent: Surroundings, *, tracker_present: bool) -> None:
+    def __init__(self, blob: Blob, agent: Surroundings, *, tracker_present: bool, priority: Priority = "start") -> None:
         loop = asyncio.get_running_loop()
-        self.blob = blob
+        self.blob, self.priority = blob, priority
         self.done: asyncio.Future[None] = loop.create_future()
         self.bytes_by_source = {"origin": 0, "peer": 0}
         self.bytes_before = sum(blob.layout.length(piece) for piece in blob.have)
         self._agent = agent
-        self._stripes = stripes_for(blob.layout.count)
-        self._core = Download(blob.digest, blob.layout, self._stripes, blob.have, agent.sources, loop.time())
+        self._stripes = blob.layout.stripes
+        self._core = Download(
+            blob.digest, blob.layout, self._stripes, blob.have, agent.sources, loop.time(), host=agent.host
+        )
         self._streams: dict[int, IncomingStream | OriginReader] = {}
         self._sources: dict[int, tuple[Source, int]] = {}
         self._mail: Mailbox[StreamEvent] = Mailbox(loop, self._deliver)
         self._reported: tuple[int, ...] = tuple(self._core.counts)
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._untold: set[int] = set()
+        self._hurried = asyncio.Event()
         self._completing: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         agent.turns.held(blob.digest, blob.layout, self._stripes, self._core.have)
@@ -90,7 +95,7 @@ class BlobPull:
         """What a tracker must know to take this pull into its swarm."""
         layout = self.blob.layout
         counts = self._reported = tuple(self._core.counts)
-        return Holding(self.blob.digest, layout.size, layout.piece_size, counts, self._core.parents())
+        return Holding(self.blob.digest, layout.size, layout.piece_size, counts, self._core.parents(), self.priority)
 
     def advance(self) -> Advance | None:
         """Progress since the last report, None when there is none."""
@@ -105,6 +110,15 @@ class BlobPull:
 
     def tracker_changed(self, present: bool) -> None:
         self._submit(TrackerChanged(present))
+
+    def hurry(self) -> None:
+        """Somebody waits for this preseed from now on. Its streams end after the pieces under way and are opened again, at the priority
+        that it has now."""
+        self.priority = "start"
+        self._hurried.set()
+        for stream in self._streams.values():
+            if isinstance(stream, IncomingStream):
+                stream.finish_piece_and_close()
 
     def reject(self, error: P2PDistError) -> None:
         """The swarm cannot go on."""
@@ -205,13 +219,16 @@ class BlobPull:
                 self._mail.post,
                 number=number,
                 may_read=lambda: self._agent.turns.wait_for_children(self.blob.digest, stripe),
+                pause=self._pause,
             )
         else:
             have = PieceSet(self.blob.layout.count, self.blob.have.bits)
             for other in self._streams.values():
                 if other.receiving is not None:
                     have.add(other.receiving)
-            request = StreamRequest(self.blob.digest, stripe, self._stripes, have.to_bytes(), self._agent.host)
+            request = StreamRequest(
+                self.blob.digest, stripe, self._stripes, have.to_bytes(), self._agent.host, self.priority
+            )
             stream = IncomingStream(
                 source,
                 request,
@@ -221,9 +238,17 @@ class BlobPull:
                 number=number,
                 tls=self._agent.tls,
                 pacer=self._agent.pacer,
+                kept=self._agent.kept if self._stripes == 1 else None,
             )
         self._streams[number] = stream
         stream.start()
+
+    async def _pause(self, length: int) -> None:
+        """After a piece from the origin: hold back as streams do."""
+        pacer, priority = self._agent.pacer, self.priority
+        if pacer is not None:
+            woken = self._hurried if priority == "preseed" else asyncio.Event()
+            await pacer.sleep(priority, pacer.received(priority, length), woken)
 
     def _close(self, number: int, after_piece: bool) -> None:
         stream = self._streams.get(number)

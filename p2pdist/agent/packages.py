@@ -56,7 +56,7 @@ class Packages:
 
     async def find(self, reference: Reference, note: Callable[[str], None]) -> Package:
         """Raises NotFound, Corrupt, Unavailable. `note` hears what is being waited for."""
-        here = await asyncio.to_thread(self._last_known, reference)
+        here = await self._last_known(reference)
         if here is not None and reference.digest is not None:
             return here
         bundle = await self._bundle(reference, here.digest if here is not None else None, note)
@@ -65,32 +65,23 @@ class Packages:
         package = await asyncio.to_thread(self._keep, reference, bundle)
         return package or await self._one_by_one(reference, bundle.digest, note)
 
-    def _last_known(self, reference: Reference) -> Package | None:
+    async def _last_known(self, reference: Reference) -> Package | None:
         """The package as this host last saw it, when all its small parts are here. What a tag means may have changed since."""
         digest = reference.digest
         if digest is None:
-            records = (record for record in self._store.packages() if record.reference == str(reference))
-            digest = next((record.manifest_digest for record in records), None)
+            record = self._store.package(str(reference))
+            if record is None:
+                return None
+            digest = record.manifest_digest
         with suppress(Corrupt):  # whoever is asked next says what is wrong with it
-            return self._assembled(reference, digest) if digest is not None else None
+            return await asyncio.to_thread(_assembled, reference, digest, self._store.read_small)
         return None
 
     def _keep(self, reference: Reference, bundle: Bundle) -> Package | None:
         """Store what a tracker sent once it is verified; the package, if nothing was left out. Raises Corrupt."""
-        for document in bundle.verified(self._store.read_small):
-            self._store.put_small(document)
-        return self._assembled(reference, bundle.digest)
-
-    def _assembled(self, reference: Reference, digest: Digest) -> Package | None:
-        """A package all of whose small parts are in the store, else None. Raises Corrupt."""
-        data = self._store.read_small(digest)
-        if data is None:
-            return None
-        manifest = decode_manifest(data)
-        config = self._store.read_small(manifest.config.digest)
-        if config is None or any(self._store.read_small(each.pieces_digest) is None for each in manifest.layers):
-            return None
-        return Package(reference, digest, manifest, decode_config(config))
+        documents = bundle.verified(self._store.read_small)
+        fresh = dict(zip(self._store.put_smalls(documents), documents, strict=True))
+        return _assembled(reference, bundle.digest, lambda digest: fresh.get(digest) or self._store.read_small(digest))
 
     async def _one_by_one(self, reference: Reference, digest: Digest, note: Callable[[str], None]) -> Package:
         """What was too large for a bundle, or all of it where there is only the own origin to ask."""
@@ -102,9 +93,10 @@ class Packages:
 
     async def find_blob(self, digest: Digest, note: Callable[[str], None]) -> Descriptor:
         """The descriptor, with its piece list in the store, of a blob that was pushed alone or is a layer of a package seen here."""
-        known = await asyncio.to_thread(self._find_here, digest)
-        if known is not None:
-            return known
+        if self._store.get(digest) is not None:
+            known = await asyncio.to_thread(self._find_here, digest)
+            if known is not None:
+                return known
         try:
             package = await self.find(blob_reference(digest), note)
         except NotFound as missing:
@@ -120,8 +112,7 @@ class Packages:
         return layer
 
     def _find_here(self, digest: Digest) -> Descriptor | None:
-        if self._store.get(digest) is None:
-            return None
+        """The descriptor of a blob that is in the store, from a package that was used here."""
         for record in self._store.packages():
             data = self._store.read_small(record.manifest_digest)
             for layer in decode_manifest(data).layers if data else ():
@@ -196,3 +187,15 @@ class Packages:
             f"no tracker answered for {self._wait_s:.0f} s ({trackers})",
             remedy="Start the tracker or correct --tracker; what runs already goes on without it",
         )
+
+
+def _assembled(reference: Reference, digest: Digest, read: Callable[[Digest], bytes | None]) -> Package | None:
+    """A package all of whose small parts `read` finds, else None. Raises Corrupt."""
+    data = read(digest)
+    if data is None:
+        return None
+    manifest = decode_manifest(data)
+    config = read(manifest.config.digest)
+    if config is None or any(read(each.pieces_digest) is None for each in manifest.layers):
+        return None
+    return Package(reference, digest, manifest, decode_config(config))

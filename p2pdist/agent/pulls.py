@@ -18,12 +18,15 @@ from p2pdist.agent.packages import Package, Packages
 from p2pdist.agent.whole_digest import check_whole
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable, UsageError
-from p2pdist.model.messages import PullRequest, PullStatus
+from p2pdist.model.messages import Priority, PullRequest, PullStatus
 from p2pdist.model.package import Descriptor, parse_reference
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
 
 BLOBS_AT_ONCE = 4
+SMALL_BLOBS_AT_ONCE = 16
+"""Blobs of one stripe take next to none of the link, and each its time to find a parent."""
+
 PULLS_MAX = 1000
 REMEMBERED_MAX = 1000
 
@@ -33,8 +36,9 @@ _logger = logging.getLogger(__name__)
 class Fetcher(Protocol):
     """Fetches one blob into the store."""
 
-    async def fetch(self, layer: Descriptor) -> tuple[Blob, BlobPull | None]:
-        """The blob, not yet held, and its pull, started or joined; None when it is complete already."""
+    async def fetch(self, layer: Descriptor, priority: Priority) -> tuple[Blob, BlobPull | None]:
+        """The blob, not yet held, and its pull, started or joined; None when it is complete already. A preseed that is joined by who waits
+        for it is no preseed any more."""
 
     async def discard(self, digest: Digest) -> None:
         """Remove what came of a blob that turned out to be wrong or gone."""
@@ -182,7 +186,7 @@ class Pulls:
         layers = {layer.digest: layer for layer in package.manifest.layers}
         pull.bytes_total = sum(layer.size for layer in layers.values())
         pull.state, pull.note = "running", ""
-        slots = asyncio.Semaphore(BLOBS_AT_ONCE)
+        large, small = asyncio.Semaphore(BLOBS_AT_ONCE), asyncio.Semaphore(SMALL_BLOBS_AT_ONCE)
         with ExitStack() as holds:
             for layer in layers.values():  # first of all, so that what is here does not make room for what is not
                 here = self._store.get(layer.digest)
@@ -191,6 +195,7 @@ class Pulls:
             try:
                 async with asyncio.TaskGroup() as group:
                     for layer in layers.values():
+                        slots = large if layer.layout.stripes > 1 else small
                         group.create_task(self._fetch(pull, layer, slots, holds))
             except* P2PDistError as failures:
                 raise failures.exceptions[0] from None
@@ -216,7 +221,7 @@ class Pulls:
     ) -> Blob:
         """Bring one blob here. It is held by `holds` from then on, so that no other layer is put in its place."""
         async with slots:
-            blob, fetching = await self._fetcher.fetch(layer)
+            blob, fetching = await self._fetcher.fetch(layer, pull.request.priority)
             with ExitStack() as hold:
                 hold.enter_context(blob.held())
                 failure = await self._arrival(pull, layer, fetching, whole=whole)

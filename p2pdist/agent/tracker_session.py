@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from p2pdist.agent.outbox import gathered
 from p2pdist.model.bundle import Bundle, decode_bundle
 from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Unavailable, UsageError, from_problem
@@ -50,6 +51,9 @@ WELCOME_TIMEOUT_S = 10.0
 SETTLED_S = 2.0
 """A session that lasts less is no success: the next try comes later than the last one did."""
 
+GATHER_S = 0.002
+"""So long a join or a report waits for others of the same moment, which go out with it."""
+
 OUTBOX_MAX = 4096
 """Messages to a tracker that does not read them, before the session is broken off."""
 
@@ -83,7 +87,7 @@ class TrackerSession:
         self._outbox: asyncio.Queue[FromAgent] = asyncio.Queue(OUTBOX_MAX)
         self._welcomed = asyncio.Event()
         self._interval_s = REPORT_S_MAX
-        self._paced = asyncio.Event()
+        self._reporting: asyncio.TimerHandle | None = None
         self._url = self._urls[0] if self._urls else ""
         self.origin = ""
         self.connected = False
@@ -191,7 +195,7 @@ class TrackerSession:
         self.problem = text
 
     async def _say_hello(self, socket: aiohttp.ClientWebSocketResponse) -> Welcome:
-        await socket.send_str(encode(self._hello).decode())
+        await socket.send_frame(encode(self._hello), aiohttp.WSMsgType.TEXT)
         welcome = await asyncio.wait_for(self._next(socket), WELCOME_TIMEOUT_S)
         if isinstance(welcome, Reject):
             raise from_problem(welcome.problem)
@@ -214,13 +218,17 @@ class TrackerSession:
             self.send(Holdings(tuple(holdings[start : start + BLOBS_PER_MESSAGE_MAX])))
         self._welcomed.set()
         _logger.info("the tracker %s answers", self.url)
-        tasks = [asyncio.create_task(work) for work in (self._read(socket), self._write(socket), self._report_often())]
+        tasks = [asyncio.create_task(work) for work in (self._read(socket), self._write(socket))]
+        self._report_later(self._interval_s * random.random())
         try:
             done, _ = await asyncio.wait([*tasks, self._broken], return_when=asyncio.FIRST_COMPLETED)
             for ended in done:
                 ended.result()
         finally:
             self._broken.cancel()
+            if self._reporting is not None:
+                self._reporting.cancel()
+                self._reporting = None
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -247,31 +255,35 @@ class TrackerSession:
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> NoReturn:
         while True:
-            await socket.send_str(encode(await self._outbox.get()).decode())
+            waiting = [await self._outbox.get()]
+            if isinstance(waiting[0], Holding | Report):
+                await asyncio.sleep(GATHER_S)
+            while not self._outbox.empty():
+                waiting.append(self._outbox.get_nowait())
+            for message in gathered(waiting):
+                await socket.send_frame(encode(message), aiohttp.WSMsgType.TEXT)
 
     def _set_pace(self, interval_s: float) -> None:
         self._interval_s = min(max(interval_s, REPORT_S_MIN), REPORT_S_MAX)
-        self._paced.set()
-
-    async def _report_often(self) -> NoReturn:
-        """Say what is new, when something is. That this host lives the WebSocket's own heartbeat shows."""
-        while True:
+        if self._reporting is not None:
             # A new pace counts at once: who is asked to report often and sleeps on is taken for silent.
-            self._paced.clear()
-            pause_s = self._interval_s * random.random()
-            while not await self._paced_within(pause_s):
-                report = self._report()
-                if report is not None:
-                    self.send(report)
-                pause_s = self._interval_s
+            self._reporting.cancel()
+            self._report_later(self._interval_s * random.random())
 
-    async def _paced_within(self, seconds: float) -> bool:
-        """Sleep; True when another pace was asked for meanwhile."""
+    def _report_later(self, delay_s: float) -> None:
+        self._reporting = asyncio.get_running_loop().call_later(delay_s, self._report_now)
+
+    def _report_now(self) -> None:
+        """Say what is new, when something is. That this host lives the WebSocket's own heartbeat shows."""
         try:
-            async with asyncio.timeout(seconds):
-                return await self._paced.wait()
-        except TimeoutError:
-            return False
+            report = self._report()
+        except Exception as error:
+            if self._broken is not None and not self._broken.done():
+                self._broken.set_exception(error)
+            return
+        if report is not None:
+            self.send(report)
+        self._report_later(self._interval_s)
 
     # -- small reads
 

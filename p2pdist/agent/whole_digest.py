@@ -14,12 +14,18 @@ from p2pdist.model.errors import Corrupt
 from p2pdist.store.blob import Blob
 
 STEP_BYTES = 4 << 20
+INLINE_BYTES = 64 << 10
+"""So few bytes, which have just been written, are read and hashed in less time than a thread takes to begin."""
 
 
 async def check_whole(blob: Blob, piece: Callable[[int], Awaitable[None]]) -> None:
     """Hash `blob` as its pieces come (`piece(i)` waits for piece i); raises Corrupt when the sum is not its digest."""
     layout = blob.layout
     running = hashlib.sha256()
+
+    def take(start: int, length: int) -> None:
+        running.update(blob.read_range(start, length))
+
     step = max(1, STEP_BYTES // layout.piece_size)
     for first in range(0, layout.count, step):
         after = min(layout.count, first + step)
@@ -27,7 +33,10 @@ async def check_whole(blob: Blob, piece: Callable[[int], Awaitable[None]]) -> No
             await piece(number)
         start = layout.offset(first)
         length = min(layout.size, layout.offset(after)) - start
-        running.update(await asyncio.to_thread(blob.read_range, start, length))
+        if length <= INLINE_BYTES:
+            take(start, length)
+        else:
+            await asyncio.to_thread(take, start, length)
     if f"sha256:{running.hexdigest()}" != blob.digest:
         raise Corrupt(
             f"the content stored as {blob.digest} hashes to {running.hexdigest()}", remedy="Push the blob again"

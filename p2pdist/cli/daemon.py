@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from p2pdist.model.errors import Conflict, P2PDistError, UsageError
-from p2pdist.transfer.client import parse_address
+from p2pdist.transfer.dial import parse_address
 
 SHUTDOWN_S = 2.0
 THREADS_S = 3.0

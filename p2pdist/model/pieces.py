@@ -30,6 +30,12 @@ _MAGIC = b"p2pdist-pieces-1"
 _HEAD = struct.Struct(">16sQI")
 
 
+STRIPED_MIN = 16
+FINE_PIECES = 2048
+FINE_SIZE = 1 << 20
+"""A blob of so many pieces, of so many bytes each, has more stripes."""
+
+
 def piece_size_for(size: int) -> int:
     """Piece size in bytes for a blob of `size` bytes: the smallest power of two that keeps the pieces at 4,096 or fewer.
 
@@ -42,17 +48,6 @@ def piece_size_for(size: int) -> int:
     return piece
 
 
-def stripes_for(count: int) -> int:
-    """Number of stripes of a blob with `count` pieces. Fixed by the count alone, so that every host and every tracker agrees.
-
-    More stripes fill slower and cost more streams; with one, the uplinks of the leaves would stand idle. Measured and simulated from 24 to
-    2,600 hosts, two end nearest to the bound.
-    """
-    if count < 16:
-        return 1
-    return 2
-
-
 @dataclass(frozen=True, slots=True)
 class PieceLayout:
     """How a blob of `size` bytes is cut into pieces of `piece_size` bytes."""
@@ -63,6 +58,18 @@ class PieceLayout:
     @property
     def count(self) -> int:
         return -(-self.size // self.piece_size)
+
+    @property
+    def stripes(self) -> int:
+        """Number of stripes. It follows from the layout alone, so that every host and every tracker agrees.
+
+        With one the uplinks of the leaves would stand idle. More fill slower, by depth x stripes x the time of a piece, and each costs
+        a stream; but whoever has a slow host above it in one of them loses less. So there are two, and four where pieces are many enough
+        for the filling, and large enough for the streams, not to count.
+        """
+        if self.count < STRIPED_MIN:
+            return 1
+        return 4 if self.count >= FINE_PIECES and self.piece_size >= FINE_SIZE else 2
 
     def length(self, piece: int) -> int:
         """Length in bytes of piece `piece`."""

@@ -25,6 +25,7 @@ from p2pdist.model.messages import (
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.simulate.agent_session import AgentSession
+from p2pdist.simulate.intake import Intake
 from p2pdist.simulate.network import Link, Network, Stream
 from p2pdist.simulate.origin import Origin
 from p2pdist.simulate.pull import Blob, Pull
@@ -68,7 +69,7 @@ class Host:
     """See the module's text."""
 
     __slots__ = (
-        "_around", "_block_sent", "_life", "_number", "_sources", "_watching", "address", "ahead", "checks", "link", "name",
+        "_around", "_block_sent", "_intake", "_life", "_number", "_sources", "_watching", "address", "ahead", "checks", "link", "name",
         "network", "outgoing", "pulls", "rack", "running", "sent_bytes", "session", "silent", "uplink", "world", "wrong_bytes",
         "zone",
     )  # fmt: skip
@@ -93,6 +94,7 @@ class Host:
         self.ahead: list[Stream] = []
         self.sent_bytes = 0
         self.uplink = ul.Uplink(blocks_per_piece=around.blocks_per_piece)
+        self._intake = Intake(self.network)
         self._around = around
         self._sources = Sources()
         self.session = AgentSession(self, around.tracker)
@@ -117,6 +119,7 @@ class Host:
         self._block_sent.clear()
         self._watching = False
         self.uplink = ul.Uplink(blocks_per_piece=self._around.blocks_per_piece)
+        self._intake = Intake(self.network)
         self._sources = Sources()
         for pull in self.pulls.values():
             self._begin(pull)
@@ -149,7 +152,7 @@ class Host:
         if not pull.have.complete:
             around = self._around
             download = dl.Download(
-                blob.digest, blob.layout, blob.stripes, pull.have, self._sources, now, patience_s=around.patience_s
+                blob.digest, blob.layout, blob.stripes, pull.have, self._sources, now, around.patience_s, self.name
             )
             pull.download, pull.have = download, download.have
             self._submit(pull, dl.TrackerChanged(self.session.welcomed))
@@ -172,7 +175,10 @@ class Host:
                 layout = pull.blob.layout
                 pull.reported = pull.counts()
                 parents = pull.download.parents() if pull.download is not None else ()
-                found.append(Holding(pull.blob.digest, layout.size, layout.piece_size, pull.reported, parents))
+                blob = pull.blob
+                found.append(
+                    Holding(blob.digest, layout.size, layout.piece_size, pull.reported, parents, blob.priority)
+                )
         return tuple(found)
 
     def report(self) -> Report | None:
@@ -284,10 +290,7 @@ class Host:
 
     def arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
         """A piece has come in whole. It is verified; a good one is stored and at once offered to this host's children."""
-        if stream.transit:
-            stream.transit.pop(0)
-            if stream.held_up:
-                self.network.room(stream)
+        self._intake.arrived(stream, length)
         pull = stream.pull
         if not stream.child_open or (stream.finishing >= 0 and piece != stream.finishing):
             if self.running:
@@ -333,7 +336,7 @@ class Host:
         self.outgoing[self._number] = stream
         if not self.silent:
             self._block_sent[self._number] = ul.BlockSent(self._number)
-            self._feed(ul.Opened(self._number, pull.blob.digest, stream.stripe, have))
+            self._feed(ul.Opened(self._number, pull.blob.digest, stream.stripe, have, pull.blob.priority))
         return ""
 
     def block_sent(self, stream: Stream, length: int) -> None:

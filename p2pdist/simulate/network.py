@@ -59,7 +59,8 @@ class Link:
 
 class Stream:
     """One stripe on its way from `parent` (None: the origin) to `child`. `number` is its name in the child's download core, `serving` in
-    the parent's uplink core. `finishing` is the piece after which the child closes it, or -1."""
+    the parent's uplink core. `finishing` is the piece after which the child closes it, or -1; `unread` are pieces that arrived and after
+    which the child does not read on yet (intake.py)."""
 
     __slots__ = (
         "began_at",
@@ -80,6 +81,7 @@ class Stream:
         "stripe",
         "stuck",
         "transit",
+        "unread",
         "window",
     )
 
@@ -92,7 +94,7 @@ class Stream:
         self.transit: list[int] = []
         self.last_arrival = 0.0
         self.finishing = -1
-        self.held_up = 0
+        self.held_up = self.unread = 0
         self.ending = False
         self.crosses = parent is not None and parent.rack is not child.rack
         limited = self.crosses and child.rack is not None and child.rack.bytes_s > 0
@@ -260,7 +262,7 @@ class Network:
             if last:
                 stream.last_arrival = arrives
                 self.world.at(arrives, child.arrived, stream, piece, length, good)
-        if len(stream.transit) <= stream.window:
+        if len(stream.transit) + stream.unread <= stream.window:
             stream.sending = -1
             parent.block_sent(stream, length)
         else:
@@ -327,6 +329,8 @@ class Network:
         """The piece whose bytes the child is receiving, or -1."""
         if stream.transit:
             return stream.transit[0]
+        if stream.held_up:
+            return -1  # what the sender's kernel took last has arrived, and the next has not begun
         if stream.sending >= 0 and stream.parent_open and stream.began_at + self.latency_s <= self.world.now:
             return stream.sending
         return -1

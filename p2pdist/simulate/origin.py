@@ -100,7 +100,8 @@ class Origin:
         stream.child.arrived(stream, piece, length, good)
         if stream not in self._todo:
             return
-        self._request(stream)
+        if not stream.unread:
+            self._request(stream)
         if not self._outstanding[stream] and not self._todo[stream] and stream not in self._held_up:
             stream.child.ended(stream, "done")
 

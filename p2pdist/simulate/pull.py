@@ -6,18 +6,19 @@ from p2pdist.core import download as dl
 from p2pdist.core import uplink as ul
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
-from p2pdist.model.pieces import PieceLayout, PieceSet, stripes_for
+from p2pdist.model.messages import Priority
+from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.simulate.network import Stream
 
 
 class Blob:
-    """One blob of a simulation: how it is cut, and what is the same for it at every host."""
+    """One blob of a simulation: how it is cut, how urgent its pulls are, and what else is the same for it at every host."""
 
-    __slots__ = ("digest", "layout", "lengths", "stripes", "verified")
+    __slots__ = ("digest", "layout", "lengths", "priority", "stripes", "verified")
 
-    def __init__(self, digest: Digest, layout: PieceLayout) -> None:
-        self.digest, self.layout = digest, layout
-        self.stripes = stripes_for(layout.count)
+    def __init__(self, digest: Digest, layout: PieceLayout, priority: Priority) -> None:
+        self.digest, self.layout, self.priority = digest, layout, priority
+        self.stripes = layout.stripes
         self.lengths = [layout.length(piece) for piece in range(layout.count)]
         self.verified = [ul.Verified(digest, piece) for piece in range(layout.count)]
 

@@ -19,7 +19,8 @@ class Scenario:
     `piece_size` 0 for what the size asks for, `report_interval_s` 0 for what a tracker asks of so many hosts. Hosts are dealt into
     `racks` in blocks, and racks (hosts without racks) into `zones`; what crosses a rack's boundary shares `rack_bytes_s` in each direction,
     0 for no limit. `other_nics` are (rate, share of the hosts) of those that have another rate than `nic_bytes_s`. `arrivals` and
-    `arrivals_s` say how the hosts' starts are spread (arrivals.py)."""
+    `arrivals_s` say how the hosts' starts are spread (arrivals.py). The last `preseeds` of the `blobs` are
+    pulled as preseeds; the others by the first `starters` hosts alone, 0 for all."""
 
     hosts: int
     size: int
@@ -35,6 +36,8 @@ class Scenario:
     latency_s: float = 0.0002
     piece_size: int = 0
     blobs: int = 1
+    preseeds: int = 0
+    starters: int = 0
     blocks_per_piece: int = 1
     report_interval_s: float = 0.0
     origin_streams_max: int = 64

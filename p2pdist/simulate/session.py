@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import TYPE_CHECKING
 
 from p2pdist.model.messages import FromAgent, FromTracker, Hello
 from p2pdist.simulate.network import Network
 from p2pdist.simulate.world import World
-from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.events import Command, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 
 if TYPE_CHECKING:
@@ -97,10 +98,12 @@ class Tracker:
         self._sessions: dict[int, Session] = {}
         self._number = 0
         self._life = 0
+        self._due_at = inf
 
     def start(self) -> None:
         """A new process, which knows nothing."""
         self._life += 1
+        self._due_at = inf
         self.fleet = self._make_fleet(self.world.now)
         self.world.after(TICK_S, self._tick, self._life)
 
@@ -140,9 +143,17 @@ class Tracker:
             self._handle(Tick())
             self.world.after(TICK_S, self._tick, life)
 
+    def _due(self, life: int) -> None:
+        if life == self._life and self.fleet is not None:
+            self._due_at = inf
+            self._handle(Due())
+
     def _handle(self, event: Event) -> None:
         assert self.fleet is not None
         commands = self.fleet.handle(event, now=self.world.now)
+        if self.fleet.schedule.wake_at < self._due_at:
+            self._due_at = self.fleet.schedule.wake_at
+            self.world.at(self._due_at, self._due, self._life)
         self._watcher(self.fleet, event, commands, self._sessions)
         for command in commands:
             session = self._sessions.get(command.session)

@@ -39,7 +39,11 @@ class Simulation:
         self.invariants = Invariants(self.world, scenario.seed, scenario.origin_streams_max)
         self.tracker = Tracker(self.world, self.network, self.invariants.fleet_handled, self._make_fleet)
         layout = PieceLayout(scenario.size, scenario.piece_size)
-        self.blobs = [Blob(digest_of(b"blob %d" % number), layout) for number in range(scenario.blobs)]
+        starts = scenario.blobs - scenario.preseeds
+        self.blobs = [
+            Blob(digest_of(b"blob %d" % number), layout, "start" if number < starts else "preseed")
+            for number in range(scenario.blobs)
+        ]
         self.hosts: dict[str, Host] = {}
         self.racks = [Rack(f"r{number}", scenario.rack_bytes_s) for number in range(scenario.racks)]
         self.parties = scenario.parties()
@@ -61,8 +65,9 @@ class Simulation:
             link = Link(rate, rate)
             rack = self.racks[scenario.rack_of(number)] if self.racks else None
             zone = f"z{scenario.zone_of(number)}" if scenario.zones else ""
-            self.hosts[name] = Host(name, link, self.blobs, around, rack, zone)
-            self._unsettled += len(self.blobs)
+            wanted = self.blobs if number < (scenario.starters or scenario.hosts) else self.blobs[starts:]
+            self.hosts[name] = Host(name, link, wanted, around, rack, zone)
+            self._unsettled += len(wanted)
 
     def run(self, progress: Progress | None = None) -> Report:
         """Run until every pull has ended and the tracker has heard of it; raises InvariantBroken."""

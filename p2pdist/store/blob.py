@@ -2,6 +2,8 @@
 
 Invariants: a piece enters `have` after its bytes, verified, were written; a complete blob has every piece in `have`; `have` is one object
 for the blob's whole life, read by anyone and changed under the blob's lock. A blob that is held is neither evicted nor removed.
+
+A blob of one piece has no bitmap on disk: it has everything or nothing, and after a crash a look at its content tells.
 """
 
 from __future__ import annotations
@@ -68,6 +70,11 @@ class Blob:
     @property
     def size(self) -> int:
         return self.layout.size
+
+    @property
+    def marked(self) -> bool:
+        """Whether, as long as the blob is partial, a bitmap on disk says which pieces it has."""
+        return self.layout.count > 1
 
     @property
     def pieces(self) -> PieceList:
@@ -142,7 +149,8 @@ class Blob:
             with self._lock:
                 self._require_present()
                 if piece not in self.have:
-                    self._open_marks().store(self.have, piece, True)
+                    if self.marked:
+                        self._open_marks().store(self.have, piece, True)
                     self.have.add(piece)
         except OSError as error:
             raise failure(error, self.path, needed=self._bytes_missing()) from error
@@ -188,8 +196,7 @@ class Blob:
                 data.chmod(0o444)
                 data.rename(shelf.paths.complete(self.digest))
                 self.complete = True
-                self._close_marks()
-                shelf.paths.have(self.digest).unlink(missing_ok=True)
+                self._remove_marks()
             if self._holds == 0:
                 self._close_data()
         shelf.settle(self)
@@ -240,7 +247,8 @@ class Blob:
         """Create the files of a new partial blob, bitmap first; raises OSError. The space is reserved by the store."""
         with self._lock:
             paths = self._shelf.paths
-            self._marks = HaveFile.create(paths.have(self.digest), self.have, self._shelf.boot)
+            if self.marked:
+                self._marks = HaveFile.create(paths.have(self.digest), self.have, self._shelf.boot)
             self._fd = os.open(paths.data(self.digest), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             allocate(self._fd, self.size)
 
@@ -255,9 +263,9 @@ class Blob:
                 self._reopen_as_partial()
             elif self.complete:
                 self._shelf.index.set_complete(self.digest, complete=True, boot=str(self._shelf.boot))
-                self._shelf.paths.have(self.digest).unlink(missing_ok=True)
+                self._remove_marks()
                 self._shelf.settle(self)
-            elif not trusted:
+            elif self.marked and not trusted:
                 # Written anew, not amended: the new boot id must never stand above bits of the old one.
                 HaveFile.create(self._shelf.paths.have(self.digest), self.have, self._shelf.boot).close()
         if not self.complete and self.have.complete:
@@ -324,7 +332,7 @@ class Blob:
     def _drop(self, bad: list[int]) -> None:
         with self._lock, failures(self.path):
             for piece in bad:
-                if not self.complete:
+                if self.marked and not self.complete:
                     self._open_marks().store(self.have, piece, False)
                 self.have.discard(piece)
             if self.complete:
@@ -332,8 +340,8 @@ class Blob:
 
     def _reopen_as_partial(self) -> None:
         shelf, old = self._shelf, self.path
-        # The bitmap first: recovery believes it before the index.
-        self._marks = HaveFile.create(shelf.paths.have(self.digest), self.have, shelf.boot)
+        if self.marked:  # first: recovery believes it before the index
+            self._marks = HaveFile.create(shelf.paths.have(self.digest), self.have, shelf.boot)
         shelf.index.set_complete(self.digest, complete=False, boot=str(shelf.boot))
         old.chmod(0o644)
         writable = os.open(old, os.O_RDWR | os.O_CLOEXEC)
@@ -350,6 +358,11 @@ class Blob:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _remove_marks(self) -> None:
+        self._close_marks()
+        if self.marked:
+            self._shelf.paths.have(self.digest).unlink(missing_ok=True)
 
     def _close_marks(self) -> None:
         if self._marks is not None:

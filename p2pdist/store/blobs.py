@@ -1,10 +1,10 @@
 """The store: verified blobs in one directory.
 
     lock                        flock of the one process that uses the store; holds its process id
-    index.sqlite                blobs, pins, packages
+    index.sqlite                blobs, pins, packages, most of the manifests, configs and piece lists
     blobs/sha256/<hex>          complete blobs, read-only
     partial/<hex>.data, .have   partial blobs and which of their pieces are verified
-    small/sha256/<hex>          manifests, configs, piece lists
+    small/sha256/<hex>          larger manifests, configs, piece lists
 
 Sizes are counted as reserved: a partial blob counts in full from its beginning. Lock order: store, blob, index.
 """
@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 
 PARTIAL_IDLE_S = 3600.0
 """A partial blob that nobody used for this long may be evicted like a complete one."""
+
+USE_SAVED_S = 60.0
+"""Uses are kept in memory for so long: a crash costs some order of eviction, not a write per use."""
 
 SMALL_IDLE_S = 86400.0
 """A small blob that nothing refers to is removed at the first opening after this time."""
@@ -71,6 +75,7 @@ class BlobStore:
         self._choose = choose
         self._lock = threading.RLock()
         self._closed = False
+        self._use_saved_at = time.time()
         with failures(root):
             self._paths.make()
             self._lock_fd = lock_directory(self._paths)
@@ -85,7 +90,7 @@ class BlobStore:
         self._settler = Settler(self._paths, self._index)
         try:
             with failures(self._paths.root):
-                self._small = SmallBlobs(self._paths)
+                self._small = SmallBlobs(self._paths, self._index)
             self._shelf = Shelf(
                 self._paths,
                 self._index,
@@ -94,6 +99,7 @@ class BlobStore:
                 lambda blob: self._settler.add(blob.digest, blob.pieces_digest),
             )
             self._blobs = recover(self._shelf)
+            self._packages = {record.reference: record for record in self._index.packages()}
             self._pins: dict[Digest, set[str]] = {}
             for digest, owner in self._index.pins():
                 self._pins.setdefault(digest, set()).add(owner)
@@ -160,7 +166,7 @@ class BlobStore:
         layout = pieces.layout
         self._make_room(layout.size + encoded_size(layout))
         now = time.time()
-        pieces_digest = self._small.put(pieces.encode())
+        pieces_digest = self._small.put([pieces.encode()])[0]
         entry = Entry(digest, layout.size, layout.piece_size, pieces_digest, False, False, "", now, now)
         blob = Blob(self._shelf, entry, PieceSet(layout.count), complete=False, pieces=pieces)
         try:
@@ -171,7 +177,8 @@ class BlobStore:
             self._discard(blob)
             raise
         self._blobs[digest] = blob
-        self._save_use()
+        if now - self._use_saved_at >= USE_SAVED_S:
+            self._save_use()
         return blob
 
     def remove(self, digest: Digest) -> None:
@@ -213,9 +220,13 @@ class BlobStore:
 
     def put_small(self, data: bytes) -> Digest:
         """Store a manifest, config or piece list. Raises TooLarge, DiskFull."""
+        return self.put_smalls([data])[0]
+
+    def put_smalls(self, documents: Sequence[bytes]) -> list[Digest]:
+        """Store several, for which room is made at once. Raises TooLarge, DiskFull."""
         with self._lock:
-            self._make_room(len(data))
-            return self._small.put(data)
+            self._make_room(sum(map(len, documents)))
+            return self._small.put(documents)
 
     def read_small(self, digest: Digest) -> bytes | None:
         """A small blob, verified; None when it is not here."""
@@ -231,7 +242,7 @@ class BlobStore:
 
     def _wanted_smalls(self) -> set[Digest]:
         wanted = {blob.pieces_digest for blob in self._blobs.values()} | set(self._pins)
-        for record in self._index.packages():
+        for record in self._packages.values():
             wanted.add(record.manifest_digest)
             data = self._small.read(record.manifest_digest)
             if data is not None:
@@ -264,14 +275,24 @@ class BlobStore:
 
     def record_package(self, reference: str, manifest_digest: Digest) -> None:
         """Note that a package is, or was, used here now."""
-        self._index.record_package(PackageRecord(reference, parse_digest(manifest_digest), time.time()))
+        record = PackageRecord(reference, parse_digest(manifest_digest), time.time())
+        with self._lock:
+            self._index.record_package(record)
+            self._packages[reference] = record
+
+    def package(self, reference: str) -> PackageRecord | None:
+        """A package that was used here. Its blobs may have been evicted since."""
+        return self._packages.get(reference)
 
     def packages(self) -> list[PackageRecord]:
-        """Packages by reference. Their blobs may have been evicted since."""
-        return self._index.packages()
+        """All of them, by reference."""
+        with self._lock:
+            return sorted(self._packages.values(), key=lambda record: record.reference)
 
     def forget_package(self, reference: str) -> None:
-        self._index.forget_package(reference)
+        with self._lock:
+            self._index.forget_package(reference)
+            self._packages.pop(reference, None)
 
     # -- room
 
@@ -328,8 +349,9 @@ class BlobStore:
         ahead = 0
         for blob in self._blobs.values():
             if not blob.complete:
-                with failures(blob.path):
-                    ahead += max(0, blob.size - blob.path.stat().st_blocks * 512)
+                path = blob.path
+                with failures(path), suppress(FileNotFoundError):  # it may have become complete meanwhile
+                    ahead += max(0, blob.size - path.stat().st_blocks * 512)
         return ahead
 
     def _candidates(self) -> list[Candidate]:
@@ -341,5 +363,6 @@ class BlobStore:
         ]
 
     def _save_use(self) -> None:
-        """Uses are kept in memory in between: a crash costs some order of eviction, not a write per use."""
-        self._index.touch([(blob.last_used, blob.digest) for blob in self._blobs.values()])
+        """Write down when blobs were used since it was done last."""
+        since, self._use_saved_at = self._use_saved_at, time.time()
+        self._index.touch([(blob.last_used, blob.digest) for blob in self._blobs.values() if blob.last_used >= since])

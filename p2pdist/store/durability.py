@@ -6,6 +6,7 @@ import logging
 import os
 import queue
 import threading
+from contextlib import suppress
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
@@ -15,14 +16,20 @@ from p2pdist.store.paths import Paths
 
 log = logging.getLogger(__name__)
 
+GATHER_S = 1.0
+"""So long blobs are gathered: the layers of one package share the synchronisation of directories and index, and nobody who waits for a
+pull waits for the disk. A machine that is lost meanwhile costs a verification."""
+
 
 class Settler:
-    """One thread that synchronises the blobs it is told of, in order: content, piece list, directories, index; then marks them durable."""
+    """One thread that synchronises the blobs it is told of, in batches: contents, piece lists, directories, index; then marks them
+    durable."""
 
     def __init__(self, paths: Paths, index: Index) -> None:
         self._paths = paths
         self._index = index
         self._queue: queue.SimpleQueue[tuple[Digest, Digest] | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="store-settler", daemon=True)
         self._thread.start()
 
@@ -31,37 +38,57 @@ class Settler:
 
     def close(self) -> None:
         """Return when all that was added is settled."""
+        self._closing.set()
         self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while (found := self._queue.get()) is not None:
-            digest, pieces_digest = found
+            self._closing.wait(GATHER_S)
+            batch, last = [found], False
+            while not self._queue.empty() and not last:
+                more = self._queue.get()
+                last = more is None
+                if more is not None:
+                    batch.append(more)
+            self._settle(batch)
+            if last:
+                return
+
+    def _settle(self, batch: list[tuple[Digest, Digest]]) -> None:
+        settled = [digest for digest, pieces_digest in batch if self._synchronised(digest, pieces_digest)]
+        if not settled:
+            return
+        try:
+            sync_path(self._paths.smalls)
+            sync_path(self._paths.blobs)
+            self._index.checkpoint()
+            self._index.set_durable(settled)
+        except (OSError, P2PDistError) as error:
+            self._distrust(settled, error)
+
+    def _synchronised(self, digest: Digest, pieces_digest: Digest) -> bool:
+        """Synchronise content and piece list of one blob; False when it could not be."""
+        try:
+            # By path, not through the blob: a blob that is being synchronised may be removed.
+            fd = os.open(self._paths.complete(digest), os.O_RDONLY | os.O_CLOEXEC)
             try:
-                self._settle(digest, pieces_digest)
-            except FileNotFoundError:
-                continue  # removed, or partial again, in the meantime
-            except (OSError, P2PDistError) as error:
-                log.error(
-                    "%s could not be brought to the disk and will be verified at the next start: %s", digest, error
-                )
-                self._distrust(digest)
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+            with suppress(FileNotFoundError):  # it may be a row of the index
+                sync_path(self._paths.small(pieces_digest))
+        except FileNotFoundError:
+            return False  # removed, or partial again, in the meantime
+        except OSError as error:
+            self._distrust([digest], error)
+            return False
+        return True
 
-    def _settle(self, digest: Digest, pieces_digest: Digest) -> None:
-        # By path, not through the blob: a blob that is being synchronised may be removed.
-        fd = os.open(self._paths.complete(digest), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
-        sync_path(self._paths.small(pieces_digest))
-        sync_path(self._paths.smalls)
-        sync_path(self._paths.blobs)
-        self._index.checkpoint()
-        self._index.set_durable(digest)
-
-    def _distrust(self, digest: Digest) -> None:
-        try:
-            self._index.distrust(digest)
-        except P2PDistError as error:
-            log.error("%s could not be marked for verification: %s", digest, error)
+    def _distrust(self, digests: list[Digest], error: Exception) -> None:
+        for digest in digests:
+            log.error("%s could not be brought to the disk and will be verified at the next start: %s", digest, error)
+            try:
+                self._index.distrust(digest)
+            except P2PDistError as failure:
+                log.error("%s could not be marked for verification: %s", digest, failure)

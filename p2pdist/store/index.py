@@ -1,4 +1,4 @@
-"""The index of a store: which blobs, pins and packages there are.
+"""The index of a store: which blobs, pins and packages there are, and small blobs of few bytes.
 
 SQLite in WAL mode with synchronous NORMAL: what was committed survives a killed process; a lost machine may lose the last commits but the
 index stays consistent, and recovery reconciles it with the files. Nothing is written here per piece.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError
 from p2pdist.store.disk import free_bytes
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blobs (
     digest TEXT PRIMARY KEY, size INTEGER NOT NULL, piece_size INTEGER NOT NULL, pieces_digest TEXT NOT NULL,
@@ -28,6 +29,7 @@ CREATE TABLE IF NOT EXISTS pins (digest TEXT NOT NULL, owner TEXT NOT NULL, PRIM
 CREATE TABLE IF NOT EXISTS packages (
     reference TEXT PRIMARY KEY, manifest_digest TEXT NOT NULL, last_used REAL NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS smalls (digest TEXT PRIMARY KEY, stored REAL NOT NULL, data BLOB NOT NULL);
 """
 
 
@@ -73,7 +75,7 @@ class Index:
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=NORMAL")
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
-        if version not in {0, _VERSION}:
+        if version not in {0, 1, _VERSION}:  # 1 had no small blobs, and is otherwise the same
             raise P2PDistError(
                 f"the store {self._path.parent} was made by another release (index version {version})",
                 remedy="Use that release, or another store directory",
@@ -109,8 +111,8 @@ class Index:
         """Note that a blob became complete, or no longer is; it is not durable for now."""
         self._run("UPDATE blobs SET complete=?, durable=0, boot=? WHERE digest=?", (complete, boot, digest))
 
-    def set_durable(self, digest: Digest) -> None:
-        self._run("UPDATE blobs SET durable=1 WHERE digest=? AND complete=1", (digest,))
+    def set_durable(self, digests: list[Digest]) -> None:
+        self._run_all("UPDATE blobs SET durable=1 WHERE digest=? AND complete=1", [(digest,) for digest in digests])
 
     def distrust(self, digest: Digest) -> None:
         """Have the blob verified at the next opening."""
@@ -118,14 +120,7 @@ class Index:
 
     def touch(self, used: list[tuple[float, Digest]]) -> None:
         """Record when blobs were last used."""
-        with self._failures(), self._lock:
-            self._database.execute("BEGIN")
-            try:
-                self._database.executemany("UPDATE blobs SET last_used=? WHERE digest=?", used)
-            except BaseException:
-                self._database.execute("ROLLBACK")
-                raise
-            self._database.execute("COMMIT")
+        self._run_all("UPDATE blobs SET last_used=? WHERE digest=?", used)
 
     def delete(self, digest: Digest) -> None:
         self._run("DELETE FROM blobs WHERE digest=?", (digest,))
@@ -153,15 +148,48 @@ class Index:
     def forget_package(self, reference: str) -> None:
         self._run("DELETE FROM packages WHERE reference=?", (reference,))
 
+    # -- small blobs
+
+    def small_sizes(self) -> dict[Digest, int]:
+        return {row[0]: row[1] for row in self._query("SELECT digest, LENGTH(data) FROM smalls")}
+
+    def small(self, digest: Digest) -> bytes | None:
+        """The data, unverified; None when there is none."""
+        rows = self._query("SELECT data FROM smalls WHERE digest=?", (digest,))
+        return bytes(rows[0][0]) if rows else None
+
+    def put_smalls(self, documents: dict[Digest, bytes]) -> None:
+        now = time.time()
+        rows = [(digest, now, data) for digest, data in documents.items()]
+        self._run_all("INSERT OR REPLACE INTO smalls VALUES (?,?,?)", rows)
+
+    def remove_small(self, digest: Digest) -> None:
+        self._run("DELETE FROM smalls WHERE digest=?", (digest,))
+
+    def old_smalls(self, before: float) -> list[Digest]:
+        """Those that were stored before a time in seconds since the epoch."""
+        return [row[0] for row in self._query("SELECT digest FROM smalls WHERE stored<?", (before,))]
+
     # -- inner workings
 
     def _run(self, statement: str, values: tuple[object, ...]) -> None:
         with self._failures(), self._lock:
             self._database.execute(statement, values)
 
-    def _query(self, statement: str) -> list[Any]:
+    def _run_all(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+        """The same for each of `rows`, in one transaction."""
         with self._failures(), self._lock:
-            return self._database.execute(statement).fetchall()
+            self._database.execute("BEGIN")
+            try:
+                self._database.executemany(statement, rows)
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+
+    def _query(self, statement: str, values: tuple[object, ...] = ()) -> list[Any]:
+        with self._failures(), self._lock:
+            return self._database.execute(statement, values).fetchall()
 
     @contextmanager
     def _failures(self) -> Iterator[None]:

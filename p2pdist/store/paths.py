@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from p2pdist.model.digest import Digest, hex_of, parse_digest
 
 
-@dataclass(frozen=True, slots=True)
 class Paths:
-    """The files below `root`."""
+    """The files below `root`. The directories are joined once: that is most of what a path costs, and a small blob takes a dozen."""
 
-    root: Path
+    __slots__ = ("blobs", "index", "lock", "partial", "root", "smalls", "temporary")
 
-    @property
-    def lock(self) -> Path:
-        return self.root / "lock"
-
-    @property
-    def index(self) -> Path:
-        return self.root / "index.sqlite"
-
-    @property
-    def blobs(self) -> Path:
-        return self.root / "blobs" / "sha256"
-
-    @property
-    def partial(self) -> Path:
-        return self.root / "partial"
-
-    @property
-    def smalls(self) -> Path:
-        return self.root / "small" / "sha256"
-
-    @property
-    def temporary(self) -> Path:
-        return self.root / "tmp"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.lock = root / "lock"
+        self.index = root / "index.sqlite"
+        self.blobs = root / "blobs" / "sha256"
+        self.partial = root / "partial"
+        self.smalls = root / "small" / "sha256"
+        self.temporary = root / "tmp"
 
     def complete(self, digest: Digest) -> Path:
         """The content of a complete blob, read-only."""

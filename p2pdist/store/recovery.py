@@ -3,6 +3,7 @@
 What can be believed: a piece marked under the running boot (its bytes are at least in the page cache); every mark of a bitmap left clean;
 a complete blob that is durable, or was completed under the running boot. All else is verified against its piece list; wrong pieces are
 dropped. A bitmap, where there is one, is believed before the index, since finish() removes it last and dropping pieces writes it first.
+A blob of one piece has none, and is verified unless it was complete.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _recover_blob(shelf: Shelf, entry: Entry) -> Blob | None:
             return None
         complete, size = found
         count = -(-entry.size // entry.piece_size)
-        marks = read_marks(paths.have(entry.digest), count)
+        marks = read_marks(paths.have(entry.digest), count) if count > 1 else None
         if marks is not None:
             have, trusted = marks.pieces, marks.clean or marks.boot == shelf.boot
         else:
@@ -86,7 +87,7 @@ def _remove_strays(shelf: Shelf, found: dict[Digest, Blob]) -> None:
     wanted: set[Path] = set()
     for digest, blob in found.items():
         wanted.add(blob.path)
-        if not blob.complete:
+        if blob.marked and not blob.complete:
             wanted.add(paths.have(digest))
     for directory in (paths.blobs, paths.partial, paths.temporary):
         for path in directory.iterdir():

@@ -1,5 +1,8 @@
 """Small blobs of a store: manifests, configs, piece lists. Read and written whole; the name is the SHA-256, checked at every reading, so
 that nothing needs to be synchronised: what a lost machine tears is found out and fetched again.
+
+Most of them have a few hundred bytes, and a package of hundreds of layers has as many piece lists. Up to ROW_BYTES_MAX they are rows of the
+index, all that come together in one transaction: a file for each would cost several times as much. Larger ones are files.
 """
 
 from __future__ import annotations
@@ -8,33 +11,76 @@ import contextlib
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.digest import Digest, digest_of, hex_of
 from p2pdist.model.errors import TooLarge
 from p2pdist.model.package import SMALL_BYTES_MAX
 from p2pdist.store.disk import failures
+from p2pdist.store.index import Index
 from p2pdist.store.paths import Paths
+
+ROW_BYTES_MAX = 16 << 10
 
 
 class SmallBlobs:
-    """Thread-safe, but that the caller serialises put and remove of one digest."""
+    """Thread-safe, but that the caller serialises put, remove and sweep. `bytes_total` is what all of them take."""
 
-    def __init__(self, paths: Paths) -> None:
-        self._paths = paths
-        self._sizes = {entry.name: entry.stat().st_size for entry in os.scandir(paths.smalls)}
+    def __init__(self, paths: Paths, index: Index) -> None:
+        self._paths, self._index = paths, index
+        self._rows = index.small_sizes()
+        self._files = {Digest(f"sha256:{entry.name}"): entry.stat().st_size for entry in os.scandir(paths.smalls)}
+        self.bytes_total = sum(self._rows.values()) + sum(self._files.values())
 
-    @property
-    def bytes_total(self) -> int:
-        return sum(list(self._sizes.values()))
+    def put(self, documents: Sequence[bytes]) -> list[Digest]:
+        """Store documents; raises TooLarge over SMALL_BYTES_MAX, DiskFull."""
+        for data in documents:
+            if len(data) > SMALL_BYTES_MAX:
+                raise TooLarge(f"a small blob of {len(data)} bytes is over the limit of {SMALL_BYTES_MAX}")
+        digests = list(map(digest_of, documents))
+        rows = {}
+        for digest, data in zip(digests, documents, strict=True):
+            if self.read(digest) is None:
+                if len(data) <= ROW_BYTES_MAX:
+                    rows[digest] = data
+                else:
+                    self._write(digest, data)
+        if rows:
+            self._index.put_smalls(rows)
+            for digest, data in rows.items():
+                self._count(self._rows, digest, len(data))
+        return digests
 
-    def put(self, data: bytes) -> Digest:
-        """Store `data`; raises TooLarge over SMALL_BYTES_MAX, DiskFull."""
-        if len(data) > SMALL_BYTES_MAX:
-            raise TooLarge(f"a small blob of {len(data)} bytes is over the limit of {SMALL_BYTES_MAX}")
-        digest = digest_of(data)
-        if self.read(digest) is not None:
-            return digest
+    def read(self, digest: Digest) -> bytes | None:
+        """The bytes, or None when they are not here or damaged."""
+        data = self._index.small(digest) if digest in self._rows else self._read(digest)
+        return data if data is not None and digest_of(data) == digest else None
+
+    def remove(self, digest: Digest) -> None:
+        if digest in self._rows:
+            self._index.remove_small(digest)
+            self._count(self._rows, digest, None)
+        if digest in self._files:
+            path = self._paths.small(digest)
+            with failures(path):
+                path.unlink(missing_ok=True)
+            self._count(self._files, digest, None)
+
+    def sweep(self, wanted: set[Digest], *, idle_s: float) -> None:
+        """Remove those that are neither wanted nor younger than `idle_s` seconds, and files that are no small blobs."""
+        oldest = time.time() - idle_s
+        for digest in self._index.old_smalls(oldest):
+            if digest not in wanted:
+                self.remove(digest)
+        for digest in [each for each in self._files if each not in wanted]:
+            path = self._paths.smalls / hex_of(digest)  # which may be any name
+            with failures(path):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+                    self._count(self._files, digest, None)
+
+    def _write(self, digest: Digest, data: bytes) -> None:
         path = self._paths.small(digest)
         temporary = os.fspath(self._paths.temporary / secrets.token_hex(8))
         with failures(path, needed=len(data)):
@@ -46,35 +92,27 @@ class SmallBlobs:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
                 raise
-        self._sizes[path.name] = len(data)
-        return digest
+        self._count(self._files, digest, len(data))
 
-    def read(self, digest: Digest) -> bytes | None:
-        """The bytes, or None when they are not here or damaged."""
-        path = self._paths.small(digest)
+    def _read(self, digest: Digest) -> bytes | None:
+        path: Path = self._paths.small(digest)
         with failures(path):
             try:
-                if path.stat().st_size <= SMALL_BYTES_MAX and digest_of(data := path.read_bytes()) == digest:
-                    return data
+                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 return None
-        return None
+            try:
+                size = os.fstat(file).st_size
+                return os.read(file, size) if size <= SMALL_BYTES_MAX else None
+            finally:
+                os.close(file)
 
-    def remove(self, digest: Digest) -> None:
-        path = self._paths.small(digest)
-        with failures(path):
-            path.unlink(missing_ok=True)
-        self._sizes.pop(path.name, None)
-
-    def sweep(self, wanted: set[Digest], *, idle_s: float) -> None:
-        """Remove those that are neither wanted nor younger than `idle_s` seconds, and files that are no small blobs."""
-        oldest = time.time() - idle_s
-        for name in list(self._sizes):
-            path: Path = self._paths.smalls / name
-            with failures(path):
-                if f"sha256:{name}" not in wanted and path.stat().st_mtime < oldest:
-                    path.unlink()
-                    del self._sizes[name]
+    def _count(self, sizes: dict[Digest, int], digest: Digest, size: int | None) -> None:
+        """Note that a document takes so many bytes, or is no more."""
+        self.bytes_total -= sizes.pop(digest, 0)
+        if size is not None:
+            sizes[digest] = size
+            self.bytes_total += size
 
 
 def _read_only(path: str, flags: int) -> int:

@@ -6,7 +6,7 @@ down, which wakes a blocked receive. Nothing here decides on stalls: who listens
 
 Invariants: one buffer of one piece is all the memory a stream takes, whatever the peer sends; a piece goes to `write` only after its
 number and length have been checked, and counts only when `write` has verified it; exactly one StreamClosed is posted, as the last
-event; only the closing frame after everything asked for makes a stream "done".
+event; only the closing frame after everything asked for makes a stream "done", and its connection fit for another.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import logging
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -28,8 +27,10 @@ from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.transfer.answer import EndOfConnection, Head, MalformedAnswer, read_head, read_problem
-from p2pdist.transfer.frames import STREAM_PATH, STREAM_TYPE
+from p2pdist.transfer.dial import Unreachable, connect, secure, why
+from p2pdist.transfer.frames import STREAM_PATH, STREAM_TYPE, stream_length
 from p2pdist.transfer.intake import CutShort, Intake, TlsIntake
+from p2pdist.transfer.kept import KeptConnections
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.tls import Tls
 
@@ -37,8 +38,9 @@ CONNECT_TIMEOUT_S = 2.0
 DEAD_AFTER_S = 10.0
 """A peer whose kernel has answered nothing for about this long is taken for dead (TCP_USER_TIMEOUT, tcp(7))."""
 
-KEEPALIVE_S = 3
 PROBLEM_TIMEOUT_S = 2.0
+END_WAIT_S = 1.0
+"""The closing frame comes with the last piece, or the connection is not worth keeping."""
 
 Ending = Literal["done", "closed", "refused", "reset", "short", "corrupt", "missing", "busy", "protocol", "failed"]
 """Why a stream ended: all was received; it was closed from this side; the peer refused, or could not be reached; broke the
@@ -80,29 +82,14 @@ class _Ended(Exception):
         self.error = error
 
 
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`, `192.0.2.1:7071` or `[2001:db8::1]:7071`; raises ValueError."""
-    host, _, port = address.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError(f"{address[:100]!r} is not host:port; an IPv6 address stands in brackets")
-    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"{address[:100]!r} is not host:port")
-    return host, int(port)
-
-
-def _why(error: ssl.SSLError) -> str:
-    return getattr(error, "verify_message", "") or error.reason or str(error)
-
-
 class IncomingStream:
     """Receives the pieces of one stripe from `source` and hands each to `write`, in the order in which they come.
 
     `write(piece, data)` verifies and stores, and returns False for wrong bytes; it is called in the receiver thread and may raise
     P2PDistError. `data` is valid during the call only. `on_event` is called in the receiver thread as well and should be cheap (see
     Mailbox). `number` names the stream in its events; by default it is unique within the process. With `tls` the
-    peer must speak it; with `pacer` the stream shares its limit.
+    peer must speak it; `pacer` holds it back. With `kept` the connection may be one that another stream has left in order, and is left
+    so when this one comes to its end.
     """
 
     def __init__(
@@ -116,6 +103,7 @@ class IncomingStream:
         number: int | None = None,
         tls: Tls | None = None,
         pacer: Pacer | None = None,
+        kept: KeptConnections | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         dead_after_s: float = DEAD_AFTER_S,
     ) -> None:
@@ -131,7 +119,12 @@ class IncomingStream:
         self._connect_timeout_s = connect_timeout_s
         self._dead_after_s = dead_after_s
         self._have = PieceSet(layout.count, request.have)
-        self._lacking = len(self._have.missing(request.stripe, request.stripes))
+        missing = self._have.missing(request.stripe, request.stripes)
+        self._lacking = len(missing)
+        self._kept = kept
+        self._length = stream_length(layout, missing) if kept is not None else 0
+        self._reusable = False
+        self._ending = False
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._intake: Intake | TlsIntake | None = None
@@ -163,13 +156,15 @@ class IncomingStream:
         """Abort now, from any thread: a piece that is not yet whole is dropped."""
         with self._lock:
             self._closing = True
-            self._shut_down()
+            if not self._ending:
+                self._shut_down()
 
     def finish_piece_and_close(self) -> None:
         """Close after the piece that is being received, or now when none is."""
         with self._lock:
             self._finishing = True
-            if self._receiving() is None:
+            self._woken.set()
+            if self._receiving() is None and not self._ending:
                 self._closing = True
                 self._shut_down()
 
@@ -205,64 +200,50 @@ class IncomingStream:
             connection, self._socket = self._socket, None
             self._intake = None
             if connection is not None:
-                connection.close()
+                if self._kept is not None and self._reusable and closed.reason == "done":
+                    self._kept.give(self.source.address, connection)
+                else:
+                    connection.close()
             if self._closing and closed.reason in ("reset", "short", "refused"):
                 closed = StreamClosed(self.number, "closed")
         self._on_event(closed)
 
     def _receive(self) -> None:
+        connection = self._answering()
+        self._receive_frames(connection)
+
+    def _answering(self) -> socket.socket:
+        """A connection over which the source has begun to answer: a kept one, else a new one."""
+        while (connection := self._kept.take(self.source.address) if self._kept is not None else None) is not None:
+            try:
+                self._adopt(connection)
+                self._ask(connection)
+                return connection
+            except (EndOfConnection, OSError) as gone:
+                _logger.debug("stream %d: a kept connection had ended: %r", self.number, gone)
+            except MalformedAnswer as error:
+                raise _Ended("protocol", f"{self.source}: {error}") from None
         connection = self._connect()
-        if self._tls is not None:
-            connection = self._secure(connection, self._tls)
         connection.settimeout(None)
         try:
             self._ask(connection)
         except EndOfConnection:
             raise _Ended("short", self._unanswered()) from None
         except ssl.SSLError as error:  # in TLS 1.3 the other side judges a certificate after the handshake
-            raise _Ended("refused", f"{self.source} does not accept this agent's certificate: {_why(error)}") from None
+            raise _Ended("refused", f"{self.source} does not accept this agent's certificate: {why(error)}") from None
         except MalformedAnswer as error:
             raise _Ended("protocol", f"{self.source}: {error}") from None
-        self._receive_frames(connection)
+        return connection
 
     def _connect(self) -> socket.socket:
+        timeout_s = self._connect_timeout_s
         try:
-            host, port = parse_address(self.source.address)
-            candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, ValueError) as error:
-            raise _Ended("refused", f"the address of {self.source} does not resolve: {error}") from None
-        deadline = time.monotonic() + self._connect_timeout_s
-        last: OSError = TimeoutError(f"no answer within {self._connect_timeout_s:g} s")
-        for family, kind, protocol, _, address in candidates:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            try:
-                connection = self._adopt(socket.socket(family, kind, protocol))
-                connection.settimeout(left)
-                connection.connect(address)
-                self._configure(connection)
-                return connection
-            except OSError as error:
-                last = error
-        raise _Ended("refused", f"{self.source} at {self.source.address} cannot be reached: {last}")
-
-    def _secure(self, connection: socket.socket, tls: Tls) -> ssl.SSLSocket:
-        """Speak TLS from here on; what is wrong with the peer's certificate is told."""
-        host, _ = parse_address(self.source.address)
-        name = tls.host_to_check(host)
-        try:
-            secured = tls.client.wrap_socket(connection, server_hostname=name, do_handshake_on_connect=False)
-            self._adopt(secured)
-            secured.settimeout(self._connect_timeout_s)
-            secured.do_handshake()
-        except ssl.SSLCertVerificationError as error:
-            raise _Ended("refused", f"{self.source} has no valid certificate for {name}: {_why(error)}") from None
-        except (OSError, ValueError) as error:
-            plain = getattr(error, "reason", None) == "WRONG_VERSION_NUMBER"
-            why = "it does not speak TLS, as this agent does" if plain else str(error)
-            raise _Ended("refused", f"{self.source} at {self.source.address}: no TLS connection: {why}") from None
-        return secured
+            connection = connect(self.source, self._adopt, timeout_s=timeout_s, dead_after_s=self._dead_after_s)
+            if self._tls is not None:
+                connection = secure(connection, self.source, self._tls, self._adopt, timeout_s=timeout_s)
+        except Unreachable as error:
+            raise _Ended("refused", str(error)) from None
+        return connection
 
     def _unanswered(self) -> str:
         text = f"{self.source} closed the connection without an answer"
@@ -270,7 +251,7 @@ class IncomingStream:
             return f"{text}; it may not accept this agent's certificate"
         return f"{text}; if it speaks TLS, this agent needs --tls-cert as well"
 
-    def _adopt(self, connection: socket.socket) -> socket.socket:
+    def _adopt(self, connection: socket.socket) -> None:
         """Make `connection` the one that `close` shuts down, in place of one that failed or that it wraps."""
         with self._lock:
             if self._socket is not None:
@@ -278,33 +259,26 @@ class IncomingStream:
             self._socket = connection
             if self._closing or self._finishing:
                 raise _Ended("closed")
-        return connection
-
-    def _configure(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._dead_after_s * 1000))
 
     def _ask(self, connection: socket.socket) -> None:
         body = msgspec.json.encode(self.request)
         head = (
             f"POST {STREAM_PATH} HTTP/1.1\r\nHost: {self.source.address}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\nAccept: {STREAM_TYPE}\r\nConnection: close\r\n\r\n"
+            f"Content-Length: {len(body)}\r\nAccept: {STREAM_TYPE}\r\n"
         )
+        head += "Connection: close\r\n\r\n" if self._kept is None else "\r\n"
         connection.sendall(head.encode("ascii") + body)
         answer = read_head(connection)
         if answer.status != 200:
             self._refused(connection, answer)
         if answer.media_type() != STREAM_TYPE:
             raise MalformedAnswer(f"the answer is {answer.media_type()[:60]!r}, not a stream")
-        if (
-            "transfer-encoding" in answer.fields
-            or "content-length" in answer.fields
-            or "content-encoding" in answer.fields
-        ):
+        length = answer.fields.get("content-length")
+        if "transfer-encoding" in answer.fields or "content-encoding" in answer.fields:
             raise MalformedAnswer("the answer is framed or encoded by HTTP, which a stream is not")
+        if length is not None and (self._kept is None or length != str(self._length)):
+            raise MalformedAnswer(f"the answer is to have {length[:20]} bytes, and the stream has {self._length}")
+        self._reusable = length is not None and answer.fields.get("connection", "").lower() != "close"
 
     def _refused(self, connection: socket.socket, answer: Head) -> None:
         connection.settimeout(PROBLEM_TIMEOUT_S)
@@ -327,12 +301,15 @@ class IncomingStream:
             self._intake = intake
         try:
             while True:
-                piece, length = intake.head(self._shortest())
+                piece, length = intake.head(self._shortest(), END_WAIT_S if self._ending else None)
                 if piece == STREAM_END:
                     self._check_end(length)
+                    intake.leave()
                     return
                 self._check_frame(piece, length)
                 self._store(piece, intake.data(length))
+        except TimeoutError:
+            raise _Ended("short", f"{self.source} sent all and did not end the stream") from None
         except CutShort as short:
             raise _Ended("short", f"{self.source} ended the stream {short.missing} bytes too early") from None
 
@@ -352,21 +329,23 @@ class IncomingStream:
             ok = self._write(piece, data)
         except P2PDistError as error:
             raise _Ended("failed", error.what, error) from error
-        length = len(data)
+        pause_s = self._pacer.received(self.request.priority, len(data)) if self._pacer is not None else 0.0
         self._have.add(piece)
         self._lacking -= 1
         with self._lock:
             assert self._intake is not None
             self._intake.done()
-            finishing = self._finishing
+            # Nobody needs this stream any more, but its end is due now, and leaves the connection in order.
+            self._ending = self._reusable and not self._lacking
+            finishing = self._finishing and not self._ending
         # The last thing before waiting: it wakes the event loop, which then finds the interpreter free.
         self._on_event(PieceReceived(self.number, piece, ok))
         if not ok:
             raise _Ended("corrupt", f"{self.source} sent wrong bytes for piece {piece}")
         if finishing:
             raise _Ended("closed")
-        if self._pacer is not None and self._lacking:
-            self._woken.wait(self._pacer.pause_s(length))
+        if self._pacer is not None and pause_s and self._lacking:
+            self._pacer.wait(self.request.priority, pause_s, self._woken)
 
     def _check_frame(self, piece: int, length: int) -> None:
         """Before a byte of the piece is received: is it one that was asked for, and of the right length?"""

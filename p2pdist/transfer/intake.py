@@ -53,13 +53,14 @@ class Intake:
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
 
-    def head(self, shortest: int) -> tuple[int, int]:
-        """Wait for the next frame, which has at least `shortest` bytes of data: its piece and length. Raises CutShort and OSError."""
+    def head(self, shortest: int, timeout_s: float | None = None) -> tuple[int, int]:
+        """Wait for the next frame, which has at least `shortest` bytes of data: its piece and length. Raises CutShort and OSError, and
+        TimeoutError when nothing comes for `timeout_s`."""
         end = min(FRAME.size + shortest, STEP_BYTES)
         waits = not self._fast
         while self._taken < FRAME.size:
             if waits:
-                self._wait(1 if self._fast else end - self._taken)
+                self._wait(1 if self._fast else end - self._taken, timeout_s)
             with self._lock:
                 self._take(end, socket.MSG_DONTWAIT)
             waits = True
@@ -86,6 +87,10 @@ class Intake:
             self._set_mark(1)
         self._fast, self._since, self._taken = fast, now, 0
 
+    def leave(self) -> None:
+        """Nothing more is taken here: the connection is as it was."""
+        self._set_mark(1)
+
     def receiving(self) -> int | None:
         """The piece whose frame has begun to come and is not done; from any thread, while the connection is open."""
         with self._lock:
@@ -108,9 +113,10 @@ class Intake:
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
             self._mark = count
 
-    def _wait(self, count: int) -> None:
+    def _wait(self, count: int, timeout_s: float | None = None) -> None:
         self._set_mark(count)
-        self._poll.poll()
+        if not self._poll.poll(timeout_s * 1000 if timeout_s is not None else None):
+            raise TimeoutError(f"nothing came for {timeout_s} s")
 
     def _take(self, end: int, flags: int) -> None:
         """Take what is there of the frame's first `end` bytes; with MSG_WAITALL wait for all of them."""
@@ -132,8 +138,10 @@ class TlsIntake:
         self._buffer = memoryview(bytearray(_DATA_AT + data_max))
         self._taken = 0
 
-    def head(self, shortest: int) -> tuple[int, int]:
+    def head(self, shortest: int, timeout_s: float | None = None) -> tuple[int, int]:
         """See Intake."""
+        if timeout_s is not None:
+            self._connection.settimeout(timeout_s)
         while self._taken < FRAME.size:
             self._take(FRAME.size + shortest)
         piece, length = FRAME.unpack_from(self._buffer, _HEAD_AT)
@@ -148,6 +156,10 @@ class TlsIntake:
     def done(self) -> None:
         """See Intake."""
         self._taken = 0
+
+    def leave(self) -> None:
+        """See Intake."""
+        self._connection.settimeout(None)
 
     def receiving(self) -> int | None:
         """See Intake; here a piece begins to come when its head has been decrypted."""

@@ -50,7 +50,7 @@ class Outgoing(Protocol):
 
 
 class _FrameResponse(web.StreamResponse):
-    """A response without length or chunks, ended by the end of the connection (RFC 9112, 6.3)."""
+    """A response without chunks, ended by its length or by the end of the connection (RFC 9112, 6.3)."""
 
     _length_check = False
 
@@ -82,17 +82,22 @@ async def serve_stream(
     blob_file: BinaryIO | int,
     layout: PieceLayout,
     *,
+    length: int | None = None,
     unsent_max: int = UNSENT_BYTES,
     dead_after_s: float = 30.0,
 ) -> web.StreamResponse:
     """Answer a stream request with the blocks that `stream` names, until it names no more or the child goes away.
 
-    `blob_file` stays open until this returns. `unsent_max` (bytes) and a small send buffer keep what the kernel holds small, or turns
-    mean nothing: see Connection. Never raises for what the network does; a failure on our side is logged, and the child sees a
+    `length` is that of the whole stream (frames.py) where the connection is to be kept for further requests; without it the stream ends
+    with the connection. `blob_file` stays open until this returns. `unsent_max` (bytes) and a small send buffer keep what the kernel
+    holds small, or turns mean nothing: see Connection. Never raises for what the network does; a failure on our side is logged, and the child sees a
     truncated stream.
     """
     response = _FrameResponse(headers={"Content-Type": STREAM_TYPE, "Cache-Control": "no-store"})
-    response.force_close()
+    if length is None:
+        response.force_close()
+    else:
+        response.content_length = length
     file = descriptor_of(blob_file)
     connection = Connection(request, unsent_max=unsent_max, small_buffer=True, dead_after_s=dead_after_s, strict=True)
     try:

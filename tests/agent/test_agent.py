@@ -201,7 +201,19 @@ async def test_a_reader_of_the_origin_that_is_closed_tells_of_every_piece_it_sto
     async def at_once() -> None:
         return None
 
-    reader = OriginReader(rig.layout, slow, 0, 1, events.append, number=1, may_read=at_once)  # type: ignore[arg-type]
+    async def no_pause(length: int) -> None:
+        return None
+
+    reader = OriginReader(
+        rig.layout,
+        slow,
+        0,
+        1,
+        events.append,
+        number=1,
+        may_read=at_once,
+        pause=no_pause,  # type: ignore[arg-type]
+    )
     reader.start()
     await asyncio.to_thread(slow.writing.wait, 5)
     reader.close()

@@ -309,6 +309,7 @@ def test_pull_and_ls(verbs: Verbs) -> None:
     assert code == 3
     assert json.loads(said)["origin"] == "file:///origin"
     assert verbs.verb("pull", "UPPER CASE")[0] == 2
+    assert verbs.verb("pull", "app:v1", "--priority", "later")[0] == 2
 
 
 def test_no_agent_is_exit_5(place: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -179,9 +180,9 @@ async def test_a_damaged_document_of_a_known_package_is_fetched_again(site: Site
     await package.push(site.origin)
     packages, store = await site.agent(await site.tracker())
     store.record_package(str(TAG), (await packages.find(TAG, silent)).digest)
-    file = store.root / "small" / "sha256" / digest_of(package.lists[1])[7:]
-    file.chmod(0o644)
-    file.write_bytes(b"damaged")
+    with sqlite3.connect(store.root / "index.sqlite") as database:
+        database.execute("UPDATE smalls SET data=? WHERE digest=?", (b"damaged", digest_of(package.lists[1])))
+    database.close()
     found = await packages.find(TAG, silent)
     assert packages.pieces(found.manifest.layers[1]).encode() == package.lists[1]
 
@@ -282,4 +283,4 @@ async def test_nothing_of_an_answer_that_lies_is_stored(site: Site, body: bytes)
         packages, store = await site.agent(url)
         with pytest.raises(Corrupt):
             await packages.find(Reference("team/app", digest=HONEST.digest), silent)
-        assert not any((store.root / "small" / "sha256").iterdir())
+        assert store.usage().bytes_small == 0

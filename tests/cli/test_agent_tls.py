@@ -50,7 +50,7 @@ def test_an_agent_with_certificates(place: Path) -> None:
     peer = Tls(authority.issue("peer"))
     words = ["--listen", f"127.0.0.1:{port}", "--store", place / "store", "--socket", path]
     words += ["--tls-cert", files.certificate, "--tls-key", files.key, "--tls-ca", files.authority]
-    words += ["--upload-limit", "1Gbit/s", "--download-limit", "100MB/s"]
+    words += ["--upload-limit", "1Gbit/s", "--download-limit", "100MB/s", "--preseed-limit", "10MB/s"]
     agent = subprocess.Popen([*PROGRAM, *map(str, words)], stderr=subprocess.PIPE, text=True)
     assert agent.stderr is not None
     try:
@@ -103,6 +103,7 @@ def test_an_agent_with_certificates(place: Path) -> None:
         (["--tls-cert", "a.pem"], "--tls-key"),
         (["--tls-cert", "a.pem", "--tls-key", "b.pem", "--tls-ca", "c.pem"], "cannot be used"),
         (["--upload-limit", "fast"], "no rate"),
+        (["--preseed-limit", "0MB/s"], "no rate"),
     ],
 )
 def test_settings_that_cannot_be_used_are_told(place: Path, words: list[str], told: str) -> None:

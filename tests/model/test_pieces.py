@@ -21,7 +21,6 @@ from p2pdist.model.pieces import (
     PieceSet,
     encoded_size,
     piece_size_for,
-    stripes_for,
 )
 
 LAYOUTS = st.builds(
@@ -57,10 +56,11 @@ def test_covering_is_every_piece_that_holds_a_byte_of_the_range(layout: PieceLay
 def test_piece_sizes_are_powers_of_two_within_bounds(size: int) -> None:
     piece_size = piece_size_for(size)
     assert piece_size.bit_count() == 1 and PIECE_SIZE_MIN <= piece_size <= PIECE_SIZE_MAX
-    count = PieceLayout(size, piece_size).count
+    layout = PieceLayout(size, piece_size)
+    count = layout.count
     assert count <= 4096 or piece_size == PIECE_SIZE_MAX
     assert count > 2048 or piece_size == PIECE_SIZE_MIN
-    assert stripes_for(count) in {1, 2, 4}
+    assert layout.stripes in {1, 2, 4}
 
 
 @given(st.integers(0, 70), st.data())

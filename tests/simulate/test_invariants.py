@@ -58,10 +58,11 @@ take_report = Fleet._report
 
 
 def open_always(self: download.Download, stripe: Any, now: float, out: list[Any]) -> None:
-    if stripe.parent is not None and stripe.stream is None:
-        stripe.stream, stripe.source = self._next_stream, stripe.parent
+    parent = stripe.candidates.parent
+    if parent is not None and stripe.stream is None:
+        stripe.stream, stripe.source = self._next_stream, parent
         self._streams[self._next_stream] = stripe
-        out.append(download.OpenStream(self._next_stream, stripe.parent, stripe.number))
+        out.append(download.OpenStream(self._next_stream, parent, stripe.number))
         self._next_stream += 1
 
 

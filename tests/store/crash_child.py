@@ -25,7 +25,8 @@ CHANGES = {"open", "os.rename", "os.remove", "os.chmod", "os.truncate", "os.mkdi
 FIRST = sample(60, 3 * PIECE + 1)
 SECOND = sample(61, 2 * PIECE)
 EMPTY = sample(62, 0)
-LIFE = (FIRST, SECOND, EMPTY)
+SINGLE = sample(64, PIECE - 7)
+LIFE = (FIRST, SECOND, EMPTY, SINGLE)
 
 
 def write(root: Path, size: int, threads: int) -> None:
@@ -65,6 +66,9 @@ def live(root: Path) -> None:
     assert again is not None
     fill(again, SECOND)
     fill(store.begin(EMPTY.digest, EMPTY.pieces), EMPTY)
+    single = store.begin(SINGLE.digest, SINGLE.pieces)
+    single.write(0, SINGLE.piece(0))
+    single.finish()
     store.remove(FIRST.digest)
     store.close()
 

@@ -91,6 +91,13 @@ def have_file(root: Path, digest: Digest) -> Path:
     return root / "partial" / f"{hex_of(digest)}.have"
 
 
+def in_index(root: Path, statement: str, *values: object) -> None:
+    """Change one row of the index behind the store's back."""
+    with sqlite3.connect(root / "index.sqlite") as database:
+        assert database.execute(statement, values).rowcount == 1
+    database.close()
+
+
 def files(root: Path) -> set[str]:
     """Names of the content files of a store."""
     return {

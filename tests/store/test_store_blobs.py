@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from store_rig import PIECE, complete_file, data_file, files, fill, flip, sample
+from store_rig import PIECE, complete_file, data_file, files, fill, flip, in_index, sample
 
 from p2pdist.core.eviction import choose
 from p2pdist.model.digest import Digest, digest_of
@@ -18,6 +20,7 @@ from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistE
 from p2pdist.model.package import SMALL_BYTES_MAX, Config, Descriptor, Manifest, encode_config, encode_manifest
 from p2pdist.model.pieces import encoded_size
 from p2pdist.store.blobs import SMALL_IDLE_S, BlobStore
+from p2pdist.store.small import ROW_BYTES_MAX
 
 
 def test_a_second_opener_is_refused_by_name(tmp_path: Path, store: BlobStore) -> None:
@@ -145,6 +148,19 @@ def test_capacity_counts_partial_blobs_in_full(tmp_path: Path, open_store: Any) 
     store.begin(other.digest, other.pieces)
 
 
+def test_blobs_are_begun_while_others_become_complete(store: BlobStore) -> None:
+    """As when a package of many small ones arrives: files change their names while room for others is counted."""
+    samples = [sample(1000 + number, 100 + number) for number in range(240)]
+
+    def arrive(first: int) -> None:
+        for found in samples[first::4]:
+            fill(store.begin(found.digest, found.pieces), found)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(arrive, range(4)))
+    assert all((blob := store.get(found.digest)) is not None and blob.complete for found in samples)
+
+
 def test_the_least_recently_used_goes_first(tmp_path: Path, open_store: Any) -> None:
     """Of four blobs, one pinned, one held, one just read: the one left gives way, and nothing goes when that is not enough."""
     old = [sample(seed, 2 * PIECE) for seed in range(20, 24)]
@@ -195,15 +211,24 @@ def test_a_disk_that_is_too_small_is_named(store: BlobStore) -> None:
     assert store.usage().disk_free == pytest.approx(free, rel=0.05)
 
 
-def test_small_blobs_are_checked_at_reading(store: BlobStore) -> None:
-    digest = store.put_small(b"manifest")
-    assert digest == digest_of(b"manifest") == store.put_small(b"manifest")
-    assert store.read_small(digest) == b"manifest"
-    assert store.usage().bytes_small == 8
-    flip(store.root / "small" / "sha256" / digest[7:], 2)
+@pytest.mark.parametrize("size", [8, ROW_BYTES_MAX, ROW_BYTES_MAX + 1])
+def test_small_blobs_are_checked_at_reading(tmp_path: Path, open_store: Any, size: int) -> None:
+    """Be they rows of the index or files; and the next process finds them."""
+    store, manifest = open_store(tmp_path), b"m" * size
+    digest = store.put_small(manifest)
+    assert digest == digest_of(manifest) == store.put_small(manifest)
+    assert store.read_small(digest) == manifest
+    assert store.usage().bytes_small == size
+    if size <= ROW_BYTES_MAX:
+        in_index(tmp_path, "UPDATE smalls SET data=? WHERE digest=?", manifest[:-1], digest)
+    else:
+        flip(tmp_path / "small" / "sha256" / digest[7:], 2)
     assert store.read_small(digest) is None
-    store.put_small(b"manifest")
-    assert store.read_small(digest) == b"manifest"
+    assert store.put_smalls([b"another", manifest]) == [digest_of(b"another"), digest]
+    store.close()
+    store = open_store(tmp_path)
+    assert store.read_small(digest) == manifest and store.read_small(digest_of(b"another")) == b"another"
+    assert store.usage().bytes_small == size + 7
     assert store.read_small(digest_of(b"other")) is None
     assert store.put_small(b"") == digest_of(b"") and store.read_small(digest_of(b"")) == b""
     with pytest.raises(TooLarge):
@@ -217,19 +242,41 @@ def test_old_small_blobs_that_nothing_refers_to_are_swept(tmp_path: Path) -> Non
     store.begin(found.digest, found.pieces)
     config = encode_config(Config())
     manifest = encode_manifest(Manifest(Descriptor("x", digest_of(config), len(config)), (), ()))
+    large = bytes(ROW_BYTES_MAX + 1)
     kept = [store.put_small(config), store.put_small(manifest), store.put_small(b"pinned"), found.pieces.digest]
     store.record_package("a:1", kept[1])
     store.pin(kept[2], "me")
-    stray, young = store.put_small(b"stray"), store.put_small(b"young")
+    strays, young = store.put_smalls([b"stray", large]), store.put_small(b"young")
     store.close()
     past = time.time() - SMALL_IDLE_S - 10
+    for digest in (*kept, strays[0]):
+        in_index(tmp_path, "UPDATE smalls SET stored=? WHERE digest=?", past, digest)
+    (tmp_path / "small" / "sha256" / "0123").write_bytes(b"no small blob")
     for path in (tmp_path / "small" / "sha256").iterdir():
-        if path.name != young[7:]:
-            os.utime(path, (past, past))
+        os.utime(path, (past, past))
     store = BlobStore(tmp_path)
     assert all(store.read_small(digest) is not None for digest in [*kept, young])
-    assert store.read_small(stray) is None
+    assert not any(store.read_small(digest) for digest in strays)
+    assert not any((tmp_path / "small" / "sha256").iterdir())
     store.close()
+
+
+def test_a_store_of_the_last_release_is_read(tmp_path: Path, open_store: Any) -> None:
+    """There every small blob was a file."""
+    found = sample(35, 2 * PIECE)
+    store = open_store(tmp_path)
+    fill(store.begin(found.digest, found.pieces), found)
+    store.close()
+    with sqlite3.connect(tmp_path / "index.sqlite") as database:
+        database.execute("DROP TABLE smalls")
+        database.execute("PRAGMA user_version=1")
+    database.close()
+    (tmp_path / "small" / "sha256" / found.pieces.digest[7:]).write_bytes(found.pieces.encode())
+    store = open_store(tmp_path)
+    blob = store.get(found.digest)
+    assert blob is not None and blob.complete and blob.verify() == []
+    store.remove(found.digest)
+    assert not any((tmp_path / "small" / "sha256").iterdir())
 
 
 def test_another_piece_list_replaces_a_partial_blob(store: BlobStore) -> None:
@@ -262,7 +309,7 @@ def test_a_lost_piece_list_is_said(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     fill(store.begin(found.digest, found.pieces), found)
     store.close()
-    (tmp_path / "small" / "sha256" / found.pieces.digest[7:]).unlink()
+    in_index(tmp_path, "DELETE FROM smalls WHERE digest=?", found.pieces.digest)
     store = BlobStore(tmp_path)
     blob = store.get(found.digest)
     assert blob is not None and blob.read(0) == found.data

@@ -72,7 +72,7 @@ def test_a_process_may_be_killed_at_every_step(tmp_path: Path) -> None:
         [sys.executable, str(CHILD), "steps", str(tmp_path)], capture_output=True, text=True, check=True
     )
     count, status = map(int, done.stdout.split())
-    assert status == 0 and count > 60, done.stdout
+    assert status == 0 and count > 50, done.stdout
     for number in range(count):
         root = tmp_path / str(number)
         if root.exists():
@@ -124,7 +124,7 @@ def _check_recovery(root: Path) -> None:
                 assert blob.read(piece) == found.piece(piece)
             assert blob.complete == blob.have.complete
             expected.add(blob.path)
-            if not blob.complete:
+            if blob.marked and not blob.complete:
                 expected.add(have_file(root, blob.digest))
         assert files(root) == {path.relative_to(root).as_posix() for path in expected}
         for found in LIFE:
@@ -174,6 +174,25 @@ def test_marks_of_this_boot_and_clean_marks_are_believed(tmp_path: Path) -> None
     held(store, found.digest).write(3, found.piece(3))
     assert have.read_bytes()[36] == 0, "the first bit that is set ends the clean state, under this boot"
     assert have.read_bytes()[16:32] != bytes(16)
+    store.close()
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_blob_of_one_piece_is_known_by_its_content(tmp_path: Path, torn: bool) -> None:
+    """It has no bitmap. A process that dies after the piece was written has lost nothing; a machine that is lost with half of it on the
+    disk leaves nothing that is believed."""
+    found = sample(65, PIECE - 1)
+    store = BlobStore(tmp_path / "killed")
+    assert store.begin(found.digest, found.pieces).write(0, found.piece(0))
+    assert not have_file(tmp_path / "killed", found.digest).exists()
+    shutil.copytree(tmp_path / "killed", tmp_path / "left")
+    store.close()
+    if torn:
+        flip(data_file(tmp_path / "left", found.digest), 4096)
+    store = BlobStore(tmp_path / "left")
+    assert held(store, found.digest).complete is not torn
+    assert list(held(store, found.digest).have) == ([] if torn else [0])
+    assert fill(held(store, found.digest), found).path.read_bytes() == found.data
     store.close()
 
 

@@ -211,7 +211,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert blob.read(piece) == found.piece(piece)
             assert self.store.owners(found.digest) == {owner for pinned, owner in self.pins if pinned == number}
             names.add(blob.path.relative_to(self.root).as_posix())
-            if not item.complete:
+            if not item.complete and found.count > 1:
                 names.add(f"partial/{found.digest[7:]}.have")
         assert files(self.root) == names
         usage = self.store.usage()

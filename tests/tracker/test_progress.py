@@ -7,9 +7,10 @@ from tracker.core.capacity import Capacities
 from tracker.core.close_watch import CLOSE_S
 from tracker.core.events import Command, Drop, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
+from tracker.core.member import Member
 from tracker.core.planner import Planner
 from tracker.core.repair import relieve
-from tracker.core.swarm import Member, Swarm
+from tracker.core.swarm import Swarm
 from tracker.core.tail import hand_over
 
 BLOB = digest_of(b"blob")
@@ -197,7 +198,7 @@ def test_a_host_that_was_called_slow_is_tried_again_where_seats_are_short() -> N
     assert site.member(mistaken).budget == 0  # nobody lacks its seats
     site.swarm.strained = True
     for other in [each for each in site.swarm.members.values() if each.load == 2][:2]:
-        relieve(site.swarm, other, 0)
+        relieve(site.swarm, other, 0, now=site.now)
     site.fleet.schedule.ask(BLOB, "test", site.now)
     site.go(6)
     assert site.member(mistaken).budget == 2
@@ -308,7 +309,7 @@ def test_where_seats_are_short_the_burden_goes_round() -> None:
     swarm = full(12)
     # Three hosts lose their seats: the others have fewer than are needed.
     for member in [each for each in swarm.members.values() if each.load and "" not in each.parents][:3]:
-        relieve(swarm, member, 0)
+        relieve(swarm, member, 0, now=0.0)
     Planner().plan(swarm, leases=8)
     carried = set()
     for step in range(40):

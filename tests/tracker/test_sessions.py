@@ -16,10 +16,12 @@ from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
     MESSAGE_BYTES_MAX,
     PROTOCOL_VERSION,
+    Assign,
     FromAgent,
     Hello,
     Holding,
     Holdings,
+    Left,
     Pace,
     Reject,
     Report,
@@ -114,6 +116,20 @@ async def test_an_agent_that_was_restarted_takes_over_its_half_open_session(site
     await old.close()
     await site.settled(1)
     assert site.service.fleet.hosts["h1"].session is not None
+
+
+async def test_a_small_blob_is_planned_when_its_batch_is_due(site: Site) -> None:
+    """No tick comes here at all."""
+    sockets = [await site.join(f"h{number}", f"10.0.0.{number}:7071") for number in range(3)]
+    for socket in sockets:
+        assert isinstance(await heard(socket), Welcome)
+    for _ in range(2):  # and again for the next blob
+        for socket in sockets:
+            await socket.send_str(say(Holding(BLOB, PIECE, PIECE, (0,))))
+        plans = [await heard(socket) for socket in sockets]
+        assert all(isinstance(plan, Assign) for plan in plans)
+        for socket in sockets:
+            await socket.send_str(say(Left(BLOB)))
 
 
 HOLDING = '{"type":"holding","blob":"%s","size":%s,"piece_size":%s,"counts":%s}'

@@ -7,14 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "tracker_load.py"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_sixty_hosts_are_planned_and_report() -> None:
     words = ["--hosts", "60", "--pieces", "256", "--seconds", "1", "--report-interval", "0.5", "--json"]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, "-m", "bench.tracker_load", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["hosts"] == 60 and found["stripes"] == 2

@@ -20,6 +20,8 @@ from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.transfer.client import IncomingStream, PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.frames import stream_length
+from p2pdist.transfer.kept import KeptConnections
 from p2pdist.transfer.mailbox import Mailbox
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.server import Block, read_stream_request, serve_stream
@@ -138,12 +140,20 @@ class Receiver:
         address: str = "",
         tls: Tls | None = None,
         pacer: Pacer | None = None,
+        kept: KeptConnections | None = None,
     ) -> IncomingStream:
         bits = self.copy.have.to_bytes() if have is None else have
         request = StreamRequest(self.blob.digest, stripe, stripes, bits, "child")
         source = Source("parent", address or f"127.0.0.1:{port}")
         stream = IncomingStream(
-            source, request, self.blob.layout, write or self.copy.write, self.mailbox.post, tls=tls, pacer=pacer
+            source,
+            request,
+            self.blob.layout,
+            write or self.copy.write,
+            self.mailbox.post,
+            tls=tls,
+            pacer=pacer,
+            kept=kept,
         )
         self.streams.append(stream)
         if start:
@@ -189,7 +199,9 @@ class Server:
         self.sockets.append(request.get_extra_info("socket"))
         try:
             with self.blob.path.open("rb") as file:
-                return await serve_stream(request, outgoing, file, self.blob.layout)
+                kept = request.keep_alive and wanted.stripes == 1
+                length = stream_length(self.blob.layout, outgoing.todo) if kept else None
+                return await serve_stream(request, outgoing, file, self.blob.layout, length=length)
         finally:
             self.ended += 1
 

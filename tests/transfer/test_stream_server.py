@@ -34,7 +34,9 @@ def ask(server: Server, *, receive_buffer: int | None = None) -> socket.socket:
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     connection.connect(("127.0.0.1", server.port))
-    connection.sendall(b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    connection.sendall(
+        b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
     return connection
 
 

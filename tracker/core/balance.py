@@ -9,7 +9,8 @@ much. A running stream is not restarted: the child changes its parent between tw
 
 from __future__ import annotations
 
-from tracker.core.swarm import Member, Swarm, only_leaves
+from tracker.core.member import Member
+from tracker.core.swarm import Swarm, only_leaves
 
 PAUSE_S = 0.5
 MOVES_SHARE = 1 / 16

@@ -18,8 +18,8 @@ BUSY_MIN_S = 0.4
 """Measurements are added up until data was waiting for so long: shorter ones say little."""
 
 FORGIVEN_AFTER_S = 300.0
-ROUND_UP = 0.5
-"""A seat that a slow uplink can fill by half is kept: the judgement is rough, and too few seats cost everybody."""
+ROUND_UP = 0.3
+"""A seat that a slow uplink can all but fill is kept: the judgement is rough, and too few seats cost everybody."""
 
 UPLINKS_MAX = 200_000
 """Hosts that are remembered; beyond, those that were met first are forgotten."""
@@ -31,9 +31,6 @@ WORSE_SHARE = 0.7
 
 SURE_SHARES = (0.02, 0.25)
 """A share between these is that of a slow link."""
-
-SEATS_ALONE = 2
-"""Seats of a host where a blob has but one stripe: with one seat each, the hosts of a small blob would form one long chain."""
 
 
 @dataclass(slots=True)
@@ -84,16 +81,15 @@ class Capacities:
         uplink.slow_since, uplink.share, uplink.light = now, share, downlink or uplink.light
         return True
 
-    def budget(self, host: str, stripes: int, *, now: float) -> int:
-        """Seats of a host in a swarm of `stripes` stripes: one for each stripe (SEATS_ALONE for one), fewer when its uplink is slow."""
-        seats = stripes if stripes > 1 else SEATS_ALONE
+    def budget(self, host: str, seats: int, *, now: float) -> int:
+        """Seats of a host in a swarm where one with a typical uplink has `seats`: fewer when its own is slow."""
         uplink = self._uplinks.get(host)
         if uplink is None:
             return seats
         if uplink.share is not None and now - uplink.slow_since > FORGIVEN_AFTER_S:
             uplink.share, uplink.light, uplink.retries = None, False, 0
         if uplink.limit_bytes_s:
-            seats = int(seats * min(1.0, uplink.limit_bytes_s / max(self._typical(), 1.0)) + ROUND_UP)
+            seats = int(seats * min(1.0, uplink.limit_bytes_s / max(self.typical(), 1.0)) + ROUND_UP)
         return seats if uplink.share is None else max(0, min(seats - 1, int(seats * uplink.share + ROUND_UP)))
 
     def light(self, host: str) -> bool:
@@ -129,6 +125,16 @@ class Capacities:
         """Those whose uplinks or downlinks are held to be slow."""
         return [host for host, uplink in self._uplinks.items() if uplink.share is not None]
 
+    def typical(self) -> float:
+        """Median of the learned rates in bytes/s, 0 while none is known; computed anew only as often as keeps the cost of a question
+        constant."""
+        self._stale -= 1
+        if self._stale <= 0:
+            rates = [uplink.rate_bytes_s for uplink in self._uplinks.values() if uplink.rate_bytes_s is not None]
+            self._median = median(rates) if rates else 0.0
+            self._stale = len(self._uplinks) // 8
+        return self._median
+
     def _uplink(self, host: str) -> _Uplink:
         uplink = self._uplinks.get(host)
         if uplink is None:
@@ -136,12 +142,3 @@ class Capacities:
                 del self._uplinks[next(iter(self._uplinks))]
             uplink = self._uplinks[host] = _Uplink()
         return uplink
-
-    def _typical(self) -> float:
-        """Median of the learned rates, computed anew only as often as keeps the cost of a question constant."""
-        self._stale -= 1
-        if self._stale <= 0:
-            rates = [uplink.rate_bytes_s for uplink in self._uplinks.values() if uplink.rate_bytes_s is not None]
-            self._median = median(rates) if rates else 0.0
-            self._stale = len(self._uplinks) // 8
-        return self._median

@@ -28,10 +28,15 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    pass
+    """Comes often and regularly."""
 
 
-Event = SessionOpened | SessionClosed | Received | Tick
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The time has come at which the core wants to be called (`Schedule.wake_at`)."""
+
+
+Event = SessionOpened | SessionClosed | Received | Tick | Due
 
 # -- commands
 

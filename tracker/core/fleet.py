@@ -10,8 +10,8 @@ and no new children, and what it does not confirm in time is taken from it.
 Invariants: the number of origin leases never passes `origin_streams_max`, and each stripe of a blob has at most one, beside those that
 agents brought along; for GRACE_S after the start a swarm that was under way gets no new lease, since its roots may still come back.
 
-Joins within JOIN_BATCH_S are planned together; lost and failing parents are replaced at once; those for whom there was no parent are
-looked at again every RETRY_S.
+Joins within JOIN_BATCH_S (SMALL_BATCH_S where a blob has one stripe) are planned together; lost and failing parents are replaced at
+once; those for whom there was no parent are looked at again every RETRY_S.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ from tracker.core.assignments import assignments
 from tracker.core.balance import PAUSE_S, balance
 from tracker.core.capacity import Capacities
 from tracker.core.close_watch import CLOSE_S, CloseWatch
-from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.events import Command, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
+from tracker.core.leases import Leases
+from tracker.core.member import Member
 from tracker.core.pace import SHORTEST_S
 from tracker.core.planner import Planner
 from tracker.core.presence import GRACE_S, Presence
@@ -48,10 +50,14 @@ from tracker.core.progress import keeps_up, note_pace, silent_parents, slow_edge
 from tracker.core.repair import AVOID_S, avoid_s, free_children, move_lease, origin_failed, spare_origin
 from tracker.core.schedule import Schedule
 from tracker.core.standing import Standing
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, layout_of
+from tracker.core.swarm import FROM_ORIGIN, Swarm, layout_of
 from tracker.core.tail import hand_over
 
 JOIN_BATCH_S = 0.1
+SMALL_BATCH_S = 0.02
+"""Where a blob has one stripe: its pieces are there before the rest of a longer batch would have come, and who comes later hangs at
+seats that are nearly as high."""
+
 RETRY_S = 0.5
 HOSTS_MAX = 200_000
 SWARMS_MAX = 100_000
@@ -91,6 +97,8 @@ class Fleet:
                 self._closed(session, now)
             case Tick():
                 self._tick(now, out)
+            case Due():
+                pass
         self._plan_due(now, out)
         return out
 
@@ -174,17 +182,19 @@ class Fleet:
         else:
             swarm.place(host.name, host.zone, host.rack)
             self._recount(swarm, member, counts, now)
-            member.budget = max(member.budget, self.standing.budget(host, swarm.stripes, now=now))
+            member.budget = max(member.budget, self.standing.budget(host, swarm, now=now))
             if not member.present:
                 swarm.tell_children(host.name)
         member.absent_since, member.silent, member.heard_at = None, False, now
+        swarm.hurry(host.name, holding.priority)
         self._sort(host, swarm)
         if not member.seed:
             streams = len(holding.parents) == swarm.stripes
             for stripe, parent in enumerate(holding.parents if streams else (None,) * swarm.stripes):
                 adopt(swarm, member, stripe, parent, lambda name: self._stand_in(swarm, name, now))
         spare_origin(swarm, host.name)
-        self.schedule.ask(swarm.blob, "join", now + JOIN_BATCH_S)
+        small = swarm.stripes == 1
+        self.schedule.ask(swarm.blob, "join", now + (SMALL_BATCH_S if small else JOIN_BATCH_S), wake=small)
 
     def _sort(self, host: Host, swarm: Swarm) -> None:
         """Note whether the host still receives the blob."""
@@ -259,6 +269,8 @@ class Fleet:
         if member.light and keeps_up(swarm, member):
             self.standing.acquit(self.hosts[name])
         found = slow_host(swarm, member, now=now)
+        if found is not None and self.standing.excused(swarm, now=now):
+            found = None
         if found is not None and self.capacities.condemn(found[0], found[1], downlink=found[2], now=now):
             self.standing.relieve(self.hosts[found[0]], "lags" if found[2] else "children lag", now=now)
         else:
@@ -373,18 +385,12 @@ class Fleet:
 
     def _plan_due(self, now: float, out: list[Command]) -> None:
         due = self.schedule.take(self.swarms, now)
-        leases = self.leases() if due else 0  # counted once: it takes a look at every swarm
+        leases = Leases(self.swarms.values() if due else (), self.origin_streams_max)
         for swarm in due:
             swarm.now = now
             before = swarm.leases()
-            self._planner.plan(swarm, leases=self._leases_free(swarm, leases, now))
-            leases += swarm.leases() - before
+            self.standing.fan_out(swarm, now=now)
+            may_be_out = now - self.started_at < GRACE_S and swarm.under_way
+            self._planner.plan(swarm, leases=0 if may_be_out else leases.free(swarm))
+            leases.granted(swarm, swarm.leases() - before)
             out += assignments(swarm, self.hosts)
-
-    def _leases_free(self, swarm: Swarm, leases: int, now: float) -> int:
-        """How many new leases a swarm may be granted now, when so many are out."""
-        if all(swarm.roots):
-            return 0
-        if now - self.started_at < GRACE_S and swarm.under_way:
-            return 0
-        return max(0, self.origin_streams_max - leases)

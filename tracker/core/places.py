@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, only_leaves
+from tracker.core.member import Member
+from tracker.core.swarm import FROM_ORIGIN, Swarm, only_leaves
 
 Seat = tuple[int, int, int, str]
 """Depth, seats of the host taken in this pass, its load, its name."""

@@ -19,11 +19,14 @@ The whole pass costs O(members of the racks in question) for each stripe that ha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from tracker.core.member import Member
 from tracker.core.places import Places
+from tracker.core.progress import GOOD_SHARE
 from tracker.core.seats import clear, deal, outgrown
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+from tracker.core.swarm import FROM_ORIGIN, Swarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +110,25 @@ class _StripePass:
         queues: dict[str, list[str]] = {}
         for host in sorted(self.hosts, key=order, reverse=True):
             queues.setdefault(members[host].rack, []).append(host)
-        # A root is best where seats for other racks are, and where the origin is read for no other stripe.
-        exporting = {rack: self.places.over(rack) for rack in queues} if len(self.swarm.racks) > 1 else {}
-        return dict(sorted(queues.items(), key=lambda item: (-exporting.get(item[0], 0), order(item[1][-1]))))
+        racks = sorted(queues.items(), key=lambda item: self._root_order(item[0], item[1][-1], order))
+        return dict(racks)
+
+    def _root_order(
+        self, rack: str, host: str, order: Callable[[str], tuple[bool, bool, int, int, int, int]]
+    ) -> tuple[bool, bool, bool, int, tuple[bool, bool, int, int, int, int]]:
+        """Which rack comes first, and so which host becomes a root. One that can serve; where a root was lost, one that has shown that it
+        keeps up, and whose rack receives the stripe through nobody else; then where seats for other racks are, and where the origin is
+        read for no other stripe."""
+        swarm, stripe = self.swarm, self.stripe
+        member = swarm.members[host]
+        lost = bool(swarm.typical_pace) and not swarm.roots[stripe]
+        unproven = lost and max(member.pace) < GOOD_SHARE * swarm.typical_pace
+        imports = lost and any(
+            parent and swarm.members[parent].rack != rack
+            for parent in (swarm.members[each].parents[stripe] for each in swarm.racks[rack])
+        )
+        over = self.places.over(rack) if len(swarm.racks) > 1 else 0
+        return not member.budget, unproven, imports, -over, order(host)
 
     def _import(self, queues: dict[str, list[str]]) -> int:
         """Let the first of each rack that is not fed yet receive from outside; returns how many do."""

@@ -19,16 +19,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tracker.core.swarm import Lag, Member, Swarm
+from tracker.core.member import Lag, Member
+from tracker.core.swarm import FROM_ORIGIN, Swarm
 
 SILENT_INTERVALS = 2.5
 SILENT_MIN_S = 0.6
 STILL_S = 0.4
 LAG_PIECES = 6
 LAG_S = 0.7
+PLAIN_S = 0.2
+PLAIN_PIECES = 12
+"""Where pieces are many, a slow link is plain to see sooner."""
+
 EDGE_S = 2.0
 EDGE_SHARE = 0.25
 SLOW_SHARE = 0.45
+OVERLOADED_SHARE = 0.3
 GOOD_SHARE = 0.7
 TRICKLE_SHARE = 0.2
 PACE_MIN_S = 0.125
@@ -70,16 +76,19 @@ def note_pace(swarm: Swarm, member: Member, counts: list[int], *, now: float) ->
             weight = TYPICAL_WEIGHT if pace > SLOW_SHARE * typical else TYPICAL_WEIGHT / 16
             swarm.typical_pace += weight * (min(pace, 2 * typical) - typical) if typical else pace
     for stripe, name in enumerate(member.parents):
-        if not name or not _lags(swarm, member, stripe, name, counts):
+        if name is None or not _lags(swarm, member, stripe, name, counts):
             member.lags[stripe] = None
         elif member.lags[stripe] is None:
-            member.lags[stripe] = Lag(member.heard_at, member.counts[stripe])
+            member.lags[stripe] = Lag(max(member.heard_at, member.attached_at[stripe]), member.counts[stripe])
 
 
 def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]) -> bool:
-    parent = swarm.members[name]
     if counts[stripe] >= swarm.totals[stripe]:
         return False
+    if name == FROM_ORIGIN:
+        # A root reads no further ahead than its children follow, so it shows nothing but its pace.
+        return child.pace[stripe] < SLOW_SHARE * _usual_pace(swarm, child, stripe)
+    parent = swarm.members[name]
     children = len(parent.children[stripe])
     share = min(1.0, parent.budget / max(1, parent.load)) if parent.budget else 1.0 / max(1, children)
     # Who has the whole stripe could give as much as anybody gets.
@@ -97,39 +106,62 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
         if lag is not None and now - lag.since >= _patience_s(swarm, member, stripe, now)
     ]
     for stripe in late:
+        if member.parents[stripe] == FROM_ORIGIN:
+            return member.host, _pace(member, stripe, now) / max(_usual_pace(swarm, member, stripe), 1e-9), False
         parent = swarm.members[member.parents[stripe] or ""]
-        if parent.load > parent.budget > 0:
+        served = _served(swarm, parent)
+        if parent.load > parent.budget > 0 and served >= OVERLOADED_SHARE:
             continue  # it carries too many, and some will be taken from it (balance.py)
-        children = [swarm.members[each] for each in parent.children[stripe]]
-        # One that lags elsewhere too may have two slow parents, and says nothing against its sisters.
-        if all(each.lags[stripe] is not None for each in children) and any(
-            _held_up(swarm, each, stripe) for each in children
-        ):
-            served = sum(
-                swarm.members[each].pace[number] for number, children in enumerate(parent.children) for each in children
-            )
-            return parent.host, served / max(swarm.typical_pace * swarm.stripes, 1e-9), False
-    if late and not member.light and len(late) == len(_unfinished(swarm, member)):
-        alone = [
-            all(swarm.members[each].lags[stripe] is not None for each in _sisters(swarm, member, stripe))
-            for stripe in late
-        ]
-        if not all(alone) or not any(_sisters(swarm, member, stripe) for stripe in late):
-            return (
-                member.host,
-                sum(_pace(member, stripe, now) for stripe in late) / max(swarm.typical_pace * swarm.stripes, 1e-9),
-                True,
-            )
+        if _holds_up(swarm, parent, stripe):
+            return parent.host, served, False
+    if late and not member.light and _holds_itself_up(swarm, member, late):
+        share = sum(_pace(member, stripe, now) for stripe in late) / max(swarm.typical_pace * swarm.stripes, 1e-9)
+        return member.host, share, True
     return None
 
 
+def _holds_up(swarm: Swarm, parent: Member, stripe: int) -> bool:
+    """Whether it is the host's uplink for which its children lag in a stripe: all of them do, and not for a reason of their own. One that
+    lags elsewhere too may have two slow parents, and says nothing against its sisters; one alone must be seen to keep up elsewhere."""
+    children = [child for name in parent.children[stripe] if not (child := swarm.members[name]).light]
+    if not children or any(child.lags[stripe] is None for child in children):
+        return False
+    return any(_keeps_up_elsewhere(swarm, child, stripe, sure=len(children) == 1) for child in children)
+
+
+def _keeps_up_elsewhere(swarm: Swarm, child: Member, stripe: int, *, sure: bool) -> bool:
+    """Whether a child lags in no other stripe that it still lacks, or not in every one; `sure`: only a stripe that comes well counts."""
+    others = [number for number in _unfinished(swarm, child) if number != stripe]
+    return not others or any(
+        child.lags[number] is None and not (sure and _starves(swarm, child, number)) for number in others
+    )
+
+
+def _holds_itself_up(swarm: Swarm, member: Member, late: list[int]) -> bool:
+    """Whether it is the host's own downlink for which it lags: it does in every stripe that its parents have for it, and others of their
+    children do not, or there are two such parents and no other children."""
+    if not all(each in late or _starves(swarm, member, each) for each in _unfinished(swarm, member)):
+        return False
+    sisters = [(stripe, swarm.members[name]) for stripe in late for name in _sisters(swarm, member, stripe)]
+    if sisters:
+        return any(each.lags[stripe] is None and _heard_since(each, member.lags[stripe]) for stripe, each in sisters)
+    return len({member.parents[stripe] for stripe in late}) > 1
+
+
+def _heard_since(sister: Member, lag: Lag | None) -> bool:
+    """Whether a host has reported since another began to lag: before, it may just not have lagged yet."""
+    return lag is not None and sister.heard_at > lag.since
+
+
 def slow_edges(swarm: Swarm, member: Member, *, now: float) -> list[int]:
-    """Stripes of which the host has got so little for so long that its parent should be another, when nobody was found to be at fault."""
+    """Stripes of which the host has got so little for so long that its parent should be another, when nobody was found to be at fault.
+    Where there is nobody to compare the host with, another parent is the way to find out, and the sooner the better."""
     return [
         stripe
         for stripe, lag in enumerate(member.lags)
         if lag is not None
-        and now - lag.since >= EDGE_S
+        and member.parents[stripe]
+        and now - lag.since >= (EDGE_S if _sisters(swarm, member, stripe) else LAG_S)
         and _pace(member, stripe, now) < EDGE_SHARE * swarm.typical_pace
     ]
 
@@ -140,10 +172,15 @@ def keeps_up(swarm: Swarm, member: Member) -> bool:
     return bool(unfinished) and all(member.pace[stripe] > GOOD_SHARE * swarm.typical_pace for stripe in unfinished)
 
 
-def _feeds_badly(swarm: Swarm, member: Member) -> bool:
-    """Whether a host has children, and all of them lag behind it."""
-    below = [(stripe, swarm.members[name]) for stripe, names in enumerate(member.children) for name in names]
-    return bool(below) and all(child.lags[stripe] is not None for stripe, child in below)
+def _served(swarm: Swarm, parent: Member) -> float:
+    """What a host's children get of it, as a share of a typical uplink."""
+    paces = [swarm.members[each].pace[stripe] for stripe, names in enumerate(parent.children) for each in names]
+    return sum(paces) / max(swarm.typical_pace * swarm.stripes, 1e-9)
+
+
+def _starves(swarm: Swarm, member: Member, stripe: int) -> bool:
+    """Whether a host gets little of a stripe because its parent has no more: that says nothing of the host."""
+    return member.lags[stripe] is None and member.pace[stripe] < SLOW_SHARE * swarm.typical_pace
 
 
 def _pace(member: Member, stripe: int, now: float) -> float:
@@ -155,22 +192,37 @@ def _pace(member: Member, stripe: int, now: float) -> float:
 def _patience_s(swarm: Swarm, member: Member, stripe: int, now: float) -> float:
     """How long a host must lag before somebody is judged. Not long when pieces trickle in at a rate that only a slow link explains: a
     process that gets no time gives nothing. Nor where nothing else is in doubt but the downlink of a host that lost its children."""
-    trickles = 0 < _pace(member, stripe, now) < TRICKLE_SHARE * swarm.typical_pace
+    trickles = 0 < _pace(member, stripe, now) < TRICKLE_SHARE * _usual_pace(swarm, member, stripe)
+    if trickles and _waiting(swarm, member, stripe) >= PLAIN_PIECES:
+        return PLAIN_S
     return LAG_S / 2 if trickles or not member.budget else LAG_S
 
 
+def _usual_pace(swarm: Swarm, member: Member, stripe: int) -> float:
+    """The pace to compare a host with: the typical one, or for a root that of the roots of other stripes. Should the origin be slow, they
+    all are, and nobody is to blame."""
+    if member.parents[stripe] != FROM_ORIGIN:
+        return swarm.typical_pace
+    others = [
+        swarm.members[root].pace[each] for each, roots in enumerate(swarm.roots) if each != stripe for root in roots
+    ]
+    return max(others, default=0.0)
+
+
+def _waiting(swarm: Swarm, member: Member, stripe: int) -> int:
+    """Pieces of a stripe that wait for a host at its parent."""
+    parent = member.parents[stripe]
+    if parent:
+        return swarm.members[parent].counts[stripe] - member.counts[stripe]
+    ahead = [swarm.members[root].counts[each] for each, roots in enumerate(swarm.roots) for root in roots]
+    return max(ahead) - member.counts[stripe]
+
+
 def _sisters(swarm: Swarm, member: Member, stripe: int) -> list[str]:
-    """The other children of the host's parent in a stripe."""
-    return [each for each in swarm.members[member.parents[stripe] or ""].children[stripe] if each != member.host]
+    """The other children of the host's parent in a stripe, but those whose downlinks are known to be slow."""
+    found = swarm.members[member.parents[stripe] or ""].children[stripe]
+    return [each for each in found if each != member.host and not swarm.members[each].light]
 
 
 def _unfinished(swarm: Swarm, member: Member) -> list[int]:
     return [stripe for stripe, total in enumerate(swarm.totals) if member.counts[stripe] < total]
-
-
-def _held_up(swarm: Swarm, child: Member, stripe: int) -> bool:
-    """Whether a child lags in this stripe and not in every other one too."""
-    if child.lags[stripe] is None:
-        return False
-    others = [number for number in _unfinished(swarm, child) if number != stripe]
-    return not others or any(child.lags[number] is None for number in others)

@@ -14,7 +14,8 @@ keeps it: the others would read again what it has read. Once a host has the whol
 from __future__ import annotations
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+from tracker.core.member import Member
+from tracker.core.swarm import FROM_ORIGIN, Swarm
 
 AVOID_S = 5.0
 AVOID_CORRUPT_S = 600.0
@@ -85,9 +86,10 @@ def origin_failed(swarm: Swarm, stripe: int, host: str, reason: str, *, now: flo
 
 
 def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:
-    """Whether a host that reads a stripe from the origin may go on: it has more of it than any holder of the lease, who then lose it."""
-    holders = list(swarm.roots[stripe])
-    count = swarm.members[host].counts[stripe]
+    """Whether a host that reads a stripe from the origin may go on: it has more of it than any holder of its zone's lease, who then lose
+    it."""
+    count, zone = swarm.members[host].counts[stripe], swarm.members[host].zone
+    holders = [holder for holder in swarm.roots[stripe] if swarm.members[holder].zone == zone]
     if any(swarm.members[holder].counts[stripe] >= count for holder in holders):
         return False
     for holder in holders:
@@ -106,13 +108,15 @@ def spare_origin(swarm: Swarm, host: str) -> bool:
     return found
 
 
-def relieve(swarm: Swarm, member: Member, budget: int) -> None:
+def relieve(swarm: Swarm, member: Member, budget: int, *, now: float) -> None:
     """Give a host a smaller budget. Its children wait for other parents, and it does too where it had any: its best child takes its
-    place, and it becomes a leaf."""
+    place, and it becomes a leaf; as a root it makes room for another."""
     member.budget = budget
     member.seats = [0] * swarm.stripes
     for stripe in range(swarm.stripes):
         if member.children[stripe] and not member.seed:
+            if member.parents[stripe] == FROM_ORIGIN:
+                swarm.avoided[member.host, FROM_ORIGIN] = now + AVOID_S
             swarm.detach(stripe, member.host)
         for child in list(member.children[stripe]):
             swarm.detach(stripe, child)

@@ -1,12 +1,14 @@
 """Schedule: which swarms are to be planned anew, and when.
 
 A pass over a swarm costs time in proportion to its members, and what asks for one comes in crowds. So passes keep a distance that grows
-with the swarm: with ten thousand hosts a few passes a second take the tracker's time and no more, with a dozen nobody waits.
+with the swarm: with ten thousand hosts a few passes a second take the tracker's time and no more, with a dozen nobody waits. Most events
+find nothing due, however many swarms wait, and cost one comparison.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from p2pdist.model.digest import Digest
 from tracker.core.swarm import Swarm
@@ -18,19 +20,25 @@ AT_ONCE_MAX = 100
 
 @dataclass(slots=True)
 class Schedule:
-    """`replans` counts what was asked for, by reason."""
+    """`replans` counts what was asked for, by reason. Before `next_at` nothing is to be planned; at `wake_at` something is that shall not
+    wait for the next tick."""
 
     replans: dict[str, int] = field(default_factory=dict)
+    next_at: float = inf
+    wake_at: float = inf
     _due: dict[Digest, float] = field(default_factory=dict)
 
-    def ask(self, blob: Digest, reason: str, due: float) -> None:
-        """Plan a swarm at `due`, or sooner if that was asked for already."""
+    def ask(self, blob: Digest, reason: str, due: float, *, wake: bool = False) -> None:
+        """Plan a swarm at `due`, or sooner if that was asked for already; with `wake` then, else at the event that comes next."""
         self._due[blob] = min(due, self._due.get(blob, due))
+        self.next_at = min(due, self.next_at)
+        if wake:
+            self.wake_at = min(due, self.wake_at)
         self.replans[reason] = self.replans.get(reason, 0) + 1
 
     def retry(self, blob: Digest, due: float) -> None:
         """Plan a swarm at `due` at the latest."""
-        self._due.setdefault(blob, due)
+        self.next_at = min(self._due.setdefault(blob, due), self.next_at)
 
     def forget(self, blob: Digest) -> None:
         """The swarm is no more."""
@@ -38,11 +46,18 @@ class Schedule:
 
     def take(self, swarms: dict[Digest, Swarm], now: float) -> list[Swarm]:
         """The swarms to plan now."""
-        found = []
+        found: list[Swarm] = []
+        if now < self.next_at:
+            return found
+        self.next_at = inf
+        self.wake_at = inf if self.wake_at <= now else self.wake_at
         for blob, due in self._due.items():
             swarm = swarms[blob]
-            if due <= now and swarm.planned_at + PAUSE_S_PER_MEMBER * max(0, len(swarm.members) - AT_ONCE_MAX) <= now:
+            at = max(due, swarm.planned_at + PAUSE_S_PER_MEMBER * max(0, len(swarm.members) - AT_ONCE_MAX))
+            if at <= now:
                 found.append(swarm)
+            else:
+                self.next_at = min(at, self.next_at)
         for swarm in found:
             del self._due[swarm.blob]
             swarm.planned_at = now

@@ -16,7 +16,8 @@ O(1) a host.
 
 from __future__ import annotations
 
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+from tracker.core.member import Member
+from tracker.core.swarm import FROM_ORIGIN, Swarm
 
 GROWTH = 1.25
 STRAINED_GROWTH = 1.03

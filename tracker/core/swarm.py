@@ -2,8 +2,8 @@
 
 Theory. A blob's pieces are dealt into S stripes. Each stripe has its own tree; a host forwards mainly in one stripe, its home, and is
 a leaf in the others (SplitStream, SOSP 2003), so every uplink works. A host has a budget of seats (child streams), S when its uplink
-is like the others', which is allotted to stripes. A stripe with n receivers and one root needs n - 1 seats, and counting them exactly
-is what keeps the last host close to the bound.
+is like the others' (fanout.py says how many where S is 1), which is allotted to stripes. A stripe with n receivers and one root needs
+n - 1 seats, and counting them exactly is what keeps the last host close to the bound.
 
 A member is a receiver (it lacks pieces) or a seed. A receiver's place in a stripe is its parent: another member, the origin (then it is
 a root and holds the lease), or nobody yet. Seeds have no parents. A member whose session ended, and that has not said since what it
@@ -15,8 +15,9 @@ receives from outside and the others from inside (see planner.py). Hosts that na
 `avoided` holds (child, parent) pairs that failed a moment ago, with the time until which they are not joined again. `unplanned` holds
 the (stripe, host) that wait for a parent, `changed` the (host, stripe) whose parent the host has not been told yet. A swarm is `under_way`
 when hosts joined it with pieces or streams that this tracker did not plan, and `strained` when somebody was given more
-children than seats since its trees were drawn. `typical_pace` is how many pieces of a stripe hosts get in a second; `now` the time of
-the last event, `balanced_at` and `planned_at` those of the last such passes.
+children than seats since its trees were drawn. `starting` are the receivers that say that a job's start waits for them. `fanout` is the
+budget of a host with a typical uplink, `typical_pace` how many pieces of a stripe hosts get in a second; `keepers` are names by zone, with
+how many they were chosen from; `now` is the time of the last event, `balanced_at` and `planned_at` those of the last such passes.
 
 Invariants: the edges of a stripe form a forest (no cycles); only receivers have parents; a lease belongs to the host whose parent is
 the origin; all here is soft and rebuilt from what agents report.
@@ -31,70 +32,14 @@ from hashlib import blake2b
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UsageError
-from p2pdist.model.messages import Holding
-from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout, stripes_for
+from p2pdist.model.messages import Holding, Priority
+from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout
+from tracker.core.member import Member
 
 FROM_ORIGIN = ""
 """Stands for the origin where a parent's host name is expected."""
 
 STORY_EVENTS_MAX = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """Since when a host lags behind its parent, and how many pieces of the stripe it had then."""
-
-    since: float
-    count: int
-
-
-@dataclass(slots=True)
-class Member:
-    """One host in a swarm. `counts`: verified pieces per stripe; `seats`: seats allotted per stripe; `parents`: host name, FROM_ORIGIN
-    or None, per stripe; `children`: host names, in the order in which they came; `complaints`: how often the host complained in a stripe
-    since it last got a piece of it; `moved_at`: when pieces of a stripe last came, or its parent changed; `pace`: pieces a second of
-    late; `lags`: since when it lags behind its parent, if it does (progress.py); `heard_at`: when it last reported;
-    `light`: its downlink is so slow that it takes no seat; `taken`: seats that its children take, per stripe;
-    `order`: a number that orders hosts differently for each blob."""
-
-    host: str
-    counts: list[int]
-    seats: list[int]
-    parents: list[str | None]
-    children: list[dict[str, None]]
-    joined_at: float
-    budget: int
-    complaints: list[int]
-    moved_at: list[float]
-    pace: list[float]
-    lags: list[Lag | None]
-    order: int
-    zone: str = ""
-    rack: str = ""
-    seed: bool = False
-    absent_since: float | None = None
-    silent: bool = False
-    heard_at: float = 0.0
-    light: bool = False
-    taken: list[int] = field(default_factory=list)
-
-    @property
-    def present(self) -> bool:
-        """Whether the host has said in its present session what it holds."""
-        return self.absent_since is None
-
-    @property
-    def spare(self) -> int:
-        """Seats of the budget that are allotted to no stripe."""
-        return self.budget - sum(self.seats)
-
-    def free(self, stripe: int) -> int:
-        return self.seats[stripe] - self.taken[stripe]
-
-    @property
-    def load(self) -> int:
-        """Seats that children take, in all stripes."""
-        return sum(self.taken)
 
 
 @dataclass(slots=True)
@@ -110,8 +55,10 @@ class Swarm:
     changed: dict[tuple[str, int], None] = field(default_factory=dict)
     story: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_EVENTS_MAX))
     stripes: int = 0
+    fanout: int = 0
     totals: list[int] = field(default_factory=list)
     receivers: int = 0
+    starting: dict[str, None] = field(default_factory=dict)
     under_way: bool = False
     drawn_for: int = 0
     strained: bool = False
@@ -121,12 +68,13 @@ class Swarm:
     planned_at: float = float("-inf")
     avoided: dict[tuple[str, str], float] = field(default_factory=dict)
     origin_failures: dict[str, None] = field(default_factory=dict)
+    keepers: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
     lease_moved_at: list[float] = field(default_factory=list)
     lease_pause_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         count = self.layout.count
-        self.stripes = stripes_for(count)
+        self.stripes = self.fanout = self.layout.stripes
         self.totals = [len(range(stripe, count, self.stripes)) for stripe in range(self.stripes)]
         self.roots = [{} for _ in range(self.stripes)]
         self.lease_moved_at = [float("-inf")] * self.stripes
@@ -152,6 +100,7 @@ class Swarm:
             budget,
             [0] * self.stripes,
             [now] * self.stripes,
+            [now] * self.stripes,
             [0.0] * self.stripes,
             [None] * self.stripes,
             mixed(self.blob, host),
@@ -170,6 +119,18 @@ class Swarm:
                     self.unplanned[stripe, host] = None
         return member
 
+    @property
+    def priority(self) -> Priority:
+        """That of its most urgent receiver who is present; nobody present is in a hurry."""
+        return "start" if any(self.members[host].present for host in self.starting) else "preseed"
+
+    def hurry(self, host: str, priority: Priority) -> None:
+        """The host says how urgent its pull is; who has everything pulls nothing."""
+        if priority == "start" and not self.members[host].seed:
+            self.starting[host] = None
+        else:
+            self.starting.pop(host, None)
+
     def place(self, host: str, zone: str, rack: str) -> None:
         """The host says where it stands; its streams stay until they are planned anew."""
         member, name = self.members[host], f"{zone} {rack}"
@@ -185,6 +146,7 @@ class Swarm:
     def remove(self, host: str) -> None:
         """A host leaves: its children are unplanned again."""
         member = self.members.pop(host)
+        self.starting.pop(host, None)
         rack = self.racks[member.rack]
         del rack[host]
         if not rack:
@@ -205,7 +167,8 @@ class Swarm:
         assert not member.seed and not self.below(stripe, parent, child), f"cycle: {child} under {parent}"
         self._unlink(stripe, member)
         member.parents[stripe] = parent
-        member.moved_at[stripe] = self.now
+        member.moved_at[stripe] = member.attached_at[stripe] = self.now
+        member.lags[stripe] = None
         if parent == FROM_ORIGIN:
             self.roots[stripe][child] = None
         else:
@@ -239,6 +202,7 @@ class Swarm:
             return False
         member.seed = True
         self.receivers -= 1
+        self.starting.pop(host, None)
         return True
 
     def forget_pieces(self, host: str, counts: list[int]) -> None:

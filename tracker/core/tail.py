@@ -8,7 +8,8 @@ Hosts are not moved for a few pieces, and stay within their rack.
 
 from __future__ import annotations
 
-from tracker.core.swarm import Member, Swarm
+from tracker.core.member import Member
+from tracker.core.swarm import Swarm
 
 PIECES_MIN = 8
 """Moving a stream costs about a round trip and the slow start of a connection."""

@@ -32,7 +32,7 @@ async def session(request: web.Request) -> web.WebSocketResponse:
         number, outbox = service.open_session(await _hello(socket))
     except P2PDistError as error:
         _logger.warning("no session for %s: %s", request.remote, error)
-        await socket.send_str(encode(Reject(error.problem())).decode())
+        await socket.send_frame(encode(Reject(error.problem())), WSMsgType.TEXT)
         await socket.close()
         return socket
     writer = asyncio.create_task(_write(socket, outbox))
@@ -76,7 +76,7 @@ async def _write(socket: web.WebSocketResponse, outbox: Outbox) -> None:
             for message in await outbox.take():
                 if message is None:
                     return
-                await socket.send_str(encode(message).decode())
+                await socket.send_frame(encode(message), WSMsgType.TEXT)
     except (ConnectionError, RuntimeError) as error:
         _logger.debug("a session broke while writing: %r", error)
     finally:

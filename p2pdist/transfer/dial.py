@@ -1,0 +1,88 @@
+"""Opening a connection to another agent, with a time limit, and TLS where it is spoken."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Callable
+
+from p2pdist.model.plan import Source
+from p2pdist.transfer.tls import Tls
+
+KEEPALIVE_S = 3
+
+Adopt = Callable[[socket.socket], None]
+"""Is told of each socket before it is waited for, so that another thread can shut it down; may raise."""
+
+
+class Unreachable(Exception):
+    """No connection came about; the text says why."""
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`, `192.0.2.1:7071` or `[2001:db8::1]:7071`; raises ValueError."""
+    host, _, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{address[:100]!r} is not host:port; an IPv6 address stands in brackets")
+    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"{address[:100]!r} is not host:port")
+    return host, int(port)
+
+
+def connect(source: Source, adopt: Adopt, *, timeout_s: float, dead_after_s: float) -> socket.socket:
+    """A connection to `source`, whose kernel may be silent for `dead_after_s`; raises Unreachable."""
+    try:
+        host, port = parse_address(source.address)
+        candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        raise Unreachable(f"the address of {source} does not resolve: {error}") from None
+    deadline = time.monotonic() + timeout_s
+    last: OSError = TimeoutError(f"no answer within {timeout_s:g} s")
+    for family, kind, protocol, _, address in candidates:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            connection = socket.socket(family, kind, protocol)
+            adopt(connection)
+            connection.settimeout(left)
+            connection.connect(address)
+            _configure(connection, dead_after_s)
+            return connection
+        except OSError as error:
+            last = error
+    raise Unreachable(f"{source} at {source.address} cannot be reached: {last}")
+
+
+def secure(connection: socket.socket, source: Source, tls: Tls, adopt: Adopt, *, timeout_s: float) -> ssl.SSLSocket:
+    """Speak TLS from here on; what is wrong with the peer's certificate is told. Raises Unreachable."""
+    host, _ = parse_address(source.address)
+    name = tls.host_to_check(host)
+    try:
+        secured = tls.client.wrap_socket(connection, server_hostname=name, do_handshake_on_connect=False)
+        adopt(secured)
+        secured.settimeout(timeout_s)
+        secured.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        raise Unreachable(f"{source} has no valid certificate for {name}: {why(error)}") from None
+    except (OSError, ValueError) as error:
+        plain = getattr(error, "reason", None) == "WRONG_VERSION_NUMBER"
+        reason = "it does not speak TLS, as this agent does" if plain else str(error)
+        raise Unreachable(f"{source} at {source.address}: no TLS connection: {reason}") from None
+    return secured
+
+
+def why(error: ssl.SSLError) -> str:
+    """What is wrong, as short as can be said."""
+    return getattr(error, "verify_message", "") or error.reason or str(error)
+
+
+def _configure(connection: socket.socket, dead_after_s: float) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(dead_after_s * 1000))

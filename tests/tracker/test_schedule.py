@@ -1,0 +1,73 @@
+"""When swarms are planned: not before they are due, not too often, and at little cost while nothing is."""
+
+from __future__ import annotations
+
+from math import inf
+
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.pieces import PieceLayout
+from tracker.core.schedule import AT_ONCE_MAX, PAUSE_S_PER_MEMBER, Schedule
+from tracker.core.swarm import Swarm
+
+PIECE = 64 << 10
+
+
+def swarms(*numbers: int) -> dict[Digest, Swarm]:
+    """A swarm for each number, with so many members."""
+    found = {}
+    for index, number in enumerate(numbers):
+        swarm = Swarm(digest_of(bytes([index])), PieceLayout(PIECE, PIECE))
+        for host in range(number):
+            swarm.add(f"h{host}", [0], budget=1, now=0.0)
+        found[swarm.blob] = swarm
+    return found
+
+
+def test_each_is_planned_once_when_it_is_due() -> None:
+    known, schedule = swarms(1, 1), Schedule()
+    one, other = known
+    schedule.ask(one, "join", 1.0)
+    schedule.ask(one, "join", 3.0)
+    schedule.ask(other, "join", 2.0)
+    assert schedule.next_at == 1.0
+    assert schedule.take(known, 0.9) == []
+    assert schedule.take(known, 1.0) == [known[one]]
+    assert schedule.next_at == 2.0
+    assert schedule.take(known, 5.0) == [known[other]]
+    assert schedule.take(known, 9.0) == [] and schedule.next_at == inf
+
+
+def test_a_large_swarm_is_not_planned_at_every_event() -> None:
+    known, schedule = swarms(AT_ONCE_MAX + 1000), Schedule()
+    ((blob, swarm),) = known.items()
+    pause_s = 1000 * PAUSE_S_PER_MEMBER
+    for asked, planned in ((0.0, True), (pause_s / 2, False), (pause_s, True)):
+        schedule.ask(blob, "join", asked)
+        assert (schedule.take(known, asked) == [swarm]) is planned
+        assert schedule.next_at == (inf if planned else pause_s)
+
+
+def test_who_shall_not_wait_for_a_tick_is_told_of() -> None:
+    known, schedule = swarms(1, 1), Schedule()
+    one, other = known
+    schedule.ask(one, "join", 2.0)
+    assert schedule.wake_at == inf
+    schedule.ask(other, "join", 4.0, wake=True)
+    assert schedule.wake_at == 4.0
+    schedule.take(known, 2.0)
+    assert schedule.wake_at == 4.0
+    schedule.take(known, 4.0)
+    assert schedule.wake_at == inf
+
+
+def test_a_retry_is_for_want_of_anything_sooner() -> None:
+    known, schedule = swarms(1), Schedule()
+    (blob,) = known
+    schedule.retry(blob, 5.0)
+    schedule.retry(blob, 3.0)
+    assert schedule.take(known, 3.0) == []
+    schedule.ask(blob, "join", 4.0)
+    assert schedule.take(known, 4.0) == [known[blob]]
+    schedule.retry(blob, 6.0)
+    schedule.forget(blob)
+    assert schedule.take(known, 7.0) == []
