@@ -1,6 +1,6 @@
 """CPU time per piece of agents in a chain on rate-limited links: one sends, one receives and forwards, one receives.
 
-    python bench/chain.py [--rate-mbit 40] [--size-mib 64] [--rounds 3] [--json]     (root: it makes three network namespaces)
+    python -m bench.chain [--rate-mbit 40] [--size-mib 64] [--rounds 3] [--json]     (root: it makes three network namespaces)
 
 Every host is a process with a real store, uplink and download core, in a namespace of its own behind links of the given rate (tbf), as
 in a broadcast, but without a tracker. CPU-seconds are user and system time of each process (getrusage) from the first to the last
@@ -24,6 +24,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from bench.children import answer, child, tell
 from p2pdist.agent.blob_pull import BlobPull
 from p2pdist.agent.turns import Turns
 from p2pdist.core.sources import Sources
@@ -33,7 +34,10 @@ from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Plan, Source, StripePlan
 from p2pdist.origin.origin import Origin
 from p2pdist.store.blobs import BlobStore
+from p2pdist.transfer.kept import KeptConnections
+from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.server import read_stream_request, serve_stream
+from p2pdist.transfer.tls import Tls
 
 DIGEST = Digest("sha256:" + "0" * 64)
 NAMES = ("sends", "forwards", "receives")
@@ -47,8 +51,9 @@ class Host:
         self.host = host
         self.turns = Turns()
         self.sources = Sources()
-        self.tls = None
-        self.pacer = None
+        self.tls: Tls | None = None
+        self.pacer: Pacer | None = None
+        self.kept = KeptConnections()
 
     def origin(self) -> Origin:
         raise AssertionError("nobody reads an origin here")
@@ -151,7 +156,7 @@ def broadcast(options: argparse.Namespace, spaces: list[str], directory: Path, l
             words = ["--role", name, "--store", f"{stores}/{name}", "--pieces", directory / "pieces"]
             words += ["--source", directory / "source", "--parent", f"10.99.{number - 1}.1" if number else ""]
             words += ["--loop", options.loop]
-            command = ["ip", "netns", "exec", space, sys.executable, __file__, *map(str, words)]
+            command = ["ip", "netns", "exec", space, sys.executable, "-m", "bench.chain", *map(str, words)]
             hosts.append(stack.enter_context(child(command)))
         before = [0.0] * 3
         for host in hosts:
@@ -164,35 +169,6 @@ def broadcast(options: argparse.Namespace, spaces: list[str], directory: Path, l
         for number in (0, 1):
             after[number] = float(tell(hosts[number]))
         return [end - begin for begin, end in zip(before, after, strict=True)]
-
-
-@contextlib.contextmanager
-def child(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def tell(process: subprocess.Popen[str], *, wait: bool = True) -> str:
-    assert process.stdin is not None
-    print(file=process.stdin, flush=True)
-    return answer(process) if wait else ""
-
-
-def answer(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise SystemExit("a process of the benchmark ended early")
-    return line
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
 """Piece streams between two processes on loopback, beside nginx -> curl in the same run; plain, and over TLS on both.
 
-    python bench/loopback.py [--size-mib 1024] [--rounds 3] [--json]
+    python -m bench.loopback [--size-mib 1024] [--rounds 3] [--json]
 
 One process serves a blob with p2pdist.transfer.server, another receives it in 4 stripes, verifies each piece (BLAKE3) and writes it
 with pwrite over a file that exists already: the first touch of fresh memory is slow and not what is measured. curl writes over the
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import resource
@@ -28,13 +27,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import uvloop
 from aiohttp import web
 
+from bench.children import answer, child, tell
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
@@ -186,47 +185,21 @@ def piece_list(descriptor: int, piece_size: int) -> PieceList:
 # -- the run
 
 
-@contextlib.contextmanager
-def child(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, __file__, *(str(argument) for argument in arguments)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def line(process: subprocess.Popen[str], ask: bool = False) -> str:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    if ask:
-        print(file=process.stdin, flush=True)
-    answer = process.stdout.readline()
-    if not answer:
-        raise SystemExit("a process of the benchmark ended early")
-    return answer
-
-
 def streams(
     options: argparse.Namespace, piece: int, source: Path, destination: Path, certificates: Path | None
 ) -> dict[str, Any]:
-    common = ["--source", source, "--destination", destination, "--piece", piece, "--stripes", options.stripes]
-    common += ["--block", options.block, "--unsent", options.unsent, "--certificates", certificates or ""]
-    with child("--role", "serve", "--congestion", options.congestion, *common) as sender:
-        port = int(line(sender))
-        with child("--role", "fetch", "--port", port, *common) as receiver:
-            line(receiver)
+    words = ["--source", source, "--destination", destination, "--piece", piece, "--stripes", options.stripes]
+    words += ["--block", options.block, "--unsent", options.unsent, "--certificates", certificates or ""]
+    role, common = [sys.executable, "-m", "bench.loopback", "--role"], [str(word) for word in words]
+    with child([*role, "serve", "--congestion", options.congestion, *common]) as sender:
+        port = int(answer(sender))
+        with child([*role, "fetch", "--port", str(port), *common]) as receiver:
+            answer(receiver)
             rounds, memory = [], []
             for _ in range(options.rounds + 1):
-                before, _ = json.loads(line(sender, ask=True))
-                took, rx, received_in = json.loads(line(receiver, ask=True))
-                after, sent_from = json.loads(line(sender, ask=True))
+                before, _ = json.loads(tell(sender))
+                took, rx, received_in = json.loads(tell(receiver))
+                after, sent_from = json.loads(tell(sender))
                 rounds.append((took, rx, after - before))
                 memory += [received_in, sent_from]
     name = f"{'TLS ' if certificates else ''}streams, {piece >> 10} KiB pieces"
@@ -284,7 +257,8 @@ def make_certificate(directory: Path) -> Path | None:
     if not shutil.which("openssl"):
         return None
     words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=bench"
-    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", directory / "key.pem", "-out", directory / "cert.pem"]
+    files = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    files += ["-keyout", str(directory / "key.pem"), "-out", str(directory / "cert.pem")]
     subprocess.run([*words.split(), *files], check=True, capture_output=True)
     return directory
 
