@@ -90,8 +90,8 @@ async def serve_stream(
 
     `length` is that of the whole stream (frames.py) where the connection is to be kept for further requests; without it the stream ends
     with the connection. `blob_file` stays open until this returns. `unsent_max` (bytes) and a small send buffer keep what the kernel
-    holds small, or turns mean nothing: see Connection. Never raises for what the network does; a failure on our side is logged, and the child sees a
-    truncated stream.
+    holds small, or turns mean nothing: see Connection. Never raises for what the network does; a failure on our side is logged, and the
+    child sees a truncated stream.
     """
     response = _FrameResponse(headers={"Content-Type": STREAM_TYPE, "Cache-Control": "no-store"})
     if length is None:

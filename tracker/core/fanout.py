@@ -22,7 +22,7 @@ HOP_S = 0.0015
 through a chain of eight agents on loopback at 1.3 to 1.7 ms a level, on two busy cores."""
 
 SEND_S = 0.0001
-"""What a piece for one child costs the sender's event loop, beside the time on the wire; measured likewise."""
+"""What a piece for one child costs the sender's event loop, beside the time on the wire (profiled)."""
 
 RATE_BYTES_S = 125e6
 """Taken for a typical uplink while none was measured: 1 Gbit/s. On a faster network that costs a few milliseconds; to take a slow one for

@@ -76,6 +76,7 @@ class _StripePass:
         self.zone_streams, self.leases = zone_streams, leases
         self.hosts = hosts
         self.places = Places(swarm, stripe, hosts)
+        self.imported: dict[str, None] = {}
 
     def run(self, *, redraw: bool = False) -> None:
         """Attach the hosts; those for whom there is no parent stay unplanned. In a tree that is drawn anew the few pieces that hosts
@@ -95,6 +96,8 @@ class _StripePass:
         if len(still) < len(left):
             for host in still:
                 self._attach_anyhow(host)
+        for rack in self.imported:
+            self._import_once(rack)
 
     def _queues(self, redraw: bool) -> dict[str, list[str]]:
         """By rack who waits, the first one last: those that have pieces or children, the most pieces first, then newcomers."""
@@ -180,6 +183,24 @@ class _StripePass:
         self.places.attached(self.swarm.members[host], parent)
         if parent == FROM_ORIGIN:
             self.leases -= 1
+        if self._from_elsewhere(host) and len(self.swarm.racks) > 1:
+            self.imported[self.swarm.members[host].rack] = None
+
+    def _from_elsewhere(self, host: str) -> bool:
+        """Whether a host receives from the origin or from another rack."""
+        member = self.swarm.members[host]
+        parent = member.parents[self.stripe]
+        return parent is not None and (not parent or self.swarm.members[parent].rack != member.rack)
+
+    def _import_once(self, rack: str) -> None:
+        """Where a rack got a second importer, because the first one's way up was broken: one of them is to be fed from inside, in the next
+        pass."""
+        members = self.swarm.members
+        importers = [members[host] for host in self.swarm.racks[rack] if self._from_elsewhere(host)]
+        best = max(importers, key=lambda each: (bool(each.budget), each.counts[self.stripe], each.order))
+        for other in importers:
+            if other is not best and best.budget and (other.host, best.host) not in self.swarm.avoided:
+                self.swarm.detach(self.stripe, other.host)
 
     def _may_read(self, member: Member) -> bool:
         """Whether a host may be granted the lease of the stripe: its zone has none, and the origin has not just failed it."""
