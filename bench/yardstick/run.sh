@@ -1,6 +1,7 @@
 #!/bin/sh
 # One broadcast on rate-limited network namespaces, with real trackers and agents (needs root).
 # PYTHON, P2PDIST and WORK name another interpreter, program and directory; `make bench` gives them and takes care of the clean-up.
+# With WARM_MIB every host first pulls another blob of so many MiB, before the run begins: what is learned of the hosts there is known.
 # Usage: run.sh SWARM_PY [yardstick options], for example
 #   bench/yardstick/run.sh path/to/yardstick/swarm.py --hosts 24 --size-mib 64 --rate-mbit 40 --origin-mbit 80 --repeat 3
 set -eu
@@ -11,7 +12,7 @@ swarm=$1
 shift
 exec "${PYTHON:-python3}" "$swarm" --method custom --label p2pdist --py "$root/.venv/bin/python" \
   --ctl-cmd "$p2pdist tracker --listen {ctl_ip}:7070 --origin http://{origin_ip} --state {dir}/state --log-level warning" \
-  --origin-cmd "$here/origin.sh $p2pdist {file} {dir} {ip}" \
-  --agent-cmd "$p2pdist agent --tracker http://{ctl_ip}:7070 --listen {ip}:7071 --store {dir}/store --socket {dir}/sock --name h{i} --rack {rack} --log-level ${LOG_LEVEL:-warning} & while ! curl -sf -o /dev/null --unix-socket {dir}/sock http://agent/readyz; do sleep 0.2; done; touch {dir}/READY; wait" \
+  --origin-cmd "$here/origin.sh $p2pdist {file} {dir} {ip} ${WARM_MIB:-0} {work}/warm" \
+  --agent-cmd "$p2pdist agent --tracker http://{ctl_ip}:7070 --listen {ip}:7071 --store {dir}/store --socket {dir}/sock --name h{i} --rack {rack} --log-level ${LOG_LEVEL:-warning} & while ! curl -sf -o /dev/null --unix-socket {dir}/sock http://agent/readyz; do sleep 0.2; done; $here/warm.sh {dir}/sock ${WARM_MIB:-0} {work}/warm {dir}; touch {dir}/READY; wait" \
   --host-go-cmd "$here/pull.sh {dir}/sock {sha} {out} {done}" \
   --warmup 2 --wait-ready --work "${WORK:-/dev/shm/p2pdist-yardstick}" --prefix pd- "$@"
