@@ -68,6 +68,49 @@ class Site:
         return below
 
 
+def test_a_root_that_is_slow_makes_room_for_another() -> None:
+    """Its children keep up with it, and only the other stripe shows that more would be possible."""
+    site = Site(12)
+    site.go(4)
+    root = next(iter(site.swarm.roots[0]))
+    for host in site.counts:
+        site.speed[host, 0] = 2
+    site.go(4)
+    assert root not in site.swarm.roots[0]
+    assert site.member(root).budget == 0
+    assert len(site.swarm.roots[0]) == 1
+
+
+def test_nobody_is_blamed_for_a_slow_origin() -> None:
+    site = Site(12)
+    site.go(4)
+    roots = [dict(each) for each in site.swarm.roots]
+    site.go(8, speed=3)
+    assert site.swarm.roots == roots
+    assert all(member.budget == 2 for member in site.swarm.members.values())
+
+
+def test_a_host_that_lags_where_there_is_something_and_starves_elsewhere_is_slow_itself() -> None:
+    """Another slow host starves it in one stripe, which says nothing of its own downlink."""
+    site = Site(24)
+    site.go(4)
+    slow = next(
+        each
+        for each in site.swarm.members.values()
+        if each.parents[1] and each.parents[0] and len(site.member(each.parents[1]).children[1]) == 2
+    )
+    above: str | None = slow.parents[0]
+    while above:
+        site.speed[above, 0] = 2
+        above = site.member(above).parents[0]
+    for host in (each for each in site.counts if site.swarm.below(0, each, slow.parents[0] or "")):
+        site.speed[host, 0] = 2
+    site.speed[slow.host, 1] = 2
+    site.hold_up(slow.host, 2)
+    site.go(4)
+    assert slow.light
+
+
 def test_a_host_that_says_nothing_while_its_children_wait_loses_them() -> None:
     site = Site(12)
     site.go(4)

@@ -121,3 +121,21 @@ def test_a_zone_without_a_lease_is_fed_from_another() -> None:
     swarm = planned(60, 6, zones=2, leases=2)
     assert sum(map(len, swarm.roots)) == 2
     assert not swarm.unplanned
+
+
+def test_a_rack_that_gets_a_second_importer_keeps_one() -> None:
+    """The way up of the first one was broken when the second one was planned."""
+    swarm = planned(24, 3)
+    root = next(iter(swarm.roots[0]))
+    importer = next(
+        each
+        for each in swarm.members.values()
+        if each.parents[0] and swarm.members[each.parents[0]].rack != each.rack and each.children[0]
+    )
+    waiting = next(each for each in importer.children[0])
+    for host in (root, importer.parents[0] or "", waiting):
+        swarm.detach(0, host)
+    for _ in range(3):
+        Planner().plan(swarm, leases=64)
+    assert not swarm.unplanned
+    assert set(imports(swarm, 0).values()) == {1}

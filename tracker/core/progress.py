@@ -9,10 +9,13 @@ Silent: a child stands still, and its parent has not reported for SILENT_INTERVA
 seconds.
 
 Slow: all children of a host in a stripe lag behind it, for LAG_S without a break at less than SLOW_SHARE of the pace at which others
-advance, although some of them keep up elsewhere. Then it is the parent's uplink. Where a host lags in every stripe, and other children of
-its parents do not, it is its own downlink, and it is no good as a parent either. Where one child alone lags, in one stripe alone, for
-EDGE_S, it is the connection between the two, and another parent may do better. Acting on less costs more than it gains: after a move a
-host may be at half pace for a moment.
+advance, although some of them keep up elsewhere. Then it is the parent's uplink. Where a host lags in every stripe that its parents have
+for it, and other children of its parents do not, it is its own downlink, and it is no good as a parent either. A stripe that starves higher
+up says nothing of those below. Where there is nobody to compare the host with, another parent for LAG_S tells; where one child alone
+lags, in one stripe alone, for EDGE_S, it is the connection between the two, and another parent may do better. A root has no parent to lag
+behind, and reads no faster than its children follow: it is compared with the roots of other stripes. Acting on less costs more than it
+gains: after a move a host may be at half pace for a moment. But the more pieces wait at the parent while they trickle in, the plainer it
+is.
 """
 
 from __future__ import annotations
@@ -107,7 +110,9 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
     ]
     for stripe in late:
         if member.parents[stripe] == FROM_ORIGIN:
-            return member.host, _pace(member, stripe, now) / max(_usual_pace(swarm, member, stripe), 1e-9), False
+            if _other_roots_go_on(swarm, member, stripe):
+                return member.host, _pace(member, stripe, now) / max(_usual_pace(swarm, member, stripe), 1e-9), False
+            continue
         parent = swarm.members[member.parents[stripe] or ""]
         served = _served(swarm, parent)
         if parent.load > parent.budget > 0 and served >= OVERLOADED_SHARE:
@@ -118,6 +123,16 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
         share = sum(_pace(member, stripe, now) for stripe in late) / max(swarm.typical_pace * swarm.stripes, 1e-9)
         return member.host, share, True
     return None
+
+
+def _other_roots_go_on(swarm: Swarm, member: Member, stripe: int) -> bool:
+    """Whether a root of another stripe was faster in what it reported since this one lags."""
+    return any(
+        _heard_since(root, member.lags[stripe]) and member.pace[stripe] < SLOW_SHARE * root.pace[each]
+        for each, roots in enumerate(swarm.roots)
+        if each != stripe
+        for root in (swarm.members[name] for name in roots)
+    )
 
 
 def _holds_up(swarm: Swarm, parent: Member, stripe: int) -> bool:
@@ -145,7 +160,7 @@ def _holds_itself_up(swarm: Swarm, member: Member, late: list[int]) -> bool:
     sisters = [(stripe, swarm.members[name]) for stripe in late for name in _sisters(swarm, member, stripe)]
     if sisters:
         return any(each.lags[stripe] is None and _heard_since(each, member.lags[stripe]) for stripe, each in sisters)
-    return len({member.parents[stripe] for stripe in late}) > 1
+    return len({parent for stripe in late if (parent := member.parents[stripe])}) > 1
 
 
 def _heard_since(sister: Member, lag: Lag | None) -> bool:
@@ -220,7 +235,8 @@ def _waiting(swarm: Swarm, member: Member, stripe: int) -> int:
 
 def _sisters(swarm: Swarm, member: Member, stripe: int) -> list[str]:
     """The other children of the host's parent in a stripe, but those whose downlinks are known to be slow."""
-    found = swarm.members[member.parents[stripe] or ""].children[stripe]
+    parent = member.parents[stripe]
+    found = swarm.members[parent].children[stripe] if parent else ()
     return [each for each in found if each != member.host and not swarm.members[each].light]
 
 
