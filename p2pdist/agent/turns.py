@@ -190,7 +190,8 @@ class Turns:
         if self._ticking is not None:
             self._ticking.cancel()
         # Rounded up: uvloop counts in milliseconds, and a timer that comes too early comes again and again.
-        delay_s = TICK_S if wait_s is None else math.ceil(wait_s * 1000) / 1000
+        # Never later than TICK_S: a block that goes into flight meanwhile may get stuck.
+        delay_s = TICK_S if wait_s is None else min(TICK_S, math.ceil(wait_s * 1000) / 1000)
         self._ticking = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
     def _tick(self) -> None:

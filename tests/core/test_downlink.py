@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pdist.core.downlink import BURST_S, LOOK_AGAIN_S, Downlink
+from p2pdist.core.downlink import BURST_S, HELD_MAX_S, LOOK_AGAIN_S, Downlink
 from p2pdist.model.messages import Priority
 
 PIECE = 65536
@@ -116,3 +116,14 @@ def test_a_start_never_pauses_for_preseeds() -> None:
     for _ in range(15):
         downlink.received("start", PIECE, 0.1)
     assert downlink.held_s("preseed", 0.1) == 0.0, "they have got fifteen times as much since"
+
+
+def test_a_preseed_does_not_pause_until_its_sender_takes_it_for_dead() -> None:
+    """Its pieces are large, and the start it gives way to is slow."""
+    downlink, now = Downlink(), 0.0
+    downlink.received("start", PIECE, now)
+    downlink.received("preseed", 1 << 30, now)
+    while downlink.held_s("preseed", now) and now < 60:
+        now += 0.5
+        downlink.received("start", PIECE, now)
+    assert now == HELD_MAX_S

@@ -81,6 +81,17 @@ def test_a_root_that_is_slow_makes_room_for_another() -> None:
     assert len(site.swarm.roots[0]) == 1
 
 
+def test_roots_are_not_called_slow_where_pieces_come_in_bursts() -> None:
+    """Large pieces over a slow link: now this stripe gets four, now that one."""
+    site = Site(12)
+    site.go(4)
+    for step in range(40):
+        for host in site.counts:
+            site.speed[host, 0], site.speed[host, 1] = (4, 1) if step % 4 == 0 else (1, 4) if step % 4 == 2 else (0, 0)
+        site.go(1)
+    assert all(member.budget == 2 for member in site.swarm.members.values())
+
+
 def test_nobody_is_blamed_for_a_slow_origin() -> None:
     site = Site(12)
     site.go(4)

@@ -60,6 +60,18 @@ def test_who_shall_not_wait_for_a_tick_is_told_of() -> None:
     assert schedule.wake_at == inf
 
 
+def test_each_that_shall_not_wait_for_a_tick_is_told_of() -> None:
+    known, schedule = swarms(1, 1), Schedule()
+    one, other = known
+    schedule.ask(one, "join", 2.0, wake=True)
+    schedule.ask(other, "join", 3.0, wake=True)
+    assert schedule.take(known, 2.0) == [known[one]]
+    assert schedule.wake_at == 3.0
+    schedule.forget(other)
+    schedule.take(known, 4.0)
+    assert schedule.wake_at == inf
+
+
 def test_a_retry_is_for_want_of_anything_sooner() -> None:
     known, schedule = swarms(1), Schedule()
     (blob,) = known

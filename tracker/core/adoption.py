@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from p2pdist.model.errors import UsageError
 from tracker.core.member import Member
 from tracker.core.repair import yield_lease
 from tracker.core.swarm import FROM_ORIGIN, Swarm
@@ -29,8 +28,6 @@ def adopt(swarm: Swarm, member: Member, stripe: int, parent: str | None, stand_i
     if parent is None or (parent == FROM_ORIGIN and (_is_whole(swarm, stripe) or not yield_lease(swarm, stripe, host))):
         return
     if parent != FROM_ORIGIN:
-        if parent == host:
-            raise UsageError(f"{host} says that it receives from itself")
         if parent not in swarm.members and not stand_in(parent):
             return
         if swarm.below(stripe, parent, host):

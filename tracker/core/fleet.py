@@ -173,6 +173,8 @@ class Fleet:
         swarm = self._swarm(holding)
         counts = list(holding.counts)
         swarm.check_counts(counts)
+        if host.name in holding.parents:
+            raise UsageError(f"{host.name} says that it receives from itself")
         self.swarms[swarm.blob] = swarm
         member = swarm.members.get(host.name)
         if member is None:
@@ -318,7 +320,7 @@ class Fleet:
         if host is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if host.session is None and source in swarm.members:
                 self._leave(source, swarm.blob, now, "dead")
-            else:
+            elif reason != "reset" or not self.standing.excused(swarm, now=now):
                 self.standing.blame(host, name, reason, now=now)
         self.schedule.ask(swarm.blob, reason, now)
 

@@ -197,8 +197,11 @@ class _StripePass:
         pass."""
         members = self.swarm.members
         importers = [members[host] for host in self.swarm.racks[rack] if self._from_elsewhere(host)]
-        best = max(importers, key=lambda each: (bool(each.budget), each.counts[self.stripe], each.order))
-        for other in importers:
+        fit = [each for each in importers if each.present and self.swarm.rooted(self.stripe, each.host)]
+        if not fit:
+            return  # the second importer of another rack was above them
+        best = max(fit, key=lambda each: (bool(each.budget), each.counts[self.stripe], each.order))
+        for other in fit:
             if other is not best and best.budget and (other.host, best.host) not in self.swarm.avoided:
                 self.swarm.detach(self.stripe, other.host)
 

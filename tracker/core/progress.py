@@ -89,8 +89,9 @@ def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]
     if counts[stripe] >= swarm.totals[stripe]:
         return False
     if name == FROM_ORIGIN:
-        # A root reads no further ahead than its children follow, so it shows nothing but its pace.
-        return child.pace[stripe] < SLOW_SHARE * _usual_pace(swarm, child, stripe)
+        # It reads no further ahead than its children follow, so it shows nothing but its pace; and that jumps where pieces are few.
+        behind = _waiting(swarm, child, stripe) > LAG_PIECES
+        return behind and child.pace[stripe] < SLOW_SHARE * _usual_pace(swarm, child, stripe)
     parent = swarm.members[name]
     children = len(parent.children[stripe])
     share = min(1.0, parent.budget / max(1, parent.load)) if parent.budget else 1.0 / max(1, children)

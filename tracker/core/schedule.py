@@ -27,12 +27,14 @@ class Schedule:
     next_at: float = inf
     wake_at: float = inf
     _due: dict[Digest, float] = field(default_factory=dict)
+    _wakes: dict[Digest, float] = field(default_factory=dict)
 
     def ask(self, blob: Digest, reason: str, due: float, *, wake: bool = False) -> None:
         """Plan a swarm at `due`, or sooner if that was asked for already; with `wake` then, else at the event that comes next."""
         self._due[blob] = min(due, self._due.get(blob, due))
         self.next_at = min(due, self.next_at)
         if wake:
+            self._wakes[blob] = min(due, self._wakes.get(blob, due))
             self.wake_at = min(due, self.wake_at)
         self.replans[reason] = self.replans.get(reason, 0) + 1
 
@@ -43,6 +45,7 @@ class Schedule:
     def forget(self, blob: Digest) -> None:
         """The swarm is no more."""
         self._due.pop(blob, None)
+        self._wakes.pop(blob, None)
 
     def take(self, swarms: dict[Digest, Swarm], now: float) -> list[Swarm]:
         """The swarms to plan now."""
@@ -50,7 +53,6 @@ class Schedule:
         if now < self.next_at:
             return found
         self.next_at = inf
-        self.wake_at = inf if self.wake_at <= now else self.wake_at
         for blob, due in self._due.items():
             swarm = swarms[blob]
             at = max(due, swarm.planned_at + PAUSE_S_PER_MEMBER * max(0, len(swarm.members) - AT_ONCE_MAX))
@@ -58,7 +60,11 @@ class Schedule:
                 found.append(swarm)
             else:
                 self.next_at = min(at, self.next_at)
+                if blob in self._wakes:
+                    self._wakes[blob] = at
         for swarm in found:
             del self._due[swarm.blob]
+            self._wakes.pop(swarm.blob, None)
             swarm.planned_at = now
+        self.wake_at = min(self._wakes.values(), default=inf)
         return found
