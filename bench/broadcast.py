@@ -100,7 +100,7 @@ class Yardstick:
         if self.wait_idle:
             words += ["--wait-idle", f"{self.wait_idle:g}"]
         p2pdist = str(Path(sys.executable).parent / "p2pdist")
-        environment = {"P2PDIST": p2pdist, "PYTHON": sys.executable}
+        environment = {"P2PDIST": p2pdist, "PYTHON": sys.executable, "WARM_MIB": str(case.warm_mib)}
         try:
             ended = run(words, timeout_s=FIXED_S + BOUNDS_MAX * case.bound_s, env=environment)
             figures = last_line(ended.output)

@@ -50,7 +50,8 @@ def payload_bytes_s(rate_mbit: float) -> float:
 class Case:
     """One way that a broadcast can go. `name` is what it is asked for by, `label` tells its variants apart. `slow` and `killed` are
     numbers of hosts; a killed host is lost for good, silently, once the hosts hold half of the blob on average. `spread_s`: host i of N
-    joins at i/N of this time. With `restart` the tracker is killed at half and started again a second later."""
+    joins at i/N of this time. With `restart` the tracker is killed at half and started again a second later. With `warm_mib` all hosts
+    first pull another blob of that size, which does not count."""
 
     name: str
     label: str
@@ -60,6 +61,7 @@ class Case:
     racks: int = 0
     spread_s: float = 0.0
     restart: bool = False
+    warm_mib: int = 0
 
     @property
     def rack_mbit(self) -> float:
@@ -110,7 +112,7 @@ class Case:
         return scenario.bound_s(scenario.parties(without={names[host] for host in self.killed}))
 
 
-NAMES = ("uniform", "slow", "killed", "racks", "spread", "big", "few", "many", "restart")
+NAMES = ("uniform", "slow", "known", "killed", "racks", "spread", "big", "few", "many", "restart")
 SIMULATED = ("uniform", "slow", "killed", "racks", "spread")
 """Those that are compared with the simulator."""
 
@@ -123,6 +125,9 @@ def cases(name: str, links: Links) -> list[Case]:
             return [Case(name, name, links, restart=name == "restart")]
         case "slow":
             return [Case(name, f"slow host {host}", links, slow=(host,)) for host in dict.fromkeys((0, middle, last))]
+        case "known":
+            label = f"slow host {middle}, known"
+            return [Case(name, label, links, slow=(middle,), warm_mib=links.size_mib // 2)]
         case "killed":
             return [Case(name, f"killed host {middle}", links, killed=(middle,))]
         case "racks":
