@@ -27,6 +27,7 @@ from aiohttp import web
 from bench.children import answer, child, tell
 from p2pdist.agent.blob_pull import BlobPull
 from p2pdist.agent.turns import Turns
+from p2pdist.core.downlink import Downlink
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Complaint
@@ -52,7 +53,7 @@ class Host:
         self.turns = Turns()
         self.sources = Sources()
         self.tls: Tls | None = None
-        self.pacer: Pacer | None = None
+        self.pacer = Pacer(Downlink())
         self.kept = KeptConnections()
 
     def origin(self) -> Origin:

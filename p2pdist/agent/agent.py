@@ -112,7 +112,7 @@ class Agent:
             self.store.close()
             raise
         self.turns = Turns(limit_bytes_s=settings.upload_bytes_s, preseed_limit_bytes_s=settings.preseed_bytes_s)
-        self.pacer: Pacer | None = Pacer(Downlink(settings.download_bytes_s, settings.preseed_bytes_s))
+        self.pacer = Pacer(Downlink(settings.download_bytes_s, settings.preseed_bytes_s))
         self.kept = KeptConnections()
         self._expiring: asyncio.TimerHandle | None = None
         self.sources = Sources()

@@ -51,7 +51,7 @@ class Surroundings(Protocol):
     turns: Turns
     sources: Sources
     tls: Tls | None
-    pacer: Pacer | None
+    pacer: Pacer
     kept: KeptConnections
 
     def origin(self) -> Origin: ...
@@ -246,9 +246,8 @@ class BlobPull:
     async def _pause(self, length: int) -> None:
         """After a piece from the origin: hold back as streams do."""
         pacer, priority = self._agent.pacer, self.priority
-        if pacer is not None:
-            woken = self._hurried if priority == "preseed" else asyncio.Event()
-            await pacer.sleep(priority, pacer.received(priority, length), woken)
+        woken = self._hurried if priority == "preseed" else asyncio.Event()
+        await pacer.sleep(priority, pacer.received(priority, length), woken)
 
     def _close(self, number: int, after_piece: bool) -> None:
         stream = self._streams.get(number)

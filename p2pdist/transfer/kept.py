@@ -28,6 +28,7 @@ class KeptConnections:
         self._lock = threading.Lock()
         self._kept: dict[str, deque[tuple[float, socket.socket]]] = {}
         self._count = 0
+        self._closed = False
 
     def take(self, address: str) -> socket.socket | None:
         """A connection to `address`, the one that was used last; the caller's from now on."""
@@ -45,7 +46,7 @@ class KeptConnections:
         """Keep a connection, or close it where there are enough."""
         with self._lock:
             waiting = self._kept.setdefault(address, deque())
-            if len(waiting) >= PER_PEER_MAX or self._count >= KEPT_MAX:
+            if self._closed or len(waiting) >= PER_PEER_MAX or self._count >= KEPT_MAX:
                 connection.close()
             else:
                 waiting.append((time.monotonic(), connection))
@@ -64,8 +65,9 @@ class KeptConnections:
             return self._count > 0
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all of them, and whatever is given from now on."""
         with self._lock:
+            self._closed = True
             for waiting in self._kept.values():
                 for _, connection in waiting:
                     connection.close()
