@@ -27,6 +27,7 @@ from aiohttp import web
 from bench.children import answer, child, tell
 from p2pdist.agent.blob_pull import BlobPull
 from p2pdist.agent.turns import Turns
+from p2pdist.core.bucket import Bucket
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest
@@ -54,6 +55,7 @@ class Host:
         self.sources = Sources()
         self.tls: Tls | None = None
         self.pacer = Pacer(Downlink())
+        self.origin_share = Bucket(None)
         self.kept = KeptConnections()
 
     def origin(self) -> Origin:

@@ -18,6 +18,7 @@ from p2pdist.agent.packages import WAIT_S, Packages
 from p2pdist.agent.pulls import Pulls
 from p2pdist.agent.tracker_session import TrackerSession
 from p2pdist.agent.turns import Turn, Turns
+from p2pdist.core.bucket import Bucket
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.eviction import choose
 from p2pdist.core.sources import Sources
@@ -33,6 +34,7 @@ from p2pdist.model.messages import (
     Left,
     MountRequest,
     MountStatus,
+    OriginShare,
     Priority,
     Reject,
     Report,
@@ -113,6 +115,7 @@ class Agent:
             raise
         self.turns = Turns(limit_bytes_s=settings.upload_bytes_s, preseed_limit_bytes_s=settings.preseed_bytes_s)
         self.pacer = Pacer(Downlink(settings.download_bytes_s, settings.preseed_bytes_s))
+        self.origin_share = Bucket(None)
         self.kept = KeptConnections()
         self._expiring: asyncio.TimerHandle | None = None
         self.sources = Sources()
@@ -332,8 +335,10 @@ class Agent:
             return None
         return Report(tuple(advances), sent_bytes, busy_s)
 
-    def _on_message(self, message: Assign | Reject) -> None:
+    def _on_message(self, message: Assign | OriginShare | Reject) -> None:
         match message:
+            case OriginShare(bytes_s):
+                self.origin_share.limit_bytes_s = bytes_s
             case Assign(plan):
                 fetching = self._fetching.get(plan.blob)
                 if fetching is not None:

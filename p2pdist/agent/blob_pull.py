@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Protocol
 
 from p2pdist.agent.origin_reader import OriginReader
 from p2pdist.agent.turns import Turns
+from p2pdist.core.bucket import Bucket
 from p2pdist.core.download import (
     CloseStream,
     Complain,
@@ -52,6 +54,7 @@ class Surroundings(Protocol):
     sources: Sources
     tls: Tls | None
     pacer: Pacer
+    origin_share: Bucket
     kept: KeptConnections
 
     def origin(self) -> Origin: ...
@@ -244,8 +247,10 @@ class BlobPull:
         stream.start()
 
     async def _pause(self, length: int) -> None:
-        """After a piece from the origin: hold back as streams do."""
-        pacer, priority = self._agent.pacer, self.priority
+        """After a piece from the origin: hold back as streams do, and for what others may read."""
+        pacer, priority, share = self._agent.pacer, self.priority, self._agent.origin_share
+        share.pay(length, time.monotonic())
+        await asyncio.sleep(max(0.0, share.free_at - time.monotonic()))
         woken = self._hurried if priority == "preseed" else asyncio.Event()
         await pacer.sleep(priority, pacer.received(priority, length), woken)
 

@@ -30,6 +30,7 @@ from p2pdist.model.messages import (
     Hello,
     Holding,
     Holdings,
+    OriginShare,
     Pace,
     Reject,
     Report,
@@ -63,9 +64,9 @@ _logger = logging.getLogger(__name__)
 class TrackerSession:
     """See the module's text.
 
-    `holdings` says what the host holds and wants, `report` what is new since the last report (None: nothing), `on_message` hears Assign and
-    Reject, `on_change` whether a tracker answers. `problem` says why none does, for people. Raises UsageError for what is no URL of a
-    tracker. Credentials in a URL are used and never shown.
+    `holdings` says what the host holds and wants, `report` what is new since the last report (None: nothing), `on_message` hears Assign,
+    OriginShare and Reject, `on_change` whether a tracker answers. `problem` says why none does, for people. Raises UsageError for what is
+    no URL of a tracker. Credentials in a URL are used and never shown.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class TrackerSession:
         *,
         holdings: Callable[[], list[Holding]],
         report: Callable[[], Report | None],
-        on_message: Callable[[Assign | Reject], None],
+        on_message: Callable[[Assign | OriginShare | Reject], None],
         on_change: Callable[[bool], None],
     ) -> None:
         self._urls = [_checked(url).rstrip("/") for url in urls]
@@ -244,7 +245,7 @@ class TrackerSession:
                 last_word = from_problem(message.problem)
             if isinstance(message, Pace):
                 self._set_pace(message.report_interval_s)
-            elif isinstance(message, Assign | Reject):
+            elif isinstance(message, Assign | OriginShare | Reject):
                 self._on_message(message)
 
     async def _next(self, socket: aiohttp.ClientWebSocketResponse) -> FromTracker:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from p2pdist.cli.quantities import parse_rate
 from p2pdist.cli.seconds import Seconds
 
 
@@ -20,6 +21,12 @@ from p2pdist.cli.seconds import Seconds
     show_default=True,
     type=click.IntRange(1, 100_000),
     help="Origin reads at once, over all swarms.",
+)
+@click.option(
+    "--origin-limit",
+    default="",
+    metavar="RATE",
+    help="What all agents together read from the origin, such as 2GB/s [default: no limit].",
 )
 @click.option(
     "--report-interval",
@@ -36,7 +43,15 @@ from p2pdist.cli.seconds import Seconds
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="How much to log.",
 )
-def command(listen: str, origin: str, state: str, origin_streams: int, report_interval: float, log_level: str) -> None:
+def command(
+    listen: str,
+    origin: str,
+    state: str,
+    origin_streams: int,
+    origin_limit: str,
+    report_interval: float,
+    log_level: str,
+) -> None:
     """Run a tracker: it decides which agent sends what to whom. Data never passes through it.
 
     \b
@@ -48,11 +63,20 @@ def command(listen: str, origin: str, state: str, origin_streams: int, report_in
     set_up_logging(log_level)
     raise_file_limit()
     address = listen_address(listen)
-    run(_serve(address, origin, state, origin_streams, report_interval))
+    run(
+        _serve(
+            address, origin, state, origin_streams, parse_rate(origin_limit) if origin_limit else 0.0, report_interval
+        )
+    )
 
 
 async def _serve(
-    address: tuple[str, int], origin_url: str, state: str, origin_streams: int, report_interval_s: float
+    address: tuple[str, int],
+    origin_url: str,
+    state: str,
+    origin_streams: int,
+    origin_bytes_s: float,
+    report_interval_s: float,
 ) -> None:
     import logging
     import time
@@ -70,6 +94,7 @@ async def _serve(
         started_at=time.monotonic(),
         origin=origin_url,
         origin_streams_max=origin_streams,
+        origin_bytes_s=origin_bytes_s,
         report_interval_s=report_interval_s,
     )
     documents = Documents(Path(state)) if state else None

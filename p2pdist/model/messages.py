@@ -121,6 +121,12 @@ class Pace(Message, frozen=True):
     report_interval_s: float
 
 
+class OriginShare(Message, frozen=True):
+    """What the host may read from the origin in a second, in all stripes together: its part of what all hosts may."""
+
+    bytes_s: Annotated[float, Meta(gt=0)]
+
+
 class Assign(Message, frozen=True):
     """A plan for one blob."""
 
@@ -136,7 +142,7 @@ class Reject(Message, frozen=True):
 
 
 FromAgent = Hello | Holding | Holdings | Report | Complaint | Left
-FromTracker = Welcome | Pace | Assign | Reject
+FromTracker = Welcome | Pace | OriginShare | Assign | Reject
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)

@@ -44,6 +44,7 @@ from tracker.service import Service
 
 TAGS = [parse_reference("team/many:v1"), parse_reference("team/many:v2")]
 BLOBS = 200
+ORIGIN_BYTES_S = 1e9
 """In two packages: one has 128 layers at most."""
 
 
@@ -77,7 +78,8 @@ class Site:
         self._url = ""
 
     async def start(self) -> None:
-        service = Service(Fleet(started_at=-100.0, origin=self.origin.url), Content(self.origin))
+        fleet = Fleet(started_at=-100.0, origin=self.origin.url, origin_bytes_s=ORIGIN_BYTES_S)
+        service = Service(fleet, Content(self.origin))
         submit = service.submit
 
         def note(event: Event) -> None:
@@ -142,6 +144,8 @@ async def test_two_hundred_small_blobs_share_connections_and_messages(site: Site
     first, second = await site.agent("h1"), await site.agent("h2")
     await site.pull(first)
     assert site.streams == 0 and first.received_bytes["origin"] == sum(map(len, contents))
+    share = first.origin_share
+    assert share.limit_bytes_s == ORIGIN_BYTES_S and share.free_at > 0, "it alone reads, and pays for what it reads"
     await site.pull(second)
     assert second.received_bytes == {"peer": sum(map(len, contents))}
     for content in contents:

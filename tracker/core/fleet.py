@@ -39,9 +39,9 @@ from tracker.core.assignments import assignments
 from tracker.core.balance import PAUSE_S, balance
 from tracker.core.capacity import Capacities
 from tracker.core.close_watch import CLOSE_S, CloseWatch
-from tracker.core.events import Command, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
-from tracker.core.leases import Leases
+from tracker.core.leases import Leases, shares
 from tracker.core.member import Member
 from tracker.core.pace import SHORTEST_S
 from tracker.core.planner import Planner
@@ -65,11 +65,12 @@ SWARMS_MAX = 100_000
 
 @dataclass(slots=True)
 class Fleet:
-    """See the module's text. `origin_streams_max` is the cap on leases over all swarms."""
+    """See the module's text. `origin_streams_max` is the cap on leases over all swarms, `origin_bytes_s` (0 for none) on what all read."""
 
     started_at: float
     origin: str = ""
     origin_streams_max: int = 64
+    origin_bytes_s: float = 0.0
     report_interval_s: float = SHORTEST_S
     hosts: dict[str, Host] = field(default_factory=dict)
     swarms: dict[Digest, Swarm] = field(default_factory=dict)
@@ -97,8 +98,6 @@ class Fleet:
                 self._closed(session, now)
             case Tick():
                 self._tick(now, out)
-            case Due():
-                pass
         self._plan_due(now, out)
         return out
 
@@ -125,7 +124,7 @@ class Fleet:
             out.append(Drop(host.session))
         host.forgive(now=now, started_anew=True)
         host.address, host.zone, host.rack = hello.address, hello.zone, hello.rack
-        host.session, host.absent_since = session, None
+        host.session, host.absent_since, host.origin_share = session, None, 0.0
         self.capacities.declare(host.name, hello.upload_bytes_s)
         self._sessions[session] = hello.host
         if host.swarms:
@@ -396,3 +395,5 @@ class Fleet:
             self._planner.plan(swarm, leases=0 if may_be_out else leases.free(swarm))
             leases.granted(swarm, swarm.leases() - before)
             out += assignments(swarm, self.hosts)
+        if due:
+            out += shares(self.swarms.values(), self.hosts, self.origin_bytes_s)

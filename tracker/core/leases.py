@@ -2,12 +2,19 @@
 
 All swarms together hold at most `leases_max`. Those that are only preseeded hold at most half of these, and at least one, so that a job's
 start always finds some.
+
+Where a limit is set on what all read from the origin in a second, each lease is an equal part of it. Holders are told when that changes; a
+new one may read before the others have heard of it, for the time of a message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
+from p2pdist.model.messages import OriginShare
+from tracker.core.events import Send
+from tracker.core.host import Host
 from tracker.core.swarm import Swarm
 
 
@@ -37,3 +44,17 @@ class Leases:
         if swarm.priority == "preseed":
             left = min(left, self._preseed_max - self._preseeds)
         return max(0, left)
+
+
+def shares(swarms: Iterable[Swarm], hosts: Mapping[str, Host], limit_bytes_s: float) -> list[Send]:
+    """What holders of leases are to be told of what they may read; nothing without a limit (0)."""
+    if not limit_bytes_s:
+        return []
+    held = Counter(host for swarm in swarms for roots in swarm.roots for host in roots)
+    found = []
+    for name, leases in held.items():
+        host, share = hosts[name], limit_bytes_s * leases / held.total()
+        if host.session is not None and host.origin_share != share:
+            host.origin_share = share
+            found.append(Send(host.session, OriginShare(share)))
+    return found

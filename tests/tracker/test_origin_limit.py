@@ -1,0 +1,74 @@
+"""What all hosts together read from the origin in a second."""
+
+from collections.abc import Iterable
+
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Hello, Holding, OriginShare, Report
+from tracker.core.events import Command, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.fleet import Fleet
+
+PIECE, PIECES = 65536, 64
+LIMIT_BYTES_S = 100e6
+
+
+class Control:
+    """A fleet with a limit; `shares` is what each session was told last."""
+
+    def __init__(self, limit_bytes_s: float) -> None:
+        self.fleet, self.now = Fleet(-100.0, origin_bytes_s=limit_bytes_s), 0.0
+        self.shares: dict[int, float] = {}
+
+    def do(self, event: object) -> None:
+        self.take(self.fleet.handle(event, now=self.now))  # type: ignore[arg-type]
+
+    def take(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Send) and isinstance(command.message, OriginShare):
+                self.shares[command.session] = command.message.bytes_s
+
+    def joins(self, session: int, blob: Digest) -> None:
+        self.do(SessionOpened(session, Hello(PROTOCOL_VERSION, f"h{session}", f"h{session}:1")))
+        self.do(Received(session, Holding(blob, PIECES * PIECE, PIECE, (0, 0), (None, None))))
+        self.go()
+
+    def go(self) -> None:
+        for _ in range(8):
+            self.now += 0.05
+            self.do(Tick())
+
+
+def test_each_lease_is_an_equal_part() -> None:
+    """The first swarm has two leases, one for each stripe; so has the second, and everybody gets less."""
+    control = Control(LIMIT_BYTES_S)
+    control.joins(1, digest_of(b"one"))
+    assert control.shares == {1: LIMIT_BYTES_S}
+    control.joins(2, digest_of(b"two"))
+    assert control.shares == {1: LIMIT_BYTES_S / 2, 2: LIMIT_BYTES_S / 2}
+
+
+def test_what_is_free_again_goes_to_the_others() -> None:
+    control = Control(LIMIT_BYTES_S)
+    one, two = digest_of(b"one"), digest_of(b"two")
+    control.joins(1, one)
+    control.joins(2, two)
+    control.do(Received(1, Report((Advance(one, (PIECES // 2, PIECES // 2)),))))
+    control.joins(3, two)
+    assert control.shares[2] == LIMIT_BYTES_S
+
+
+def test_a_new_session_is_told_again() -> None:
+    control = Control(LIMIT_BYTES_S)
+    blob = digest_of(b"one")
+    control.joins(1, blob)
+    control.do(SessionClosed(1))
+    control.shares.clear()
+    control.do(SessionOpened(9, Hello(PROTOCOL_VERSION, "h1", "h1:1")))
+    control.do(Received(9, Holding(blob, PIECES * PIECE, PIECE, (3, 3), ("", ""))))
+    control.go()
+    assert control.shares == {9: LIMIT_BYTES_S}
+
+
+def test_without_a_limit_nobody_is_told_anything() -> None:
+    control = Control(0.0)
+    control.joins(1, digest_of(b"one"))
+    assert control.shares == {}
