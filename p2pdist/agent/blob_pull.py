@@ -221,7 +221,7 @@ class BlobPull:
                 self._stripes,
                 self._mail.post,
                 number=number,
-                may_read=lambda: self._agent.turns.wait_for_children(self.blob.digest, stripe),
+                may_read=lambda length: self._may_read(stripe, length),
                 pause=self._pause,
             )
         else:
@@ -246,11 +246,17 @@ class BlobPull:
         self._streams[number] = stream
         stream.start()
 
+    async def _may_read(self, stripe: int, length: int) -> None:
+        """Wait until a piece may be asked of the origin: for this host's children, and for what all hosts together may read."""
+        await self._agent.turns.wait_for_children(self.blob.digest, stripe)
+        share, now = self._agent.origin_share, time.monotonic()
+        due = share.free_at
+        share.pay(length, now)
+        await asyncio.sleep(max(0.0, due - now))
+
     async def _pause(self, length: int) -> None:
-        """After a piece from the origin: hold back as streams do, and for what others may read."""
-        pacer, priority, share = self._agent.pacer, self.priority, self._agent.origin_share
-        share.pay(length, time.monotonic())
-        await asyncio.sleep(max(0.0, share.free_at - time.monotonic()))
+        """After a piece from the origin: hold back as streams do."""
+        pacer, priority = self._agent.pacer, self.priority
         woken = self._hurried if priority == "preseed" else asyncio.Event()
         await pacer.sleep(priority, pacer.received(priority, length), woken)
 

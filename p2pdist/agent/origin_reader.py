@@ -16,7 +16,7 @@ REQUESTS_MAX = 4
 
 class OriginReader:
     """A stream whose source is the origin: gives the same events as IncomingStream, on the event loop. `may_read` is awaited before
-    each piece, `pause` after it, with its length."""
+    each piece, `pause` after it, both with its length."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class OriginReader:
         on_event: Callable[[StreamEvent], None],
         *,
         number: int,
-        may_read: Callable[[], Awaitable[None]],
+        may_read: Callable[[int], Awaitable[None]],
         pause: Callable[[int], Awaitable[None]],
     ) -> None:
         self.number = number
@@ -68,7 +68,7 @@ class OriginReader:
     async def _read_some(self, pieces: Iterator[int]) -> None:
         layout = self._blob.layout
         for piece in pieces:
-            await self._may_read()
+            await self._may_read(layout.length(piece))
             data = await self._origin.read_range(self._blob.digest, layout.offset(piece), layout.length(piece))
             storing = asyncio.create_task(self._store(piece, data))
             try:

@@ -198,7 +198,7 @@ async def test_a_reader_of_the_origin_that_is_closed_tells_of_every_piece_it_sto
     blob, _ = await rig.fetch(digest)
     slow, events = SlowBlob(blob), list[StreamEvent]()
 
-    async def at_once() -> None:
+    async def at_once(length: int) -> None:
         return None
 
     async def no_pause(length: int) -> None:
