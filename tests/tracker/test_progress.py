@@ -81,6 +81,17 @@ def test_a_root_that_is_slow_makes_room_for_another() -> None:
     assert len(site.swarm.roots[0]) == 1
 
 
+def test_a_host_that_alone_reads_several_stripes_is_not_compared_with_itself() -> None:
+    """The first of those who join one after the other reads everything, and has one uplink for it."""
+    site = Site(1)
+    site.go(2)
+    (host,) = site.counts
+    assert site.member(host).parents == ["", ""]
+    site.speed[host, 0] = 2
+    site.go(4)
+    assert site.member(host).budget == 2
+
+
 def test_roots_are_not_called_slow_where_pieces_come_in_bursts() -> None:
     """Large pieces over a slow link: now this stripe gets four, now that one."""
     site = Site(12)

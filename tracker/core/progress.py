@@ -127,13 +127,24 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
 
 
 def _other_roots_go_on(swarm: Swarm, member: Member, stripe: int) -> bool:
-    """Whether a root of another stripe was faster in what it reported since this one lags."""
+    """Whether a root of another stripe was faster in what it reported since this one lags. One that reads several stripes, or feeds more
+    children than it has seats, as in a swarm that is still small, has less for each."""
+    if member.parents.count(FROM_ORIGIN) > 1 or member.load > member.budget:
+        return False
     return any(
         _heard_since(root, member.lags[stripe]) and member.pace[stripe] < SLOW_SHARE * root.pace[each]
-        for each, roots in enumerate(swarm.roots)
-        if each != stripe
-        for root in (swarm.members[name] for name in roots)
+        for each, root in _other_roots(swarm, member)
     )
+
+
+def _other_roots(swarm: Swarm, member: Member) -> list[tuple[int, Member]]:
+    """Other hosts that read a stripe from the origin and feed somebody, and which stripe."""
+    return [
+        (stripe, swarm.members[name])
+        for stripe, roots in enumerate(swarm.roots)
+        for name in roots
+        if name != member.host and swarm.members[name].children[stripe]
+    ]
 
 
 def _holds_up(swarm: Swarm, parent: Member, stripe: int) -> bool:
@@ -219,19 +230,15 @@ def _usual_pace(swarm: Swarm, member: Member, stripe: int) -> float:
     all are, and nobody is to blame."""
     if member.parents[stripe] != FROM_ORIGIN:
         return swarm.typical_pace
-    others = [
-        swarm.members[root].pace[each] for each, roots in enumerate(swarm.roots) if each != stripe for root in roots
-    ]
-    return max(others, default=0.0)
+    return max((root.pace[each] for each, root in _other_roots(swarm, member)), default=0.0)
 
 
 def _waiting(swarm: Swarm, member: Member, stripe: int) -> int:
-    """Pieces of a stripe that wait for a host at its parent."""
+    """Pieces of a stripe that wait for a host at its parent; for a root, those by which another one is ahead."""
     parent = member.parents[stripe]
     if parent:
         return swarm.members[parent].counts[stripe] - member.counts[stripe]
-    ahead = [swarm.members[root].counts[each] for each, roots in enumerate(swarm.roots) for root in roots]
-    return max(ahead) - member.counts[stripe]
+    return max((root.counts[each] for each, root in _other_roots(swarm, member)), default=0) - member.counts[stripe]
 
 
 def _sisters(swarm: Swarm, member: Member, stripe: int) -> list[str]:
