@@ -103,6 +103,13 @@ def test_roots_are_not_called_slow_where_pieces_come_in_bursts() -> None:
     assert all(member.budget == 2 for member in site.swarm.members.values())
 
 
+def test_roots_report_often_from_the_start() -> None:
+    site = Site(12)
+    asked = {each.session for each in site.out if isinstance(each, Send) and isinstance(each.message, Pace)}
+    names = list(site.counts)
+    assert {names[number] for number in asked} >= {root for roots in site.swarm.roots for root in roots}
+
+
 def test_nobody_is_blamed_for_a_slow_origin() -> None:
     site = Site(12)
     site.go(4)
@@ -238,9 +245,10 @@ def test_in_a_large_fleet_those_around_a_complaint_are_asked_to_report_often_and
     numbers = {host: number for number, host in enumerate(site.counts)}
     site.mute.add(gone)
     site.hold_up(gone, 0)
-    site.out.clear()
     site.do(Received(numbers[child], Complaint(BLOB, 0, gone, "stalled")))
-    told = {each.session: each.message for each in site.out if isinstance(each, Send)}
+    told = {
+        each.session: each.message for each in site.out if isinstance(each, Send) and isinstance(each.message, Pace)
+    }
     assert told[numbers[child]] == told[numbers[gone]] == Pace(CLOSE_S)
     site.go(3)
     assert not site.member(gone).load

@@ -1,7 +1,8 @@
 """Close watch: a few hosts report often for a while, because one of them complained.
 
 In a large fleet hosts report seldom, and what goes wrong would be seen late. So a host complains when a stripe stands still or lags, and
-then it, its parent and its sisters are asked to report every CLOSE_S for WATCH_S. Whoever does not is away.
+then it, its parent and its sisters are asked to report every CLOSE_S for WATCH_S. Whoever does not is away. Who begins to read from the
+origin is watched as well: everybody depends on it.
 """
 
 from __future__ import annotations

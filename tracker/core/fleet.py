@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, UsageError
@@ -55,8 +56,7 @@ from tracker.core.tail import hand_over
 
 JOIN_BATCH_S = 0.1
 SMALL_BATCH_S = 0.02
-"""Where a blob has one stripe: its pieces are there before the rest of a longer batch would have come, and who comes later hangs at
-seats that are nearly as high."""
+"""Where a blob has one stripe: its pieces are there before the rest of a longer batch would have come."""
 
 RETRY_S = 0.5
 HOSTS_MAX = 200_000
@@ -325,10 +325,8 @@ class Fleet:
 
     def _pace(self, names: Iterable[str], interval_s: float, out: list[Command]) -> None:
         """Ask hosts to report at this interval."""
-        for name in names:
-            session = self.hosts[name].session if name in self.hosts else None
-            if session is not None:
-                out.append(Send(session, Pace(interval_s)))
+        sessions = (self.hosts[name].session for name in names if name in self.hosts)
+        out += [Send(session, Pace(interval_s)) for session in sessions if session is not None]
 
     def _origin_complaint(
         self, swarm: Swarm, name: str, stripe: int, reason: str, now: float, out: list[Command]
@@ -394,6 +392,8 @@ class Fleet:
             may_be_out = now - self.started_at < GRACE_S and swarm.under_way
             self._planner.plan(swarm, leases=0 if may_be_out else leases.free(swarm))
             leases.granted(swarm, swarm.leases() - before)
+            if swarm.leases() > before and self.report_interval_s > CLOSE_S:  # a slow root holds everybody up
+                self._pace(self._close.watch(chain(*swarm.roots), now=now), CLOSE_S, out)
             out += assignments(swarm, self.hosts)
         if due:
             out += shares(self.swarms.values(), self.hosts, self.origin_bytes_s)
