@@ -98,7 +98,7 @@ class Fleet:
                 self._closed(session, now)
             case Tick():
                 self._tick(now, out)
-        self._plan_due(now, out)
+        self._plan_due(now, out)  # Due asks for nothing else
         return out
 
     def leases(self) -> int:

@@ -126,10 +126,7 @@ class _StripePass:
         member = swarm.members[host]
         lost = bool(swarm.typical_pace) and not swarm.roots[stripe]
         unproven = lost and max(member.pace) < GOOD_SHARE * swarm.typical_pace
-        imports = lost and any(
-            parent and swarm.members[parent].rack != rack
-            for parent in (swarm.members[each].parents[stripe] for each in swarm.racks[rack])
-        )
+        imports = lost and any(self._from_elsewhere(each) for each in swarm.racks[rack])
         over = self.places.over(rack) if len(swarm.racks) > 1 else 0
         return not member.budget, unproven, imports, -over, order(host)
 
