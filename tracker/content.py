@@ -92,7 +92,7 @@ class Content:
     async def manifest(self, digest: Digest) -> bytes:
         """A manifest, whose layers can be asked for one by one from then on."""
         data = await self.read(digest)
-        for layer in decode_manifest(data).layers:
+        for layer in decode_manifest(data).blobs:
             _remember(self._layers, layer.digest, layer, LAYERS_MAX)
         return data
 

@@ -87,7 +87,7 @@ class Packages:
         """What was too large for a bundle, or all of it where there is only the own origin to ask."""
         manifest = decode_manifest(await self._small(digest, note, manifest=True))
         config = decode_config(await self._small(manifest.config.digest, note))
-        for layer in manifest.layers:
+        for layer in manifest.blobs:
             await self._small(layer.pieces_digest, note)
         return Package(reference, digest, manifest, config)
 
@@ -115,7 +115,7 @@ class Packages:
         """The descriptor of a blob that is in the store, from a package that was used here."""
         for record in self._store.packages():
             data = self._store.read_small(record.manifest_digest)
-            for layer in decode_manifest(data).layers if data else ():
+            for layer in decode_manifest(data).blobs if data else ():
                 if layer.digest == digest:
                     return layer
         return None
@@ -196,6 +196,6 @@ def _assembled(reference: Reference, digest: Digest, read: Callable[[Digest], by
         return None
     manifest = decode_manifest(data)
     config = read(manifest.config.digest)
-    if config is None or any(read(each.pieces_digest) is None for each in manifest.layers):
+    if config is None or any(read(each.pieces_digest) is None for each in manifest.blobs):
         return None
     return Package(reference, digest, manifest, decode_config(config))

@@ -1,9 +1,9 @@
 """Packages: OCI manifests (image specification 1.0), their descriptors, configs and references.
 
-A package is an OCI manifest whose layers are, bottom to top, the content layers, followed by one piece list for each of them. The
-descriptor of a content layer names its piece list in two annotations, so whoever trusts the manifest can trust every piece. Keeping
-piece lists among the layers lets any OCI tool copy a package whole. A blob pushed on its own is a package of one layer that is
-tagged `blob:sha256-<hex>`.
+A package is an OCI manifest whose layers are, bottom to top, the content layers, followed by the parts that tree layers draw on
+(catalogs and packs, see catalog.py) and by one piece list for each layer and part. The descriptor of a layer or part names its piece list
+in two annotations, so whoever trusts the manifest can trust every piece. Keeping all of it among the layers lets any OCI tool copy a
+package whole. A blob pushed on its own is a package of one layer that is tagged `blob:sha256-<hex>`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PieceLayout, en
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.p2pdist.config.v1+json"
 SQUASHFS_TYPE = "application/vnd.p2pdist.layer.v1.squashfs"
+TREE_TYPE = "application/vnd.p2pdist.layer.v1.tree"
+CATALOG_TYPE = "application/vnd.p2pdist.catalog.v1"
+PACK_TYPE = "application/vnd.p2pdist.pack.v1"
 BLOB_TYPE = "application/octet-stream"
 PIECES_TYPE = "application/vnd.p2pdist.pieces.v1"
 
@@ -29,6 +32,7 @@ PIECES_DIGEST = "org.p2pdist.pieces.digest"
 PIECES_SIZE = "org.p2pdist.pieces.piece-size"
 
 LAYERS_MAX = 128
+PARTS_MAX = 1024
 MANIFEST_BYTES_MAX = 4 << 20
 SMALL_BYTES_MAX = 64 << 20
 """Manifests, configs and piece lists are read whole; none may be larger than this."""
@@ -72,11 +76,17 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A package: config and content layers, bottom to top, and the piece lists of the layers."""
+    """A package: config and content layers, bottom to top, the piece lists, and the catalogs and packs that its tree layers draw on."""
 
     config: Descriptor
     layers: tuple[Descriptor, ...]
     piece_lists: tuple[Descriptor, ...]
+    parts: tuple[Descriptor, ...] = ()
+
+    @property
+    def blobs(self) -> tuple[Descriptor, ...]:
+        """What is moved piece by piece: layers and parts, each once."""
+        return tuple({blob.digest: blob for blob in (*self.layers, *self.parts)}.values())
 
     def small_blobs(self) -> tuple[Descriptor, ...]:
         """Blobs that are read whole: config and piece lists."""
@@ -158,7 +168,7 @@ def _canonical(value: Any) -> bytes:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Canonical bytes of a manifest: equal packages have equal digests."""
-    layers = [_plain(layer) for layer in (*manifest.layers, *manifest.piece_lists)]
+    layers = [_plain(layer) for layer in (*manifest.layers, *manifest.parts, *manifest.piece_lists)]
     return _canonical(_Manifest(2, _plain(manifest.config), layers))
 
 
@@ -169,7 +179,7 @@ def _descriptor(plain: _Descriptor) -> Descriptor:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Parse and check a manifest; raises Corrupt. Every layer must have a piece list of the right size among the layers."""
+    """Parse and check a manifest; raises Corrupt. Every layer and part must have a piece list of the right size among the layers."""
     if len(data) > MANIFEST_BYTES_MAX:
         raise Corrupt(f"a manifest of {len(data)} bytes is over the limit of {MANIFEST_BYTES_MAX}")
     try:
@@ -179,18 +189,21 @@ def decode_manifest(data: bytes) -> Manifest:
     if plain.schema_version != 2 or plain.media_type != MANIFEST_TYPE:
         raise Corrupt(f"{digest_of(data)} is not an OCI image manifest")
     found = [_descriptor(layer) for layer in plain.layers]
-    layers = tuple(layer for layer in found if layer.media_type != PIECES_TYPE)
+    parts = tuple(layer for layer in found if layer.media_type in {CATALOG_TYPE, PACK_TYPE})
+    layers = tuple(layer for layer in found if layer.media_type not in {CATALOG_TYPE, PACK_TYPE, PIECES_TYPE})
     piece_lists = {layer.digest: layer for layer in found if layer.media_type == PIECES_TYPE}
     if len(layers) > LAYERS_MAX:
         raise Corrupt(f"{digest_of(data)} has {len(layers)} layers, over the limit of {LAYERS_MAX}")
-    for layer in layers:
+    if len(parts) > PARTS_MAX:
+        raise Corrupt(f"{digest_of(data)} has {len(parts)} catalogs and packs, over the limit of {PARTS_MAX}")
+    for layer in (*layers, *parts):
         pieces = piece_lists.get(layer.pieces_digest)
         if pieces is None or pieces.size != encoded_size(layer.layout) or pieces.size > SMALL_BYTES_MAX:
             raise Corrupt(f"the manifest {digest_of(data)} carries no fitting piece list for layer {layer.digest}")
     config = _descriptor(plain.config)
     if config.size > MANIFEST_BYTES_MAX:
         raise Corrupt(f"the config {config.digest} of {config.size} bytes is over the limit")
-    return Manifest(config, layers, tuple(piece_lists.values()))
+    return Manifest(config, layers, tuple(piece_lists.values()), parts)
 
 
 def encode_config(config: Config) -> bytes:

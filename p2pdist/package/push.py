@@ -114,7 +114,7 @@ async def push(
     """
     started = time.monotonic()
     described, manifest, _ = await read_manifest(reference, [layout])
-    blobs = {blob.digest: blob for blob in (*manifest.layers, *manifest.small_blobs())}
+    blobs = {blob.digest: blob for blob in (*manifest.blobs, *manifest.small_blobs())}
     total = sum(blob.size for blob in blobs.values()) + described.size
     sender = _Sender(origin, total, on_progress)
     await _all([sender.send(blob, layout) for blob in blobs.values()])

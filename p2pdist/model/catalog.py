@@ -1,0 +1,180 @@
+"""Catalogs: what one packing added to the pool that trees draw on.
+
+Trees of a package name pages, chunk lists and chunks by BLAKE3; its catalogs say where they are. A catalog carries pages and chunk lists
+itself, and lists the chunks in packs. A pack is a blob of stored chunks, one behind the other, without anything between them. Whoever
+packs a new version writes one catalog and packs with what no earlier catalog has.
+
+Encoded: one zstd frame of the MessagePack of pages, chunk lists and packs. A pack's chunks are records of 40 bytes: BLAKE3, length and
+stored length (little-endian), in the order of the pack.
+
+A stored chunk is the chunk itself when its stored length is its length. Otherwise it is cut into blocks of BLOCK_SIZE, each of them one
+zstd frame, or as it is when that would not make it shorter; where there is more than one block, their stored lengths come first
+(u32, little-endian). Btrfs takes such frames as they are (ioctl BTRFS_IOC_ENCODED_WRITE).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import zstandard
+
+from p2pdist.model.digest import Digest, is_digest
+from p2pdist.model.errors import UNDECODABLE, Corrupt
+from p2pdist.model.tree import CHUNK_MAX
+
+BLOCK_SIZE = 128 << 10
+LEVEL = 3
+PACKS_MAX = 1024
+CATALOG_BYTES_MAX = 1 << 30
+"""Of a catalog when it is decompressed."""
+
+_FORMAT = "p2pdist-catalog-1"
+_RECORD = struct.Struct("<32sII")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A chunk in a pack: its BLAKE3, its length, and where in the pack how many bytes of it are."""
+
+    chunk: bytes
+    length: int
+    offset: int
+    stored: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """The chunks of a pack, a blob of `size` bytes: encoded records."""
+
+    digest: Digest
+    size: int
+    records: bytes
+
+    def __len__(self) -> int:
+        return len(self.records) // _RECORD.size
+
+    def chunks(self) -> Iterator[Stored]:
+        """The chunks in the order of the pack."""
+        offset = 0
+        for chunk, length, stored in _RECORD.iter_unpack(self.records):
+            yield Stored(chunk, length, offset, stored)
+            offset += stored
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Encoded pages and chunk lists, and the packs."""
+
+    pages: tuple[bytes, ...] = ()
+    chunk_lists: tuple[bytes, ...] = ()
+    packs: tuple[Pack, ...] = ()
+
+
+class _Pack(msgspec.Struct, frozen=True, array_like=True):
+    digest: str
+    size: int
+    records: bytes
+
+
+class _Catalog(msgspec.Struct, frozen=True, array_like=True):
+    format: str
+    pages: list[bytes]
+    chunk_lists: list[bytes]
+    packs: list[_Pack]
+
+
+def record(chunk: bytes, length: int, stored: int) -> bytes:
+    """The record of one chunk, to be put behind those before it in the pack."""
+    return _RECORD.pack(chunk, length, stored)
+
+
+def encode_catalog(catalog: Catalog) -> bytes:
+    """Bytes of a catalog."""
+    packs = [_Pack(pack.digest, pack.size, pack.records) for pack in catalog.packs]
+    plain = msgspec.msgpack.encode(_Catalog(_FORMAT, list(catalog.pages), list(catalog.chunk_lists), packs))
+    return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(plain)
+
+
+def decode_catalog(data: bytes) -> Catalog:
+    """Parse a catalog and check that its packs add up; raises Corrupt."""
+    try:
+        size = zstandard.frame_content_size(data)
+        if not 0 <= size <= CATALOG_BYTES_MAX:
+            raise Corrupt(f"a catalog states a size of {size} bytes, over the limit of {CATALOG_BYTES_MAX}")
+        plain = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(data), type=_Catalog)
+    except (zstandard.ZstdError, *UNDECODABLE) as error:
+        raise Corrupt(f"this is no catalog: {error}") from error
+    if plain.format != _FORMAT or len(plain.packs) > PACKS_MAX:
+        raise Corrupt("this is no catalog, or one of a later format", remedy="Use a newer release, or pack it again")
+    packs = tuple(_checked(pack) for pack in plain.packs)
+    return Catalog(tuple(plain.pages), tuple(plain.chunk_lists), packs)
+
+
+def _checked(pack: _Pack) -> Pack:
+    if not is_digest(pack.digest) or len(pack.records) % _RECORD.size:
+        raise Corrupt("a catalog names an impossible pack")
+    total = 0
+    for _, length, stored in _RECORD.iter_unpack(pack.records):
+        if not 0 < stored <= length <= CHUNK_MAX:
+            raise Corrupt(f"a catalog lists a chunk of an impossible length in {pack.digest}")
+        total += stored
+    if total != pack.size:
+        raise Corrupt(f"the chunks that a catalog lists in {pack.digest} do not fill it")
+    return Pack(Digest(pack.digest), pack.size, pack.records)
+
+
+def encode_chunk(data: bytes | memoryview, *, level: int = LEVEL) -> bytes:
+    """The stored form of a chunk of 1 to CHUNK_MAX bytes: compressed where that makes it shorter."""
+    compressor = zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
+    blocks = []
+    for at in range(0, len(data), BLOCK_SIZE):
+        block = data[at : at + BLOCK_SIZE]
+        frame = compressor.compress(block)
+        blocks.append(frame if len(frame) < len(block) else bytes(block))
+    lengths = struct.pack(f"<{len(blocks)}I", *map(len, blocks)) if len(blocks) > 1 else b""
+    stored = lengths + b"".join(blocks)
+    return stored if len(stored) < len(data) else bytes(data)
+
+
+def chunk_blocks(stored: bytes | memoryview, length: int) -> Iterator[tuple[bytes | memoryview, int]]:
+    """The blocks of a stored chunk of `length` bytes: stored bytes and length of each; equal lengths mean that it is not compressed.
+    Raises Corrupt."""
+    if len(stored) == length:
+        yield stored, length
+        return
+    count = -(-length // BLOCK_SIZE)
+    at = 4 * count if count > 1 else 0
+    if at > len(stored):
+        raise Corrupt("a stored chunk is cut short")
+    sizes = struct.unpack_from(f"<{count}I", stored) if count > 1 else (len(stored),)
+    if at + sum(sizes) != len(stored):
+        raise Corrupt("a stored chunk is broken: its blocks do not fill it")
+    for number, size in enumerate(sizes):
+        block = min(BLOCK_SIZE, length - number * BLOCK_SIZE)
+        if not 0 < size <= block:
+            raise Corrupt("a stored chunk holds a block of an impossible length")
+        yield stored[at : at + size], block
+        at += size
+
+
+def decode_chunk(stored: bytes | memoryview, length: int) -> bytes:
+    """The chunk of `length` bytes; raises Corrupt. Its BLAKE3 is yet to be compared."""
+    if len(stored) == length:
+        return bytes(stored)
+    decompressor = zstandard.ZstdDecompressor()
+    found = []
+    for block, size in chunk_blocks(stored, length):
+        if len(block) == size:
+            found.append(bytes(block))
+            continue
+        try:
+            # The frame itself says how much memory is taken for it.
+            if zstandard.frame_content_size(block) != size:
+                raise Corrupt("a stored chunk holds a block of another length than it states")
+            found.append(decompressor.decompress(block))
+        except zstandard.ZstdError as error:
+            raise Corrupt(f"a stored chunk cannot be decompressed: {error}") from error
+    return b"".join(found)

@@ -1,0 +1,274 @@
+"""Trees: the file list of a `tree` layer.
+
+A tree is a list of entries in walking order: by path, compared component by component as bytes, so that what is in a directory follows it
+at once. The directory itself has no entry: it is shown with mode 0755. Regular files name their content by its BLAKE3; owners are left
+out. Equal trees have equal bytes, whoever packed them, where and when.
+
+The list is cut into pages, so that an edit changes one of them: a page ends behind an entry whose path hashes to a certain value, one in
+PAGE_ENTRIES, and at PAGE_ENTRIES_MAX. A page is the MessagePack of its entries, each an array that begins with its kind. The root, which
+is the layer's blob, is the MessagePack of counts and the BLAKE3 of every page. Where pages and contents lie is said by catalogs
+(catalog.py), not by the root: it depends on what was packed before.
+
+The content of a file of more than WHOLE_MAX bytes is a list of chunks (ChunkList); that of a smaller one is one chunk.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from blake3 import blake3
+
+from p2pdist.model.errors import UNDECODABLE, Corrupt
+
+PAGE_ENTRIES = 512
+PAGE_ENTRIES_MAX = 2048
+ENTRIES_MAX = 1 << 24
+PATH_BYTES_MAX = 4095
+NAME_BYTES_MAX = 255
+DEPTH_MAX = 1000
+TARGET_BYTES_MAX = 4095
+XATTR_BYTES_MAX = 64 << 10
+SIZE_MAX = 1 << 46
+"""A file of 64 TiB is refused."""
+
+WHOLE_MAX = 4 << 20
+"""Bytes of the largest file that is one chunk."""
+
+CHUNK_MAX = WHOLE_MAX
+HASH_SIZE = 32
+MODE_MASK = 0o1777
+"""Permission bits and the sticky bit; setuid and setgid are not carried."""
+
+_FORMAT = "p2pdist-tree-1"
+_RECORD = struct.Struct("<32sI")
+
+Xattrs = tuple[tuple[bytes, bytes], ...]
+
+
+class File(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=0, gc=False):
+    """A regular file: mode bits, modification time in nanoseconds since 1970, size in bytes, the BLAKE3 of its content. `chunks` is the
+    BLAKE3 of its chunk list, empty up to WHOLE_MAX bytes. Extended attributes are sorted by name."""
+
+    path: bytes
+    mode: int
+    mtime_ns: int
+    size: int
+    content: bytes
+    chunks: bytes = b""
+    xattrs: Xattrs = ()
+
+
+class Directory(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=1, gc=False):
+    """A directory. `opaque`: what lower layers have in it is not seen."""
+
+    path: bytes
+    mode: int
+    mtime_ns: int
+    opaque: bool = False
+    xattrs: Xattrs = ()
+
+
+class Symlink(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=2, gc=False):
+    """A symbolic link; the target is kept as it is, absolute, dangling and looping ones too."""
+
+    path: bytes
+    mtime_ns: int
+    target: bytes
+
+
+class HardLink(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=3, gc=False):
+    """Another name of the file at `target`, which is the first of its names in walking order."""
+
+    path: bytes
+    target: bytes
+
+
+class Whiteout(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=4, gc=False):
+    """What lower layers have at this path is not seen (a character device 0/0 where an overlay wrote it)."""
+
+    path: bytes
+
+
+Entry = File | Directory | Symlink | HardLink | Whiteout
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The layer's blob: how many entries, regular files (hard links not counted) and bytes in them there are, and the BLAKE3 of each
+    page."""
+
+    entries: int
+    files: int
+    bytes_total: int
+    pages: tuple[bytes, ...]
+
+
+class _Root(msgspec.Struct, frozen=True, array_like=True):
+    format: str
+    entries: int
+    files: int
+    bytes_total: int
+    pages: bytes
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack_page = msgspec.msgpack.Decoder(list[Entry]).decode
+_unpack_root = msgspec.msgpack.Decoder(_Root).decode
+
+
+def content_hash(data: bytes | bytearray | memoryview) -> bytes:
+    """The BLAKE3 that names a content, a chunk, a page or a chunk list."""
+    return blake3(data).digest()
+
+
+def walking_order(path: bytes) -> bytes:
+    """The key by which entries are sorted: no byte of a name is smaller than the one put for the slash."""
+    return path.replace(b"/", b"\0")
+
+
+def ends_page(path: bytes) -> bool:
+    """Whether a page ends behind the entry with this path."""
+    return int.from_bytes(blake3(path).digest(4), "little") % PAGE_ENTRIES == 0
+
+
+def encode_pages(entries: Iterable[Entry]) -> Iterator[bytes]:
+    """The pages of a tree whose entries come in walking order."""
+    page: list[Entry] = []
+    for entry in entries:
+        page.append(entry)
+        if len(page) == PAGE_ENTRIES_MAX or ends_page(entry.path):
+            yield _pack(page)
+            page = []
+    if page:
+        yield _pack(page)
+
+
+def encode_root(root: Root) -> bytes:
+    """Canonical bytes of a root."""
+    return _pack(_Root(_FORMAT, root.entries, root.files, root.bytes_total, b"".join(root.pages)))
+
+
+def decode_root(data: bytes) -> Root:
+    """Parse a root; raises Corrupt."""
+    try:
+        plain = _unpack_root(data)
+    except UNDECODABLE as error:
+        raise Corrupt(f"this is no tree: {error}") from error
+    counts = (plain.entries, plain.files, plain.bytes_total)
+    if plain.format != _FORMAT or len(plain.pages) % HASH_SIZE or min(counts) < 0:
+        raise Corrupt("this is no tree, or one of a later format", remedy="Use a newer release, or pack it again")
+    count = len(plain.pages) // HASH_SIZE
+    if not plain.files <= plain.entries <= ENTRIES_MAX or not (count <= plain.entries <= count * PAGE_ENTRIES_MAX):
+        raise Corrupt(f"a tree of {plain.entries} entries in {count} pages is impossible")
+    return Root(*counts, tuple(plain.pages[at : at + HASH_SIZE] for at in range(0, len(plain.pages), HASH_SIZE)))
+
+
+def decode_page(data: bytes) -> list[Entry]:
+    """Parse one page; raises Corrupt unless it is in canonical form. What entries say of each other is checked by `check_entries`."""
+    try:
+        entries = _unpack_page(data)
+    except UNDECODABLE as error:
+        raise Corrupt(f"a page of a tree is broken: {error}") from error
+    if not 1 <= len(entries) <= PAGE_ENTRIES_MAX or _pack(entries) != data:
+        raise Corrupt("a page of a tree is not in its canonical form")
+    return entries
+
+
+def decode_tree(root: Root, pages: Mapping[bytes, bytes]) -> list[Entry]:
+    """The entries of a tree in walking order, checked. `pages` are verified pages by BLAKE3. Raises Corrupt; KeyError for a page that is
+    not among them."""
+    entries = [entry for name in root.pages for entry in decode_page(pages[name])]
+    check_entries(entries)
+    files = [entry for entry in entries if type(entry) is File]
+    if (len(entries), len(files), sum(entry.size for entry in files)) != (root.entries, root.files, root.bytes_total):
+        raise Corrupt("a tree has other entries than its root states")
+    return entries
+
+
+def check_entries(entries: Sequence[Entry]) -> None:
+    """Raises Corrupt unless the entries may be shown below a directory: paths in walking order, without `..` or other tricks, each in a
+    directory of the tree; hard links to files before them; nothing over its limit."""
+    directories = {b""}
+    files: set[bytes] = set()
+    before = b""
+    for entry in entries:
+        path = entry.path
+        parent, _, name = path.rpartition(b"/")
+        if parent not in directories:
+            raise _wrong(path, "is not in a directory of the tree")
+        if not name or len(name) > NAME_BYTES_MAX or name in (b".", b"..") or b"\0" in name or path[0] == 47:
+            raise _wrong(path, "is no name of a file")
+        key = walking_order(path)
+        if key <= before:
+            raise _wrong(path, "comes twice or out of order")
+        before = key
+        kind = type(entry)
+        if kind is File:
+            _check_file(entry)  # type: ignore[arg-type]
+            files.add(path)
+        elif kind is Directory:
+            if path.count(b"/") >= DEPTH_MAX:
+                raise _wrong(path, f"is nested deeper than {DEPTH_MAX} directories")
+            _check_attributes(path, entry.mode, entry.mtime_ns, entry.xattrs)  # type: ignore[union-attr]
+            directories.add(path)
+        elif kind is Symlink:
+            target = entry.target  # type: ignore[union-attr]
+            if not target or len(target) > TARGET_BYTES_MAX or b"\0" in target:
+                raise _wrong(path, "is a symbolic link with an impossible target")
+            _check_attributes(path, 0, entry.mtime_ns, ())  # type: ignore[union-attr]
+        elif kind is HardLink and entry.target not in files:  # type: ignore[union-attr]
+            raise _wrong(path, "is a hard link to no file before it")
+        if len(path) > PATH_BYTES_MAX:
+            raise _wrong(path, f"is longer than {PATH_BYTES_MAX} bytes")
+
+
+def _check_file(entry: File) -> None:
+    if len(entry.content) != HASH_SIZE or not 0 <= entry.size <= SIZE_MAX:
+        raise _wrong(entry.path, "has an impossible size or content")
+    if len(entry.chunks) != (HASH_SIZE if entry.size > WHOLE_MAX else 0):
+        raise _wrong(entry.path, "has no chunk list, or one that it must not have")
+    _check_attributes(entry.path, entry.mode, entry.mtime_ns, entry.xattrs)
+
+
+def _check_attributes(path: bytes, mode: int, mtime_ns: int, xattrs: Xattrs) -> None:
+    if mode & ~MODE_MASK or not -(1 << 63) <= mtime_ns < 1 << 63:
+        raise _wrong(path, "has an impossible mode or time")
+    if xattrs:
+        names = [name for name, _ in xattrs]
+        if names != sorted(set(names)) or sum(len(name) + len(value) for name, value in xattrs) > XATTR_BYTES_MAX:
+            raise _wrong(path, "has too many extended attributes, or not in order")
+        for name in names:
+            if not name.startswith(b"user.") or b"\0" in name or len(name) > NAME_BYTES_MAX:
+                raise _wrong(path, "has an extended attribute that a package may not carry")
+
+
+def _wrong(path: bytes, what: str) -> Corrupt:
+    shown = path[:200].decode("utf-8", "backslashreplace")
+    return Corrupt(f"a tree is broken: {shown!r} {what}", remedy="Pack it again; nothing of it was shown")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkList:
+    """The chunks of a content, in order: the BLAKE3 and the length in bytes of each. Encoded as 36 bytes each, the length little-endian."""
+
+    chunks: tuple[tuple[bytes, int], ...]
+
+    @property
+    def size(self) -> int:
+        return sum(length for _, length in self.chunks)
+
+    def encode(self) -> bytes:
+        return b"".join(_RECORD.pack(name, length) for name, length in self.chunks)
+
+    @classmethod
+    def decode(cls, data: bytes) -> ChunkList:
+        """Raises Corrupt."""
+        if len(data) % _RECORD.size:
+            raise Corrupt("a chunk list is cut short")
+        chunks = tuple(_RECORD.iter_unpack(data))
+        if any(not 0 < length <= CHUNK_MAX for _, length in chunks):
+            raise Corrupt("a chunk list holds a chunk of an impossible length")
+        return cls(chunks)
