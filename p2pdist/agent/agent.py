@@ -43,6 +43,7 @@ from p2pdist.model.messages import (
 )
 from p2pdist.model.package import Descriptor, decode_manifest
 from p2pdist.model.pieces import PieceSet
+from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin, open_origin
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
@@ -154,12 +155,14 @@ class Agent:
 
     # -- blobs
 
-    async def fetch(self, layer: Descriptor, priority: Priority = "start") -> tuple[Blob, BlobPull | None]:
+    async def fetch(
+        self, layer: Descriptor, priority: Priority = "start", selection: Selection | None = None
+    ) -> tuple[Blob, BlobPull | None]:
         """See Fetcher in pulls.py."""
         running = self._join(layer.digest, priority)
         if running is not None:
             return running.blob, running
-        blob = await asyncio.to_thread(self._begin, layer)
+        blob = await asyncio.to_thread(self._begin, layer, selection)
         running = self._join(layer.digest, priority)
         if running is not None:
             return running.blob, running
@@ -173,7 +176,7 @@ class Agent:
             self._unserve(layer.digest)
         self._unwanted.discard(layer.digest)
         fetching = self._fetching[layer.digest] = BlobPull(
-            blob, self, tracker_present=self.session.connected, priority=priority
+            blob, self, tracker_present=self.session.connected, priority=priority, selection=selection
         )
         self._served.add(layer.digest)
         fetching.done.add_done_callback(lambda done: self._fetched(fetching, done))
@@ -181,9 +184,9 @@ class Agent:
         fetching.start()
         return blob, fetching
 
-    def _begin(self, layer: Descriptor) -> Blob:
+    def _begin(self, layer: Descriptor, selection: Selection | None) -> Blob:
         """The blob of a layer in the store, new if need be; waits for the disk."""
-        return self.store.begin(layer.digest, self._packages.pieces(layer))
+        return self.store.begin(layer.digest, selection.pieces if selection else self._packages.pieces(layer))
 
     def _join(self, digest: Digest, priority: Priority) -> BlobPull | None:
         """The pull of a blob that is running, if there is one. A preseed that somebody waits for is one no longer."""

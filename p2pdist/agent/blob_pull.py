@@ -34,6 +34,7 @@ from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.messages import Advance, Complaint, Holding, Priority, StreamRequest
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Plan, Source
+from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin
 from p2pdist.store.blob import Blob
 from p2pdist.transfer.client import IncomingStream, PieceReceived, StreamClosed, StreamEvent
@@ -64,11 +65,20 @@ class Surroundings(Protocol):
 
 
 class BlobPull:
-    """See the module's text. `done` is set to None, or to the failure, when the pull ends."""
+    """See the module's text. `selection` says what of which blob at the origin this one is, if it is a selection. `done` is set to None, or
+    to the failure, when the pull ends."""
 
-    def __init__(self, blob: Blob, agent: Surroundings, *, tracker_present: bool, priority: Priority = "start") -> None:
+    def __init__(
+        self,
+        blob: Blob,
+        agent: Surroundings,
+        *,
+        tracker_present: bool,
+        priority: Priority = "start",
+        selection: Selection | None = None,
+    ) -> None:
         loop = asyncio.get_running_loop()
-        self.blob, self.priority = blob, priority
+        self.blob, self.priority, self._selection = blob, priority, selection
         self.done: asyncio.Future[None] = loop.create_future()
         self.bytes_by_source = {"origin": 0, "peer": 0}
         self.bytes_before = sum(blob.layout.length(piece) for piece in blob.have)
@@ -221,6 +231,7 @@ class BlobPull:
                 self._stripes,
                 self._mail.post,
                 number=number,
+                selection=self._selection,
                 may_read=lambda length: self._may_read(stripe, length),
                 pause=self._pause,
             )

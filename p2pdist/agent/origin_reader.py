@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
+from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin
 from p2pdist.store.blob import Blob
 from p2pdist.transfer.client import PieceReceived, StreamClosed, StreamEvent
@@ -15,8 +16,8 @@ REQUESTS_MAX = 4
 
 
 class OriginReader:
-    """A stream whose source is the origin: gives the same events as IncomingStream, on the event loop. `may_read` is awaited before
-    each piece, `pause` after it, both with its length."""
+    """A stream whose source is the origin: gives the same events as IncomingStream, on the event loop. `selection` says what of which blob
+    at the origin this one is, if it is a selection. `may_read` is awaited before each piece, `pause` after it, both with its length."""
 
     def __init__(
         self,
@@ -29,11 +30,12 @@ class OriginReader:
         number: int,
         may_read: Callable[[int], Awaitable[None]],
         pause: Callable[[int], Awaitable[None]],
+        selection: Selection | None = None,
     ) -> None:
         self.number = number
         self.receiving: int | None = None
         self._origin, self._blob = origin, blob
-        self._stripe, self._stripes = stripe, stripes
+        self._stripe, self._stripes, self._selection = stripe, stripes, selection
         self._on_event = on_event
         self._may_read, self._pause = may_read, pause
         self._task: asyncio.Task[None] | None = None
@@ -69,7 +71,7 @@ class OriginReader:
         layout = self._blob.layout
         for piece in pieces:
             await self._may_read(layout.length(piece))
-            data = await self._origin.read_range(self._blob.digest, layout.offset(piece), layout.length(piece))
+            data = await self._read(layout.offset(piece), layout.length(piece))
             storing = asyncio.create_task(self._store(piece, data))
             try:
                 await asyncio.shield(storing)
@@ -78,6 +80,12 @@ class OriginReader:
                 await asyncio.wait([storing])
                 raise
             await self._pause(len(data))
+
+    async def _read(self, offset: int, length: int) -> bytes:
+        if self._selection is None:
+            return await self._origin.read_range(self._blob.digest, offset, length)
+        ((offset, length),) = self._selection.spans(offset, length)  # one span: it is one piece
+        return await self._origin.read_range(self._selection.blob.digest, offset, length)
 
     async def _store(self, piece: int, data: bytes) -> None:
         ok = await asyncio.to_thread(self._blob.write, piece, data)

@@ -1,0 +1,88 @@
+"""Catalogs and stored chunks."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2pdist.model.catalog import (
+    BLOCK_SIZE,
+    Catalog,
+    Pack,
+    Stored,
+    chunk_blocks,
+    decode_catalog,
+    decode_chunk,
+    encode_catalog,
+    encode_chunk,
+    record,
+)
+from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import Corrupt
+from p2pdist.model.tree import CHUNK_MAX
+
+HASH = bytes(32)
+PACK = Pack(digest_of(b"pack"), 30, record(HASH, 10, 10) + record(HASH, 40, 20))
+CATALOG = Catalog((b"page", b"other page"), (b"chunk list",), (PACK,))
+
+
+def test_a_catalog_comes_back_as_it_was():
+    assert decode_catalog(encode_catalog(CATALOG)) == CATALOG
+    assert list(PACK.chunks()) == [Stored(HASH, 10, 0, 10), Stored(HASH, 40, 10, 20)]
+    assert len(PACK) == 2
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        replace(PACK, size=31),
+        replace(PACK, digest="sha256:short"),
+        replace(PACK, records=PACK.records[:-1]),
+        Pack(PACK.digest, 0, record(HASH, 1, 0)),
+        Pack(PACK.digest, 2, record(HASH, 1, 2)),
+        Pack(PACK.digest, 1, record(HASH, CHUNK_MAX + 1, 1)),
+    ],
+)
+def test_a_pack_whose_chunks_do_not_add_up_is_refused(pack):
+    with pytest.raises(Corrupt):
+        decode_catalog(encode_catalog(Catalog(packs=(pack,))))
+
+
+def test_a_catalog_that_would_fill_the_memory_is_refused():
+    bomb = zstandard.ZstdCompressor().compress(b"x")
+    huge = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 20))
+    for wrong in (b"", b"noise", bomb, huge, encode_catalog(CATALOG)[:-3]):
+        with pytest.raises(Corrupt):
+            decode_catalog(wrong)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([1, 100, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE + 5]), st.integers(0, 2))
+def test_a_chunk_comes_back_as_it_was(length, kind):
+    data = (os.urandom(length), bytes(length), (os.urandom(BLOCK_SIZE) + bytes(3 * BLOCK_SIZE + 5))[:length])[kind]
+    stored = encode_chunk(data)
+    assert len(stored) <= length
+    assert decode_chunk(stored, length) == data
+    assert sum(size for _, size in chunk_blocks(stored, length)) == length
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_broken_chunk_is_corrupt_or_of_its_length(drawn):
+    data = (b"some text %d " * 30_000)[: 2 * BLOCK_SIZE + 77]
+    stored = bytearray(encode_chunk(data))
+    stored[drawn.draw(st.integers(0, len(stored) - 1))] ^= drawn.draw(st.integers(1, 255))
+    with suppress(Corrupt):
+        assert len(decode_chunk(bytes(stored), len(data))) == len(data)
+
+
+def test_a_block_that_claims_to_be_longer_is_refused_before_it_is_decompressed():
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 26))
+    with pytest.raises(Corrupt, match="another length"):
+        decode_chunk(bomb, BLOCK_SIZE - 1)
