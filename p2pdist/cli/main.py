@@ -23,6 +23,8 @@ VERBS = {
     "umount": "Take a shown package away again.",
     "run": "Run the program of a package.",
     "ls": "List the packages here or at an origin.",
+    "tag": "Give a package another name.",
+    "resolve": "Print which package a tag names now.",
     "inspect": "Print what a package consists of.",
     "diff": "Print what moving from one package to another takes.",
     "blob": "Push or pull a single file by its digest.",

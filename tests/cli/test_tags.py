@@ -1,0 +1,56 @@
+"""Tags at an origin and in the local layout: `p2pdist tag` and `p2pdist resolve`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_cli_main import run
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    return tmp_path
+
+
+def call(place: Path, *words: str, origin: bool = True) -> subprocess.CompletedProcess[str]:
+    variables = {"P2PDIST_LAYOUT": str(place / "layout")}
+    if origin:
+        variables["P2PDIST_ORIGIN"] = (place / "origin").as_uri()
+    return run(*words, **variables)
+
+
+def packed(place: Path, name: str) -> str:
+    """Pack and push a version; returns its digest."""
+    assert call(place, "pack", str(place / name), "-t", f"trainer:{name}", origin=False).returncode == 0
+    return str(json.loads(call(place, "push", f"trainer:{name}", "--json").stdout)["digest"])
+
+
+def test_an_alias_moves_from_one_package_to_the_next(place: Path) -> None:
+    one, two = packed(place, "one"), packed(place, "two")
+    told = json.loads(call(place, "tag", "trainer:one", "trainer:warm", "--json").stdout)
+    assert told == {"reference": "trainer:warm", "digest": one, "at": (place / "origin").as_uri()}
+    assert call(place, "resolve", "trainer:warm").stdout == f"trainer@{one}\n"
+    call(place, "tag", f"trainer@{two}", "trainer:warm")
+    found = json.loads(call(place, "resolve", "trainer:warm", "--json").stdout)
+    assert (found["reference"], found["tag"], found["digest"]) == (f"trainer@{two}", "warm", two)
+    assert call(place, "resolve", "trainer:one").stdout == f"trainer@{one}\n"
+
+
+def test_without_an_origin_the_local_layout_is_meant(place: Path) -> None:
+    one = packed(place, "one")
+    assert call(place, "tag", "trainer:one", "trainer:mine", origin=False).returncode == 0
+    assert call(place, "resolve", "trainer:mine", origin=False).stdout == f"trainer@{one}\n"
+    assert call(place, "resolve", "trainer:mine").returncode == 3
+
+
+def test_what_cannot_be_named(place: Path) -> None:
+    one = packed(place, "one")
+    assert call(place, "tag", "trainer:none", "trainer:warm").returncode == 3
+    assert call(place, "tag", f"trainer@sha256:{'0' * 64}", "trainer:warm").returncode == 3
+    assert call(place, "tag", "trainer:one", f"trainer@{one}").returncode == 2
