@@ -14,6 +14,12 @@ from p2pdist.model.package import parse_reference
 
 if TYPE_CHECKING:
     from p2pdist.package.push import Difference
+    from p2pdist.package.tree_diff import PathChanges
+
+SHOWN_MAX = 50
+"""Lines of each kind for people; --json has all."""
+
+KINDS = ("added", "changed", "removed")
 
 
 @click.command("diff")
@@ -23,29 +29,39 @@ if TYPE_CHECKING:
 @origin_option
 @output.json_option
 def command(old: str, new: str, layout: Path, origin: str | None, as_json: bool) -> None:
-    """Print which layers of the second package a host that holds the first one lacks.
+    """Print what the second package has that a host which holds the first one lacks, and how many bytes will move.
+
+    Packages with tree layers are compared path by path, others layer by layer.
 
     \b
     Example:
       p2pdist diff team/trainer:v1 team/trainer:v2
     """
-    found = asyncio.run(_compare(old, new, layout, origin))
+    found, paths = asyncio.run(_compare(old, new, layout, origin))
+    layers = dict(zip(KINDS, (found.added, found.changed, found.removed), strict=True))
+    shown = layers if paths is None else dict(zip(KINDS, map(_texts, paths), strict=True))
     if as_json:
-        output.print_json(found)
+        output.print_json({"bytes_to_move": found.bytes_to_move, **shown, "layers": layers})
         return
-    for word, digests in (("added", found.added), ("changed", found.changed), ("removed", found.removed)):
-        for digest in digests:
-            click.echo(f"{word:<8} {digest}")
+    for kind, names in shown.items():
+        for name in names[:SHOWN_MAX]:
+            click.echo(f"{kind:<8} {name}")
+        if len(names) > SHOWN_MAX:
+            click.echo(f"{kind:<8} {len(names) - SHOWN_MAX} more; --json has all")
     click.echo(f"{output.amount(found.bytes_to_move)} to move")
 
 
-async def _compare(old: str, new: str, layout: Path, origin: str | None) -> Difference:
+def _texts(paths: tuple[bytes, ...]) -> tuple[str, ...]:
+    return tuple(path.decode("utf-8", "backslashreplace") for path in paths)
+
+
+async def _compare(old: str, new: str, layout: Path, origin: str | None) -> tuple[Difference, PathChanges | None]:
     from p2pdist.package.depot import Depot, read_manifest
-    from p2pdist.package.push import compare
+    from p2pdist.package.tree_diff import compare_packages
 
     first, second = parse_reference(old), parse_reference(new)
     async with opened_layout(layout) as local, opened_origin(origin) as central:
         depots: list[Depot] = [local, central] if central else [local]
         _, before, _ = await read_manifest(first, depots)
         _, after, _ = await read_manifest(second, depots)
-    return compare(before, after)
+        return await compare_packages(before, after, depots)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import keyword
 import os
 import sys
 import tomllib
@@ -17,23 +18,32 @@ VERBS = {
     "tracker": "Run a tracker, which decides who sends what to whom.",
     "agent": "Run the agent of this host, which moves and keeps the bytes.",
     "pack": "Pack a directory as a package into the local layout.",
+    "trace": "Record which files a run of a program uses.",
+    "import": "Make a package of a tar or of a container image.",
+    "export": "Write a package as one file, a tar or a directory.",
     "push": "Send a packed package to an origin.",
     "pull": "Bring a package to this host through its agent.",
     "mount": "Show a package at a directory.",
     "umount": "Take a shown package away again.",
     "run": "Run the program of a package.",
     "ls": "List the packages here or at an origin.",
+    "pin": "Keep a package on this host.",
+    "rm": "Remove a package from this host.",
+    "gc": "Remove what no package on this host needs.",
+    "verify": "Compare what is stored with its names.",
     "tag": "Give a package another name.",
     "resolve": "Print which package a tag names now.",
     "inspect": "Print what a package consists of.",
     "diff": "Print what moving from one package to another takes.",
     "blob": "Push or pull a single file by its digest.",
+    "preseed": "Have hosts hold a package by some time.",
+    "rank": "Print which hosts lack the fewest bytes of packages.",
     "status": "Print what the local agent or a tracker is doing.",
     "simulate": "Simulate a broadcast to many hosts.",
     "demo": "Show the whole system at work on this machine.",
 }
-"""Verb to the line that the list of verbs shows. The module p2pdist.cli.<verb> holds a click command named `command`; a verb whose
-module is absent is not listed. Nothing is imported to print the list."""
+"""Verb to the line that the list of verbs shows. The module p2pdist.cli.<verb> holds a click command named `command` (that of a verb
+which is a keyword of Python ends in an underscore); a verb whose module is absent is not listed. Nothing is imported to print the list."""
 
 CONFIG_BYTES_MAX = 1 << 20
 
@@ -46,12 +56,12 @@ class Verbs(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [verb for verb in VERBS if importlib.util.find_spec(f"p2pdist.cli.{verb}")]
+        return [verb for verb in VERBS if importlib.util.find_spec(_module(verb))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS or importlib.util.find_spec(f"p2pdist.cli.{cmd_name}") is None:
+        if cmd_name not in VERBS or importlib.util.find_spec(_module(cmd_name)) is None:
             return None
-        command = importlib.import_module(f"p2pdist.cli.{cmd_name}").command
+        command = importlib.import_module(_module(cmd_name)).command
         assert isinstance(command, click.Command)
         if not getattr(command, "prepared", False):
             _prepare(command, (cmd_name,))
@@ -85,6 +95,10 @@ class Verbs(click.Group):
 
             code = output.report(error, as_json=_wants_json(given))
         sys.exit(code if type(code) is int else 0)
+
+
+def _module(verb: str) -> str:
+    return f"p2pdist.cli.{verb}_" if keyword.iskeyword(verb) else f"p2pdist.cli.{verb}"
 
 
 def _wants_json(args: list[str]) -> bool:

@@ -52,6 +52,8 @@ class LocalDepot(Depot, Protocol):
 
     async def adopt(self, digest: Digest, path: Path) -> None: ...
 
+    async def tags(self) -> list[tuple[str, Descriptor]]: ...
+
 
 async def read_manifest(reference: Reference, depots: list[Depot]) -> tuple[Descriptor, Manifest, Depot]:
     """The manifest that `reference` names in the first depot that knows it. Raises NotFound naming all of them."""

@@ -7,16 +7,19 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from p2pdist.model.errors import UsageError
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.errors import NotFound, UsageError
 from p2pdist.model.package import (
     CONFIG_TYPE,
     LAYERS_MAX,
     MANIFEST_BYTES_MAX,
     MANIFEST_TYPE,
+    PARTS_MAX,
     SQUASHFS_TYPE,
     Config,
     Descriptor,
@@ -26,10 +29,12 @@ from p2pdist.model.package import (
     encode_config,
     encode_manifest,
 )
-from p2pdist.package.content import Content, read_content
+from p2pdist.package.content import read_content
 from p2pdist.package.depot import Depot, LocalDepot, read_manifest, read_small
-from p2pdist.package.scan import Dropped, scan
+from p2pdist.package.scan import Dropped, Ignore, Scan, check_directory, scan
 from p2pdist.package.squashfs import LEVEL, build_image, check_apart
+from p2pdist.package.tree_pack import Base, Options, pack_tree
+from p2pdist.package.tree_store import write_small
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what is going on, and bytes done and in all; possibly on another thread."""
@@ -57,8 +62,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What came of it. `files` and `bytes_total` count the regular files of the source; `layers` are the content layers, bottom to top;
-    `dropped` holds the first of the `dropped_total` things that the layer does not carry."""
+    """What came of it. `files` and `bytes_total` count the regular files of the source, for a tree those without further hard links;
+    `layers` are the content layers, bottom to top, and `parts` the catalogs and packs that trees among them draw on. `bytes_written` went
+    to the layout: what it had already does not count. `dropped` holds the first of the `dropped_total` things that the layer does not
+    carry."""
 
     reference: Reference
     digest: str
@@ -68,6 +75,35 @@ class Packed:
     seconds: float
     dropped: tuple[Dropped, ...]
     dropped_total: int
+    parts: tuple[Descriptor, ...] = ()
+    bytes_written: int = 0
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Below:
+    """The package to stack on."""
+
+    digest: str
+    manifest: Manifest
+    config: Config
+    depots: list[Depot]
+    written: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The new layer: what the manifest says of it, and how many bytes were written for it."""
+
+    described: Descriptor
+    parts: tuple[Descriptor, ...]
+    lists: tuple[Descriptor, ...]
+    files: int
+    bytes_total: int
+    dropped: tuple[Dropped, ...]
+    dropped_total: int
+    written: int
+    warnings: tuple[str, ...] = ()
 
 
 async def pack(
@@ -78,70 +114,137 @@ async def pack(
     base: Reference | None = None,
     origin: Depot | None = None,
     settings: Settings | None = None,
+    format: Literal["squashfs", "tree"] = "squashfs",
     level: int = LEVEL,
     mtime: int | None = None,
+    xattrs: bool = False,
+    ignore: Ignore | None = None,
+    only: Collection[bytes] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Packed:
     """Pack the directory `source` as `reference` into `layout`, on top of `base` (looked up in the layout, then at the origin).
 
-    The base's layers are named, not copied; its piece lists are copied. Raises NotFound, UsageError, DiskFull and what build_image raises.
+    `mtime`, in seconds since 1970, replaces all modification times of an image, and the later ones of a tree. `ignore` leaves entries out
+    by path below the source; `only` keeps these paths and the directories above them (a directory named there is kept without what is in
+    it). `xattrs` carries extended attributes `user.*`, in trees alone; `level` is for images alone.
+
+    The base's layers and parts are named, not copied; its piece lists and catalogs are copied. Raises NotFound, UsageError, DiskFull and
+    what build_image and pack_tree raise.
     """
     started = time.monotonic()
     if not reference.tag:
         raise UsageError(f"{reference} names a digest, which packing decides", remedy="Name the package as name:tag")
-    found = await asyncio.to_thread(scan, source)
+    check_directory(source)
     check_apart(source, layout.directory)
-    below, config = await _read_base(base, layout, origin)
-    config = (settings or Settings()).over(config)
-    report = _reporter(on_progress, found.bytes_total)
-    content = await _add_image(source, layout, level, mtime, found.bytes_total, report)
-    layers = (*below.layers, content.descriptor(SQUASHFS_TYPE)) if below else (content.descriptor(SQUASHFS_TYPE),)
-    if len(layers) > LAYERS_MAX:
-        raise UsageError(f"{reference} would have {len(layers)} layers, over the limit of {LAYERS_MAX}")
-    lists = {item.digest: item for item in (*(below.piece_lists if below else ()), content.pieces_descriptor())}
-    await layout.write_small(content.pieces.encode())
-    data = encode_config(config)
-    described = Descriptor(CONFIG_TYPE, await layout.write_small(data), len(data))
-    body = encode_manifest(Manifest(described, layers, tuple(lists.values())))
-    manifest = Descriptor(MANIFEST_TYPE, await layout.write_small(body), len(body))
-    await layout.tag(reference, manifest)
+    below = await _read_base(base, layout, origin)
+    config = (settings or Settings()).over(below.config if below else Config())
+    if format == "tree":
+        options = Options(xattrs=xattrs, ignore=ignore, only=only, mtime=mtime)
+        layer = await _add_tree(source, reference, layout, base, below, options, on_progress)
+    else:
+        if xattrs:
+            raise UsageError("an image carries no extended attributes", remedy="Pack a tree with --format tree")
+        found = await asyncio.to_thread(scan, source, ignore=ignore, only=only)
+        layer = await _add_image(source, found, layout, level, mtime, on_progress)
+    manifest, written = await _add_manifest(reference, layout, below, config, layer)
+    body = encode_manifest(manifest)
+    described = Descriptor(MANIFEST_TYPE, digest_of(body), len(body))
+    written += await write_small(layout, body)
+    if await _tagged(reference, layout) != described.digest:
+        await layout.tag(reference, described)
     return Packed(
         reference,
-        manifest.digest,
-        layers,
-        found.files,
-        found.bytes_total,
+        described.digest,
+        manifest.layers,
+        layer.files,
+        layer.bytes_total,
         time.monotonic() - started,
-        tuple(found.dropped),
-        found.dropped_total,
+        layer.dropped,
+        layer.dropped_total,
+        manifest.parts,
+        written + layer.written + (below.written if below else 0),
+        layer.warnings,
     )
 
 
-async def _read_base(
-    base: Reference | None, layout: LocalDepot, origin: Depot | None
-) -> tuple[Manifest | None, Config]:
+async def _read_base(base: Reference | None, layout: LocalDepot, origin: Depot | None) -> _Below | None:
     """The base's manifest and config; its piece lists are brought into the layout."""
     if base is None:
-        return None, Config()
+        return None
     depots: list[Depot] = [layout, origin] if origin else [layout]
-    _, manifest, _ = await read_manifest(base, depots)
+    described, manifest, _ = await read_manifest(base, depots)
     data = await read_small(manifest.config.digest, depots, limit=MANIFEST_BYTES_MAX)
-    await layout.write_small(data)
+    written = await write_small(layout, data)
     for pieces in manifest.piece_lists:
         if await layout.size(pieces.digest) != pieces.size:
-            await layout.write_small(await read_small(pieces.digest, depots))
-    return manifest, decode_config(data)
+            written += await write_small(layout, await read_small(pieces.digest, depots))
+    return _Below(described.digest, manifest, decode_config(data), depots, written)
+
+
+async def _add_manifest(
+    reference: Reference, layout: LocalDepot, below: _Below | None, config: Config, layer: _Layer
+) -> tuple[Manifest, int]:
+    """The manifest, and how many bytes its config took."""
+    under = below.manifest if below else None
+    layers = (*(under.layers if under else ()), layer.described)
+    parts = tuple({part.digest: part for part in (*(under.parts if under else ()), *layer.parts)}.values())
+    lists = {item.digest: item for item in (*(under.piece_lists if under else ()), *layer.lists)}
+    if len(layers) > LAYERS_MAX:
+        raise UsageError(f"{reference} would have {len(layers)} layers, over the limit of {LAYERS_MAX}")
+    if len(parts) > PARTS_MAX:
+        raise UsageError(f"{reference} would draw on {len(parts)} catalogs and packs, over the limit of {PARTS_MAX}")
+    data = encode_config(config)
+    written = await write_small(layout, data)
+    return Manifest(Descriptor(CONFIG_TYPE, digest_of(data), len(data)), layers, tuple(lists.values()), parts), written
+
+
+async def _tagged(reference: Reference, layout: LocalDepot) -> Digest | None:
+    try:
+        return (await layout.resolve(reference)).digest
+    except NotFound:
+        return None
+
+
+async def _add_tree(
+    source: Path,
+    reference: Reference,
+    layout: LocalDepot,
+    base: Reference | None,
+    below: _Below | None,
+    options: Options,
+    on_progress: OnProgress | None,
+) -> _Layer:
+    """Pack the tree into the layout."""
+    done = 0
+
+    def report(count: int, total: int) -> None:
+        nonlocal done
+        done += count
+        if on_progress:
+            on_progress("packing", done, total)
+
+    under = Base(below.digest, base.name, below.manifest, below.depots) if base and below else None
+    tree = await pack_tree(source, reference.name, layout, base=under, options=options, on_bytes=report)
+    found = tree.outcome
+    dropped = tuple(Dropped(os.fsdecode(path), what) for path, what in found.dropped)
+    return _Layer(
+        found.root,
+        found.parts,
+        found.lists,
+        found.files,
+        found.bytes_total,
+        dropped,
+        found.dropped_total,
+        tree.bytes_written,
+        tree.warnings,
+    )
 
 
 async def _add_image(
-    source: Path,
-    layout: LocalDepot,
-    level: int,
-    mtime: int | None,
-    size_estimate: int,
-    report: Callable[[str, int], None],
-) -> Content:
+    source: Path, found: Scan, layout: LocalDepot, level: int, mtime: int | None, on_progress: OnProgress | None
+) -> _Layer:
     """Build the image, hash it and move it into the layout."""
+    report = _reporter(on_progress, found.bytes_total)
     image = (await asyncio.to_thread(layout.scratch)) / secrets.token_hex(12)
     stopped = threading.Event()
     try:
@@ -150,16 +253,28 @@ async def _add_image(
             image,
             level=level,
             mtime=mtime,
-            size_estimate=size_estimate,
+            exclude=found.excluded,
+            size_estimate=found.bytes_total,
             on_bytes=lambda count: report("packing", count),
         )
         content = await asyncio.to_thread(read_content, image, stopped=stopped)
         await asyncio.to_thread(_sync, image)
+        written = 0 if await layout.size(content.digest) == content.size else content.size
         await layout.adopt(content.digest, image)
     finally:
         stopped.set()
         image.unlink(missing_ok=True)
-    return content
+    written += await write_small(layout, content.pieces.encode())
+    return _Layer(
+        content.descriptor(SQUASHFS_TYPE),
+        (),
+        (content.pieces_descriptor(),),
+        found.files,
+        found.bytes_total,
+        tuple(found.dropped),
+        found.dropped_total,
+        written,
+    )
 
 
 def _sync(path: Path) -> None:

@@ -144,7 +144,8 @@ async def push_blob(file: Path, origin: Depot, *, on_progress: OnProgress | None
 
 
 def compare(old: Manifest, new: Manifest) -> Difference:
-    """What someone who holds `old` lacks of `new`, layer by layer."""
+    """What someone who holds `old` lacks of `new`, layer by layer. Catalogs and packs count whole; how much of a pack is needed, and which
+    paths differ, is found out by compare_packages (tree_diff.py)."""
     before, after = {layer.digest for layer in old.layers}, {layer.digest: layer for layer in new.layers}
     changed = tuple(
         there.digest
@@ -156,9 +157,8 @@ def compare(old: Manifest, new: Manifest) -> Difference:
     }
     added = tuple(digest for digest in after if digest not in before and digest not in changed)
     removed = tuple(layer.digest for layer in old.layers if layer.digest not in after and layer.digest not in replaced)
-    return Difference(
-        sum(layer.size for digest, layer in after.items() if digest not in before), added, changed, removed
-    )
+    held = {blob.digest for blob in old.blobs}
+    return Difference(sum(blob.size for blob in new.blobs if blob.digest not in held), added, changed, removed)
 
 
 async def _all(sends: list[Coroutine[Any, Any, None]]) -> None:

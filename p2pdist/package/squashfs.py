@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
@@ -40,13 +40,15 @@ async def build_image(
     level: int = LEVEL,
     mtime: int | None = None,
     processors: int | None = None,
+    exclude: Collection[bytes] = (),
     size_estimate: int = 0,
     on_bytes: Callable[[int], None] | None = None,
 ) -> None:
     """Write the image of the directory `source` to the new file `output`.
 
     `mtime` (seconds since 1970) replaces all modification times. Devices, sockets, FIFOs and setuid/setgid bits are left out.
-    `size_estimate` is what DiskFull says is needed.
+    `exclude` holds paths below the source that are
+    left out, of a directory with all that is in it. `size_estimate` is what DiskFull says is needed.
     `on_bytes` hears of source bytes as they are read. Raises UsageError, DiskFull, or P2PDistError with what mksquashfs said.
     """
     check_apart(source, output)
@@ -59,27 +61,29 @@ async def build_image(
         raise P2PDistError("mksquashfs is not installed", remedy="Install the Debian package squashfs-tools")
     # With SOURCE_DATE_EPOCH set mksquashfs refuses -mkfs-time and would flatten times unasked.
     environment = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}
-    process = await asyncio.create_subprocess_exec(
-        program,
-        *_arguments(source, output, level, mtime, processors),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={**environment, "LC_ALL": "C"},
-    )
-    watch = asyncio.create_task(_watch_reads(process.pid, on_bytes)) if on_bytes else None
-    try:
-        said = await _tail(process)
-        code = await process.wait()
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        output.unlink(missing_ok=True)
-        raise
-    finally:
-        if watch:
-            watch.cancel()
+    with _exclude_options(output, exclude) as options:
+        process = await asyncio.create_subprocess_exec(
+            program,
+            *_arguments(source, output, level, mtime, processors),
+            *options,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**environment, "LC_ALL": "C"},
+        )
+        watch = asyncio.create_task(_watch_reads(process.pid, on_bytes)) if on_bytes else None
+        try:
+            said = await _tail(process)
+            code = await process.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            output.unlink(missing_ok=True)
+            raise
+        finally:
+            if watch:
+                watch.cancel()
     if code != 0:
         output.unlink(missing_ok=True)
         raise _failure(source, output, said, size_estimate)
@@ -96,6 +100,34 @@ def _arguments(source: Path, output: Path, level: int, mtime: int | None, proces
     # Actions see types and modes only, so no name has to be quoted.
     arguments += ["-action", "exclude@type(b)||type(c)||type(s)||type(p)", "-action", "chmod(ug-s)@type(f)||type(d)"]
     return [*arguments, "-exit-on-error", "-no-progress", "-quiet"]
+
+
+@contextlib.contextmanager
+def _exclude_options(output: Path, exclude: Collection[bytes]) -> Iterator[list[str]]:
+    """Options that leave out paths, which stand in a file beside the output as long as the block runs."""
+    if not exclude:
+        yield []
+        return
+    file = output.with_name(output.name + ".exclude")
+    try:
+        file.write_bytes(b"".join(_pattern(path) + b"\n" for path in exclude))
+        yield ["-wildcards", "-ef", str(file.absolute())]
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _pattern(path: bytes) -> bytes:
+    """A pattern of mksquashfs that fits this path alone. A line cannot hold a newline, but a set of all other bytes can be negated. Without
+    patterns it would leave out all names of a file of which one is named."""
+    escaped = (
+        _NEWLINE if char == 10 else bytes((char,)) if chr(char).isalnum() or char in _PLAIN else b"\\%c" % char
+        for char in path
+    )
+    return b"".join(escaped)
+
+
+_NEWLINE = b"[!\x01-\x09\x0b-\xff]"
+_PLAIN = frozenset([*b"/._-", *range(128, 256)])
 
 
 async def _watch_reads(pid: int, on_bytes: Callable[[int], None]) -> None:

@@ -311,3 +311,49 @@ async def test_cancelling_ends_the_program(tmp_path: Path, monkeypatch: pytest.M
 def test_names_are_printable() -> None:
     assert printable(os.fsdecode(b"caf\xe9\n")) == "caf\\xe9\\n"
     assert sys.getfilesystemencoding() == "utf-8"
+
+
+ODD = [
+    "a*b",
+    "aXb",
+    "x[1]",
+    "x1",
+    " lead",
+    "lead",
+    "#hash",
+    "back\\slash",
+    "trail ",
+    "trail",
+    "new\nline",
+    "newXline",
+    "!",
+    "~t",
+    "q?",
+]
+
+
+@pytest.mark.parametrize("odd", [*ODD, "hard", "sub", "sub/q?", os.fsdecode(b"\xff\xfe")])
+async def test_left_out_paths_are_left_out_and_no_others(tmp_path: Path, odd: str) -> None:
+    """Whatever is in a name, and also one of several names of a file."""
+    source, names = tmp_path / "a", [*ODD, os.fsdecode(b"\xff\xfe")]
+    (source / "sub").mkdir(parents=True)
+    for name in names:
+        (source / name).write_bytes(b"x")
+        (source / "sub" / name).write_bytes(b"x")
+    os.link(source / "lead", source / "hard")
+    found = scan(source, ignore=lambda path, _: path == os.fsencode(odd))
+    assert found.excluded == [os.fsencode(odd)]
+    await build_image(source, tmp_path / "image", exclude=found.excluded)
+    subprocess.run(["unsquashfs", "-d", tmp_path / "out", tmp_path / "image"], check=True, capture_output=True)
+    shown = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")}
+    everything = {str(path.relative_to(source)) for path in source.rglob("*")}
+    assert everything - shown == {path for path in everything if path == odd or path.startswith(odd + "/")}
+    assert shown < everything
+    assert found.files == len([path for path in shown if path != "sub"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "image", "out"]
+    chosen = scan(source, only={os.fsencode(odd)})
+    await build_image(source, tmp_path / "other", exclude=chosen.excluded)
+    shutil.rmtree(tmp_path / "out")
+    subprocess.run(["unsquashfs", "-d", tmp_path / "out", tmp_path / "other"], check=True, capture_output=True)
+    shown = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")}
+    assert shown == {odd, odd.rpartition("/")[0]} - {""}

@@ -1,0 +1,225 @@
+"""Staging: a stand-in for a source directory that shows a part of it, or other bytes in places, while the source stays as it is.
+
+The stand-in is made of hard links where it lies on the file system of the source, else of copies; nothing ever writes to a file in it.
+A directory of which something is left out gets the time of the newest thing that stays, so that what is left out has no part in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2pdist.model.errors import Conflict, DiskFull, P2PDistError, UsageError
+from p2pdist.package.ignore import Ignore
+from p2pdist.package.scan import DEPTH_MAX, KINDS_DROPPED, Dropped, printable
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An entry of a source: its path relative to it, and what lstat(2) says."""
+
+    path: bytes
+    status: os.stat_result
+
+    @property
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(self.status.st_mode)
+
+
+def walk(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] | None = None) -> Iterator[Found]:
+    """Everything below `source` that is taken, parents before children, in the order of names. `ignore` leaves out; of `only` a
+    directory stands for itself alone. Raises UsageError and P2PDistError naming what cannot be read."""
+    top = os.fsencode(source)
+    pending = [(b"", 0)]
+    while pending:
+        directory, depth = pending.pop()
+        if depth > DEPTH_MAX:
+            raise UsageError(f"{source} is nested deeper than {DEPTH_MAX} directories")
+        found = []
+        try:
+            with os.scandir(os.path.join(top, directory)) as entries:
+                for entry in entries:
+                    path = os.path.join(directory, entry.name)
+                    status = entry.stat(follow_symlinks=False)
+                    if ignore is not None and ignore(path, stat.S_ISDIR(status.st_mode)):
+                        continue
+                    if only is None or path in only:
+                        found.append(Found(path, status))
+        except OSError as error:
+            where = printable(os.fsdecode(error.filename or directory))
+            raise P2PDistError(
+                f"cannot read {where}: {(error.strerror or str(error)).lower()}", remedy="Make it readable"
+            ) from error
+        found.sort(key=lambda item: item.path)
+        yield from found
+        pending += [(item.path, depth + 1) for item in reversed(found) if item.is_directory]
+
+
+def with_parents(paths: Collection[bytes]) -> frozenset[bytes]:
+    """The paths and every directory above them."""
+    found = set(paths)
+    for path in paths:
+        while (path := os.path.dirname(path)) and path not in found:
+            found.add(path)
+    return frozenset(found)
+
+
+@contextlib.contextmanager
+def staging(scratch: Path, purpose: str) -> Iterator[Path]:
+    """A new directory below `scratch` that is gone with all that is in it when the block ends. It is called the same each time for one
+    purpose, and what a killed process left of it is removed. Raises Conflict while another process has it."""
+    directory = scratch / f"stage-{hashlib.sha256(os.fsencode(purpose)).hexdigest()[:16]}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(
+                f"another process is packing {printable(purpose)}", remedy="Wait until it has ended, then try again"
+            ) from None
+        remove(directory, keep=True)
+        yield directory
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), os.stat(directory)) and _locked(handle):
+                remove(directory)
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def remove(directory: Path, *, keep: bool = False) -> None:
+    """Remove a directory that stage or an import made, also where directories forbid writing; `keep` leaves it empty."""
+    for current, names, _files in os.walk(os.fsencode(directory)):
+        for name in names:
+            child = os.path.join(current, name)
+            if not os.path.islink(child):
+                os.chmod(child, 0o700)
+    for entry in os.scandir(directory):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
+    if not keep:
+        directory.rmdir()
+
+
+def stage(
+    source: Path,
+    target: Path,
+    *,
+    ignore: Ignore | None = None,
+    only: Collection[bytes] | None = None,
+    replaced: Mapping[bytes, Path | None] | None = None,
+) -> list[Dropped]:
+    """Make the new directory `target` a stand-in for `source`. In the place of a file in `replaced` stands the file named there, or
+    nothing. Returns what could not be carried. Raises DiskFull, and what walk raises."""
+    try:
+        return _Stage(source, target, replaced or {}).make(ignore, only)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = os.statvfs(target.parent)
+            needed = sum(found.status.st_size for found in walk(source, ignore=ignore, only=only))
+            raise DiskFull(str(target.parent), needed=needed, free=free.f_bavail * free.f_frsize) from error
+        where = printable(os.fsdecode(error.filename or b""))
+        raise P2PDistError(f"cannot stage {source}: {where}: {error.strerror}") from error
+
+
+@dataclass(slots=True)
+class _Stage:
+    source: Path
+    target: Path
+    replaced: Mapping[bytes, Path | None]
+    dropped: list[Dropped] = field(default_factory=list)
+    copies: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """Where a file with several names was copied to, by device and inode."""
+    kept: dict[bytes, int] = field(default_factory=dict)
+    """How many entries of each directory stay."""
+    newest_ns: dict[bytes, int] = field(default_factory=dict)
+
+    def make(self, ignore: Ignore | None, only: Collection[bytes] | None) -> list[Dropped]:
+        self.target.mkdir(parents=True)
+        top = os.stat(self.source)
+        directories = [Found(b"", top)]
+        for found in walk(self.source, ignore=ignore, only=only):
+            if self.replaced.get(found.path, self.source) is None:
+                continue
+            self._keep(found)
+            if found.is_directory:
+                os.mkdir(self._to(found.path))
+                directories.append(found)
+            else:
+                self._place(found)
+        for found in reversed(directories):
+            self._finish(found)
+        return self.dropped
+
+    def _to(self, path: bytes) -> bytes:
+        return os.path.join(os.fsencode(self.target), path)
+
+    def _keep(self, found: Found) -> None:
+        parent = os.path.dirname(found.path)
+        self.kept[parent] = self.kept.get(parent, 0) + 1
+        if not found.is_directory:  # their times are known last
+            self.newest_ns[parent] = max(self.newest_ns.get(parent, 0), found.status.st_mtime_ns)
+
+    def _place(self, found: Found) -> None:
+        here, there = os.path.join(os.fsencode(self.source), found.path), self._to(found.path)
+        other = self.replaced.get(found.path)
+        if other is not None:
+            shutil.copyfile(other, there)
+            os.chmod(there, stat.S_IMODE(found.status.st_mode))
+            return
+        try:
+            os.link(here, there, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES, errno.EOPNOTSUPP):
+                raise
+            self._copy(found, here, there)
+
+    def _copy(self, found: Found, here: bytes, there: bytes) -> None:
+        mode = found.status.st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+            self._remake(found, there)
+            return
+        name = (found.status.st_dev, found.status.st_ino)
+        if found.status.st_nlink > 1 and name in self.copies:
+            os.link(self.copies[name], there, follow_symlinks=False)
+            return
+        shutil.copy2(here, there, follow_symlinks=False)
+        self.copies[name] = there
+
+    def _remake(self, found: Found, there: bytes) -> None:
+        """Of special files only whiteouts (character devices 0/0) mean something in a package."""
+        mode = found.status.st_mode
+        if stat.S_ISCHR(mode) and found.status.st_rdev == 0:
+            os.mknod(there, stat.S_IFCHR | 0o600, 0)
+        else:
+            self.dropped.append(Dropped(os.fsdecode(found.path), KINDS_DROPPED.get(stat.S_IFMT(mode), "special file")))
+
+    def _finish(self, found: Found) -> None:
+        """Mode, attributes and time of a directory, once everything in it is there."""
+        here, there = os.path.join(os.fsencode(self.source), found.path), self._to(found.path)
+        shutil.copystat(here, there)
+        mtime_ns = found.status.st_mtime_ns
+        if len(os.listdir(here)) != self.kept.get(found.path, 0):
+            mtime_ns = self.newest_ns.get(found.path, 0)
+        os.utime(there, ns=(mtime_ns, mtime_ns))
+        if found.path:
+            parent = os.path.dirname(found.path)
+            self.newest_ns[parent] = max(self.newest_ns.get(parent, 0), mtime_ns)

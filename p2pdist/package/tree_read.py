@@ -1,0 +1,242 @@
+"""Reading files into packs: their contents' BLAKE3, chunk lists, and the chunks that no catalog has.
+
+Files are handed to threads (BLAKE3, zstd and system calls release the interpreter's lock): small ones in batches, large ones window by
+window, which this thread reads and cuts. Results are taken in the order in which work was handed out, so packs hold chunks in walking
+order whoever was faster, and what is under way is bounded. A file must have the same stat(2) behind the last byte read as when the tree
+was scanned; else it changed meanwhile, and nothing is packed.
+
+A file that was written to just before it was read could be written to again without a change of its times. It is not `settled`, and
+read again next time, as git does with entries that are as new as its index ("racy git").
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Container, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from blake3 import blake3
+
+from p2pdist.model.catalog import encode_chunk
+from p2pdist.model.errors import P2PDistError
+from p2pdist.model.tree import WHOLE_MAX, ChunkList, content_hash
+from p2pdist.package.chunker import Chunk, Truncated, cut_file
+from p2pdist.package.pack_writer import PackWriter
+from p2pdist.package.scan import unreadable
+from p2pdist.package.tree_scan import Row, changed
+
+BATCH_FILES = 128
+BATCH_BYTES = 4 << 20
+WORKERS_MAX = 8
+SETTLED_NS = 100_000_000
+"""A time stamp of a local file system is at most a tick of the kernel, 10 ms, old when it is set; whole seconds betray a coarser one."""
+SETTLED_COARSE_NS = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A file to be read: where it is, and what the scan saw."""
+
+    path: bytes
+    row: Row
+
+
+@dataclass(slots=True)
+class Read:
+    """What came of a file: the BLAKE3 of its content and of its chunk list (empty up to WHOLE_MAX bytes), and whether a later change is
+    sure to change its times."""
+
+    content: bytes
+    chunks: bytes = b""
+    settled: bool = False
+
+
+@dataclass(slots=True)
+class ContentReader:
+    """Reads files and adds to `writer` what `known` lacks. `chunk_lists` gathers the encoded lists of large files by BLAKE3.
+
+    `on_bytes` hears of bytes read. Raises Corrupt when a file changes meanwhile, and P2PDistError when one cannot be read or `stopped`.
+    """
+
+    known: Container[bytes]
+    writer: PackWriter
+    on_bytes: Callable[[int], None]
+    stopped: threading.Event
+    chunk_lists: dict[bytes, bytes] = field(default_factory=dict)
+    _depth: int = 2 * min(os.cpu_count() or 1, WORKERS_MAX)
+    """Batches and windows that are under way at a time."""
+    _waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = field(default_factory=deque)
+
+    def read(self, files: Iterable[Wanted]) -> list[Read]:
+        """Read regular files, results in the same order. Empty ones are not opened."""
+        results: list[Read] = []
+        with ThreadPoolExecutor(self._depth // 2, thread_name_prefix="pack") as threads:
+            try:
+                batch: list[Wanted] = []
+                size = 0
+                for file in files:
+                    if file.row.size > WHOLE_MAX or len(batch) == BATCH_FILES or size > BATCH_BYTES:
+                        self._hand_out(threads, batch, results)
+                        batch, size = [], 0
+                    if file.row.size > WHOLE_MAX:
+                        self._cut(threads, file, results)
+                    else:
+                        batch.append(file)
+                        size += file.row.size
+                    self._take(self._depth)
+                self._hand_out(threads, batch, results)
+                self._take(0)
+            except BaseException:
+                threads.shutdown(wait=True, cancel_futures=True)
+                raise
+        return results
+
+    def _hand_out(self, threads: ThreadPoolExecutor, batch: list[Wanted], results: list[Read]) -> None:
+        if batch:
+            self._waiting.append((threads.submit(self._read_batch, batch), partial(self._add_files, results)))
+
+    def _take(self, most: int) -> None:
+        """Take results in order until at most `most` are outstanding."""
+        while len(self._waiting) > most:
+            if self.stopped.is_set():
+                raise P2PDistError("packing was cancelled")
+            future, use = self._waiting.popleft()
+            use(future.result())
+
+    # -- small files
+
+    def _read_batch(self, batch: list[Wanted]) -> list[tuple[Read, int, bytes | None]]:
+        """On a thread: each file's result, its size, and its stored form unless some pack has it."""
+        found = []
+        own: set[bytes] = set()
+        now = time.time_ns()
+        for file in batch:
+            data = _read_whole(file)
+            content = content_hash(data)
+            stored = None
+            if data and content not in own and not self._has(content):
+                own.add(content)
+                stored = encode_chunk(data)
+            found.append((Read(content, settled=settled(file.row, now)), len(data), stored))
+        return found
+
+    def _add_files(self, results: list[Read], found: list[tuple[Read, int, bytes | None]]) -> None:
+        for read, size, stored in found:
+            results.append(read)
+            if stored is not None and not self._has(read.content):
+                self.writer.add(read.content, size, stored)
+            self.on_bytes(size)
+
+    def _has(self, chunk: bytes) -> bool:
+        # A thread may ask while another chunk is being added: what it misses then is compressed once in vain.
+        return chunk in self.known or chunk in self.writer.chunks
+
+    # -- large files
+
+    def _cut(self, threads: ThreadPoolExecutor, file: Wanted, results: list[Read]) -> None:
+        size = file.row.size
+        whole, chunks = blake3(), list[tuple[bytes, int]]()
+        now = time.time_ns()
+        handle = _open(file)
+        try:
+            _check_unchanged(file, os.fstat(handle))
+            for window in cut_file(handle, size):
+                job = threads.submit(self._store_chunks, window)
+                self._waiting.append((job, partial(self._add_chunks, chunks)))
+                for chunk in window:
+                    whole.update(chunk)
+                self._take(self._depth)
+            _check_unchanged(file, os.fstat(handle))
+        except Truncated as error:
+            raise changed(file.path) from error
+        except OSError as error:
+            raise unreadable(os.fsdecode(file.path), error.strerror or str(error)) from error
+        finally:
+            os.close(handle)
+        read = Read(whole.digest(), settled=settled(file.row, now))
+        done: Future[None] = Future()
+        done.set_result(None)
+        self._waiting.append((done, lambda _: self._add_list(read, chunks, results)))
+
+    def _store_chunks(self, window: list[Chunk]) -> list[tuple[bytes, int, bytes | None]]:
+        """On a thread: BLAKE3, length, and the stored form of each chunk unless some pack has it."""
+        found: list[tuple[bytes, int, bytes | None]] = []
+        own: set[bytes] = set()
+        last: Chunk | None = None
+        for data in window:
+            name = found[-1][0] if data is last else content_hash(data)
+            stored = None
+            if name not in own and not self._has(name):
+                own.add(name)
+                stored = encode_chunk(data)
+            found.append((name, len(data), stored))
+            last = data
+        return found
+
+    def _add_chunks(self, chunks: list[tuple[bytes, int]], found: list[tuple[bytes, int, bytes | None]]) -> None:
+        for name, length, stored in found:
+            chunks.append((name, length))
+            if stored is not None and not self._has(name):
+                self.writer.add(name, length, stored)
+            self.on_bytes(length)
+
+    def _add_list(self, read: Read, chunks: list[tuple[bytes, int]], results: list[Read]) -> None:
+        data = ChunkList(tuple(chunks)).encode()
+        read.chunks = content_hash(data)
+        self.chunk_lists[read.chunks] = data
+        results.append(read)
+
+
+def settled(row: Row, now_ns: int) -> bool:
+    """Whether a change after `now_ns` is sure to give the entry other times."""
+    margin_ns = SETTLED_NS if row.ctime_ns % 1_000_000_000 else SETTLED_COARSE_NS
+    # Nobody sets a ctime but the kernel; an mtime far in the future is somebody's wish.
+    return row.ctime_ns < now_ns - margin_ns and abs(row.mtime_ns - now_ns) > margin_ns
+
+
+def _open(file: Wanted) -> int:
+    try:
+        # A FIFO put in its place must not block.
+        return os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise changed(file.path, "vanished") from error
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a symbolic link, a socket
+            raise changed(file.path) from error
+        raise unreadable(os.fsdecode(file.path), error.strerror or str(error)) from error
+
+
+def _read_whole(file: Wanted) -> bytes:
+    size = file.row.size
+    if not size:
+        return b""
+    handle = _open(file)
+    try:
+        data = os.read(handle, size + 1)
+        while 0 < len(data) < size:
+            more = os.read(handle, size - len(data))
+            if not more:
+                break
+            data += more
+        _check_unchanged(file, os.fstat(handle))
+    except OSError as error:
+        raise unreadable(os.fsdecode(file.path), error.strerror or str(error)) from error
+    finally:
+        os.close(handle)
+    if len(data) != size:
+        raise changed(file.path)
+    return data
+
+
+def _check_unchanged(file: Wanted, status: os.stat_result) -> None:
+    row = file.row
+    now = (status.st_ino, status.st_dev, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if now != (row.inode, row.device, row.mode, row.size, row.mtime_ns, row.ctime_ns):
+        raise changed(file.path)

@@ -1,0 +1,186 @@
+"""The verbs that make packages of more than a directory: pack with a project, trace, import, export."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli_main import run
+
+from p2pdist.model.package import SQUASHFS_TYPE, TREE_TYPE
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "src/sub").mkdir(parents=True)
+    (tmp_path / "src/run").write_text('#!/bin/sh\necho "$A $P2PDIST_ROOT"\ncat "$P2PDIST_ROOT/data"\n')
+    (tmp_path / "src/run").chmod(0o755)
+    (tmp_path / "src/data").write_text("data\n")
+    (tmp_path / "src/x.log").write_text("log")
+    (tmp_path / "src/sub/deep").write_text("deep")
+    return tmp_path
+
+
+def done(place: Path, *arguments: str | Path, code: int = 0, cwd: Path | None = None) -> Any:
+    """Run a verb with --json on the layout of the test."""
+    before = os.getcwd()
+    os.chdir(cwd or place)
+    try:
+        finished = run(*arguments[:1], "--json", *arguments[1:], P2PDIST_LAYOUT=str(place / "layout"))
+    finally:
+        os.chdir(before)
+    assert finished.returncode == code, finished.stderr
+    return json.loads(finished.stdout)
+
+
+def contents(place: Path, reference: str) -> dict[str, str]:
+    """The files of a package, by exporting it."""
+    target = place / f"exported-{len(list(place.iterdir()))}"
+    done(place, "export", reference, "--dir", "-o", target)
+    return {str(path.relative_to(target)): path.read_text() for path in target.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("form", ["squashfs", "tree"])
+def test_what_is_ignored_is_left_out(place: Path, form: str) -> None:
+    (place / "src/.p2pdistignore").write_text("*.log\n/sub/\n")
+    packed = done(place, "pack", place / "src", "-t", "a:1", "--format", form, "--ignore", "!sub", "--ignore", "data")
+    assert packed["layers"][0]["mediaType"] == (TREE_TYPE if form == "tree" else SQUASHFS_TYPE)
+    assert set(contents(place, "a:1")) == {"run", "sub/deep", ".p2pdistignore"}
+
+
+def test_a_project_of_several_layers(place: Path) -> None:
+    """Without options: names, formats, parts and places of layers come from p2pdist.toml; options win over it."""
+    (place / "p2pdist.toml").write_text("""
+        name = "team/app"
+        tag = "v7"
+        entrypoint = ["${P2PDIST_ROOT}/app/run"]
+        format = "tree"
+        ignore = ["*.log"]
+        [env]
+        A = "1"
+        [[layer]]
+        source = "src"
+        only = ["/data", "/sub/"]
+        format = "squashfs"
+        [[layer]]
+        source = "src"
+        ignore = ["sub"]
+        target = "app/code"
+    """)
+    packed = done(place, "pack", "--env", "B=2")
+    assert packed["reference"] == "team/app:v7"
+    assert [layer["mediaType"] for layer in packed["layers"]] == [SQUASHFS_TYPE, TREE_TYPE]
+    assert set(contents(place, "team/app:v7")) == {"data", "sub/deep", "app/code/run", "app/code/data"}
+    found = done(place, "inspect", "team/app:v7")
+    assert (found["entrypoint"], found["env"]) == (["${P2PDIST_ROOT}/app/run"], ["A=1", "B=2"])
+    again = done(place, "pack", "--project", place / "p2pdist.toml", "--env", "B=2", "-t", "other:1", cwd=place / "src")
+    assert again["digest"] == packed["digest"]
+    (place / "p2pdist.toml").write_text('nam = "x"')
+    assert "nam" in done(place, "pack", code=2)["detail"]
+    assert "p2pdist.toml" in done(place, "pack", code=2, cwd=place / "src")["detail"]
+    assert "name" in done(place, "pack", place / "src", code=2)["detail"]
+
+
+def test_options_that_do_not_fit(place: Path) -> None:
+    assert "pyvenv.cfg" in done(place, "pack", place / "src", "-t", "a:1", "--split", code=2)["detail"]
+    assert "--split" in done(place, "pack", place / "src", "-t", "a:1", "--first-party", "x", code=2)["detail"]
+    done(place, "pack", place / "src", "-t", "a:1", "--only-used", "absent.json", code=3)
+    done(place, "pack", place / "src", "-t", "a:1", "--ignore", "!", code=2)
+    done(place, "export", "a:1", "-o", "x", code=2)
+    done(place, "export", "a:1", "--xar", "-o", "x", code=3)
+    done(place, "import", place / "absent", "-t", "a:1", code=3)
+
+
+def test_reproducible_packages_are_equal_everywhere(place: Path) -> None:
+    """Two checkouts at different times and places."""
+    digests = set()
+    for name, time_s in (("one", 1_600_000_000), ("two/longer", 1_700_000_000)):
+        shutil.copytree(place / "src", place / name)
+        for path in (place / name).rglob("*"):
+            os.utime(path, (time_s, time_s))
+        (place / name / "m.py").write_text("x = 1\n")
+        subprocess.run([sys.executable, "-m", "compileall", "-q", place / name], check=True)
+        for form in ("tree", "squashfs"):
+            packed = done(place, "pack", place / name, "-t", f"{form}:1", "--format", form, "--reproducible")
+            digests.add((form, packed["digest"]))
+    assert len(digests) == 2
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_only_what_a_run_used(place: Path) -> None:
+    """The output of the traced program is its own; its exit code is that of the verb."""
+    script = f"cat {place}/src/data; exit 5"
+    finished = run("trace", "-o", place / "t.json", "--root", place / "src", "--", "sh", "-c", script)
+    if "ptrace" in finished.stderr:
+        pytest.skip("needs ptrace")
+    assert (finished.returncode, finished.stdout) == (5, "data\n")
+    assert "1 files" in finished.stderr
+    said = done(place, "trace", "-o", place / "u.json", "--root", place / "src", "--", "cat", place / "src/sub/deep")
+    assert (said["files"], said["exit_code"]) == (1, 0)
+    for form in ("tree", "squashfs"):
+        traces = ["--only-used", place / "t.json", "--only-used", place / "u.json"]
+        packed = done(place, "pack", place / "src", "-t", f"{form}:1", "--format", form, *traces)
+        assert packed["files"] == 2
+        assert set(contents(place, f"{form}:1")) == {"data", "sub/deep"}
+    done(place, "trace", "-o", place / "v.json", "--", "no-such-program", code=3)
+
+
+@pytest.mark.parametrize("form", ["squashfs", "tree"])
+def test_a_tar_goes_in_and_out(place: Path, form: str) -> None:
+    with tarfile.open(place / "in.tar.gz", "w:gz") as archive:
+        archive.add(place / "src", ".")
+    os.mkfifo(place / "fifo")
+    with tarfile.open(place / "more.tar", "w") as archive:
+        archive.add(place / "fifo", "fifo")
+        archive.add(place / "src/data", "data")
+    imported = done(place, "import", place / "in.tar.gz", "-t", "a:1", "--format", form, "--env", "A=1")
+    assert (imported["kind"], imported["files"]) == ("tar", 4)
+    assert done(place, "inspect", "a:1")["env"] == ["A=1"]
+    assert done(place, "import", place / "more.tar", "-t", "b:1")["dropped"] == [{"path": "fifo", "what": "FIFO"}]
+    exported = done(place, "export", "a:1", "--tar", "-o", place / "out.tar")
+    assert exported["size"] == (place / "out.tar").stat().st_size
+    piped = run("export", "a:1", "--tar", "-o", "-", P2PDIST_LAYOUT=str(place / "layout"))
+    assert piped.stdout.encode() == (place / "out.tar").read_bytes()
+    again = done(place, "import", place / "out.tar", "-t", "a:2", "--format", form, "--env", "A=1")
+    assert again["digest"] == imported["digest"]
+    assert not [path for path in (place / "layout/.incoming").iterdir() if path.name.startswith("stage")]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("form", ["squashfs", "tree"])
+def test_a_self_mounting_file(place: Path, form: str) -> None:
+    """Also of several layers, of which the upper one wins."""
+    (place / "upper").mkdir()
+    (place / "upper/data").write_text("upper\n")
+    done(place, "pack", place / "src", "-t", "a:1", "--entrypoint", '["${P2PDIST_ROOT}/run"]', "--env", "A=1")
+    done(place, "pack", place / "upper", "-t", "a:2", "--base", "a:1", "--format", form)
+    exported = done(place, "export", "a:2", "--xar", "-o", place / "app")
+    assert exported["size"] == (place / "app").stat().st_size
+    environ = {"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(place)}
+    finished = subprocess.run([place / "app"], env=environ, capture_output=True, text=True, timeout=30, check=True)
+    value, _, root = finished.stdout.splitlines()[0].partition(" ")
+    assert (value, finished.stdout.splitlines()[1]) == ("1", "upper")
+    assert root.startswith(str(place))
+    first = (place / "app").read_bytes()
+    done(place, "export", "a:2", "--xar", "-o", place / "app")
+    assert (place / "app").read_bytes() == first
+
+
+def test_a_damaged_layer_is_not_exported(place: Path) -> None:
+    for form in ("squashfs", "tree"):
+        (place / "src/large").write_bytes(os.urandom(300_000))
+        packed = done(place, "pack", place / "src", "-t", f"{form}:1", "--format", form)
+        blobs = sorted((place / "layout/blobs/sha256").iterdir(), key=lambda path: path.stat().st_size)
+        data = bytearray(blobs[-1].read_bytes())
+        data[1000] ^= 1
+        blobs[-1].write_bytes(data)
+        done(place, "export", packed["reference"], "--dir", "-o", place / f"out-{form}", code=6)
+        assert not (place / f"out-{form}").exists()
+        shutil.rmtree(place / "layout")

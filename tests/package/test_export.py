@@ -1,0 +1,208 @@
+"""Self-mounting files and tars."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from p2pdist.model.errors import UsageError
+from p2pdist.model.package import Config
+from p2pdist.package.export import BLOCK, write_tar, write_xar, xar_header
+from p2pdist.package.squashfs import build_image
+
+GO = """#!/bin/sh
+echo "$A|$P2PDIST_ROOT|$(pwd)|$*"
+cat "$P2PDIST_ROOT/data"
+exit 3
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    made = tmp_path / "tree"
+    (made / "bin").mkdir(parents=True)
+    (made / "sub dir").mkdir()
+    (made / "bin/go").write_text(GO)
+    (made / "bin/wait").write_text('#!/bin/sh\ntouch "$1"; read line; cat "$P2PDIST_ROOT/data"\n')
+    (made / "bin/leave").write_text('#!/bin/sh\n(sleep 1.5; cat "$P2PDIST_ROOT/data" > "$1") >/dev/null 2>&1 &\n')
+    for path in (made / "bin").iterdir():
+        path.chmod(0o755)
+    (made / "data").write_text("data\n")
+    (made / "link").symlink_to("data")
+    os.link(made / "data", made / "sub dir/again")
+    for path in sorted(made.rglob("*")):
+        os.utime(path, (1_600_000_000, 1_600_000_000), follow_symlinks=False)
+    return made
+
+
+def mounts(place: Path) -> list[str]:
+    return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {place}/" in line]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """Where self-mounting files mount; nothing stays mounted there."""
+    made = tmp_path / "runtime"
+    made.mkdir()
+    yield made
+    assert unmounted(made)
+
+
+def unmounted(place: Path) -> bool:
+    deadline = time.monotonic() + 10
+    while mounts(place) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not mounts(place)
+
+
+async def xar_of(tree: Path, output: Path, config: Config) -> Path:
+    image = output.with_suffix(".image")
+    await build_image(tree, image)
+    write_xar(image, config, output)
+    return output
+
+
+def by_fuse(directory: Path) -> dict[str, str]:
+    """An environment in which mount(8) is not to be had, so that squashfuse has to do."""
+    directory.mkdir()
+    for name in os.listdir("/usr/bin"):
+        if name != "mount":
+            (directory / name).symlink_to(f"/usr/bin/{name}")
+    return {"PATH": str(directory)}
+
+
+CONFIG = Config(
+    ("go", "it's", "${P2PDIST_ROOT}/x", "$HOME `no`", ""), ("A=a 'b' \"c\" $d ${P2PDIST_ROOT}",), "/sub dir"
+)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("way", ["kernel", "fuse"])
+async def test_it_mounts_itself_and_runs(tree: Path, tmp_path: Path, place: Path, way: str) -> None:
+    """With arguments, environment and working directory as p2pdist run has them, and the program's exit code."""
+    if way == "fuse" and not (shutil.which("squashfuse") and os.access("/dev/fuse", os.W_OK)):
+        pytest.skip("needs squashfuse")
+    environ = {"PATH": "/usr/bin:/bin"} if way == "kernel" else by_fuse(tmp_path / "path")
+    file = await xar_of(tree, tmp_path / "a program", CONFIG)
+    done = subprocess.run(
+        [file, "1", "2 3"], env={**environ, "XDG_RUNTIME_DIR": str(place)}, capture_output=True, text=True, timeout=30
+    )
+    assert (done.returncode, done.stderr) == (3, "")
+    first, data = done.stdout.splitlines()
+    value, root, directory, words = first.split("|")
+    assert Path(root).parent == place / f"p2pdist-xar-{os.geteuid()}"
+    assert value == f"a 'b' \"c\" $d {root}"
+    assert directory == f"{root}/sub dir"
+    assert words == f"it's {root}/x $HOME `no`  1 2 3"
+    assert data == "data"
+    assert unmounted(place)
+    assert stat.S_IMODE(Path(root).parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.root
+async def test_runs_share_a_mount_until_the_last_ends(tree: Path, tmp_path: Path, place: Path) -> None:
+    """Also what a program left behind counts, and a run after everything was taken away mounts again."""
+    file = await xar_of(tree, tmp_path / "program", Config(("sh", "-c", 'exec "$@"', "sh")))
+    environ = {"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(place)}
+    running = []
+    for number in range(3):
+        started = tmp_path / f"started{number}"
+        process = subprocess.Popen([file, "wait", started], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
+        running.append(process)
+        deadline = time.monotonic() + 20
+        while not started.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert started.exists()
+    assert len(mounts(place)) == 1
+    for process in running:
+        assert len(mounts(place)) == 1
+        out, _ = process.communicate(b"go\n", timeout=20)
+        assert (process.returncode, out) == (0, b"data\n")
+    assert unmounted(place)
+    left = tmp_path / "left"
+    subprocess.run([file, "leave", left], env=environ, check=True, timeout=20)
+    assert len(mounts(place)) == 1
+    assert unmounted(place)
+    assert left.read_text() == "data\n"
+
+
+@pytest.mark.root
+async def test_many_runs_at_once(tree: Path, tmp_path: Path, place: Path) -> None:
+    """None of them finds the mount gone."""
+    file = await xar_of(tree, tmp_path / "program", Config(("go",)))
+    environ = {"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(place)}
+    for _ in range(3):
+        running = [subprocess.Popen([file], env=environ, stdout=subprocess.PIPE) for _ in range(12)]
+        for process in running:
+            out, _ = process.communicate(timeout=30)
+            assert process.returncode == 3
+            assert out.endswith(b"data\n")
+
+
+@pytest.mark.root
+async def test_a_directory_of_somebody_else_is_not_used(tree: Path, tmp_path: Path, place: Path) -> None:
+    file = await xar_of(tree, tmp_path / "program", Config(("go",)))
+    target = place / f"p2pdist-xar-{os.geteuid()}"
+    environ = {"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(place)}
+    (tmp_path / "elsewhere").mkdir()
+    target.symlink_to(tmp_path / "elsewhere")
+    done = subprocess.run([file], env=environ, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1 and "not a directory of this user" in done.stderr
+    target.unlink()
+    target.mkdir()
+    os.chown(target, 12345, 12345)
+    done = subprocess.run([file], env=environ, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1 and "not a directory of this user" in done.stderr
+
+
+async def test_equal_packages_give_equal_files(tree: Path, tmp_path: Path) -> None:
+    """Which begin with whole blocks of script, and hold the image behind it."""
+    first = await xar_of(tree, tmp_path / "first", CONFIG)
+    second = await xar_of(tree, tmp_path / "second", CONFIG)
+    assert first.read_bytes() == second.read_bytes()
+    assert os.access(first, os.X_OK)
+    assert first.read_bytes()[BLOCK : BLOCK + 4] == b"hsqs"
+    other = await xar_of(tree, tmp_path / "other", Config(("go",)))
+    assert other.read_bytes()[:BLOCK] != first.read_bytes()[:BLOCK]
+
+
+def test_long_settings_take_more_blocks() -> None:
+    header = xar_header(Config(("go", "x" * 10_000)), "id")
+    assert len(header) == 3 * BLOCK
+    assert b"offset=12288" in header
+    assert len(xar_header(Config(("go",)), "id")) == BLOCK
+    with pytest.raises(UsageError):
+        xar_header(Config(("go", "x" * (1 << 20))), "id")
+    with pytest.raises(UsageError, match="outside"):
+        xar_header(Config(("go",), working_dir="../up"), "id")
+    with pytest.raises(UsageError, match="A-B"):
+        xar_header(Config(("go",), ("A-B=1",)), "id")
+
+
+def test_a_tar_is_in_order_and_the_same_each_time(tree: Path, tmp_path: Path) -> None:
+    out = BytesIO()
+    assert write_tar(tree, out) == 8
+    with tarfile.open(fileobj=BytesIO(out.getvalue())) as archive:
+        members = archive.getmembers()
+    assert [member.name for member in members] == [
+        "bin", "bin/go", "bin/leave", "bin/wait", "data", "link", "sub dir", "sub dir/again",
+    ]  # fmt: skip
+    assert {(member.uid, member.gid, member.uname, member.mtime) for member in members} == {(0, 0, "", 1_600_000_000)}
+    assert (members[5].linkname, members[7].linkname) == ("data", "data")
+    assert members[7].islnk() and members[1].mode == 0o755
+    shutil.copytree(tree, tmp_path / "copy", symlinks=True)
+    (tmp_path / "copy/sub dir/again").unlink()
+    os.link(tmp_path / "copy/data", tmp_path / "copy/sub dir/again")
+    os.utime(tmp_path / "copy/sub dir", (1_600_000_000, 1_600_000_000))
+    again = BytesIO()
+    write_tar(tmp_path / "copy", again)
+    assert again.getvalue() == out.getvalue()

@@ -1,0 +1,68 @@
+"""What a packing remembers, and what it does not dare to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from p2pdist.model.tree import File, content_hash
+from p2pdist.package.tree_entries import Assembler
+from p2pdist.package.tree_read import SETTLED_COARSE_NS, SETTLED_NS, Read, settled
+from p2pdist.package.tree_scan import Row, scan_tree
+from p2pdist.package.tree_state import Remembered, decode_stamps
+
+NOW_NS = 1_700_000_000_000_000_001
+SECOND_NS = 1_000_000_000
+
+
+def row(*, mtime_ns: int, ctime_ns: int) -> Row:
+    return Row(b"name", 0o100644, 7, 1, mtime_ns, ctime_ns, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("ctime_ns", "mtime_ns", "expected"),
+    [
+        (NOW_NS - SETTLED_NS - 1, 0, True),
+        (NOW_NS - SETTLED_NS, 0, False),
+        (NOW_NS + 5, 0, False),
+        (0, NOW_NS - 5, False),
+        (1, NOW_NS + SETTLED_NS + 1, True),
+        (NOW_NS // SECOND_NS * SECOND_NS, 0, False),
+        ((NOW_NS - SETTLED_COARSE_NS) // SECOND_NS * SECOND_NS - SECOND_NS, 0, True),
+        ((NOW_NS - SETTLED_COARSE_NS) // SECOND_NS * SECOND_NS + SECOND_NS, 0, False),
+    ],
+)
+def test_what_was_just_written_to_is_not_settled(ctime_ns: int, mtime_ns: int, expected: bool) -> None:
+    """A second write within one tick would leave the times as they are; where times are whole seconds, a tick is long."""
+    assert settled(row(mtime_ns=mtime_ns, ctime_ns=ctime_ns), NOW_NS) is expected
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_file_that_is_not_settled_is_read_again(tmp_path: Path, is_settled: bool) -> None:
+    """It is remembered without its stamp, its directory without its fingerprint, and the whole is not taken for unchanged."""
+    (tmp_path / "sub").mkdir()
+    for name in ("sub/a", "sub/b", "c"):
+        (tmp_path / name).write_text(name)
+    os.utime(tmp_path / "c", (1, 1))
+
+    def assemble(remembered: dict[bytes, Remembered]) -> Assembler:
+        return Assembler(scan_tree(tmp_path), remembered, lambda _: True)
+
+    draft = assemble({}).assemble()
+    assert [os.path.basename(file.path) for file in draft.wanted] == [b"c", b"a", b"b"]
+    draft.looked[0].settled = True  # however long ago the directory below was made
+    draft.fill([Read(content_hash(name), settled=is_settled or name != b"a") for name in (b"c", b"a", b"b")])
+    assert draft.settled is is_settled
+    remembered = {directory.path: directory for directory in draft.remember()}
+    stamps = decode_stamps(remembered[b"sub"].stamps)
+    assert [stamp is not None for stamp in stamps] == [is_settled, True]
+    assert bool(remembered[b"sub"].fingerprint) is is_settled
+    assert remembered[b""].fingerprint
+    again = assemble(remembered).assemble()
+    assert [os.path.basename(file.path) for file in again.wanted] == ([] if is_settled else [b"a"])
+    contents = {entry.path: entry.content for entry in again.entries if isinstance(entry, File)}
+    assert contents[b"sub/b"] == content_hash(b"b")
+    nothing = Assembler(scan_tree(tmp_path), remembered, lambda _: False).assemble()
+    assert len(nothing.wanted) == 3
