@@ -146,17 +146,31 @@ class Blob:
                     return True
                 fd = self._data()
             pwrite_all(fd, data, self.layout.offset(piece))
-            with self._lock:
-                self._require_present()
-                if piece not in self.have:
-                    if self.marked:
-                        self._open_marks().store(self.have, piece, True)
-                    self.have.add(piece)
+            self._mark(piece)
         except OSError as error:
             raise failure(error, self.path, needed=self._bytes_missing()) from error
         finally:
             self.release()
         return True
+
+    def adopt(self, piece: int) -> bool:
+        """Verify what another writer (BitTorrent) has left in the place of `piece`, and mark it if right.
+
+        False: other bytes lie there. The writer must not touch the piece any more, and nothing else may write into the blob meanwhile.
+        """
+        self._check(piece)
+        if piece in self.have:
+            return True
+        with self.held(), failures(self.path):
+            data = os.pread(self.fileno(), self.layout.length(piece), self.layout.offset(piece))
+            if not self.pieces.verify(piece, data):
+                return False
+            self._mark(piece)
+        return True
+
+    def holds(self, start: int, length: int) -> bool:
+        """Whether every piece of a range within the blob is held."""
+        return self.complete or all(piece in self.have for piece in self.layout.covering(start, start + length))
 
     def read(self, piece: int) -> bytes:
         """The bytes of a held piece; raises NotFound when it is not held."""
@@ -299,6 +313,15 @@ class Blob:
     def _check(self, piece: int) -> None:
         if not 0 <= piece < self.layout.count:
             raise UsageError(f"{self.digest} has no piece {piece}: it has {self.layout.count}")
+
+    def _mark(self, piece: int) -> None:
+        """Its bytes are in place and verified. Called without the lock; raises OSError."""
+        with self._lock:
+            self._require_present()
+            if piece not in self.have:
+                if self.marked:
+                    self._open_marks().store(self.have, piece, True)
+                self.have.add(piece)
 
     def _require_present(self) -> None:
         if self._gone:

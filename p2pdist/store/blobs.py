@@ -5,6 +5,8 @@
     blobs/sha256/<hex>          complete blobs, read-only
     partial/<hex>.data, .have   partial blobs and which of their pieces are verified
     small/sha256/<hex>          larger manifests, configs, piece lists
+    objects/<2 hex>/<62 hex>    contents of trees (objects.py)
+    images/<hex>                metadata images of trees (trees.py)
 
 Sizes are counted as reserved: a partial blob counts in full from its beginning. Lock order: store, blob, index.
 """
@@ -15,24 +17,27 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from p2pdist.model.candidate import Candidate, Chooser
+from p2pdist.model.candidate import Candidate, Chooser, Share
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound
+from p2pdist.model.errors import Conflict, Corrupt, NotFound
 from p2pdist.model.package import decode_manifest
 from p2pdist.model.pieces import PieceList, PieceSet, encoded_size
 from p2pdist.store.blob import Blob, Shelf
-from p2pdist.store.disk import boot_id, failures, free_bytes, sync_filesystem, usable_bytes
+from p2pdist.store.disk import boot_id, failures, free_bytes
 from p2pdist.store.durability import Settler
 from p2pdist.store.index import Entry, Index, PackageRecord
 from p2pdist.store.lock import lock_directory
+from p2pdist.store.objects import Objects
 from p2pdist.store.paths import Paths
 from p2pdist.store.recovery import recover
+from p2pdist.store.room import Room, Usage
 from p2pdist.store.small import SmallBlobs
+from p2pdist.store.trees import Surroundings, Trees
+from p2pdist.store.verification import Checked, verify
 
 log = logging.getLogger(__name__)
 
@@ -46,21 +51,6 @@ SMALL_IDLE_S = 86400.0
 """A small blob that nothing refers to is removed at the first opening after this time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Bytes of a store. Partial blobs count as reserved, in full; `capacity` None means: as much as the disk has."""
-
-    bytes_complete: int
-    bytes_partial: int
-    bytes_small: int
-    capacity: int | None
-    disk_free: int
-
-    @property
-    def bytes_total(self) -> int:
-        return self.bytes_complete + self.bytes_partial + self.bytes_small
-
-
 class BlobStore:
     """Thread-safe. All methods raise P2PDistError when the disk fails and UsageError for what is no digest."""
 
@@ -72,7 +62,7 @@ class BlobStore:
         """
         self._paths = Paths(root)
         self._capacity = capacity_bytes
-        self._choose = choose
+        self._room = Room(root, capacity_bytes, choose, self)
         self._lock = threading.RLock()
         self._closed = False
         self._use_saved_at = time.time()
@@ -104,10 +94,23 @@ class BlobStore:
             for digest, owner in self._index.pins():
                 self._pins.setdefault(digest, set()).add(owner)
             self._small.sweep(self._wanted_smalls(), idle_s=SMALL_IDLE_S)
+            self.objects = Objects(self._paths, self._index, self._shelf.boot)
+            self.trees = Trees(self._around(), self.objects)
         except BaseException:
             self._settler.close()
             self._index.close()
             raise
+
+    def _around(self) -> Surroundings:
+        return Surroundings(
+            self._lock,
+            self._paths,
+            self._index,
+            self.get,
+            self.owners,
+            self.make_room,
+            lambda: self._settler.add_task(self.objects.settle),
+        )
 
     def close(self) -> None:
         """Bring everything to the disk and unlock the directory. Idempotent; blobs cannot be used afterwards."""
@@ -121,6 +124,7 @@ class BlobStore:
                 for blob in self._blobs.values():
                     with failures(blob.path):
                         blob.close()
+                self.objects.close()
             finally:
                 self._index.close()
                 os.close(self._lock_fd)
@@ -137,8 +141,8 @@ class BlobStore:
         return self._blobs.get(parse_digest(digest))
 
     def blobs(self) -> list[Blob]:
-        with self._lock:
-            return list(self._blobs.values())
+        # Without the lock, which whoever makes room may hold for seconds.
+        return list(self._blobs.values())
 
     def begin(self, digest: Digest, pieces: PieceList) -> Blob:
         """The blob, a new partial one if there was none; not yet held.
@@ -164,7 +168,7 @@ class BlobStore:
 
     def _create(self, digest: Digest, pieces: PieceList) -> Blob:
         layout = pieces.layout
-        self._make_room(layout.size + encoded_size(layout))
+        self._room.make(layout.size + encoded_size(layout))
         now = time.time()
         pieces_digest = self._small.put([pieces.encode()])[0]
         entry = Entry(digest, layout.size, layout.piece_size, pieces_digest, False, False, "", now, now)
@@ -182,7 +186,7 @@ class BlobStore:
         return blob
 
     def remove(self, digest: Digest) -> None:
-        """Remove a blob; raises NotFound, and Conflict when it is pinned or in use."""
+        """Remove a blob; raises NotFound, and Conflict when it is pinned, in use, or the root or a catalog of a tree."""
         with self._lock:
             blob = self.get(digest)
             if blob is None:
@@ -191,6 +195,8 @@ class BlobStore:
                 raise Conflict(
                     f"{digest} is pinned by {', '.join(sorted(owners)[:3])}", remedy="Remove what pins it first"
                 )
+            if trees := self.trees.needing(digest):
+                raise Conflict(f"{digest} is needed by the tree {min(trees)}", remedy="Remove that tree first")
             self._discard(blob)
 
     def drop_partial(self, digest: Digest) -> None:
@@ -225,7 +231,7 @@ class BlobStore:
     def put_smalls(self, documents: Sequence[bytes]) -> list[Digest]:
         """Store several, for which room is made at once. Raises TooLarge, DiskFull."""
         with self._lock:
-            self._make_room(sum(map(len, documents)))
+            self._room.make(sum(map(len, documents)))
             return self._small.put(documents)
 
     def read_small(self, digest: Digest) -> bytes | None:
@@ -273,6 +279,13 @@ class BlobStore:
         with self._lock:
             return set(self._pins.get(parse_digest(digest), ()))
 
+    def pins(self) -> dict[str, set[Digest]]:
+        """All pins, by owner."""
+        found: dict[str, set[Digest]] = {}
+        for digest, owner in self._index.pins():
+            found.setdefault(owner, set()).add(digest)
+        return found
+
     def record_package(self, reference: str, manifest_digest: Digest) -> None:
         """Note that a package is, or was, used here now."""
         record = PackageRecord(reference, parse_digest(manifest_digest), time.time())
@@ -297,72 +310,83 @@ class BlobStore:
     # -- room
 
     def usage(self) -> Usage:
-        with self._lock:
-            sizes = {True: 0, False: 0}
-            for blob in self._blobs.values():
-                sizes[blob.complete] += blob.size
-            with failures(self.root):
-                return Usage(sizes[True], sizes[False], self._small.bytes_total, self._capacity, free_bytes(self.root))
+        sizes = {True: 0, False: 0}
+        for blob in self.blobs():
+            sizes[blob.complete] += blob.size
+        with failures(self.root):
+            free = free_bytes(self.root)
+        objects, images = self.objects, self.trees.bytes_images()
+        return Usage(
+            sizes[True],
+            sizes[False],
+            self._small.bytes_total,
+            self._capacity,
+            free,
+            objects.bytes_total,
+            objects.bytes_expected,
+            images,
+        )
 
     def make_room(self, needed: int) -> list[Digest]:
         """Evict what must go for `needed` more bytes to fit; returns what went. Raises DiskFull when that is impossible, and then
         evicts nothing."""
         with self._lock:
-            return self._make_room(needed)
+            return self._room.make(needed)
 
-    def _make_room(self, needed: int) -> list[Digest]:
-        evicted: list[Digest] = []
-        while (short := needed - self._room()) > 0:
-            if evicted:
-                # Some filesystems give space back late: look again before more has to go.
-                sync_filesystem(self.root)
-                if (short := needed - self._room()) <= 0:
-                    break
-            candidates = self._candidates()
-            chosen = self._choose(candidates, short) if self._choose is not None else None
-            went = self._evict(chosen or [])
-            if not went:
-                spare = [item.size for item in candidates if not item.pinned and not item.in_use]
-                could = sum(spare) if self._choose is not None else 0
-                raise DiskFull(str(self.root), needed=needed, free=max(0, needed - short) + could)
-            evicted += went
-        return evicted
+    def collect(self) -> int:
+        """Remove what nothing names; returns the bytes of it. Goes beside pulls and mounts."""
+        return self.trees.collect()
 
-    def _evict(self, chosen: list[Digest]) -> list[Digest]:
-        evicted = []
-        for digest in chosen:
-            assert digest not in self._pins, "a pinned blob was chosen for eviction"
-            with suppress(Conflict):  # taken into use since it was chosen: the next round sees that
-                self._discard(self._blobs[digest])
-                evicted.append(digest)
-                log.info("%s evicted to make room", digest)
-        return evicted
+    def verify(self, *, bytes_s: float | None = None) -> Iterator[Checked]:
+        """See verification.verify."""
+        return verify(self, bytes_s=bytes_s)
 
-    def _room(self) -> int:
-        """Bytes that still fit; negative when over capacity."""
-        usage = self.usage()
-        room = usable_bytes(self.root) - self._reserved_ahead()
-        return room if self._capacity is None else min(room, self._capacity - usage.bytes_total)
-
-    def _reserved_ahead(self) -> int:
-        """Bytes that partial blobs will yet take from the disk; 0 where the filesystem reserved them."""
-        ahead = 0
-        for blob in self._blobs.values():
+    def bytes_ahead(self) -> int:
+        """Bytes that partial blobs and expected objects will yet take from the disk; 0 for blobs where the filesystem reserved them."""
+        ahead = self.objects.bytes_expected
+        for blob in self.blobs():
             if not blob.complete:
                 path = blob.path
                 with failures(path), suppress(FileNotFoundError):  # it may have become complete meanwhile
                     ahead += max(0, blob.size - path.stat().st_blocks * 512)
         return ahead
 
-    def _candidates(self) -> list[Candidate]:
+    def candidates(self) -> tuple[list[Candidate], Sequence[Share]]:
+        """What might make room: blobs, and trees with their roots. See core/eviction."""
         idle = time.time() - PARTIAL_IDLE_S
-        return [
-            Candidate(blob.digest, blob.size, blob.last_used, blob.digest in self._pins, blob.in_use)
+        trees, shares = self.trees.candidates()
+        roots, needed_by = {tree.digest for tree in trees}, self.trees.needed_by()
+        spare, claimed = self.trees.spare(), self.trees.claimed()
+        blobs = [
+            Candidate(
+                blob.digest,
+                blob.size,
+                blob.last_used,
+                pinned=blob.digest in self._pins,
+                in_use=blob.in_use or blob.digest in claimed,
+                spare=blob.digest in spare,
+                needed_by=frozenset(needed_by.get(blob.digest, ())),
+            )
             for blob in self._blobs.values()
-            if blob.complete or blob.last_used < idle
+            if blob.digest not in roots and (blob.complete or blob.last_used < idle or blob.digest in spare)
         ]
+        return [*trees, *blobs], shares
+
+    def evict(self, digest: Digest) -> bool:
+        """Remove a blob or tree that was chosen to make room; False when it has been taken into use since."""
+        assert digest not in self._pins, "what is pinned was chosen for eviction"
+        gone = False
+        with suppress(Conflict):
+            if self.trees.known(digest):
+                self.trees.remove(digest)
+                gone = True
+            if (blob := self._blobs.get(digest)) is not None:
+                self._discard(blob)
+                gone = True
+        return gone
 
     def _save_use(self) -> None:
         """Write down when blobs were used since it was done last."""
         since, self._use_saved_at = self._use_saved_at, time.time()
         self._index.touch([(blob.last_used, blob.digest) for blob in self._blobs.values() if blob.last_used >= since])
+        self.trees.save_use()

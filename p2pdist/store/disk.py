@@ -76,10 +76,13 @@ def sync_path(path: Path) -> None:
 
 
 def sync_filesystem(path: Path) -> None:
-    """Flush the filesystem of `path` (syncfs(2)), which also makes the space of removed files free again where that is put off."""
+    """Flush the filesystem of `path` (syncfs(2)), which also makes the space of removed files free again where that is put off.
+    Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _libc.syncfs(fd)
+        if _libc.syncfs(fd) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
     finally:
         os.close(fd)
 

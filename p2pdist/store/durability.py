@@ -1,4 +1,4 @@
-"""Bringing complete blobs to the disk in the background, so that a restart of the machine need not verify them again."""
+"""Bringing complete blobs and objects to the disk in the background, so that a restart of the machine need not verify them again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import queue
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from p2pdist.model.digest import Digest
@@ -21,20 +22,28 @@ GATHER_S = 1.0
 pull waits for the disk. A machine that is lost meanwhile costs a verification."""
 
 
+_Task = Callable[[], None]
+_Work = tuple[Digest, Digest] | _Task
+
+
 class Settler:
     """One thread that synchronises the blobs it is told of, in batches: contents, piece lists, directories, index; then marks them
-    durable."""
+    durable. Tasks that do such a thing for something else are run once for each batch."""
 
     def __init__(self, paths: Paths, index: Index) -> None:
         self._paths = paths
         self._index = index
-        self._queue: queue.SimpleQueue[tuple[Digest, Digest] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="store-settler", daemon=True)
         self._thread.start()
 
     def add(self, digest: Digest, pieces_digest: Digest) -> None:
         self._queue.put((digest, pieces_digest))
+
+    def add_task(self, task: Callable[[], None]) -> None:
+        """`task` may raise P2PDistError; what it did not bring to the disk it counts as not durable."""
+        self._queue.put(task)
 
     def close(self) -> None:
         """Return when all that was added is settled."""
@@ -51,7 +60,14 @@ class Settler:
                 last = more is None
                 if more is not None:
                     batch.append(more)
-            self._settle(batch)
+            self._settle([work for work in batch if isinstance(work, tuple)])
+            for task in dict.fromkeys(work for work in batch if not isinstance(work, tuple)):
+                try:
+                    task()
+                except P2PDistError as error:
+                    log.error(
+                        "objects could not be brought to the disk and will be verified at the next start: %s", error
+                    )
             if last:
                 return
 

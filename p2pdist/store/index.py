@@ -1,4 +1,4 @@
-"""The index of a store: which blobs, pins and packages there are, and small blobs of few bytes.
+"""The index of a store: which blobs, pins, packages, objects and trees there are, and small blobs of few bytes.
 
 SQLite in WAL mode with synchronous NORMAL: what was committed survives a killed process; a lost machine may lose the last commits but the
 index stays consistent, and recovery reconciles it with the files. Nothing is written here per piece.
@@ -19,7 +19,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError
 from p2pdist.store.disk import free_bytes
 
-_VERSION = 2
+_VERSION = 3
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blobs (
     digest TEXT PRIMARY KEY, size INTEGER NOT NULL, piece_size INTEGER NOT NULL, pieces_digest TEXT NOT NULL,
@@ -30,6 +30,17 @@ CREATE TABLE IF NOT EXISTS packages (
     reference TEXT PRIMARY KEY, manifest_digest TEXT NOT NULL, last_used REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS smalls (digest TEXT PRIMARY KEY, stored REAL NOT NULL, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS objects (
+    content BLOB PRIMARY KEY, size INTEGER NOT NULL, batch INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS chunk_lists (content BLOB PRIMARY KEY, chunks BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS objects_state (
+    one INTEGER PRIMARY KEY CHECK (one = 1), boot TEXT NOT NULL, clean INTEGER NOT NULL, durable INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS trees (
+    root TEXT PRIMARY KEY, catalogs TEXT NOT NULL, packs TEXT NOT NULL, complete INTEGER NOT NULL, last_used REAL NOT NULL,
+    contents BLOB NOT NULL
+);
 """
 
 
@@ -57,6 +68,27 @@ class PackageRecord:
     last_used: float
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectsState:
+    """What the index says of all objects: the boot under which it was last opened, whether rows and files agreed when it was left, and
+    up to which batch objects have reached the disk."""
+
+    boot: str
+    clean: bool
+    durable: int
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRecord:
+    """A tree in the index: its catalogs, all packs that they list, and whether every content was here when it was last looked at."""
+
+    root: Digest
+    catalogs: tuple[Digest, ...]
+    packs: tuple[Digest, ...]
+    complete: bool
+    last_used: float
+
+
 class Index:
     """Thread-safe. Methods raise DiskFull, Corrupt (the file is damaged) or P2PDistError."""
 
@@ -75,7 +107,7 @@ class Index:
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=NORMAL")
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
-        if version not in {0, 1, _VERSION}:  # 1 had no small blobs, and is otherwise the same
+        if version not in {0, 1, 2, _VERSION}:  # 1 had no small blobs, 2 no trees; both are otherwise the same
             raise P2PDistError(
                 f"the store {self._path.parent} was made by another release (index version {version})",
                 remedy="Use that release, or another store directory",
@@ -169,6 +201,62 @@ class Index:
     def old_smalls(self, before: float) -> list[Digest]:
         """Those that were stored before a time in seconds since the epoch."""
         return [row[0] for row in self._query("SELECT digest FROM smalls WHERE stored<?", (before,))]
+
+    # -- objects
+
+    def objects_state(self) -> ObjectsState | None:
+        rows = self._query("SELECT boot, clean, durable FROM objects_state")
+        return ObjectsState(rows[0][0], bool(rows[0][1]), rows[0][2]) if rows else None
+
+    def set_objects_state(self, state: ObjectsState) -> None:
+        self._run("INSERT OR REPLACE INTO objects_state VALUES (1,?,?,?)", (state.boot, state.clean, state.durable))
+
+    def objects(self, *, after: int = -1) -> dict[bytes, int]:
+        """Sizes by content of the objects of batches after one."""
+        return dict(self._query("SELECT content, size FROM objects WHERE batch>?", (after,)))
+
+    def last_batch(self) -> int:
+        return self._query("SELECT COALESCE(MAX(batch), 0) FROM objects")[0][0]  # type: ignore[no-any-return]
+
+    def add_objects(self, rows: Sequence[tuple[bytes, int, int]]) -> None:
+        """Contents, sizes and batches."""
+        self._run_all("INSERT OR REPLACE INTO objects VALUES (?,?,?)", rows)
+
+    def remove_objects(self, contents: Sequence[bytes]) -> None:
+        rows = [(content,) for content in contents]
+        self._run_all("DELETE FROM chunk_lists WHERE content=?", rows)
+        self._run_all("DELETE FROM objects WHERE content=?", rows)
+
+    def add_chunk_list(self, content: bytes, chunks: bytes) -> None:
+        self._run("INSERT OR REPLACE INTO chunk_lists VALUES (?,?)", (content, chunks))
+
+    def chunk_lists(self) -> list[tuple[bytes, bytes]]:
+        """Contents and the encoded chunk lists from which their objects were made."""
+        return self._query("SELECT content, chunks FROM chunk_lists")
+
+    # -- trees
+
+    def trees(self) -> list[TreeRecord]:
+        rows = self._query("SELECT root, catalogs, packs, complete, last_used FROM trees")
+        return [TreeRecord(row[0], tuple(row[1].split()), tuple(row[2].split()), bool(row[3]), row[4]) for row in rows]
+
+    def add_tree(self, record: TreeRecord, contents: bytes) -> None:
+        """`contents` are the names of all its contents, 32 bytes each."""
+        values = (record.root, " ".join(record.catalogs), " ".join(record.packs), record.complete, record.last_used)
+        self._run("INSERT OR REPLACE INTO trees VALUES (?,?,?,?,?,?)", (*values, contents))
+
+    def tree_contents(self, root: Digest) -> bytes:
+        rows = self._query("SELECT contents FROM trees WHERE root=?", (root,))
+        return bytes(rows[0][0]) if rows else b""
+
+    def set_tree(self, root: Digest, *, complete: bool) -> None:
+        self._run("UPDATE trees SET complete=? WHERE root=?", (complete, root))
+
+    def touch_trees(self, used: list[tuple[float, Digest]]) -> None:
+        self._run_all("UPDATE trees SET last_used=? WHERE root=?", used)
+
+    def remove_tree(self, root: Digest) -> None:
+        self._run("DELETE FROM trees WHERE root=?", (root,))
 
     # -- inner workings
 

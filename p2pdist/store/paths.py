@@ -10,7 +10,7 @@ from p2pdist.model.digest import Digest, hex_of, parse_digest
 class Paths:
     """The files below `root`. The directories are joined once: that is most of what a path costs, and a small blob takes a dozen."""
 
-    __slots__ = ("blobs", "index", "lock", "partial", "root", "smalls", "temporary")
+    __slots__ = ("blobs", "images", "index", "lock", "objects", "partial", "root", "smalls", "temporary")
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -19,6 +19,8 @@ class Paths:
         self.blobs = root / "blobs" / "sha256"
         self.partial = root / "partial"
         self.smalls = root / "small" / "sha256"
+        self.objects = root / "objects"
+        self.images = root / "images"
         self.temporary = root / "tmp"
 
     def complete(self, digest: Digest) -> Path:
@@ -36,7 +38,16 @@ class Paths:
     def small(self, digest: Digest) -> Path:
         return self.smalls / hex_of(parse_digest(digest))
 
+    def object(self, content: bytes) -> Path:
+        """The content of a regular file of trees, read-only. `content` is its BLAKE3, 32 bytes."""
+        name = content.hex()
+        return self.objects / name[:2] / name[2:]
+
+    def image(self, root: Digest) -> Path:
+        """The metadata image of a tree."""
+        return self.images / hex_of(parse_digest(root))
+
     def make(self) -> None:
         """Create the directories; raises OSError."""
-        for directory in (self.blobs, self.partial, self.smalls, self.temporary):
+        for directory in (self.blobs, self.partial, self.smalls, self.objects, self.images, self.temporary):
             directory.mkdir(parents=True, exist_ok=True)

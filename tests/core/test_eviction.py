@@ -1,14 +1,14 @@
-"""Which blobs leave a store that needs room."""
+"""Which blobs and trees leave a store that needs room."""
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, permutations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pdist.core.eviction import choose, evictable_bytes
-from p2pdist.model.candidate import Candidate
+from p2pdist.model.candidate import Candidate, Share
 from p2pdist.model.digest import Digest
 
 A, B, C = Digest("a"), Digest("b"), Digest("c")
@@ -44,6 +44,37 @@ def test_it_is_all_or_nothing() -> None:
 
 def test_empty_blobs_stay() -> None:
     assert choose([Candidate(A, 0, 1.0), Candidate(B, 5, 2.0)], 5) == [B]
+
+
+def test_what_only_serves_others_goes_first() -> None:
+    """Though used last; but not before other things when it is the zone's last copy."""
+    candidates = [Candidate(A, 10, 1.0), Candidate(B, 10, 9.0, spare=True), Candidate(C, 10, 9.5, spare=True)]
+    assert choose(candidates, 20) == [B, C]
+    assert choose([Candidate(A, 10, 1.0), Candidate(B, 10, 0.0, spare=True, last_copy_in_zone=True)], 10) == [A]
+
+
+def test_what_trees_share_is_free_when_the_last_goes() -> None:
+    trees = [Candidate(A, 1, 1.0), Candidate(B, 1, 2.0), Candidate(C, 1, 3.0)]
+    shares = [Share(frozenset([A, B]), 50), Share(frozenset([A, B, C]), 100)]
+    assert choose(trees, 2, shares) == [A, B]
+    assert choose(trees, 52, shares) == [A, B]
+    assert choose(trees, 53, shares) == [A, B, C]
+    assert evictable_bytes(trees, shares) == 153 and choose(trees, 154, shares) is None
+    kept = [Candidate(A, 1, 1.0), Candidate(B, 1, 2.0, pinned=True), Candidate(C, 1, 3.0)]
+    assert evictable_bytes(kept, shares) == 2 and choose(kept, 3, shares) is None
+
+
+def test_a_tree_of_shared_bytes_alone_may_go() -> None:
+    trees = [Candidate(A, 0, 1.0), Candidate(B, 0, 2.0)]
+    assert choose(trees, 5, [Share(frozenset([A, B]), 5)]) == [A, B]
+
+
+def test_what_a_tree_needs_goes_after_it() -> None:
+    """The catalog was used longest ago; it stays when its tree does."""
+    catalog = Candidate(A, 10, 0.0, needed_by=frozenset([B]))
+    assert choose([catalog, Candidate(B, 5, 1.0), Candidate(C, 5, 2.0)], 20) == [B, C, A]
+    assert choose([catalog, Candidate(B, 5, 1.0, in_use=True)], 1) is None
+    assert choose([catalog, Candidate(C, 5, 1.0)], 6) is None, "a tree that is no candidate stays"
 
 
 CANDIDATES = st.lists(
@@ -91,3 +122,58 @@ def test_the_order_of_candidates_does_not_matter(candidates: list[Candidate], ne
     shuffled = list(candidates)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert choose(shuffled, needed) == choose(candidates, needed)
+
+
+SHARES = st.lists(
+    st.builds(Share, st.frozensets(st.sampled_from([A, B, C]), min_size=2), st.integers(0, 50)), max_size=3
+)
+TREES = st.tuples(
+    *(
+        st.builds(
+            Candidate,
+            st.just(name),
+            st.integers(0, 50),
+            st.sampled_from([0.0, 1.0, 2.0]),
+            st.booleans(),
+            st.booleans(),
+            st.booleans(),
+            st.booleans(),
+            st.frozensets(st.sampled_from([A, B, C]), max_size=1).map(lambda trees, name=name: trees - {name}),
+        )
+        for name in (A, B, C)
+    )
+)
+
+
+@given(TREES, SHARES, st.integers(0, 250))
+def test_with_shares_choices_are_allowed_and_enough(
+    trees: tuple[Candidate, ...], shares: list[Share], needed: int
+) -> None:
+    """Against every order of every subset, where what is needed goes after those that need it."""
+    by_digest = {tree.digest: tree for tree in trees}
+
+    def freed(gone: set[Digest]) -> int:
+        return sum(by_digest[name].size for name in gone) + sum(share.size for share in shares if share.owners <= gone)
+
+    def allowed(order: list[Digest]) -> bool:
+        before: set[Digest] = set()
+        for name in order:
+            if by_digest[name].pinned or by_digest[name].in_use or not by_digest[name].needed_by <= before:
+                return False
+            before.add(name)
+        return True
+
+    orders = [list(order) for length in range(4) for order in permutations(by_digest, length)]
+    possible = max(freed(set(order)) for order in orders if allowed(order))
+    chosen = choose(trees, needed, shares)
+    # What frees nothing stays, and with it what it needs: so less than the most may be said to be possible.
+    worth = [order for order in orders if allowed(order) and all(_frees(by_digest[name], shares) for name in order)]
+    assert (chosen is not None) == (max(freed(set(order)) for order in worth) >= needed)
+    assert evictable_bytes(trees, shares) <= possible
+    if chosen is not None:
+        assert allowed(chosen) and freed(set(chosen)) >= needed
+        assert not chosen or freed(set(chosen[:-1])) < needed
+
+
+def _frees(tree: Candidate, shares: list[Share]) -> bool:
+    return tree.size > 0 or any(share.size and tree.digest in share.owners for share in shares)

@@ -66,8 +66,9 @@ def flip(path: Path, offset: int) -> None:
         file.write(bytes([byte ^ 0x10]))
 
 
-def pretend_other_boot(root: Path) -> None:
-    """Make a closed store look as if the machine had been lost: nothing was left clean, and all was written under another boot id."""
+def pretend_other_boot(root: Path, *, durable: int = 0) -> None:
+    """Make a closed store look as if the machine had been lost: nothing was left clean, and all was written under another boot id.
+    `durable` is up to which batch objects had reached the disk."""
     for path in (root / "partial").glob("*.have"):
         with path.open("r+b") as file:
             file.seek(16)
@@ -76,6 +77,7 @@ def pretend_other_boot(root: Path) -> None:
             file.write(b"\0")
     with sqlite3.connect(root / "index.sqlite") as database:
         database.execute("UPDATE blobs SET boot=?, durable=0", (str(OTHER_BOOT),))
+        database.execute("UPDATE objects_state SET boot=?, durable=?", (str(OTHER_BOOT), durable))
     database.close()
 
 

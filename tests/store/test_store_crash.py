@@ -101,7 +101,7 @@ def _lose_machine(root: Path, seed: int) -> None:
 def _pretend_other_boot(root: Path) -> None:
     """An index that was killed while it was made has no tables yet, and a bitmap no header."""
     with sqlite3.connect(root / "index.sqlite") as database:
-        tables = database.execute("SELECT count(*) FROM sqlite_master WHERE name='blobs'").fetchone()[0]
+        tables = database.execute("SELECT count(*) FROM sqlite_master WHERE name='trees'").fetchone()[0]
     database.close()
     for path in (root / "partial").glob("*.have"):
         if path.stat().st_size < 64:

@@ -1,0 +1,241 @@
+"""Large contents in the making, from chunks in packs and in older objects.
+
+An assembly writes its parts to a draft as they become available, in whatever order. What comes in order is hashed while it is in memory,
+the rest is read again at the end: no draft gets its name before all of it has verified. Blocks of zeros are left as holes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import zstandard
+from blake3 import blake3
+
+from p2pdist.model.catalog import decode_chunk
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt
+from p2pdist.model.tree import content_hash
+from p2pdist.store.blob import Blob
+from p2pdist.store.disk import pwrite_all
+from p2pdist.store.objects import Draft, Objects
+from p2pdist.store.selected import SelectedPack
+
+HOLE = 4096
+"""Bytes of zeros, at a multiple of it, that become a hole."""
+
+PackHere = Blob | SelectedPack
+"""A pack, or a selection of its pieces, in whole or in part."""
+
+_ZEROS = bytes(HOLE)
+_STEP = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A chunk of a content, `length` bytes at `offset`: `stored` bytes at `at` of `pack`, or at `at` of the object `source`."""
+
+    offset: int
+    chunk: bytes
+    length: int
+    pack: Digest | None = None
+    source: bytes = b""
+    at: int = 0
+    stored: int = 0
+
+
+class Damaged(Exception):
+    """An object here is not what its name says. `content` is its name."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content.hex())
+        self.content = content
+
+
+class Decoder:
+    """Decodes chunks. Not thread-safe; keeping the context saves half of what a small chunk costs."""
+
+    def __init__(self) -> None:
+        self._decompress = zstandard.ZstdDecompressor().decompress
+
+    def decode(self, pack: Digest, chunk: bytes, stored: memoryview, length: int) -> bytes:
+        """The chunk; raises Corrupt when what the pack holds cannot be decoded. Its BLAKE3 is yet to be compared."""
+        try:
+            if len(stored) != length and length <= _ONE_BLOCK:
+                if zstandard.frame_content_size(stored) == length:
+                    return self._decompress(stored)
+            else:
+                return decode_chunk(stored, length)
+        except (Corrupt, zstandard.ZstdError) as error:
+            raise wrong_chunk(pack, chunk) from error
+        raise wrong_chunk(pack, chunk)
+
+
+_ONE_BLOCK = 128 << 10
+
+
+def wrong_chunk(pack: Digest, chunk: bytes) -> Corrupt:
+    """A chunk that is not what the catalog says, in a pack whose pieces have verified: whoever packed it was wrong."""
+    return Corrupt(
+        f"the pack {pack} does not hold the chunk {chunk.hex()} that its catalog states",
+        remedy="Pack and push the package again",
+    )
+
+
+class Assembly:
+    """One large content. Not thread-safe."""
+
+    def __init__(self, content: bytes, size: int, chunks: bytes, parts: list[Part]) -> None:
+        self.content, self.size = content, size
+        self._chunks = chunks
+        self._pending = parts
+        self._draft: Draft | None = None
+        self._hasher, self._hashed = blake3(), 0
+
+    @property
+    def begun(self) -> bool:
+        return self._draft is not None
+
+    def whole(self, available: Callable[[Part], bool]) -> bool:
+        """Whether all parts are available."""
+        return all(map(available, self._pending))
+
+    def any(self, available: Callable[[Part], bool]) -> bool:
+        """Whether one is."""
+        return any(map(available, self._pending))
+
+    def advance(self, objects: Objects, packs: Callable[[Digest], PackHere], available: Callable[[Part], bool]) -> bool:
+        """Write what is available; True when the content has become an object. Raises Corrupt, Damaged, OSError, P2PDistError."""
+        if self.content in objects:
+            self.close()
+            return True
+        decoder, left = Decoder(), []
+        with _Sources(objects) as sources:
+            for part in self._pending:
+                if available(part):
+                    self._place(part, objects, packs, sources, decoder)
+                else:
+                    left.append(part)
+        self._pending = left
+        if left:
+            return False
+        draft = self._open(objects)
+        self._hash_rest(draft)
+        if self._hasher.digest() != self.content:
+            self.close()
+            raise Corrupt(
+                f"the chunks of the content {self.content.hex()} do not make it up",
+                remedy="Pack and push the package again",
+            )
+        objects.name(draft, self.content, self.size, self._chunks)
+        return True
+
+    def close(self) -> None:
+        """Give up. Idempotent."""
+        if self._draft is not None:
+            self._draft.close()
+            self._draft = None
+
+    def _open(self, objects: Objects) -> Draft:
+        if self._draft is None:
+            self._draft = objects.draft()
+            os.ftruncate(self._draft.fd, self.size)
+        return self._draft
+
+    def _place(
+        self, part: Part, objects: Objects, packs: Callable[[Digest], PackHere], sources: _Sources, decoder: Decoder
+    ) -> None:
+        draft = self._open(objects)
+        if part.pack is None:
+            data = sources.read(part)
+            if content_hash(data) != part.chunk:
+                raise Damaged(part.source)
+            self._write_old(draft, part, sources.fd(part.source), data)
+        else:
+            stored = memoryview(packs(part.pack).read_range(part.at, part.stored))
+            data = decoder.decode(part.pack, part.chunk, stored, part.length)
+            if content_hash(data) != part.chunk:
+                raise wrong_chunk(part.pack, part.chunk)
+            if _ZEROS in data:
+                _write_around_holes(draft.fd, part.offset, data)
+            else:
+                objects.write_chunk(draft, part.offset, stored, data)
+        if part.offset == self._hashed:
+            self._hasher.update(data)
+            self._hashed += part.length
+
+    @staticmethod
+    def _write_old(draft: Draft, part: Part, source: int, data: bytes) -> None:
+        """Write a chunk of an older object; where both have it at the same place in a block, the filesystem may share the blocks."""
+        first = -part.offset % HOLE
+        last = part.length - (part.offset + part.length) % HOLE
+        if (part.at - part.offset) % HOLE or last - first < HOLE or _ZEROS in data:
+            _write_around_holes(draft.fd, part.offset, data)
+            return
+        pwrite_all(draft.fd, data[:first], part.offset)
+        while first < last:
+            moved = os.copy_file_range(source, draft.fd, last - first, part.at + first, part.offset + first)
+            if moved == 0:
+                raise Damaged(part.source)
+            first += moved
+        pwrite_all(draft.fd, data[last:], part.offset + last)
+
+    def _hash_rest(self, draft: Draft) -> None:
+        buffer = memoryview(bytearray(min(_STEP, self.size)))
+        while self._hashed < self.size and (count := os.preadv(draft.fd, [buffer], self._hashed)):
+            self._hasher.update(buffer[:count])
+            self._hashed += count
+
+
+class _Sources:
+    """The older objects from which an assembly reads, open."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._open: dict[bytes, int] = {}
+
+    def __enter__(self) -> _Sources:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+
+    def fd(self, content: bytes) -> int:
+        if content not in self._open:
+            if content not in self._objects:
+                raise Damaged(content)
+            if len(self._open) >= SOURCES_MAX:
+                os.close(self._open.pop(next(iter(self._open))))
+            self._open[content] = os.open(self._objects.path(content), os.O_RDONLY | os.O_CLOEXEC)
+        return self._open[content]
+
+    def read(self, part: Part) -> bytes:
+        return os.pread(self.fd(part.source), part.length, part.at)
+
+
+SOURCES_MAX = 64
+
+
+def _write_around_holes(fd: int, offset: int, data: bytes) -> None:
+    """Write what is not zero, block by block of the file; the file has holes there."""
+    for start, end in _filled(offset, data):
+        pwrite_all(fd, memoryview(data)[start:end], offset + start)
+
+
+def _filled(offset: int, data: bytes) -> Iterator[tuple[int, int]]:
+    """Ranges of `data`, which begins at `offset` of a file, that are not whole blocks of zeros."""
+    begin, at, size = 0, -offset % HOLE, len(data)
+    while (at := data.find(_ZEROS, at)) >= 0:
+        at += -(offset + at) % HOLE
+        end = at
+        while data[end : end + HOLE] == _ZEROS:
+            end += HOLE
+        if end > at:
+            if begin < at:
+                yield begin, at
+            begin = end
+        at = max(end, at + 1)
+    if begin < size:
+        yield begin, size

@@ -1,0 +1,152 @@
+"""Filling: objects from the packs that are here, whole or in part, and from older objects.
+
+Small contents are made run by run: neighbours in a pack are read at once, and threads decode, verify and write them; most of the time goes
+into creating files. Large contents are assemblies, one thread each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from p2pdist.model.catalog import Stored
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt
+from p2pdist.model.pieces import PIECE_SIZE_MIN
+from p2pdist.store.assembly import Assembly, Decoder, PackHere, Part, wrong_chunk
+from p2pdist.store.blob import Blob
+from p2pdist.store.disk import failures
+from p2pdist.store.lack import Lack
+from p2pdist.store.objects import Objects
+
+RUN_BYTES = 4 << 20
+RUN_CHUNKS = 1024
+GAP_BYTES = PIECE_SIZE_MIN // 2
+"""What is not needed between two chunks is read with them up to so many bytes. It is less than a piece, so it lies in pieces that hold one
+of the two."""
+
+DRAFTS_MAX = 64
+"""So many assemblies are begun before all their parts are here."""
+
+_THREADS = min(4, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What a call made: objects and their bytes; and how many contents are still missing."""
+
+    objects: int
+    bytes_made: int
+    missing: int
+
+
+class Filling:
+    """Makes the objects that a lack names. One call at a time for each lack."""
+
+    def __init__(self, lack: Lack, objects: Objects, get: Callable[[Digest], Blob | None]) -> None:
+        self._lack, self._objects, self._get = lack, objects, get
+        self._sizes = {need.pack: need.size for need in lack.needs}
+
+    def run(self) -> Filled:
+        """Make what can be made now. Raises Corrupt, Damaged, DiskFull; what was made stays."""
+        lack, objects = self._lack, self._objects
+        before = len(lack.missing)
+        size = sum(lack.missing.values())
+        try:
+            with ExitStack() as holds, failures(objects.directory, needed=size):
+                packs = dict(self._present())
+                for pack in packs.values():
+                    holds.enter_context(pack.held())
+                with ThreadPoolExecutor(_THREADS, thread_name_prefix="store-filling") as pool:
+                    self._drain(pool, list(self._tasks(packs)))
+        finally:
+            objects.save()
+            here = lack.missing.keys() & objects.contents()
+            size = sum(map(lack.missing.pop, here))
+        return Filled(before - len(lack.missing), size, len(lack.missing))
+
+    def _present(self) -> Iterator[tuple[Digest, PackHere]]:
+        for digest, size in self._sizes.items():
+            blob = self._get(digest)
+            selected = self._lack.selected.get(digest)
+            pack = blob if selected is None or (blob is not None and blob.complete) else selected
+            if pack is not None:
+                if pack.size != size:
+                    raise Corrupt(
+                        f"a catalog states another size for {digest}", remedy="Pack and push the package again"
+                    )
+                yield digest, pack
+
+    @staticmethod
+    def _drain(pool: ThreadPoolExecutor, tasks: Iterable[Callable[[], object]]) -> None:
+        started = [pool.submit(task) for task in tasks]
+        try:
+            for each in started:
+                each.result()
+        finally:
+            for each in started:
+                each.cancel()
+
+    def _tasks(self, packs: dict[Digest, PackHere]) -> Iterator[Callable[[], object]]:
+        lack, objects = self._lack, self._objects
+        for digest, todo in lack.small.items():
+            if (pack := packs.get(digest)) is None:
+                continue
+            left: list[Stored] = []
+            now: list[Stored] = []
+            for stored in todo:
+                if stored.chunk not in objects:
+                    (now if pack.holds(stored.offset, stored.stored) else left).append(stored)
+            lack.small[digest] = [*left, *now]
+            for run in _runs(now):
+                yield partial(_make_run, pack, run, objects)
+
+        def available(part: Part) -> bool:
+            if part.pack is None:
+                return True
+            pack = packs.get(part.pack)
+            return pack is not None and pack.holds(part.at, part.stored)
+
+        begun = sum(assembly.begun for assembly in lack.assemblies.values())
+        for content, assembly in list(lack.assemblies.items()):
+            if assembly.begun or assembly.whole(available):
+                yield partial(self._advance, content, assembly, packs, available)
+            elif begun < DRAFTS_MAX and assembly.any(available):
+                begun += 1
+                yield partial(self._advance, content, assembly, packs, available)
+
+    def _advance(
+        self, content: bytes, assembly: Assembly, packs: dict[Digest, PackHere], available: Callable[[Part], bool]
+    ) -> None:
+        if assembly.advance(self._objects, packs.__getitem__, available):
+            del self._lack.assemblies[content]
+
+
+def _runs(chunks: list[Stored]) -> Iterator[list[Stored]]:
+    """Neighbours, to be read at once."""
+    chunks.sort(key=lambda stored: stored.offset)
+    run: list[Stored] = []
+    for stored in chunks:
+        if run:
+            end = stored.offset + stored.stored
+            apart = stored.offset - run[-1].offset - run[-1].stored > GAP_BYTES
+            if apart or end - run[0].offset > RUN_BYTES or len(run) == RUN_CHUNKS:
+                yield run
+                run = []
+        run.append(stored)
+    if run:
+        yield run
+
+
+def _make_run(pack: PackHere, run: list[Stored], objects: Objects) -> None:
+    decoder, digest, start = Decoder(), pack.digest, run[0].offset
+    length = run[-1].offset + run[-1].stored - start
+    view = memoryview(pack.read_range(start, length))
+    for stored in run:
+        found = view[stored.offset - start : stored.offset - start + stored.stored]
+        if not objects.add(stored.chunk, decoder.decode(digest, stored.chunk, found, stored.length), found):
+            raise wrong_chunk(digest, stored.chunk)

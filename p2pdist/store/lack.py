@@ -1,0 +1,227 @@
+"""What a store lacks of a tree: which contents have no object, and which chunks of which packs make them.
+
+A content of up to WHOLE_MAX bytes is one chunk. That of a larger file is a list of chunks, and those that older objects here hold are
+taken from them. Each chunk is taken from one pack: one that is here, else the first in the order of the catalogs.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from p2pdist.model.catalog import Catalog, Pack, Stored
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt
+from p2pdist.model.tree import CHUNK_MAX, ChunkList, Entry, File, Root, content_hash, decode_tree
+from p2pdist.store.assembly import Assembly, Part
+from p2pdist.store.selected import SelectedPack
+
+_RECORD = struct.Struct("<32sII")
+"""A pack's record of a chunk (catalog.py): BLAKE3, length, stored length."""
+
+_LISTED = struct.Struct("<32sI")
+"""A chunk in a chunk list (tree.py): BLAKE3 and length."""
+
+EMPTY = content_hash(b"")
+
+Located = dict[bytes, tuple[Digest, Stored]]
+
+
+class Entries(list[Entry]):
+    """The entries of a tree, of which several users share one copy as long as there is one."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A tree as its root and catalogs have it. `contents` are the sizes in bytes of its contents, none of which is empty, and
+    `chunk_lists` the names of the chunk lists of those that have one."""
+
+    entries: Entries
+    contents: dict[bytes, int]
+    chunk_lists: dict[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What is needed of a pack of `size` bytes: chunks by offset, in all `stored` bytes, in these ranges (begin, end) of the pack."""
+
+    pack: Digest
+    size: int
+    chunks: tuple[Stored, ...]
+    stored: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True)
+class Lack:
+    """What a store lacks of the tree `root`. `needs` says what of which packs it takes, in all `bytes_stored`, whether these are here or
+    not; `bytes_content` is what the objects will take. In `selected` the caller puts selections of packs that it holds. As long as a lack
+    is open, nothing that the tree needs is evicted; `close` it, or use it in a `with` block."""
+
+    root: Digest
+    catalogs: tuple[Digest, ...]
+    tree: Tree
+    packs: tuple[Digest, ...]
+    missing: dict[bytes, int] = field(default_factory=dict)
+    needs: tuple[Need, ...] = ()
+    bytes_content: int = 0
+    assemblies: dict[bytes, Assembly] = field(default_factory=dict)
+    sources: frozenset[bytes] = frozenset()
+    close: Callable[[], None] = lambda: None
+    filling: threading.Lock = field(default_factory=threading.Lock)
+    small: dict[Digest, list[Stored]] = field(default_factory=dict)
+    selected: dict[Digest, SelectedPack] = field(default_factory=dict)
+
+    @property
+    def bytes_stored(self) -> int:
+        return sum(need.stored for need in self.needs)
+
+    def __enter__(self) -> Lack:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_tree(root: Root, catalogs: Iterable[Catalog]) -> tuple[Entries, dict[bytes, bytes]]:
+    """The entries of a tree, checked, and the chunk lists that the catalogs carry, by BLAKE3. Raises Corrupt."""
+    wanted = set(root.pages)
+    pages, lists = {}, {}
+    for catalog in catalogs:
+        for page in catalog.pages:
+            name = content_hash(page)
+            if name in wanted:
+                pages[name] = page
+        lists.update({content_hash(encoded): encoded for encoded in catalog.chunk_lists})
+    try:
+        return Entries(decode_tree(root, pages)), lists
+    except KeyError as error:
+        raise Corrupt(
+            f"no catalog carries the page {error.args[0].hex()} of a tree", remedy="Pack and push the package again"
+        ) from error
+
+
+def tree_of(entries: Entries) -> Tree:
+    """The contents of checked entries. Raises Corrupt when they contradict each other."""
+    contents: dict[bytes, int] = {}
+    chunk_lists: dict[bytes, bytes] = {}
+    for entry in entries:
+        if type(entry) is not File:
+            continue
+        content, size = entry.content, entry.size
+        if contents.setdefault(content, size) != size or (size == 0) != (content == EMPTY):
+            raise Corrupt(f"the tree states impossible sizes for the content {content.hex()}")
+        if entry.chunks:
+            chunk_lists[content] = entry.chunks
+    contents.pop(EMPTY, None)
+    return Tree(entries, contents, chunk_lists)
+
+
+def plan(
+    lack: Lack,
+    lists: Mapping[bytes, bytes],
+    packs: Sequence[Pack],
+    old: Iterable[tuple[bytes, bytes]],
+) -> None:
+    """Fill in what a lack needs; `missing` is known. `packs` come in order of preference, `old` are objects here and their encoded chunk
+    lists. Raises Corrupt for what is nowhere."""
+    missing, tree = lack.missing, lack.tree
+    chunked = {content: _chunk_list(content, tree, lists) for content in missing if content in tree.chunk_lists}
+    whole = {content for content in missing if content not in chunked}
+    pieces = {chunk for chunks in chunked.values() for chunk, _ in chunks.chunks}
+    held = _held_chunks(pieces, old) if pieces else {}
+    located = _locate(whole | (pieces - held.keys()), packs)
+    for content in whole:
+        found = located.get(content)
+        if found is None:
+            raise _nowhere(content, content)
+        if found[1].length != missing[content]:
+            raise Corrupt(f"the tree and {found[0]} state different sizes for the content {content.hex()}")
+        lack.small.setdefault(found[0], []).append(found[1])
+    for content, chunks in chunked.items():
+        lack.assemblies[content] = _assembly(content, missing[content], chunks, held, located)
+    lack.sources = frozenset(content for content, _ in held.values())
+    for todo in lack.small.values():
+        todo.sort(key=lambda stored: stored.offset)
+    lack.needs = tuple(_needs({pack.digest: pack.size for pack in packs}, located))
+
+
+def _chunk_list(content: bytes, tree: Tree, lists: Mapping[bytes, bytes]) -> ChunkList:
+    name = tree.chunk_lists[content]
+    if name not in lists:
+        raise Corrupt(f"no catalog carries the chunk list {name.hex()}", remedy="Pack and push the package again")
+    chunks = ChunkList.decode(lists[name])
+    if chunks.size != tree.contents[content]:
+        raise Corrupt(f"the chunks of the content {content.hex()} do not add up to its size")
+    return chunks
+
+
+def _held_chunks(wanted: Collection[bytes], old: Iterable[tuple[bytes, bytes]]) -> dict[bytes, tuple[bytes, int]]:
+    """Where objects here hold chunks: object and offset in it."""
+    held: dict[bytes, tuple[bytes, int]] = {}
+    for content, encoded in old:
+        offset = 0
+        for chunk, length in _LISTED.iter_unpack(encoded):
+            if chunk in wanted:
+                held.setdefault(chunk, (content, offset))
+            offset += length
+    return held
+
+
+def _locate(wanted: Collection[bytes], packs: Iterable[Pack]) -> Located:
+    """Where packs hold chunks; the first one counts."""
+    located: Located = {}
+    if not wanted:
+        return located
+    for pack in packs:
+        offset = 0
+        for chunk, length, stored in _RECORD.iter_unpack(pack.records):
+            if chunk in wanted and chunk not in located:
+                located[chunk] = pack.digest, Stored(chunk, length, offset, stored)
+            offset += stored
+    return located
+
+
+def _assembly(
+    content: bytes, size: int, chunks: ChunkList, held: Mapping[bytes, tuple[bytes, int]], located: Located
+) -> Assembly:
+    parts, offset = [], 0
+    for chunk, length in chunks.chunks:
+        if chunk in held:
+            source, at = held[chunk]
+            parts.append(Part(offset, chunk, length, source=source, at=at))
+        else:
+            found = located.get(chunk)
+            if found is None:
+                raise _nowhere(chunk, content)
+            pack, stored = found
+            if stored.length != length or length > CHUNK_MAX:
+                raise Corrupt(f"a chunk list and {pack} state different lengths for the chunk {chunk.hex()}")
+            parts.append(Part(offset, chunk, length, pack=pack, at=stored.offset, stored=stored.stored))
+        offset += length
+    return Assembly(content, size, chunks.encode(), parts)
+
+
+def _needs(sizes: Mapping[Digest, int], located: Located) -> Iterable[Need]:
+    by_pack: dict[Digest, list[Stored]] = {}
+    for pack, stored in located.values():
+        by_pack.setdefault(pack, []).append(stored)
+    for pack, chunks in by_pack.items():
+        chunks.sort(key=lambda stored: stored.offset)
+        ranges: list[tuple[int, int]] = []
+        for each in chunks:
+            end = each.offset + each.stored
+            if ranges and ranges[-1][1] == each.offset:
+                ranges[-1] = ranges[-1][0], end
+            else:
+                ranges.append((each.offset, end))
+        yield Need(pack, sizes[pack], tuple(chunks), sum(each.stored for each in chunks), tuple(ranges))
+
+
+def _nowhere(chunk: bytes, content: bytes) -> Corrupt:
+    what = "content" if chunk == content else f"chunk {chunk.hex()} of the content"
+    return Corrupt(f"no catalog says where the {what} {content.hex()} is", remedy="Pack and push the package again")

@@ -1,0 +1,127 @@
+"""Objects at the opening of a store: which of those that a stopped, killed or lost process left can be trusted.
+
+Rows and files agree when the store was closed in order. After a kill they may not: rows are written in batches, behind the files. A file
+that got its name under the running boot has the right content, since it was verified before; it is taken in. Under another boot what
+has not reached the disk may be torn: objects of batches that are not durable, and files without a row, are verified against their names.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from blake3 import blake3
+
+from p2pdist.model.tree import HASH_SIZE
+from p2pdist.store.disk import failures
+from p2pdist.store.index import Index, ObjectsState
+from p2pdist.store.paths import Paths
+
+log = logging.getLogger(__name__)
+
+_THREADS = min(4, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Sizes in bytes by content, the last batch, up to which batch all is durable, whether the store was last open under another boot,
+    and whether objects were lost."""
+
+    sizes: dict[bytes, int]
+    batch: int
+    durable: int
+    other_boot: bool
+    lost: bool
+
+
+def recover_objects(paths: Paths, index: Index, boot: UUID) -> Recovered:
+    """All objects of a store that is locked but not yet in use; rows and files agree afterwards. Raises P2PDistError."""
+    sizes, state = index.objects(), index.objects_state()
+    batch = index.last_batch()
+    other = state is None or state.boot != str(boot)
+    durable = state.durable if state is not None else 0
+    gone, strays = [], []
+    if state is None or not state.clean:
+        with failures(paths.objects):
+            listed = _listed(paths.objects)
+        gone = [content for content in sizes if content not in listed]
+        for content in gone:
+            del sizes[content]
+        index.remove_objects(gone)
+        strays = [content for content in listed if content not in sizes]
+    doubtful = list(index.objects(after=durable)) if other else []
+    found = _verified(paths, strays if other else [])
+    found |= {content: paths.object(content).stat().st_size for content in strays} if not other else {}
+    dropped = _drop_torn(paths, sizes, [content for content in doubtful if content in sizes])
+    index.remove_objects(dropped)
+    sizes |= found
+    if found:
+        batch += not other
+        index.add_objects([(content, size, batch) for content, size in found.items()])
+    # What was read after the start of the machine had reached the disk.
+    durable = batch if other else durable
+    index.set_objects_state(ObjectsState(str(boot), clean=True, durable=durable))
+    if dropped:
+        log.warning("%d objects did not survive and are dropped", len(dropped))
+    return Recovered(sizes, batch, durable, other, bool(gone or dropped))
+
+
+def file_hash(path: Path | str) -> bytes:
+    """The BLAKE3 of a file; raises OSError."""
+    return blake3().update_mmap(path).digest()
+
+
+def _listed(directory: Path) -> set[bytes]:
+    """The contents that have a file. What cannot be the name of one is removed."""
+    found = set()
+    for shelf in directory.iterdir():
+        prefix = shelf.name
+        if not _is_hex(prefix, 2) or not shelf.is_dir():
+            log.warning("%s does not belong into the store and is left alone", shelf)
+            continue
+        for name in os.listdir(shelf):
+            if _is_hex(name, 2 * HASH_SIZE - 2):
+                found.add(bytes.fromhex(prefix + name))
+            else:
+                (shelf / name).unlink()
+    return found
+
+
+def _is_hex(name: str, length: int) -> bool:
+    return len(name) == length and not set(name) - set("0123456789abcdef")
+
+
+def _drop_torn(paths: Paths, sizes: dict[bytes, int], contents: list[bytes]) -> list[bytes]:
+    good = _verified(paths, contents)
+    torn = [content for content in contents if good.get(content) != sizes[content]]
+    for content in torn:
+        del sizes[content]
+    return torn
+
+
+def _verified(paths: Paths, contents: list[bytes]) -> dict[bytes, int]:
+    """Sizes of those that are what their names say; the others are removed."""
+    found = {}
+    with failures(paths.objects), ThreadPoolExecutor(_THREADS, thread_name_prefix="store-recovery") as pool:
+        for content, size in zip(
+            contents, pool.map(lambda content: _check(paths.object(content), content), contents), strict=True
+        ):
+            if size is not None:
+                found[content] = size
+    return found
+
+
+def _check(path: Path, content: bytes) -> int | None:
+    try:
+        size = path.stat().st_size
+        # Empty is what a lost machine leaves of most new files.
+        good = size > 0 and file_hash(path) == content
+    except FileNotFoundError:
+        return None
+    if not good:
+        path.unlink()
+    return size if good else None

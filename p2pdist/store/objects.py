@@ -1,0 +1,296 @@
+"""Objects: the contents of trees, each once, as read-only files named by their BLAKE3.
+
+    objects/<2 hex>/<62 hex>    mode 0444; an empty content has none
+
+A file gets its name after its bytes have verified, so a killed process leaves nothing that counts; two writers of one content are
+harmless. Drafts are files without a name, which the kernel removes with the process, or files in tmp/ where it has none such. Which objects
+there are is known in memory, and written to the index in batches behind the files; see object_recovery for what is believed at the next
+opening. Sizes are counted as they are read: holes count in full.
+
+Whoever is about to make objects says so (`expect`), so that their room is counted before they are there.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Collection, Iterable, KeysView, Mapping
+from pathlib import Path
+from uuid import UUID
+
+from p2pdist.model.errors import NotFound
+from p2pdist.model.tree import content_hash
+from p2pdist.store.disk import failures, pwrite_all, sync_filesystem
+from p2pdist.store.encoded import ENCODED_MIN, EncodedWriter
+from p2pdist.store.index import Index, ObjectsState
+from p2pdist.store.object_recovery import recover_objects
+from p2pdist.store.paths import Paths
+
+log = logging.getLogger(__name__)
+
+ROWS_MAX = 20_000
+"""So many rows are kept in memory before they are written."""
+
+_NO_DRAFTS = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
+
+
+class Draft:
+    """A file in the making: `fd` is open for reading and writing. Ends in Objects.name or close()."""
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd, self.path = fd, path
+
+    def close(self) -> None:
+        """Give the file up, unless it got its name. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            if self.path:
+                os.unlink(self.path)
+
+
+class Objects:
+    """Thread-safe. `sizes` gives the size in bytes of each object by content; changed here only. Methods raise P2PDistError when the
+    disk fails."""
+
+    def __init__(self, paths: Paths, index: Index, boot: UUID) -> None:
+        """Open what the store has; verifies what a crash of the machine may have damaged."""
+        found = recover_objects(paths, index, boot)
+        self.sizes = found.sizes
+        self.other_boot, self.lost = found.other_boot, found.lost
+        self.bytes_total = sum(found.sizes.values())
+        self.bytes_expected = 0
+        self._paths, self._index, self._boot = paths, index, boot
+        self._batch, self._durable, self._clean = found.batch + 1, found.durable, True
+        self._rows: list[tuple[bytes, int, int]] = []
+        self._expected: dict[bytes, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+        self._saving = threading.Lock()
+        with failures(paths.objects):
+            self._encoded = EncodedWriter(paths.objects)
+            self._directory = os.open(paths.objects, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._unnamed = _has_unnamed_files(paths.objects)
+        # The mode is given at creation, which is one call less for each file; a mask that takes it away must be made up for.
+        self._masked = bool(_umask() & 0o444)
+
+    # -- looking
+
+    @property
+    def directory(self) -> Path:
+        return self._paths.objects
+
+    def __contains__(self, content: bytes) -> bool:
+        return content in self.sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def contents(self) -> KeysView[bytes]:
+        """A live view; copy it before objects may come or go."""
+        return self.sizes.keys()
+
+    def path(self, content: bytes) -> Path:
+        """The file of an object; raises NotFound."""
+        if content not in self.sizes:
+            raise NotFound(f"the content {content.hex()} is not in the store", remedy="Pull the package again")
+        return self._paths.object(content)
+
+    def chunk_lists(self) -> list[tuple[bytes, bytes]]:
+        """The objects that were made from chunks, and their encoded chunk lists."""
+        return [row for row in self._index.chunk_lists() if row[0] in self.sizes]
+
+    # -- making
+
+    def add(self, content: bytes, data: bytes, stored: bytes | memoryview = b"") -> bool:
+        """Verify `data` and make it an object. False means other bytes, and nothing was stored. `stored` is the form in which a pack has
+        it (see catalog.py), which some filesystems take as it is. Raises DiskFull."""
+        if content in self.sizes:
+            return True
+        if content_hash(data) != content:
+            return False
+        with failures(self._paths.objects, needed=len(data)):
+            draft = self.draft()
+            try:
+                if len(data) < ENCODED_MIN or not stored:
+                    pwrite_all(draft.fd, data, 0)
+                else:
+                    self._encoded.write(draft.fd, 0, stored, data)
+                self._name(draft, content)
+            finally:
+                draft.close()
+        self._count(content, len(data))
+        return True
+
+    def draft(self) -> Draft:
+        """A new empty file; raises OSError."""
+        if self._unnamed:
+            return Draft(os.open(self._paths.objects, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o444), "")
+        path = os.fspath(self._paths.temporary / secrets.token_hex(8))
+        return Draft(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o444), path)
+
+    def write_chunk(self, draft: Draft, offset: int, stored: bytes | memoryview, data: bytes) -> None:
+        """Write a chunk that has verified; raises OSError."""
+        self._encoded.write(draft.fd, offset, stored, data)
+
+    def name(self, draft: Draft, content: bytes, size: int, chunks: bytes) -> None:
+        """Make a draft whose `size` bytes have verified as a whole the object `content`; `chunks` is its encoded chunk list. Raises
+        OSError."""
+        if content not in self.sizes:
+            self._index.add_chunk_list(content, chunks)
+            self._name(draft, content)
+            self._count(content, size)
+        draft.close()
+
+    def _name(self, draft: Draft, content: bytes) -> None:
+        if self._clean:
+            self._mark_unclean()
+        if self._masked:
+            os.fchmod(draft.fd, 0o444)
+        name = content.hex()
+        target = f"{name[:2]}/{name[2:]}"
+        # With a directory's descriptor, or link(2) would link the symbolic link.
+        source = f"/proc/self/fd/{draft.fd}"
+        try:
+            os.link(source, target, dst_dir_fd=self._directory)
+        except FileNotFoundError:
+            os.makedirs(self._paths.objects / name[:2], exist_ok=True)
+            self._link_over(source, target)
+        except FileExistsError:  # another writer's, or a stray; what has just verified is as good or better
+            self._link_over(source, target)
+
+    def _link_over(self, source: str, target: str) -> None:
+        temporary = os.fspath(self._paths.temporary / secrets.token_hex(8))
+        os.link(source, temporary, dst_dir_fd=self._directory)
+        os.rename(temporary, target, dst_dir_fd=self._directory)
+
+    def _count(self, content: bytes, size: int) -> None:
+        with self._lock:
+            if content not in self.sizes:
+                self.sizes[content] = size
+                self.bytes_total += size
+                self._rows.append((content, size, self._batch))
+                if self._expected and (expected := self._expected.pop(content, None)):
+                    self.bytes_expected -= expected[0]
+            full = len(self._rows) >= ROWS_MAX
+        if full:
+            self.save()
+
+    # -- room
+
+    def expect(self, contents: Mapping[bytes, int]) -> None:
+        """Count the sizes of contents that will be made until they are there, or until `unexpect`; each once, whoever expects it."""
+        with self._lock:
+            for content, size in contents.items():
+                if content not in self.sizes:
+                    first, claims = self._expected.get(content, (size, 0))
+                    self._expected[content] = first, claims + 1
+                    if not claims:
+                        self.bytes_expected += size
+
+    def unexpected(self, contents: Mapping[bytes, int]) -> int:
+        """Bytes of those contents that nobody expects yet."""
+        return sum(size for content, size in contents.items() if content not in self._expected)
+
+    def unexpect(self, contents: Iterable[bytes]) -> None:
+        """The contrary of `expect`, for those contents that did not come."""
+        with self._lock:
+            for content in contents:
+                size, claims = self._expected.pop(content, (0, 0))
+                if claims > 1:
+                    self._expected[content] = size, claims - 1
+                else:
+                    self.bytes_expected -= size
+
+    # -- removing
+
+    def remove(self, contents: Collection[bytes]) -> int:
+        """Remove objects; returns the bytes that they had. Nobody may be making one of them."""
+        if not contents:
+            return 0
+        if self._clean:
+            self._mark_unclean()
+        self.save()
+        with self._lock:
+            freed = sum(self.sizes.pop(content, 0) for content in contents)
+            self.bytes_total -= freed
+        # Files before the index: on a full disk the index can be written only after they are gone.
+        with failures(self._paths.objects):
+            for content in contents:
+                name = content.hex()
+                try:
+                    os.unlink(f"{name[:2]}/{name[2:]}", dir_fd=self._directory)
+                except FileNotFoundError:
+                    continue
+        self._index.remove_objects(list(contents))
+        return freed
+
+    # -- the index
+
+    def save(self) -> None:
+        """Write what the index does not know yet."""
+        with self._saving:
+            with self._lock:
+                rows, self._rows = self._rows, []
+            try:
+                if rows:
+                    self._index.add_objects(rows)
+            except BaseException:
+                with self._lock:
+                    self._rows += rows
+                raise
+
+    def settle(self) -> None:
+        """Bring all objects to the disk, so that they need not be verified after a loss of the machine."""
+        with self._lock:
+            batch = self._batch
+            self._batch += 1
+        self.save()
+        if batch > self._durable:
+            with failures(self._paths.objects):
+                sync_filesystem(self._paths.objects)
+            self._durable = batch
+            self._write_state()
+
+    def _mark_unclean(self) -> None:
+        """From now on the files may be ahead of the index."""
+        with self._saving:
+            if self._clean:
+                self._clean = False
+                self._write_state()
+
+    def _write_state(self) -> None:
+        self._index.set_objects_state(ObjectsState(str(self._boot), self._clean, self._durable))
+
+    def close(self) -> None:
+        """Save everything and mark files and index as being in line."""
+        try:
+            self.save()
+            if not self._clean:
+                self.settle()
+                self._clean = True
+                self._write_state()
+        finally:
+            os.close(self._directory)
+            self._directory = -1
+
+
+def _has_unnamed_files(directory: Path) -> bool:
+    try:
+        os.close(os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o444))
+    except OSError as error:
+        if error.errno not in _NO_DRAFTS:
+            raise
+        log.info("%s has no unnamed files: drafts get names", directory)
+        return False
+    return True
+
+
+def _umask() -> int:
+    """The file mode creation mask, which cannot be read without changing it but from here (proc_pid_status(5))."""
+    with open("/proc/self/status") as file:
+        return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), 0o777)

@@ -1,0 +1,377 @@
+"""Trees: which of them a store can show, and what makes them so.
+
+A tree is known here by the digest of its root. Its record names its catalogs and its contents, and keeps all of these in the store; it is
+complete while every content has an object and root and catalogs are complete blobs. An open Lack keeps what its tree needs, what is here
+and what is to come, before there is a record. What neither a record nor a lack names is garbage: a pull that was broken off left it, and it
+goes when room is needed, or at collect().
+
+A tree that is pinned, held or being pulled is neither evicted nor removed. Lock order: a lack, store, objects.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+from p2pdist.model.candidate import Candidate, Share
+from p2pdist.model.digest import Digest, is_digest, parse_digest
+from p2pdist.model.errors import Conflict, Corrupt, NotFound
+from p2pdist.model.tree import HASH_SIZE, Entry
+from p2pdist.store.assembly import Damaged
+from p2pdist.store.blob import Blob
+from p2pdist.store.disk import failures
+from p2pdist.store.filling import Filled, Filling
+from p2pdist.store.index import Index, TreeRecord
+from p2pdist.store.lack import Lack, plan, tree_of
+from p2pdist.store.objects import Objects
+from p2pdist.store.paths import Paths
+from p2pdist.store.sharing import shared_bytes
+from p2pdist.store.tree_reader import TreeReader
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeStatus:
+    """A tree that the store has a record of. `last_used` is in seconds since the epoch."""
+
+    root: Digest
+    catalogs: tuple[Digest, ...]
+    complete: bool
+    last_used: float
+    pinned: bool
+    in_use: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What trees see of the store they are in. `settle` brings objects to the disk in the background."""
+
+    lock: threading.RLock
+    paths: Paths
+    index: Index
+    get: Callable[[Digest], Blob | None]
+    owners: Callable[[Digest], set[str]]
+    make_room: Callable[[int], object]
+    settle: Callable[[], None]
+
+
+class Trees:
+    """Thread-safe. All methods raise P2PDistError when the disk fails and UsageError for what is no digest."""
+
+    def __init__(self, around: Surroundings, objects: Objects) -> None:
+        self._around, self._objects = around, objects
+        self._index, self._lock = around.index, around.lock
+        self._records = {record.root: record for record in self._index.trees()}
+        self._holds: dict[Digest, int] = {}
+        self._lacks: list[Lack] = []
+        self._reader = TreeReader(around.get)
+        self._garbage = True
+        self._shares: tuple[dict[Digest, int], list[Share]] | None = None
+        if objects.lost:
+            for record in list(self._records.values()):
+                if record.complete and self._missing(self._contents(record.root)):
+                    self._set_complete(record.root, False)
+        # None survives the loss of the machine for certain, and nothing in them could tell.
+        self._sweep_images(opening=True, everything=objects.other_boot)
+
+    # -- what is here
+
+    def complete(self, root: Digest) -> bool:
+        """Whether the tree can be shown."""
+        record = self._records.get(parse_digest(root))
+        return record is not None and record.complete and self._blobs_here(record)
+
+    def list(self) -> Sequence[TreeStatus]:
+        """All trees with a record, complete or not, by root."""
+        with self._lock:
+            return [
+                TreeStatus(
+                    record.root,
+                    record.catalogs,
+                    self.complete(record.root),
+                    record.last_used,
+                    bool(self._around.owners(record.root)),
+                    self._in_use(record.root),
+                )
+                for record in sorted(self._records.values(), key=lambda record: record.root)
+            ]
+
+    def entries(self, root: Digest) -> Sequence[Entry]:
+        """The entries of a tree with a record, in walking order. Raises NotFound, Corrupt."""
+        with self._lock:
+            record = self._record(root)
+        return self._reader.entries(record.root, record.catalogs)
+
+    def image(self, root: Digest) -> Path:
+        """Where the metadata image of a tree belongs: to be written beside it and renamed. It is removed with the tree."""
+        return self._around.paths.image(root)
+
+    def touch(self, root: Digest) -> None:
+        """Note that the tree was used now. Raises NotFound."""
+        with self._lock:
+            self._use(self._record(root))
+
+    # -- getting one
+
+    def lacks(self, root: Digest, catalogs: Sequence[Digest], packs: Sequence[Digest] | None = None) -> Lack:
+        """What must be pulled for the tree; root and catalogs are complete blobs here. Chunks are taken only from `packs`, if given.
+
+        The room that its objects will take is made and kept until the lack is closed. Raises NotFound for a blob that is not here,
+        Corrupt, DiskFull.
+        """
+        parse_digest(root)
+        with ExitStack() as claims:
+            for digest in (root, *catalogs):
+                claims.enter_context(self._reader.blob(digest).held())
+            entries, decoded, lists = self._reader.read(root, catalogs)
+            tree = tree_of(entries)
+            allowed = None if packs is None else set(packs)
+            listed = [
+                pack for catalog in decoded for pack in catalog.packs if allowed is None or pack.digest in allowed
+            ]
+            lack = Lack(root, tuple(catalogs), tree, tuple({pack.digest for each in decoded for pack in each.packs}))
+            with self._lock:
+                self._lacks.append(lack)
+                self._shares = None
+                claims.callback(self._end, lack)
+                wrong = [c for c, size in tree.contents.items() if self._objects.sizes.get(c, size) != size]
+                if wrong:
+                    raise Corrupt(f"the tree {root} states another size for the content {wrong[0].hex()} than it has")
+                missing = self._missing(tree.contents)
+                lack.missing = {content: tree.contents[content] for content in missing}
+                lack.bytes_content = sum(lack.missing.values())
+                # Before room is made, and all of them until it is known which ones count.
+                old = self._objects.chunk_lists() if any(map(tree.chunk_lists.__contains__, missing)) else []
+                lack.sources = frozenset(content for content, _ in old)
+                self._around.make_room(self._objects.unexpected(lack.missing))
+                self._objects.expect(lack.missing)
+                claims.callback(self._objects.unexpect, missing)
+            if missing:
+                listed.sort(key=lambda pack: self._remoteness(pack.digest))
+                plan(lack, lists, listed, old)
+            lack.close = claims.pop_all().close
+        return lack
+
+    def fill(self, lack: Lack) -> Filled:
+        """Make objects from the packs that are here. May be called as often as packs or pieces arrive; blocks, so call it in a thread.
+        Raises Corrupt, naming pack and chunk, when a pack does not hold what a catalog says; DiskFull; Conflict after it was closed."""
+        with lack.filling:
+            self._require_open(lack)
+            try:
+                return Filling(lack, self._objects, self._around.get).run()
+            except Damaged as error:
+                self.drop_object(error.content)
+                raise Corrupt(
+                    f"the object {error.content.hex()} in the store is damaged and was removed", remedy="Pull again"
+                ) from error
+
+    def finish(self, lack: Lack) -> None:
+        """Record the tree of an open lack as complete. Raises Conflict when contents are missing."""
+        with self._lock:
+            self._require_open(lack)
+            if missing := self._missing(lack.tree.contents):
+                raise Conflict(f"{lack.root} is not complete: {len(missing)} contents are missing", remedy="Pull again")
+            packs = (*lack.packs, *(pack.blob.digest for pack in lack.selected.values()))
+            record = TreeRecord(lack.root, lack.catalogs, packs, True, time.time())
+            self._objects.save()
+            self._index.add_tree(record, b"".join(sorted(lack.tree.contents)))
+            self._records[lack.root] = record
+            self._shares = None
+            self._around.settle()
+
+    # -- keeping and removing
+
+    def hold(self, root: Digest) -> None:
+        """Keep a tree from eviction and removal until release(); holds add up. Raises NotFound, and Conflict when it is not complete."""
+        with self._lock:
+            record = self._record(root)
+            if not self.complete(root):
+                raise Conflict(f"{root} is not complete", remedy="Pull it again")
+            self._holds[root] = self._holds.get(root, 0) + 1
+            self._use(record)
+
+    def release(self, root: Digest) -> None:
+        """End one hold."""
+        with self._lock:
+            assert self._holds.get(root, 0) > 0, "release without hold"
+            self._holds[root] -= 1
+            if not self._holds[root]:
+                del self._holds[root]
+            if root in self._records:
+                self._use(self._records[root])
+
+    @contextmanager
+    def held(self, root: Digest) -> Iterator[None]:
+        """Hold a tree within a `with` block."""
+        self.hold(root)
+        try:
+            yield
+        finally:
+            self.release(root)
+
+    def remove(self, root: Digest) -> None:
+        """Remove a tree, its image, and the objects that no other tree needs; root and catalogs become ordinary blobs. Raises NotFound,
+        and Conflict when it is pinned or in use."""
+        with self._lock:
+            self._record(root)
+            if owners := self._around.owners(root):
+                raise Conflict(
+                    f"{root} is pinned by {', '.join(sorted(owners)[:3])}", remedy="Remove what pins it first"
+                )
+            if self._in_use(root):
+                raise Conflict(f"{root} is in use", remedy="Wait until pulls and mounts of it have ended")
+            mine = self._contents(root)
+            with failures(self._around.paths.images):
+                self.image(root).unlink(missing_ok=True)
+            self._index.remove_tree(root)
+            del self._records[root]
+            self._shares = None
+            self._objects.remove(mine - self._named(mine))
+
+    def drop_object(self, content: bytes) -> None:
+        """Remove an object that is not what its name says, whoever needs it; trees that do are no longer complete."""
+        with self._lock:
+            self._objects.remove([content])
+            for root in list(self._records):
+                if content in self._contents(root):
+                    self._set_complete(root, False)
+
+    def collect(self) -> int:
+        """Remove what neither a tree nor a pull names: objects, and images without a tree. Returns the bytes that the objects had."""
+        with self._lock:
+            if not self._garbage:
+                return 0
+            here = set(self._objects.contents())
+            freed = self._objects.remove(here - self._named(here))
+            self._sweep_images()
+            self._garbage = bool(self._lacks)
+            return freed
+
+    # -- for the store: what may make room
+
+    def needing(self, digest: Digest) -> set[Digest]:
+        """The trees that keep a blob: their root or a catalog."""
+        return {root for root, record in self._records.items() if digest == root or digest in record.catalogs}
+
+    def needed_by(self) -> dict[Digest, set[Digest]]:
+        """For each catalog of a tree, the trees."""
+        found: dict[Digest, set[Digest]] = {}
+        for root, record in self._records.items():
+            for catalog in record.catalogs:
+                found.setdefault(catalog, set()).add(root)
+        return found
+
+    def known(self, root: Digest) -> bool:
+        """Whether there is a record of the tree."""
+        return root in self._records
+
+    def claimed(self) -> set[Digest]:
+        """Packs that are needed by pulls under way."""
+        return {need.pack for lack in self._lacks for need in lack.needs}
+
+    def spare(self) -> set[Digest]:
+        """Packs that were needed for complete trees only: what they hold stands here as objects."""
+        found = {pack for root, record in self._records.items() if self.complete(root) for pack in record.packs}
+        return found - self.claimed()
+
+    def bytes_images(self) -> int:
+        with failures(self._around.paths.images):
+            return sum(self._image_size(root) for root in list(self._records))
+
+    def candidates(self) -> tuple[Sequence[Candidate], Sequence[Share]]:
+        """Trees with the bytes that are theirs alone, root and image among them, and what they share."""
+        own, shares = self._sharing()
+        found = []
+        for root, record in self._records.items():
+            blob = self._around.get(root)
+            size = own.get(root, 0) + self._image_size(root) + (blob.size if blob is not None else 0)
+            in_use = self._in_use(root) or (blob is not None and blob.in_use)
+            found.append(Candidate(root, size, record.last_used, bool(self._around.owners(root)), in_use))
+        return found, shares
+
+    def save_use(self) -> None:
+        self._index.touch_trees([(record.last_used, record.root) for record in self._records.values()])
+
+    # -- inner workings
+
+    def _record(self, root: Digest) -> TreeRecord:
+        record = self._records.get(parse_digest(root))
+        if record is None:
+            raise NotFound(f"the tree {root} is not in the store", remedy="Pull the package first")
+        return record
+
+    def _use(self, record: TreeRecord) -> None:
+        self._records[record.root] = replace(record, last_used=time.time())
+
+    def _in_use(self, root: Digest) -> bool:
+        return root in self._holds or any(lack.root == root for lack in self._lacks)
+
+    def _blobs_here(self, record: TreeRecord) -> bool:
+        blobs = map(self._around.get, (record.root, *record.catalogs))
+        return all(blob is not None and blob.complete for blob in blobs)
+
+    def _missing(self, contents: Iterable[bytes]) -> Sequence[bytes]:
+        return [content for content in contents if content not in self._objects]
+
+    def _set_complete(self, root: Digest, complete: bool) -> None:
+        self._index.set_tree(root, complete=complete)
+        self._records[root] = replace(self._records[root], complete=complete)
+
+    def _remoteness(self, pack: Digest) -> int:
+        blob = self._around.get(pack)
+        return 2 if blob is None else 0 if blob.complete else 1
+
+    def _require_open(self, lack: Lack) -> None:
+        if not any(other is lack for other in self._lacks):
+            raise Conflict(f"what {lack.root} lacks is no longer kept for it", remedy="Pull again")
+
+    def _end(self, lack: Lack) -> None:
+        with lack.filling, self._lock:
+            for assembly in lack.assemblies.values():
+                assembly.close()
+            self._lacks = [other for other in self._lacks if other is not lack]
+            self._shares = None
+            self._garbage = True
+
+    def _contents(self, root: Digest) -> set[bytes]:
+        encoded = self._index.tree_contents(root)
+        return {encoded[at : at + HASH_SIZE] for at in range(0, len(encoded), HASH_SIZE)}
+
+    def _named(self, contents: set[bytes]) -> set[bytes]:
+        """Those of `contents` that a tree or a lack names."""
+        named: set[bytes] = set()
+        for root in self._records:
+            named |= contents & self._contents(root)
+        for lack in self._lacks:
+            named |= contents & (lack.tree.contents.keys() | lack.sources)
+        return named
+
+    def _sharing(self) -> tuple[dict[Digest, int], Sequence[Share]]:
+        if self._shares is None:
+            trees = {root: self._contents(root) for root in self._records}
+            staying = chain.from_iterable((*lack.tree.contents, *lack.sources) for lack in self._lacks)
+            self._shares = shared_bytes(trees, staying, self._objects.sizes)
+        return self._shares
+
+    def _image_size(self, root: Digest) -> int:
+        try:
+            return self.image(root).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _sweep_images(self, *, opening: bool = False, everything: bool = False) -> None:
+        """Remove images whose tree is not here, at opening also what has any other name."""
+        with failures(self._around.paths.images):
+            for path in self._around.paths.images.iterdir():
+                root = Digest(f"sha256:{path.name}")
+                unknown = root not in self._records and not self._in_use(root)
+                if everything or (unknown and (opening or is_digest(root))):
+                    with suppress(FileNotFoundError):
+                        path.unlink()

@@ -1,0 +1,136 @@
+"""Encoded writes on Btrfs: what is read back is what was packed, and it lies compressed on the disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+from tree_rig import Publisher, check, noise, pull, text
+
+from p2pdist.model.catalog import BLOCK_SIZE, encode_chunk
+from p2pdist.model.tree import WHOLE_MAX, content_hash
+from p2pdist.store.blobs import BlobStore
+from p2pdist.store.encoded import EncodedWriter, on_btrfs
+from p2pdist.store.objects import Objects
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def btrfs(tmp_path: Path) -> Iterator[Path]:
+    """A Btrfs of 512 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: mounts")
+    if shutil.which("mkfs.btrfs") is None:
+        pytest.skip("mkfs.btrfs is not installed")
+    image, target = tmp_path / "image", tmp_path / "btrfs"
+    target.mkdir()
+    with image.open("wb") as file:
+        file.truncate(512 * MIB)
+    subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True, capture_output=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(target)], check=True, capture_output=True)
+    yield target
+    subprocess.run(["umount", str(target)], check=True)
+
+
+def drop_caches(path: Path) -> None:
+    """Have what follows come from the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def written(directory: Path, data: bytes, stored: bytes, offset: int = 0, size: int = 0) -> tuple[EncodedWriter, bytes]:
+    """What a file on the disk has after a chunk was written to it."""
+    writer, path = EncodedWriter(directory), directory / content_hash(data).hex()
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.ftruncate(fd, size)
+        writer.write(fd, offset, stored, data)
+    finally:
+        os.close(fd)
+    drop_caches(path)
+    return writer, path.read_bytes()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("size", [BLOCK_SIZE // 2, BLOCK_SIZE, BLOCK_SIZE + 1, 7 * BLOCK_SIZE + 4096 + 5, WHOLE_MAX])
+def test_blocks_are_taken_as_they_are(btrfs: Path, size: int) -> None:
+    """Whatever the last block's length."""
+    data = text(1, size)
+    writer, found = written(btrfs, data, encode_chunk(data))
+    assert found == data
+    assert writer.works and writer.encoded_bytes >= size - size % BLOCK_SIZE
+    assert writer.encoded_bytes > 0
+
+
+@pytest.mark.root
+def test_blocks_that_did_not_become_shorter_are_written(btrfs: Path) -> None:
+    """Between, before and behind others, that are taken as they are; and frames that the kernel could not decode are not given to it."""
+    blocks = [
+        noise(1, BLOCK_SIZE),
+        text(2, BLOCK_SIZE),
+        noise(3, BLOCK_SIZE),
+        text(4, BLOCK_SIZE),
+        text(5, BLOCK_SIZE),
+        noise(6, 100),
+    ]
+    data = b"".join(blocks)
+    writer, found = written(btrfs, data, encode_chunk(data))
+    assert found == data and writer.encoded_bytes == 3 * BLOCK_SIZE
+    parameters = zstandard.ZstdCompressionParameters(window_log=24, write_content_size=False)
+    streamed = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    wide = streamed.compress(blocks[1]) + streamed.flush()
+    assert len(wide) < BLOCK_SIZE
+    writer, found = written(btrfs, blocks[1], wide)
+    assert found == blocks[1] and writer.encoded_bytes == 0
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("offset", [0, 4096, 3 * BLOCK_SIZE, 1000])
+def test_chunks_in_the_middle_of_a_file(btrfs: Path, offset: int) -> None:
+    """At multiples of the sector their whole blocks are taken as they are, elsewhere none; what is around stays."""
+    data = text(7, 2 * BLOCK_SIZE + 777)
+    writer, found = written(btrfs, data, encode_chunk(data), offset, 2 * MIB)
+    assert found == bytes(offset) + data + bytes(2 * MIB - offset - len(data))
+    assert writer.encoded_bytes == (0 if offset % 4096 else 2 * BLOCK_SIZE)
+
+
+@pytest.mark.root
+def test_a_tree_on_btrfs(btrfs: Path) -> None:
+    """Small and large files; less is on the disk than is read, and everything verifies after a remount."""
+    files = {b"f%d" % number: text(number, 300_000 * (number + 1)) for number in range(12)}
+    packed = Publisher().pack({**files, b"noise": noise(1, 500_000), b"big": text(99, 9 * MIB + 5), b"tiny": b"tiny"})
+    store = BlobStore(btrfs / "store")
+    try:
+        pull(store, packed)
+        assert _encoded(store.objects).encoded_bytes > 30 * MIB
+        for content in store.objects.contents():
+            drop_caches(store.objects.path(content))
+        check(store, packed)
+    finally:
+        store.close()
+    subprocess.run(["sync", "-f", str(btrfs)], check=True)
+    used = os.statvfs(btrfs)
+    taken = (used.f_blocks - used.f_bfree) * used.f_frsize
+    assert taken < store.objects.bytes_total, "with the packs and all else"
+
+
+def test_elsewhere_chunks_are_written(tmp_path: Path) -> None:
+    if on_btrfs(tmp_path):
+        pytest.skip("the temporary directory is on Btrfs")
+    data = text(8, 3 * BLOCK_SIZE)
+    writer, found = written(tmp_path, data, encode_chunk(data))
+    assert found == data and not writer.works and writer.encoded_bytes == 0
+
+
+def _encoded(objects: Objects) -> EncodedWriter:
+    return objects._encoded
