@@ -3,48 +3,75 @@
 Inside one private directory the layers are mounted at 0, 1, 2, ... (0 is the bottom); `upper` and `scratch` take what a program
 writes. Overlay options name them through a descriptor of that directory, /proc/self/fd/N/0, so that the option string has no
 character that needs quoting, whatever the directory is called, and 128 layers fit into the one page that the kernel reads.
+
+The layer of a tree is an EROFS image without file contents. These are in directories of objects, which come last in the list of lower
+layers, behind "::": their names are not seen, but files of the layers above are redirected to them (Linux 6.5 and newer).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from p2pdist.mount import kernel
-from p2pdist.mount.squashfs import Image, mount_image
+from p2pdist.mount import erofs, kernel, squashfs
+from p2pdist.mount.layers import TreeLayer
+from p2pdist.mount.squashfs import Image
 
 
-def merge(directory: Path, count: int, target: Path, *, source: str, uppers: Path | None, more: str = "") -> None:
+def merge(
+    directory: Path,
+    count: int,
+    target: Path,
+    *,
+    source: str,
+    uppers: Path | None,
+    objects: Sequence[Path] = (),
+    more: str = "",
+) -> None:
     """Mount an overlay of `directory`/0 .. `directory`/count-1 at `target`, writable when `uppers` names a directory for `upper` and
-    `scratch`. `source` is the name that mountinfo shows, `more` further options. Raises OSError."""
+    `scratch`. Files may be redirected to `objects`. `source` is the name that mountinfo shows, `more` further options. Raises
+    OSError."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | (0 if uppers else kernel.MS_RDONLY)
-    lower = os.open(directory, os.O_PATH | os.O_DIRECTORY)
-    upper = os.open(uppers, os.O_PATH | os.O_DIRECTORY) if uppers else -1
-    try:
-        options = "lowerdir=" + ":".join(f"/proc/self/fd/{lower}/{number}" for number in reversed(range(count)))
+    with ExitStack() as opened:
+
+        def through(path: Path) -> str:
+            descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY)
+            opened.callback(os.close, descriptor)
+            return f"/proc/self/fd/{descriptor}"
+
+        lower = through(directory)
+        options = "lowerdir=" + ":".join(f"{lower}/{number}" for number in reversed(range(count)))
+        if objects:
+            options = "metacopy=on,redirect_dir=on," + options + "".join(f"::{through(path)}" for path in objects)
         if uppers:
             (uppers / "upper").mkdir(exist_ok=True)
             (uppers / "scratch").mkdir(exist_ok=True)
-            options += f",upperdir=/proc/self/fd/{upper}/upper,workdir=/proc/self/fd/{upper}/scratch"
+            upper = through(uppers)
+            options += f",upperdir={upper}/upper,workdir={upper}/scratch"
         kernel.mount(source, target, "overlay", flags, options + more)
-    finally:
-        os.close(lower)
-        if upper >= 0:
-            os.close(upper)
 
 
-def mount_layers(images: Sequence[Image], directory: Path, target: Path, *, source: str, writable: bool) -> None:
-    """Mount every image below `directory` and the merged view at `target`. One layer that is not to be written to needs no overlay
-    and is mounted straight. Raises Corrupt or OSError, and may then leave some layers mounted: see `unmount_layers`."""
-    if len(images) == 1 and not writable:
-        mount_image(images[0], target)
+def mount_layers(
+    layers: Sequence[Image | TreeLayer], directory: Path, target: Path, *, source: str, writable: bool
+) -> None:
+    """Mount every layer below `directory` and the merged view at `target`. One squashfs image that is not to be written to needs no
+    overlay and is mounted straight. Trees must be prepared. Raises Corrupt or OSError, and may then leave some layers mounted: see
+    `unmount_layers`."""
+    if len(layers) == 1 and isinstance(layers[0], Image) and not writable:
+        squashfs.mount_image(layers[0], target)
         return
-    for number, image in enumerate(images):
+    for number, layer in enumerate(layers):
         point = directory / str(number)
         point.mkdir()
-        mount_image(image, point)
-    merge(directory, len(images), target, source=source, uppers=directory if writable else None)
+        if isinstance(layer, TreeLayer):
+            erofs.mount_image(layer.image, point)
+        else:
+            squashfs.mount_image(layer, point)
+    objects = dict.fromkeys(layer.objects.resolve() for layer in layers if isinstance(layer, TreeLayer))
+    uppers = directory if writable else None
+    merge(directory, len(layers), target, source=source, uppers=uppers, objects=list(objects))
 
 
 def unmount_layers(directory: Path) -> list[str]:

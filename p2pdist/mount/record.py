@@ -16,7 +16,7 @@ from pathlib import Path
 
 from p2pdist.mount import kernel
 from p2pdist.mount.overlay import unmount_layers
-from p2pdist.mount.unpack import remove_tree
+from p2pdist.mount.removal import remove_tree
 
 _ID = re.compile(r"[0-9a-f]{16}\Z")
 _BYTES_MAX = 1 << 20

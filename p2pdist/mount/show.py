@@ -1,8 +1,11 @@
 """Showing a package: picks the way, and undoes it.
 
-Ways, best first: "squashfs" (one layer that is not written to) and "overlay", which need the right to mount; "userns" (see
-`p2pdist.mount.userns`), which shows a package to one program only; "unpack", which needs no right at all. Every mount is nosuid and
-nodev. A record is on disk before anything is mounted, so nothing is lost sight of when the process is killed.
+Ways, best first, for packages of squashfs layers alone: "squashfs" (one layer that is not written to) and "overlay", which need the
+right to mount; "userns" (see `p2pdist.mount.userns`), which shows a package to one program only; "unpack", which needs no right at all.
+For packages with trees: "erofs", an overlay of EROFS images and squashfs layers over the objects of the store, which needs root and
+Linux 6.12; then plain files, those of trees by "reflink", "hardlink" or "copy" (see `p2pdist.mount.tree_files`). Without root a user
+namespace mounts no EROFS, so such a package is shown as plain files to everybody. Every mount is nosuid and nodev. A record is on disk
+before anything is mounted, so nothing is lost sight of when the process is killed.
 """
 
 from __future__ import annotations
@@ -15,21 +18,30 @@ from pathlib import Path
 
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
 from p2pdist.model.package import LAYERS_MAX
-from p2pdist.mount import kernel
+from p2pdist.mount import kernel, materialize
 from p2pdist.mount.holders import holders
+from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer, prepare
 from p2pdist.mount.overlay import mount_layers
 from p2pdist.mount.record import Record, new_id, records, save, take_down
+from p2pdist.mount.removal import remove_tree
 from p2pdist.mount.squashfs import Image, inspect
-from p2pdist.mount.unpack import remove_tree, unpack
 
-WAYS = ("overlay", "unpack")
+WAYS = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")
+"""What may be asked for: "overlay" stands for anything that is mounted, "unpack" for the best that is not."""
+
+_MOUNTED = ("overlay", "erofs")
+_OF_TREES = ("erofs", *materialize.WAYS)
 _NO_RIGHT = {errno.EPERM, errno.EACCES, errno.ENODEV, errno.ENOENT, errno.ENXIO, errno.ENOSYS}
 """Errors of mount(2) and the loop devices that mean: not on this host, not by this process."""
+
+_NO_TREES = _NO_RIGHT | {errno.ENOTBLK, errno.EINVAL, errno.EOPNOTSUPP}
+"""Further ones, of kernels that mount no EROFS image from a file (before 6.12) or know no data-only layers (before 6.5), and of file
+systems that these cannot be on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A package is visible at `path`. `how` is squashfs, overlay or unpack; `why` is one line saying which way and why."""
+    """A package is visible at `path`. `how` is squashfs or one of WAYS; `why` is one line saying which way and why."""
 
     path: Path
     how: str
@@ -48,36 +60,72 @@ class Leftover:
 
 
 def show(
-    layers: Sequence[Path], target: Path, *, work: Path, writable: bool = False, how: str | None = None, label: str = ""
+    layers: Sequence[Layer | Path],
+    target: Path,
+    *,
+    work: Path,
+    writable: bool = False,
+    how: str | None = None,
+    label: str = "",
+    checked: bool = False,
 ) -> Shown:
-    """Show `layers` (squashfs images, bottom to top) at `target`, an empty directory or a name for a new one.
+    """Show `layers`, bottom to top, at `target`, an empty directory or a name for a new one; a path is a squashfs image.
 
     `work` is an existing directory for records, layer mount points and what is written; one process at a time may use it. `how` forces
-    a way. Raises Corrupt for a layer that is no squashfs, Conflict for a target in use, UsageError, NotFound, DiskFull or P2PDistError;
-    then nothing is left behind.
+    a way. `checked`: the caller knows that the objects of all trees are there. Raises Corrupt for a layer that is no squashfs, or an
+    object that is not as its tree states, Conflict for a target in use, UsageError, NotFound, DiskFull or P2PDistError; then nothing is
+    left behind.
     """
     if how not in (None, *WAYS):
         raise UsageError(f"{how!r} is no way to show a package here", remedy=f"Use one of {', '.join(WAYS)}")
     if not 1 <= len(layers) <= LAYERS_MAX:
         raise UsageError(f"a package of {len(layers)} layers cannot be shown", remedy=f"It must have 1 to {LAYERS_MAX}")
-    images = [inspect(path.resolve()) for path in layers]
-    work = work.resolve()
-    target = _check_target(target)
-    blocked = "" if how != "unpack" else "as asked for"
+    trees = any(isinstance(layer, TreeLayer) for layer in layers)
+    if how in _OF_TREES and not trees:
+        raise UsageError(f"{how} is for packages with trees, and this has none", remedy="Use overlay or unpack")
+    package = _Package(
+        [_known(layer) for layer in layers], _check_target(target), work.resolve(), writable, label, checked
+    )
+    blocked = "" if how in (None, *_MOUNTED) else "as asked for"
     if how is None and os.geteuid() != 0:
         blocked = "not root"
-    if not blocked:
-        try:
-            return _mount(images, target, work, writable, label)
-        except OSError as error:
-            if how == "overlay" or error.errno not in _NO_RIGHT:
-                raise _failed(target, error) from error
-            blocked = f"mounting is not possible here ({error.strerror})"
     try:
-        _unpack(images, target, work, label)
+        if not blocked:
+            for layer in package.layers:
+                if isinstance(layer, TreeLayer):
+                    prepare(layer, checked=checked)
+            try:
+                return _mount(package)
+            except OSError as error:
+                if how or error.errno not in (_NO_TREES if trees else _NO_RIGHT):
+                    raise
+                blocked = f"mounting is not possible here ({error.strerror})"
+        return _materialize(package, None if how == "unpack" else how, blocked)
     except OSError as error:
-        raise _failed(target, error) from error
-    return Shown(target, "unpack", f"unpack: {blocked}; a private copy of the files")
+        raise _failed(package.target, error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Package:
+    """What is to be shown, where and how."""
+
+    layers: Sequence[Image | TreeLayer]
+    target: Path
+    work: Path
+    writable: bool
+    label: str
+    checked: bool
+
+    def record(self, how: str) -> Record:
+        images = (layer.image if isinstance(layer, TreeLayer) else layer.path for layer in self.layers)
+        return Record(new_id(), str(self.target), how, tuple(map(str, images)), label=self.label)
+
+
+def _known(layer: Layer | Path) -> Image | TreeLayer:
+    if isinstance(layer, TreeLayer):
+        return replace(layer, image=Path(os.path.abspath(layer.image)))
+    path = layer.path if isinstance(layer, SquashfsLayer) else layer
+    return inspect(path.resolve())
 
 
 def _check_target(target: Path) -> Path:
@@ -113,37 +161,44 @@ def _begin(record: Record, work: Path) -> Record:
     return record
 
 
-def _mount(images: list[Image], target: Path, work: Path, writable: bool, label: str) -> Shown:
-    straight = len(images) == 1 and not writable
-    how = "squashfs" if straight else "overlay"
-    record = Record(new_id(), str(target), how, tuple(str(image.path) for image in images), label=label)
+def _mount(package: _Package) -> Shown:
+    layers, trees = package.layers, sum(isinstance(layer, TreeLayer) for layer in package.layers)
+    straight = len(layers) == 1 and not trees and not package.writable
+    how = "erofs" if trees else "squashfs" if straight else "overlay"
+    record = package.record(how)
     try:
-        record = _begin(record, work)
-        mount_layers(images, record.directory(work), target, source=record.source, writable=writable)
+        record = _begin(record, package.work)
+        directory = record.directory(package.work)
+        mount_layers(layers, directory, package.target, source=record.source, writable=package.writable)
     except BaseException:
-        take_down(record, work, lazily=True)
+        take_down(record, package.work, lazily=True)
         raise
     if straight:
-        return Shown(target, how, "squashfs: root, one layer that is not written to")
-    return Shown(target, how, f"overlay: root, {len(images)} layers, {'writable' if writable else 'read-only'}")
+        return Shown(package.target, how, "squashfs: root, one layer that is not written to")
+    count = f"{len(layers)} layers" if len(layers) > 1 else "1 layer"
+    kinds = f" ({trees} of them trees)" if 0 < trees < len(layers) else ""
+    return Shown(package.target, how, f"{how}: root, {count}{kinds}, {'writable' if package.writable else 'read-only'}")
 
 
-def _unpack(images: list[Image], target: Path, work: Path, label: str) -> None:
-    record = Record(new_id(), str(target), "unpack", tuple(str(image.path) for image in images), label=label)
+def _materialize(package: _Package, how: str | None, blocked: str) -> Shown:
+    record = package.record("unpack")
     # Beside the target, so that the tree appears there by one rename.
-    staging = target.parent / f".p2pdist-{record.id}"
+    staging = package.target.parent / f".p2pdist-{record.id}"
     record = replace(record, staging=str(staging))
     try:
-        record = _begin(record, work)
+        record = _begin(record, package.work)
         staging.mkdir(mode=0o700)
-        tree = unpack(images, staging)
-        record = replace(record, inode=tree.lstat().st_ino)
-        save(record, work)
-        tree.rename(target)
+        made = materialize.materialize(
+            package.layers, staging, writable=package.writable, how=how, checked=package.checked
+        )
+        record = replace(record, how=made.how, inode=made.path.lstat().st_ino)
+        save(record, package.work)
+        made.path.rename(package.target)
     except BaseException:
-        take_down(record, work)
+        take_down(record, package.work)
         raise
     remove_tree(staging)
+    return Shown(package.target, made.how, f"{made.how}: {blocked}; {made.note}")
 
 
 def unshow(target: Path, *, work: Path, force: bool = False) -> None:
@@ -158,7 +213,7 @@ def unshow(target: Path, *, work: Path, force: bool = False) -> None:
 
 def _undo(record: Record, work: Path, *, force: bool) -> None:
     target = Path(record.target)
-    if record.how == "unpack" and not force and (users := holders(target)):
+    if record.staging and not force and (users := holders(target)):
         raise _in_use(target, users)
     try:
         take_down(record, work, lazily=force)

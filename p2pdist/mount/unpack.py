@@ -1,4 +1,4 @@
-"""Layers as plain files: unsquashfs, then the layers merged as an overlay would show them.
+"""Squashfs layers as plain files: unsquashfs, then merged into what lower layers left as an overlay would show them.
 
 Needs no privilege. Every layer is unpacked into a directory of its own below a private staging directory, and moved into the merged
 tree by this module, which never follows a symbolic link; so no layer can reach outside, nor write through a link of another layer.
@@ -12,18 +12,19 @@ lowest one, rather than shown wrongly. Set-uid and set-gid bits, file capabiliti
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import secrets
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError
+from p2pdist.model.tree import MODE_MASK, Directory, Xattrs
+from p2pdist.mount.removal import remove_tree
 from p2pdist.mount.squashfs import Image
 
 VERSION_MIN = (4, 5, 1)
@@ -34,8 +35,8 @@ _ONLY_ROOT = "because you're not superuser"
 
 
 @dataclass(slots=True)
-class _Layer:
-    """What a listing says: bytes of file content, and the whiteouts, as paths relative to the layer's root."""
+class Listing:
+    """What the listing of an image says: bytes of file content, and the whiteouts, as paths relative to the layer's root."""
 
     size: int = 0
     whiteouts: list[bytes] = field(default_factory=list)
@@ -55,42 +56,34 @@ def check_tool() -> None:
         )
 
 
-def unpack(images: Sequence[Image], staging: Path) -> Path:
-    """Unpack and merge `images`, bottom to top, below the empty directory `staging`. Returns the merged tree, a directory inside it.
-    Raises Corrupt, DiskFull or P2PDistError."""
+def list_layers(images: Sequence[Image], *, lowest: Image | None) -> list[Listing]:
+    """What the images hold; `lowest` is the one that has no layer below. Raises Corrupt, or P2PDistError where unpacking is not possible
+    here."""
     check_tool()
-    for image in images[1:]:
-        if image.has_xattrs and os.geteuid() != 0:
+    for image in images:
+        if image is not lowest and image.has_xattrs and os.geteuid() != 0:
             raise P2PDistError(
                 f"the layer {image.path.name} has extended attributes, which may hide files below it and which only root can read",
                 remedy="Let the agent run as root, or pack the layer again with p2pdist pack",
             )
-    layers = [_list(image) for image in images]
-    needed, free = sum(layer.size for layer in layers), shutil.disk_usage(staging).free
-    if needed > free:
-        raise DiskFull(str(staging), needed=needed, free=free)
-    merged = staging / "0"
-    modes: dict[Path, os.stat_result] = {}
-    for number, (image, layer) in enumerate(zip(images, layers, strict=True)):
-        tree = staging / str(number)
-        _extract(image, tree)
-        directories, opaque = _tame(tree, image.has_xattrs)
-        if number:
-            _merge(tree, merged, opaque)
-            # Only now: above each whiteout there are real directories, of this layer, and no link of a lower one.
-            for name in layer.whiteouts:
-                _remove(merged / os.fsdecode(name))
-        modes.update((merged / path.relative_to(tree), entry) for path, entry in directories.items())
-    for directory in reversed(list(_directories(merged))):
-        entry = modes[directory]
-        # The top one stays writable, or it could not be renamed.
-        extra = stat.S_IRWXU if directory == merged else 0
-        os.chmod(directory, stat.S_IMODE(entry.st_mode) & 0o1777 | extra)
-        os.utime(directory, ns=(entry.st_atime_ns, entry.st_mtime_ns))
-    return merged
+    return [_list(image) for image in images]
 
 
-def _list(image: Image) -> _Layer:
+def unpack(image: Image, listing: Listing, tree: Path, merged: Path) -> list[Directory]:
+    """Unpack an image at `tree`, which does not exist, and move all of it into `merged`, over what is there. Returns its directories,
+    the root with an empty path, as they are to be in the end; so far all of them are open to this user. Raises Corrupt, DiskFull or
+    OSError."""
+    _extract(image, tree)
+    directories = _tame(tree, image.has_xattrs)
+    _merge(tree, merged, {tree / os.fsdecode(entry.path) for entry in directories if entry.opaque})
+    # Only now: above each whiteout there are real directories, of this layer, and no link of a lower one.
+    for name in listing.whiteouts:
+        _remove(merged / os.fsdecode(name))
+    remove_tree(tree)
+    return directories
+
+
+def _list(image: Image) -> Listing:
     """The listing of an image. Its lines name paths below a prefix that no packer can foresee, so that a file name with line breaks in
     it cannot pass for a line."""
     prefix = secrets.token_hex(16).encode()
@@ -98,7 +91,7 @@ def _list(image: Image) -> _Layer:
         rb"^([-dlbcps])[-rwxsStT]{9} \S+ +(?:(\d+), *(\d+)|(\d+)) \d{4,}-\d\d-\d\d \d\d:\d\d " + prefix, re.MULTILINE
     )
     output = _run(image, "-lln", "-dest", prefix.decode())
-    layer = _Layer()
+    layer = Listing()
     found = list(line.finditer(output))
     for entry, following in zip(found, [*found[1:], None], strict=True):
         if entry[1] == b"-":
@@ -137,34 +130,25 @@ def _extract(image: Image, tree: Path) -> None:
     _run(image, keep, "-dest", str(tree))
 
 
-def _directories(top: Path) -> Iterator[Path]:
-    """`top` and all directories below it, parents first; never through a link."""
-    pending = [top]
-    while pending:
-        directory = pending.pop()
-        yield directory
-        with os.scandir(directory) as children:
-            pending += [directory / child.name for child in children if child.is_dir(follow_symlinks=False)]
-
-
-def _tame(tree: Path, has_xattrs: bool) -> tuple[dict[Path, os.stat_result], set[Path]]:
-    """Drop what may not survive and open every directory to ourselves. Returns the directories as they were, and the opaque ones."""
-    directories: dict[Path, os.stat_result] = {}
-    opaque: set[Path] = set()
+def _tame(tree: Path, has_xattrs: bool) -> list[Directory]:
+    """Drop what may not survive and open every directory to ourselves. Returns the directories as they were."""
+    directories = []
     pending = [tree]
     while pending:
         directory = pending.pop()
-        directories[directory] = entry = directory.lstat()
-        os.chmod(directory, stat.S_IMODE(entry.st_mode) & 0o1777 | stat.S_IRWXU)
-        if has_xattrs and _strip_attributes(directory):
-            opaque.add(directory)
+        entry = directory.lstat()
+        mode = stat.S_IMODE(entry.st_mode) & MODE_MASK
+        os.chmod(directory, mode | stat.S_IRWXU)
+        opaque, xattrs = _strip_attributes(directory) if has_xattrs else (False, ())
+        path = b"" if directory == tree else os.fsencode(directory.relative_to(tree))
+        directories.append(Directory(path, mode, entry.st_mtime_ns, opaque, xattrs))
         with os.scandir(directory) as children:
             for child in children:
                 if child.is_dir(follow_symlinks=False):
                     pending.append(directory / child.name)
                 else:
                     _tame_file(directory / child.name, child.stat(follow_symlinks=False).st_mode, has_xattrs)
-    return directories, opaque
+    return directories
 
 
 def _tame_file(path: Path, mode: int, has_xattrs: bool) -> None:
@@ -172,22 +156,25 @@ def _tame_file(path: Path, mode: int, has_xattrs: bool) -> None:
         path.unlink()
         return
     if not stat.S_ISLNK(mode) and mode & (stat.S_ISUID | stat.S_ISGID):
-        os.chmod(path, stat.S_IMODE(mode) & 0o1777)
+        os.chmod(path, stat.S_IMODE(mode) & MODE_MASK)
     if has_xattrs:
         _strip_attributes(path)
 
 
-def _strip_attributes(path: Path) -> bool:
-    """Remove attributes that grant rights or steer an overlay; says whether the directory was marked opaque."""
+def _strip_attributes(path: Path) -> tuple[bool, Xattrs]:
+    """Remove attributes that grant rights or steer an overlay; returns whether the directory was marked opaque, and what is left."""
+    opaque, kept = False, []
     try:
-        names = os.listxattr(path, follow_symlinks=False)
-        opaque = _OPAQUE in names and os.getxattr(path, _OPAQUE, follow_symlinks=False) == b"y"
-        for name in names:
-            if not name.startswith("user."):
+        for name in os.listxattr(path, follow_symlinks=False):
+            value = os.getxattr(path, name, follow_symlinks=False)
+            if name.startswith("user."):
+                kept.append((os.fsencode(name), value))
+            else:
+                opaque = opaque or (name == _OPAQUE and value == b"y")
                 os.removexattr(path, name, follow_symlinks=False)
     except OSError:
-        return False  # the file system keeps no attributes, so none were written either
-    return opaque
+        return False, ()  # the file system keeps no attributes, so none were written either
+    return opaque, tuple(sorted(kept))
 
 
 def _merge(upper: Path, lower: Path, opaque: set[Path]) -> None:
@@ -216,27 +203,3 @@ def _remove(path: Path) -> None:
         remove_tree(path)
     else:
         path.unlink()
-
-
-def remove_tree(path: Path, *, keep: bool = False) -> None:
-    """Remove a directory with all that is in it, also where directories forbid writing; never follows links nor enters another file
-    system. `keep` leaves the directory itself. A missing directory is fine; raises OSError otherwise."""
-    try:
-        device = path.lstat().st_dev
-    except FileNotFoundError:
-        return
-    found = [path]
-    for directory in found:  # grows while it is walked: parents come before children
-        mode = directory.lstat().st_mode
-        if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:
-            os.chmod(directory, stat.S_IMODE(mode) | stat.S_IRWXU)
-        with os.scandir(directory) as children:
-            for child in children:
-                if not child.is_dir(follow_symlinks=False):
-                    os.unlink(child.path)
-                elif child.stat(follow_symlinks=False).st_dev == device:
-                    found.append(directory / child.name)
-                else:
-                    raise OSError(errno.EBUSY, "something is mounted there", child.path)
-    for directory in reversed(found[1:] if keep else found):
-        directory.rmdir()

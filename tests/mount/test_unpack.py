@@ -12,9 +12,9 @@ import pytest
 
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull
 from p2pdist.mount import kernel
+from p2pdist.mount.removal import remove_tree
 from p2pdist.mount.show import show, unshow
 from p2pdist.mount.squashfs import inspect
-from p2pdist.mount.unpack import remove_tree
 
 Layer = Callable[..., Path]
 OVERLAY_OPAQUE = "trusted.overlay.opaque"

@@ -1,0 +1,159 @@
+"""A package as plain files, which needs no right to mount: squashfs layers unpacked, trees written, one over the other.
+
+In which way the files of trees are given is found out by trying it with an object: file systems, and who owns the objects, decide.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2pdist.model.errors import DiskFull, P2PDistError
+from p2pdist.model.tree import Directory, Entry, File
+from p2pdist.mount.erofs import object_name
+from p2pdist.mount.layers import TreeLayer, check_object, check_objects
+from p2pdist.mount.squashfs import Image
+from p2pdist.mount.tree_files import FICLONE, Given, TreeWriter, finish
+from p2pdist.mount.unpack import Listing, list_layers, unpack
+
+WAYS = ("reflink", "hardlink", "copy")
+"""Ways to give the files of trees, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Materialized:
+    """`path` holds the merged files. `how` is the way in which those of trees were given, or unpack when there are none; `note` says
+    what that means, and why there was no better one."""
+
+    path: Path
+    how: str
+    note: str
+
+
+@dataclass(slots=True)
+class _Tree:
+    """A tree layer with its entries; `stored` are the bytes that each content takes on the disk, once they have been looked at."""
+
+    entries: Sequence[Entry]
+    objects: Path
+    stored: dict[bytes, int] = field(default_factory=dict)
+
+    def files(self) -> Iterator[File]:
+        """Those with content."""
+        return (entry for entry in self.entries if type(entry) is File and entry.size)
+
+    def check(self) -> None:
+        self.stored = self.stored or check_objects(self.entries, self.objects)
+
+
+def materialize(
+    layers: Sequence[Image | TreeLayer], staging: Path, *, writable: bool, how: str | None = None, checked: bool = False
+) -> Materialized:
+    """Write `layers`, bottom to top, below the empty directory `staging`. `how` forces a way; hard links are never made where files are
+    to be written to. Unless the caller has `checked` the objects of the trees, that is done before anything is written. Raises Corrupt,
+    DiskFull, P2PDistError or OSError."""
+    loaded = [_Tree(layer.entries(), layer.objects) if isinstance(layer, TreeLayer) else layer for layer in layers]
+    trees = [layer for layer in loaded if isinstance(layer, _Tree)]
+    if not checked:
+        for tree in trees:
+            tree.check()
+    way, reasons = _choose(trees, staging, how, writable) if trees else ("unpack", [])
+    images = [layer for layer in loaded if isinstance(layer, Image)]
+    listings = list_layers(images, lowest=images[0] if images and loaded[0] is images[0] else None) if images else []
+    needed = sum(listing.size for listing in listings)
+    if way == "copy":
+        for tree in trees:
+            tree.check()
+            needed += sum(tree.stored[file.content] for file in tree.files())
+    if needed > (free := shutil.disk_usage(staging).free):
+        raise DiskFull(str(staging), needed=needed, free=free)
+    try:
+        given = _write(loaded, listings, staging, way)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(str(staging), needed=needed, free=shutil.disk_usage(staging).free) from error
+        raise
+    return Materialized(staging / "merged", way, "; ".join([*reasons, _told(way, given)]))
+
+
+def _write(layers: Sequence[Image | _Tree], listings: Sequence[Listing], staging: Path, way: str) -> Given:
+    given = Given()
+    directories: list[Directory] = []
+    remaining = iter(listings)
+    merged = staging / "merged"
+    merged.mkdir(mode=0o700)
+    top = os.open(merged, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for layer in layers:
+            if isinstance(layer, Image):
+                directories += unpack(layer, next(remaining), staging / "layer", merged)
+                continue
+            objects = os.open(layer.objects, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                directories += TreeWriter(top, objects, way, given).write(layer.entries)
+            finally:
+                os.close(objects)
+        finish(top, directories)
+    finally:
+        os.close(top)
+    return given
+
+
+def _told(way: str, given: Given) -> str:
+    if way == "reflink":
+        return "files of one's own that share their blocks with the store"
+    if way != "hardlink":
+        return "a private copy of the files"
+    told = f"{given.files - given.copied} of {given.files} files are those of the store"
+    if os.geteuid() != 0:
+        told += ", without permission to write to them"
+    return f"{told}, {given.copied} are copies since mode, time or attributes differ" if given.copied else told
+
+
+def _choose(trees: Sequence[_Tree], staging: Path, how: str | None, writable: bool) -> tuple[str, list[str]]:
+    """The best way that works for all trees, or the one that is forced, and why those before it do not work."""
+    reasons: list[str] = []
+    for way in WAYS if how is None else (how,):
+        reason = "the files may be written to" if way == "hardlink" and writable else _try(way, trees, staging)
+        if not reason:
+            return way, reasons
+        reasons.append(f"no {way} ({reason})")
+    raise P2PDistError(
+        f"the package cannot be shown by {how}: {reasons[-1]}",
+        remedy="Let the best way be chosen, or see that store and target are on one file system that can do it",
+    )
+
+
+def _try(way: str, trees: Sequence[_Tree], staging: Path) -> str:
+    """Why a way does not work, or "" when it does for one object of each tree."""
+    for tree in trees:
+        file = next(tree.files(), None)
+        if file is None or way == "copy":
+            continue
+        objects = os.open(tree.objects, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            owner = check_object(file, objects).st_uid
+            if way == "hardlink" and os.geteuid() not in (0, owner):
+                return "the objects belong to somebody else"
+            _probe(way, tree.objects / os.fsdecode(object_name(file.content)), staging / "probe")
+        except OSError as error:
+            return error.strerror or str(error)
+        finally:
+            os.close(objects)
+    return ""
+
+
+def _probe(way: str, source: Path, probe: Path) -> None:
+    try:
+        if way == "hardlink":
+            probe.hardlink_to(source)
+        else:
+            with source.open("rb") as shared, probe.open("wb") as file:
+                fcntl.ioctl(file, FICLONE, shared.fileno())
+    finally:
+        probe.unlink(missing_ok=True)

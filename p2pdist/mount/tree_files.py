@@ -1,0 +1,218 @@
+"""The entries of trees as plain files, with contents given from the store by reflink, hard link or copy.
+
+Everything is made relative to a descriptor of its directory (see `Descent`) and never over something that exists: what a lower layer has
+at the place is removed first, so no link of it leads a write elsewhere. Directories are open to this user until `finish` sets modes,
+times and attributes, the deepest first.
+
+"reflink" (ioctl_ficlone(2): Btrfs, XFS) gives a file of its own that shares blocks with the object. "hardlink" gives the object itself
+another name, which costs no bytes, but it has one mode and one time: those of the first entry that links it. An entry that says
+otherwise, or has attributes, gets a copy. Who may write to such a file writes to the store, so nobody but root ever may: root links no
+file that group or others may write to, and for anybody else write permission is left out. "copy" keeps holes.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, walking_order
+from p2pdist.mount.descent import Descent
+from p2pdist.mount.erofs import object_name
+from p2pdist.mount.layers import check_object, wrong_object
+from p2pdist.mount.removal import remove_tree
+
+FICLONE = 0x40049409
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_DIRECTORY = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+_SEND_MAX = 1 << 30
+
+_linking = threading.Lock()
+"""Between looking at an object's mode and time and having linked it, no other thread may give it others."""
+
+
+@dataclass(slots=True)
+class Given:
+    """How many files with content there are, and how many of them were copied because the object could not be linked for them."""
+
+    files: int = 0
+    copied: int = 0
+
+
+class TreeWriter:
+    """Writes one tree into the directory `top` (a descriptor), over what is there. `way` is reflink, hardlink or copy, `objects` a
+    descriptor of the directory of objects; what was done is added to `given`."""
+
+    def __init__(self, top: int, objects: int, way: str, given: Given) -> None:
+        self._top, self._objects, self._way, self._given = top, objects, way, given
+        self._root = os.geteuid() == 0
+
+    def write(self, entries: Sequence[Entry]) -> list[Directory]:
+        """Write all entries, which are checked and in walking order. Returns the directories, the root among them, which are yet to be
+        finished. Raises Corrupt for an object that is not there as stated, or OSError."""
+        directories = [Directory(b"", 0o755, 0)]
+        with Descent(self._top) as descent, Descent(self._top) as targets:
+            for entry in entries:
+                parent, _, name = entry.path.rpartition(b"/")
+                place = descent.open(parent)
+                match entry:
+                    case Directory():
+                        _make_directory(name, place, opaque=entry.opaque)
+                        directories.append(entry)
+                    case Whiteout():
+                        _remove(name, place)
+                    case _:
+                        try:
+                            self._make(entry, name, place, targets)
+                        except FileExistsError:
+                            _remove(name, place)
+                            self._make(entry, name, place, targets)
+        return directories
+
+    def _make(self, entry: File | Symlink | HardLink, name: bytes, place: int, targets: Descent) -> None:
+        """Make what is no directory; raises FileExistsError, and has changed nothing, when there is something already."""
+        match entry:
+            case File():
+                if not (entry.size and self._way == "hardlink" and self._link(entry, name, place)):
+                    self._new_file(entry, name, place)
+                self._given.files += entry.size > 0
+            case Symlink():
+                os.symlink(entry.target, name, dir_fd=place)
+                os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=place, follow_symlinks=False)
+            case HardLink():
+                parent, _, target = entry.target.rpartition(b"/")
+                source = targets.open(parent)
+                os.link(target, name, src_dir_fd=source, dst_dir_fd=place, follow_symlinks=False)
+
+    def _new_file(self, entry: File, name: bytes, place: int) -> None:
+        file = os.open(name, _NEW, 0o600, dir_fd=place)
+        try:
+            if entry.size:
+                self._fill(entry, file)
+            for attribute, value in entry.xattrs:
+                os.setxattr(file, attribute, value)  # while the file may be written to: the kernel asks for that
+            os.fchmod(file, entry.mode)
+            os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
+        finally:
+            os.close(file)
+
+    def _fill(self, entry: File, file: int) -> None:
+        check_object(entry, self._objects)
+        source = os.open(object_name(entry.content), _READ, dir_fd=self._objects)
+        try:
+            if self._way == "reflink":
+                fcntl.ioctl(file, FICLONE, source)
+            else:
+                _copy(entry, source, file)
+        finally:
+            os.close(source)
+
+    def _link(self, entry: File, name: bytes, place: int) -> bool:
+        """Link the object, if it can have the entry's mode and time. Raises FileExistsError like every way to make a file."""
+        kept = entry.mode if self._root else entry.mode & ~0o222
+        if not entry.xattrs and kept & 0o422 == 0o400:  # its owner, who serves it to others, must be able to read it
+            content = object_name(entry.content)
+            with _linking:
+                found = check_object(entry, self._objects)
+                if found.st_nlink == 1 and stat.S_IMODE(found.st_mode) != kept:
+                    os.chmod(content, kept, dir_fd=self._objects)
+                if found.st_nlink == 1 and found.st_mtime_ns != entry.mtime_ns:
+                    os.utime(content, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=self._objects)
+                if found.st_nlink == 1 or (stat.S_IMODE(found.st_mode), found.st_mtime_ns) == (kept, entry.mtime_ns):
+                    try:
+                        os.link(content, name, src_dir_fd=self._objects, dst_dir_fd=place, follow_symlinks=False)
+                    except OSError as error:
+                        if error.errno != errno.EMLINK:
+                            raise
+                    else:
+                        return True
+        self._given.copied += 1
+        return False
+
+
+def _copy(entry: File, source: int, file: int) -> None:
+    """Copy what is no hole. Raises Corrupt when the source has become shorter."""
+    end = 0
+    while end < entry.size:
+        try:
+            begin = os.lseek(source, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            break  # nothing but a hole up to the end
+        end = os.lseek(source, begin, os.SEEK_HOLE)
+        os.lseek(file, begin, os.SEEK_SET)
+        while begin < end:
+            sent = os.sendfile(file, source, begin, min(end - begin, _SEND_MAX))
+            if sent == 0:
+                raise wrong_object(entry, f"ends at {begin} of {entry.size} bytes")
+            begin += sent
+    os.truncate(file, entry.size)
+
+
+def _make_directory(name: bytes, place: int, *, opaque: bool) -> None:
+    """Make a directory, or take the one that is there; `opaque` ones are emptied, and anything else in its place is removed."""
+    try:
+        os.mkdir(name, 0o700, dir_fd=place)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=place)
+            os.mkdir(name, 0o700, dir_fd=place)
+        elif opaque:
+            remove_tree(name, keep=True, dir_fd=place)
+
+
+def _remove(name: bytes, place: int) -> None:
+    try:
+        found = os.stat(name, dir_fd=place, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(found.st_mode):
+        remove_tree(name, dir_fd=place)
+    else:
+        os.unlink(name, dir_fd=place)
+
+
+def finish(top: int, directories: Iterable[Directory]) -> None:
+    """Give directories below `top` their modes, times and attributes; of several for one path the last counts, and what is no directory
+    any more is passed over. The top itself stays writable, or it could not be renamed. Raises OSError."""
+    found = {directory.path: directory for directory in directories}
+    with Descent(top) as descent:
+        for path in sorted(found, key=walking_order, reverse=True):
+            parent, _, name = path.rpartition(b"/")
+            try:
+                place = os.open(name or b".", _DIRECTORY, dir_fd=descent.open(parent))
+            except OSError as error:
+                if error.errno in _NO_DIRECTORY:
+                    continue
+                raise
+            try:
+                _set_attributes(place, found[path])
+            finally:
+                os.close(place)
+
+
+def _set_attributes(place: int, directory: Directory) -> None:
+    wanted = dict(directory.xattrs)
+    for name in _attributes(place):
+        if name.startswith("user.") and os.fsencode(name) not in wanted:
+            os.removexattr(place, name)  # of a lower layer
+    for attribute, value in directory.xattrs:
+        os.setxattr(place, attribute, value)
+    os.fchmod(place, directory.mode | (0 if directory.path else stat.S_IRWXU))
+    os.utime(place, ns=(directory.mtime_ns, directory.mtime_ns))
+
+
+def _attributes(place: int) -> list[str]:
+    try:
+        return os.listxattr(place)
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            return []  # the file system keeps none
+        raise
