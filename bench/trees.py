@@ -82,14 +82,14 @@ def change_in_place(path: Path, share: float) -> None:
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.seek(size // 2)
-        file.write(random.Random(2).randbytes(int(size * share)))
+        file.write(os.urandom(int(size * share)))
 
 
 def insert(path: Path, count: int) -> None:
     """Insert bytes a third of the way into a file."""
     data = path.read_bytes()
     at = len(data) // 3
-    path.write_bytes(data[:at] + random.Random(3).randbytes(count) + data[at:])
+    path.write_bytes(data[:at] + os.urandom(count) + data[at:])
 
 
 def files_and_bytes(directory: Path) -> tuple[int, int]:

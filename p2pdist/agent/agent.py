@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
 from p2pdist.agent.blob_pull import BlobPull
+from p2pdist.agent.housekeeping import Housekeeping
+from p2pdist.agent.links import DiscoverySettings
 from p2pdist.agent.mounts import Mounts
+from p2pdist.agent.neighbourhood import neighbourhood
 from p2pdist.agent.packages import WAIT_S, Packages
+from p2pdist.agent.preseeding import Preseeding
 from p2pdist.agent.pulls import Pulls
+from p2pdist.agent.showing import Showing
 from p2pdist.agent.tracker_session import TrackerSession
 from p2pdist.agent.turns import Turn, Turns
 from p2pdist.core.bucket import Bucket
@@ -23,7 +26,7 @@ from p2pdist.core.downlink import Downlink
 from p2pdist.core.eviction import choose
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, Unavailable, from_problem
+from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, Unavailable, from_problem
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
     PROTOCOL_VERSION,
@@ -31,17 +34,17 @@ from p2pdist.model.messages import (
     Complaint,
     Hello,
     Holding,
+    Keep,
     Left,
-    MountRequest,
-    MountStatus,
     OriginShare,
     Priority,
     Reject,
+    Release,
     Report,
     StreamRequest,
     check_hello,
 )
-from p2pdist.model.package import Descriptor, decode_manifest
+from p2pdist.model.package import Descriptor
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin, open_origin
@@ -63,7 +66,8 @@ _logger = logging.getLogger(__name__)
 class AgentSettings:
     """How an agent is set up. `address` is where other agents reach it (host:port); `origin` overrides the tracker's;
     `tracker_wait_s` is how long a new pull waits for a tracker; with `tls` it speaks TLS with other agents; `upload_bytes_s` and
-    `download_bytes_s` limit what it gives and takes over the network, `preseed_bytes_s` what of either is for preseeds."""
+    `download_bytes_s` limit what it gives and takes over the network, `preseed_bytes_s` what of either is for preseeds; with `discovery`
+    it looks for trackers and others on its network, and is found by them."""
 
     trackers: tuple[str, ...]
     host: str
@@ -78,6 +82,7 @@ class AgentSettings:
     upload_bytes_s: float | None = None
     download_bytes_s: float | None = None
     preseed_bytes_s: float | None = None
+    discovery: DiscoverySettings | None = None
 
 
 class Agent:
@@ -105,6 +110,7 @@ class Agent:
         )
         self.tls = Tls(settings.tls) if settings.tls is not None else None
         self._own_origin = open_origin(settings.origin) if settings.origin else None
+        self.neighbourhood = neighbourhood(settings.discovery, hello, self.session, self.tls, settings.origin)
         self._tracker_origins: dict[str, Origin] = {}
         self._preparing: asyncio.Task[None] | None = None
         # What can be wrong with the settings is found before the store is opened, which may take long after a crash.
@@ -124,6 +130,9 @@ class Agent:
         self.rejected: Counter[str] = Counter()
         self._packages = Packages(self.store, self.session, self._own_origin, wait_s=settings.tracker_wait_s)
         self.pulls = Pulls(self.store, self._packages, self)
+        self.preseeding = Preseeding(self.store, self.pulls, self._packages, self.session.send)
+        self.showing = Showing(self.store, self.pulls, self.mounts)
+        self.housekeeping = Housekeeping(self.store, self.pulls)
         self._fetching: dict[Digest, BlobPull] = {}
         self._served: set[Digest] = set()
         self._unwanted: set[Digest] = set()
@@ -135,11 +144,16 @@ class Agent:
             if blob.complete:
                 self._serve(blob)
         self._session_task = asyncio.create_task(self.session.run(), name="tracker-session")
+        if self.neighbourhood is not None:
+            await self.neighbourhood.start()
 
     async def stop(self) -> None:
         """A clean stop: end pulls and streams, unmount what was mounted, close the store."""
+        if self.neighbourhood is not None:
+            await self.neighbourhood.stop()
         for fetching in list(self._fetching.values()):
             fetching.stop()
+        await self.preseeding.stop()
         await self.pulls.stop()
         self.turns.stop()
         if self._expiring is not None:
@@ -182,6 +196,8 @@ class Agent:
         fetching.done.add_done_callback(lambda done: self._fetched(fetching, done))
         self._announce(fetching.holding())
         fetching.start()
+        if self.neighbourhood is not None:
+            self.neighbourhood.plan(fetching)
         return blob, fetching
 
     def _begin(self, layer: Descriptor, selection: Selection | None) -> Blob:
@@ -248,20 +264,6 @@ class Agent:
     async def describe(self, digest: Digest) -> Descriptor:
         """What is known of a blob that is asked for by digest, without fetching it. Raises NotFound, Unavailable."""
         return await self._packages.find_blob(digest, lambda text: None)
-
-    def list_packages(self) -> list[dict[str, object]]:
-        """The packages that were pulled here; `complete` says whether all their layers are still there."""
-        listed: list[dict[str, object]] = []
-        for record in self.store.packages():
-            data = self.store.read_small(record.manifest_digest)
-            layers = decode_manifest(data).layers if data else ()
-            here = [blob for blob in (self.store.get(layer.digest) for layer in layers) if blob is not None]
-            complete = data is not None and len(here) == len(layers) and all(blob.complete for blob in here)
-            size = sum(layer.size for layer in layers)
-            listed.append(
-                {"reference": record.reference, "digest": record.manifest_digest, "size": size, "complete": complete}
-            )
-        return listed
 
     def serves(self, digest: Digest) -> bool:
         return digest in self._served
@@ -338,10 +340,12 @@ class Agent:
             return None
         return Report(tuple(advances), sent_bytes, busy_s)
 
-    def _on_message(self, message: Assign | OriginShare | Reject) -> None:
+    def _on_message(self, message: Assign | OriginShare | Keep | Release | Reject) -> None:
         match message:
             case OriginShare(bytes_s):
                 self.origin_share.limit_bytes_s = bytes_s
+            case Keep() | Release():
+                self.preseeding.heard(message)
             case Assign(plan):
                 fetching = self._fetching.get(plan.blob)
                 if fetching is not None:
@@ -358,25 +362,8 @@ class Agent:
             self._preparing = asyncio.create_task(self._prepare_origin(), name="prepare-origin")
         for fetching in list(self._fetching.values()):
             fetching.tracker_changed(present)
-
-    # -- mounts
-
-    async def mount(self, request: MountRequest) -> MountStatus:
-        """Pull a package and show it."""
-        package = await self.pulls.package(request.package)
-        blobs = [self.store.get(layer.digest) for layer in package.manifest.layers]
-        if any(blob is None or not blob.complete for blob in blobs):
-            raise NotFound(f"a layer of {request.package} was evicted", remedy="Give the store more capacity")
-        present = [blob for blob in blobs if blob is not None]
-
-        def hold() -> Callable[[], None]:
-            claims = ExitStack()
-            for blob in present:
-                claims.enter_context(blob.held())
-            return claims.close
-
-        paths = [blob.path for blob in present]
-        return await self.mounts.show(str(package.reference), package.digest, paths, package.config, request, hold)
+        if present:
+            self.preseeding.connected()
 
 
 def _holding_of(blob: Blob) -> Holding:

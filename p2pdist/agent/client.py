@@ -14,7 +14,17 @@ import aiohttp
 import msgspec
 
 from p2pdist.model.errors import P2PDistError, Unavailable, UsageError, from_problem
-from p2pdist.model.messages import MountRequest, MountStatus, PullRequest, PullStatus
+from p2pdist.model.messages import (
+    MountRequest,
+    MountStatus,
+    PinRequest,
+    PinStatus,
+    PullRequest,
+    PullStatus,
+    Removed,
+    Verified,
+    VerifyRequest,
+)
 
 DEFAULT_SOCKET = Path("/run/p2pdist/agent.sock")
 SOCKET_PATH_BYTES_MAX = 107
@@ -24,7 +34,7 @@ POLL_S = 0.2
 ANSWER_BYTES_MAX = 64 << 20
 CONNECT_S_MAX = 10.0
 REQUEST_S_MAX = 60.0
-MOUNT_S_MAX = 3600.0
+PIN_S_MAX = MOUNT_S_MAX = 3600.0
 """Unpacking a large package takes minutes."""
 
 AWAY_S_MAX = 5.0
@@ -39,6 +49,10 @@ class _Mounts(msgspec.Struct):
 
 class _Packages(msgspec.Struct):
     packages: list[dict[str, Any]]
+
+
+class _Pins(msgspec.Struct):
+    pins: list[PinStatus]
 
 
 class LocalClient:
@@ -104,6 +118,44 @@ class LocalClient:
     async def packages(self) -> list[dict[str, Any]]:
         """Packages in the store: reference, digest, size (bytes), complete."""
         return (await self._ask("GET", "/v1/packages", _Packages)).packages
+
+    async def remove(self, reference: str) -> Removed:
+        """Remove a package from the store."""
+        return await self._ask("DELETE", "/v1/packages", Removed, query={"reference": reference})
+
+    async def collect(self) -> Removed:
+        """Remove what nothing names."""
+        return await self._ask("POST", "/v1/collect", Removed, timeout_s=MOUNT_S_MAX)
+
+    async def pin(self, reference: str, owner: str = "") -> PinStatus:
+        """Pull a package and keep it."""
+        return await self._ask("POST", "/v1/pins", PinStatus, body=PinRequest(reference, owner), timeout_s=PIN_S_MAX)
+
+    async def unpin(self, reference: str = "", owner: str = "") -> PinStatus:
+        """Keep a package no longer."""
+        return await self._ask("DELETE", "/v1/pins", PinStatus, query={"package": reference, "owner": owner})
+
+    async def pins(self) -> list[PinStatus]:
+        """Who keeps what."""
+        return (await self._ask("GET", "/v1/pins", _Pins)).pins
+
+    async def verify(self, request: VerifyRequest, on_progress: Callable[[Verified], None]) -> Verified:
+        """Read everything in the store, with `on_progress` told now and then; returns what was found in the end."""
+        assert self._session is not None, "a LocalClient is used inside `async with`"
+        last = Verified(0, 0, ())
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX)
+        try:
+            async with self._session.post("/v1/verify", data=_encode(request), timeout=timeout) as response:
+                if response.status >= 400:
+                    self._decode(response.status, await response.read(), None)
+                async for line in response.content:
+                    last = self._decode(200, line, Verified)
+                    on_progress(last)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise self._no_answer(error) from error
+        if not last.done:
+            raise Unavailable("the agent ended before everything was verified", remedy="See its log; verify again")
+        return last
 
     async def status(self) -> dict[str, Any]:
         """The agent, its tracker, its store and its pulls, as one document."""

@@ -6,6 +6,7 @@ Thin handlers: decode, ask the agent, encode.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TypeVar
 
 import msgspec
@@ -17,7 +18,7 @@ from p2pdist.agent.metrics import registry
 from p2pdist.agent.turns import RangeTurn
 from p2pdist.model.digest import parse_digest
 from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, UsageError
-from p2pdist.model.messages import MountRequest, PullRequest
+from p2pdist.model.messages import BlobHolding, MountRequest, PinRequest, PullRequest, VerifyRequest
 from p2pdist.model.pieces import PieceSet
 from p2pdist.transfer.frames import stream_length
 from p2pdist.transfer.problems import problems
@@ -95,6 +96,17 @@ async def _stream(request: web.Request) -> web.StreamResponse:
         turn.close()
 
 
+async def _holding(request: web.Request) -> web.Response:
+    """GET /v1/blobs/{digest}/holding?host=: how much of a blob is here, and whether it may yet turn to `host` for it; fetches nothing."""
+    agent, digest = request.app[AGENT], parse_digest(request.match_info["digest"])
+    blob, neighbourhood = agent.store.get(digest), agent.neighbourhood
+    if blob is None or not agent.serves(digest):
+        raise NotFound(f"this agent neither holds nor fetches {digest}")
+    asker = request.query.get("host", "")
+    settled = blob.complete or neighbourhood is None or neighbourhood.settled(digest, asker)
+    return _answer(BlobHolding(len(blob.have), blob.layout.count, settled))
+
+
 async def _blob(request: web.Request) -> web.StreamResponse:
     """GET /v1/blobs/{digest}: the blob or a range of it; what is missing is fetched through the swarm. Takes turns with streams."""
     turn = request.app[AGENT].turns.open_range()
@@ -159,7 +171,7 @@ async def _pull_list(request: web.Request) -> web.Response:
 
 async def _mount(request: web.Request) -> web.Response:
     """POST /v1/mounts"""
-    return _answer(await request.app[AGENT].mount(await _decode(request, MountRequest)))
+    return _answer(await request.app[AGENT].showing.mount(await _decode(request, MountRequest)))
 
 
 async def _mounts(request: web.Request) -> web.Response:
@@ -177,7 +189,46 @@ async def _unmount(request: web.Request) -> web.Response:
 
 async def _packages(request: web.Request) -> web.Response:
     """GET /v1/packages"""
-    return _answer({"packages": await asyncio.to_thread(request.app[AGENT].list_packages)})
+    return _answer({"packages": await request.app[AGENT].housekeeping.packages()})
+
+
+async def _remove(request: web.Request) -> web.Response:
+    """DELETE /v1/packages?reference=..."""
+    return _answer(await request.app[AGENT].housekeeping.remove(request.query.get("reference", "")))
+
+
+async def _pin(request: web.Request) -> web.Response:
+    """POST /v1/pins"""
+    wanted = await _decode(request, PinRequest)
+    return _answer(await request.app[AGENT].housekeeping.pin(wanted.package, wanted.owner))
+
+
+async def _pins(request: web.Request) -> web.Response:
+    """GET /v1/pins"""
+    return _answer({"pins": request.app[AGENT].housekeeping.pins()})
+
+
+async def _unpin(request: web.Request) -> web.Response:
+    """DELETE /v1/pins?package=... or ?owner=..."""
+    query = request.query
+    return _answer(await request.app[AGENT].housekeeping.unpin(query.get("package", ""), query.get("owner", "")))
+
+
+async def _collect(request: web.Request) -> web.Response:
+    """POST /v1/collect"""
+    return _answer(await request.app[AGENT].housekeeping.collect())
+
+
+async def _verify(request: web.Request) -> web.StreamResponse:
+    """POST /v1/verify"""
+    wanted = await _decode(request, VerifyRequest)
+    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    await response.prepare(request)
+    found = request.app[AGENT].housekeeping.verify(repair=wanted.repair, bytes_s=wanted.bytes_s)
+    async with contextlib.aclosing(found):
+        async for each in found:
+            await response.write(msgspec.json.encode(each) + b"\n")
+    return response
 
 
 async def _status(request: web.Request) -> web.Response:
@@ -217,7 +268,13 @@ def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
     """The application for TCP and the one for the Unix socket."""
     metrics = registry(agent)
     public, local = _common(agent, metrics), _common(agent, metrics)
-    public.add_routes([web.post("/v1/streams", _stream), web.get("/v1/blobs/{digest}", _blob)])
+    public.add_routes(
+        [
+            web.post("/v1/streams", _stream),
+            web.get("/v1/blobs/{digest}", _blob),
+            web.get("/v1/blobs/{digest}/holding", _holding),
+        ]
+    )
     local.add_routes(
         [
             web.get("/v1/blobs/{digest}", _local_blob),
@@ -228,6 +285,12 @@ def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
             web.get("/v1/mounts", _mounts),
             web.delete("/v1/mounts", _unmount),
             web.get("/v1/packages", _packages),
+            web.delete("/v1/packages", _remove),
+            web.post("/v1/pins", _pin),
+            web.get("/v1/pins", _pins),
+            web.delete("/v1/pins", _unpin),
+            web.post("/v1/collect", _collect),
+            web.post("/v1/verify", _verify),
             web.get("/v1/status", _status),
         ]
     )

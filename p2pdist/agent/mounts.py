@@ -21,6 +21,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, TooLarge, UsageError
 from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.model.package import Config
+from p2pdist.mount.layers import Layer, SquashfsLayer
 from p2pdist.mount.show import Leftover, Shown, clean_leftovers, show, shown, unshow
 
 MOUNTS_MAX = 1000
@@ -71,12 +72,12 @@ class Mounts:
         self,
         reference: str,
         manifest_digest: Digest,
-        layers: Sequence[Path],
+        layers: Sequence[Layer],
         config: Config,
         request: MountRequest,
         hold: Callable[[], Release],
     ) -> MountStatus:
-        """Show verified `layers`, bottom to top, as `request` says. `hold` claims the blobs and returns what gives the claim up. Raises
+        """Show verified `layers`, bottom to top, as `request` says. `hold` claims them and returns what gives the claim up. Raises
         what `p2pdist.mount.show.show` raises, and TooLarge over MOUNTS_MAX; then nothing is held."""
         if self._closed:
             raise Conflict("the agent is stopping and shows nothing new", remedy="Start it again")
@@ -92,8 +93,12 @@ class Mounts:
             env=config.env,
             working_dir=config.working_dir,
         )
-        if request.how == "userns" or (request.how == "images" and os.geteuid() != 0):
-            return self._hand_out(status, layers, hold)
+        images = [layer.path for layer in layers if isinstance(layer, SquashfsLayer)]
+        if len(images) == len(layers):
+            if request.how == "userns" or (request.how == "images" and os.geteuid() != 0):
+                return self._hand_out(status, images, hold)
+        elif request.how == "userns":
+            raise UsageError("a package with tree layers cannot be shown in a user namespace", remedy="Leave out --how")
         target = self._target(request.path)
         key = str(target)
         if key in self._entries or key in self._reserved:
@@ -143,7 +148,7 @@ class Mounts:
         return Path(os.path.realpath(path))
 
     async def _show(
-        self, key: str, status: MountStatus, layers: Sequence[Path], hold: Callable[[], Release]
+        self, key: str, status: MountStatus, layers: Sequence[Layer], hold: Callable[[], Release]
     ) -> MountStatus:
         how = None if status.how in ("", "images") else status.how
         release: Release = _nothing_held
@@ -157,6 +162,7 @@ class Mounts:
                 writable=status.writable,
                 how=how,
                 label=f"{status.reference} {status.digest}",
+                checked=True,
             )
         except BaseException:
             release()

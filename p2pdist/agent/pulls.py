@@ -15,11 +15,13 @@ from typing import Literal, Protocol
 
 from p2pdist.agent.blob_pull import BlobPull
 from p2pdist.agent.packages import Package, Packages
+from p2pdist.agent.tree_pull import TreePull, together
 from p2pdist.agent.whole_digest import check_whole
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable, UsageError
 from p2pdist.model.messages import Priority, PullRequest, PullStatus
-from p2pdist.model.package import Descriptor, parse_reference
+from p2pdist.model.package import TREE_TYPE, Descriptor, parse_reference
+from p2pdist.model.selection import Selection
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
 
@@ -36,9 +38,11 @@ _logger = logging.getLogger(__name__)
 class Fetcher(Protocol):
     """Fetches one blob into the store."""
 
-    async def fetch(self, layer: Descriptor, priority: Priority) -> tuple[Blob, BlobPull | None]:
-        """The blob, not yet held, and its pull, started or joined; None when it is complete already. A preseed that is joined by who waits
-        for it is no preseed any more."""
+    async def fetch(
+        self, layer: Descriptor, priority: Priority, selection: Selection | None
+    ) -> tuple[Blob, BlobPull | None]:
+        """The blob, not yet held, and its pull, started or joined; None when it is complete already. `selection` is what `layer` describes,
+        if that is one. A preseed that is joined by who waits for it is no preseed any more."""
 
     async def discard(self, digest: Digest) -> None:
         """Remove what came of a blob that turned out to be wrong or gone."""
@@ -64,6 +68,10 @@ class Pull:
     blobs: list[BlobPull] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def skip(self, count: int) -> None:
+        """Note that so many bytes need not be moved."""
+        self.bytes_cached += count
 
     def status(self) -> PullStatus:
         by = {kind: sum(blob.bytes_by_source[kind] for blob in self.blobs) for kind in ("origin", "peer")}
@@ -183,22 +191,23 @@ class Pulls:
     async def _run_package(self, pull: Pull) -> None:
         package = await self._packages.find(parse_reference(pull.reference), lambda text: setattr(pull, "note", text))
         pull.digest = package.digest
-        layers = {layer.digest: layer for layer in package.manifest.layers}
-        pull.bytes_total = sum(layer.size for layer in layers.values())
+        manifest = package.manifest
+        pull.bytes_total = sum(blob.size for blob in manifest.blobs)
         pull.state, pull.note = "running", ""
         large, small = asyncio.Semaphore(BLOBS_AT_ONCE), asyncio.Semaphore(SMALL_BLOBS_AT_ONCE)
         with ExitStack() as holds:
-            for layer in layers.values():  # first of all, so that what is here does not make room for what is not
-                here = self._store.get(layer.digest)
-                if here is not None and here.complete and here.pieces_digest == layer.pieces_digest:
+            for blob in manifest.blobs:  # first of all, so that what is here does not make room for what is not
+                here = self._store.get(blob.digest)
+                if here is not None and here.complete and here.pieces_digest == blob.pieces_digest:
                     holds.enter_context(here.held())
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for layer in layers.values():
-                        slots = large if layer.layout.stripes > 1 else small
-                        group.create_task(self._fetch(pull, layer, slots, holds))
-            except* P2PDistError as failures:
-                raise failures.exceptions[0] from None
+
+            async def fetch(blob: Descriptor, selection: Selection | None = None) -> Blob:
+                slots = large if blob.layout.stripes > 1 else small
+                return await self._fetch(pull, blob, slots, holds, selection=selection)
+
+            images = [layer for layer in manifest.layers if layer.media_type != TREE_TYPE]
+            trees = TreePull(manifest, self._store, fetch, self._packages.pieces, holds, pull.skip)
+            await together([*map(fetch, images), trees.run()])
             await asyncio.to_thread(self._store.record_package, pull.reference, package.digest)
         pull.package = package
 
@@ -217,11 +226,18 @@ class Pulls:
                 pull.output = await asyncio.to_thread(blob.give, Path(pull.request.output), hardlink=True)
 
     async def _fetch(
-        self, pull: Pull, layer: Descriptor, slots: asyncio.Semaphore, holds: ExitStack, *, whole: bool = False
+        self,
+        pull: Pull,
+        layer: Descriptor,
+        slots: asyncio.Semaphore,
+        holds: ExitStack,
+        *,
+        whole: bool = False,
+        selection: Selection | None = None,
     ) -> Blob:
         """Bring one blob here. It is held by `holds` from then on, so that no other layer is put in its place."""
         async with slots:
-            blob, fetching = await self._fetcher.fetch(layer, pull.request.priority)
+            blob, fetching = await self._fetcher.fetch(layer, pull.request.priority, selection)
             with ExitStack() as hold:
                 hold.enter_context(blob.held())
                 failure = await self._arrival(pull, layer, fetching, whole=whole)

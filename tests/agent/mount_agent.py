@@ -18,6 +18,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, P2PDistError
 from p2pdist.model.messages import MountRequest, PullRequest, PullStatus
 from p2pdist.model.package import Config
+from p2pdist.mount.layers import SquashfsLayer
 
 DIGEST = Digest("sha256:" + "ab" * 32)
 
@@ -71,7 +72,8 @@ class MountAgent:
 
     async def mount(self, request: web.Request) -> web.Response:
         wanted = msgspec.json.decode(await request.read(), type=MountRequest)
-        return answer(await self.mounts.show("app:v1", DIGEST, self.images, self.config, wanted, self.hold))
+        layers = [SquashfsLayer(image) for image in self.images]
+        return answer(await self.mounts.show("app:v1", DIGEST, layers, self.config, wanted, self.hold))
 
     async def unmount(self, request: web.Request) -> web.Response:
         return answer(await self.mounts.unshow(request.query["path"], request.query.get("force") == "1"))

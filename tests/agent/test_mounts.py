@@ -18,6 +18,7 @@ from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
 from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.model.package import Config
 from p2pdist.mount import kernel
+from p2pdist.mount.layers import SquashfsLayer
 
 DIGEST = Digest("sha256:" + "ab" * 32)
 CONFIG = Config(("python", "-m", "train"), ("A=1",), "/app")
@@ -58,7 +59,8 @@ def images(tmp_path: Path) -> list[Path]:
 
 async def shown(mounts: Mounts, images: list[Path], claims: Claims, path: Path | str = "", **how: str) -> MountStatus:
     request = MountRequest("app:v1", str(path), **how)
-    return await mounts.show("app:v1", DIGEST, images, CONFIG, request, claims.hold)
+    layers = [SquashfsLayer(image) for image in images]
+    return await mounts.show("app:v1", DIGEST, layers, CONFIG, request, claims.hold)
 
 
 async def test_shown_listed_and_gone(tmp_path: Path, images: list[Path], claims: Claims) -> None:
@@ -168,10 +170,11 @@ from pathlib import Path
 from p2pdist.agent.mounts import Mounts
 from p2pdist.model.messages import MountRequest
 from p2pdist.model.package import Config
+from p2pdist.mount.layers import SquashfsLayer
 async def main():
     mounts = Mounts(Path(sys.argv[1]))
-    images = [Path(name) for name in sys.argv[3:]]
-    await mounts.show("app:v1", "sha256:" + "ab" * 32, images, Config(), MountRequest("app:v1", sys.argv[2]), lambda: lambda: None)
+    layers = [SquashfsLayer(Path(name)) for name in sys.argv[3:]]
+    await mounts.show("app:v1", "sha256:" + "ab" * 32, layers, Config(), MountRequest("app:v1", sys.argv[2]), lambda: lambda: None)
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """

@@ -1,0 +1,195 @@
+"""From an edit to running programs: pack, push, and the program's first line on every agent; and how long a package takes to be shown.
+
+    python -m bench.edit_to_start --tree generated --files 200000 --size-mib 5000 --agents 8
+
+The package is pulled by every agent in its first version; then one file is edited. Everything is a process of its own on this machine,
+below TMPDIR, and is removed afterwards. Showing needs root, or is materialized.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from bench import trees
+from bench.packers import call
+from bench.processes import end
+from bench.table import render
+
+PROJECT = Path(__file__).resolve().parent.parent
+MIB = 1 << 20
+READY_S = 60.0
+GOAL_S = 3.0
+SPARE_BYTES = 128 << 10
+"""Beside the changed file so much may move to each host."""
+
+SHOWN_GOAL_S, WALK_GOAL_S = 0.1, 0.5
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Installation:
+    """A tracker and agents; ends what it started."""
+
+    def __init__(self, place: Path, program: str, agents: int) -> None:
+        self.place, self.program = place, program
+        self.origin = f"file://{place / 'origin'}"
+        self.sockets = [place / f"agent{number}.sock" for number in range(agents)]
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Installation:
+        url = f"127.0.0.1:{free_port()}"
+        self._spawn("tracker", "--listen", url, "--origin", self.origin, "--state", str(self.place / "state"))
+        for number, path in enumerate(self.sockets):
+            address = ("--listen", f"127.0.0.1:{free_port()}", "--name", f"h{number}")
+            store = str(self.place / f"store{number}")
+            self._spawn("agent", "--tracker", f"http://{url}", *address, "--store", store, "--socket", str(path))
+        for path in self.sockets:
+            self._wait(path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in reversed(self._processes):
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                end(process)
+
+    def _spawn(self, *words: str) -> None:
+        with (self.place / f"{words[0]}.log").open("ab") as log:
+            words = (self.program, *words, "--log-level", "warning")
+            self._processes.append(subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True))
+
+    @staticmethod
+    def _wait(path: Path) -> None:
+        deadline = time.monotonic() + READY_S
+        words = ["curl", "-sf", "-o", "/dev/null", "--unix-socket", str(path), "http://agent/readyz"]
+        while subprocess.run(words, check=False).returncode:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no agent answers on {path}")
+            time.sleep(0.1)
+
+    def ask(self, *words: str) -> Any:
+        return json.loads(call(self.program, *words, "--json"))
+
+    def everywhere(self, *words: str) -> list[str]:
+        """Run a verb with the socket of every agent, at the same time; what each wrote."""
+        with ThreadPoolExecutor(len(self.sockets)) as pool:
+            return list(
+                pool.map(lambda path: call(self.program, words[0], "--socket", str(path), *words[1:]), self.sockets)
+            )
+
+
+def measure(source: Path, site: Installation) -> dict[str, Any]:
+    """One version to all, an edit, the second version started everywhere."""
+    pack = ("--format", "tree", "--layout", str(site.place / "layout"), "--entrypoint", '["/bin/echo", "started"]')
+    push = ("--layout", str(site.place / "layout"), "--origin", site.origin)
+    site.ask("pack", str(source), "-t", "app:v1", *pack)
+    site.ask("push", "app:v1", *push)
+    started = time.monotonic()
+    site.everywhere("pull", "app:v1", "--json")
+    first_s = time.monotonic() - started
+    time.sleep(1.1)
+    site.ask("pack", str(source), "-t", "app:v1", *pack)  # what was new at the first packing is believed from here on
+    changed = trees.edit(source)
+    started = time.monotonic()
+    packed = site.ask("pack", str(source), "-t", "app:v2", *pack)
+    pushed = site.ask("push", "app:v2", *push)
+    pushed_s = time.monotonic() - started
+    said = site.everywhere("run", "app:v2")
+    started_s = time.monotonic() - started
+    if any("started" not in each for each in said):
+        raise RuntimeError(f"a program did not start: {said}")
+    moved = site.ask("pull", "--socket", str(site.sockets[0]), "app:v2")
+    return {
+        "first_pull_s": first_s,
+        "changed_bytes": changed,
+        "sent_bytes": pushed["bytes_sent"],
+        "moved_bytes": moved["bytes_total"] - moved["bytes_cached"] or pushed["bytes_sent"],
+        "pack_s": packed["seconds"],
+        "pushed_s": pushed_s,
+        "edit_to_start_s": started_s,
+        **shown(site),
+    }
+
+
+def shown(site: Installation) -> dict[str, Any]:
+    """Mount, walk and unmount by the first agent, warm."""
+    target = site.place / "shown"
+    path = str(site.sockets[0])
+    mounts, walks = [], []
+    how, count = "", 0
+    for _ in range(3):
+        words = ["curl", "-s", "--unix-socket", path, "http://agent/v1/mounts", "-w", "\n%{time_total}"]
+        body = json.dumps({"package": "app:v2", "path": str(target)})
+        answer, _, seconds = call(*words, "-d", body).rpartition("\n")
+        how = json.loads(answer)["how"]
+        mounts.append(float(seconds))
+        started = time.monotonic()
+        count = len(call("find", str(target)).splitlines())
+        walks.append(time.monotonic() - started)
+        call(site.program, "umount", str(target), "--socket", path)
+    return {"how": how, "shown_s": statistics.median(mounts), "walk_s": statistics.median(walks), "entries": count}
+
+
+def table(found: dict[str, Any]) -> str:
+    per_100k = found["walk_s"] * 100_000 / found["entries"]
+    rows = [
+        ["first version pulled by all", f"{found['first_pull_s']:.2f} s", "-"],
+        ["edited: packed", f"{found['pack_s']:.2f} s", "-"],
+        ["edited: packed and pushed", f"{found['pushed_s']:.2f} s", "-"],
+        ["edited: started everywhere", f"{found['edit_to_start_s']:.2f} s", f"{GOAL_S:g} s"],
+        ["bytes to each host", f"{found['moved_bytes']:,}", f"{found['changed_bytes'] + SPARE_BYTES:,}"],
+        [f"shown ({found['how']})", f"{found['shown_s'] * 1000:.1f} ms", f"{SHOWN_GOAL_S * 1000:g} ms"],
+        ["walked by find, per 100,000", f"{per_100k:.2f} s", f"{WALK_GOAL_S:g} s"],
+    ]
+    return render(f"From an edit to running programs on {found['agents']} agents", ("what", "measured", "goal"), rows)
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.edit_to_start", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tree", choices=("real", "generated"), default="generated")
+    parser.add_argument("--files", type=int, default=200_000, help="of the generated tree [%(default)s]")
+    parser.add_argument("--size-mib", type=int, default=5000, help="of the generated tree [%(default)s]")
+    parser.add_argument("--agents", type=int, default=8, help="[%(default)s]")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    chosen = arguments()
+    place = Path(tempfile.mkdtemp(prefix="p2pdist-start-"))
+    try:
+        if chosen.tree == "real":
+            source = trees.environment(place / "environment", PROJECT)
+        else:
+            source = trees.generated(place / "generated", files=chosen.files, size=chosen.size_mib * MIB)
+        with Installation(place, str(Path(sys.executable).parent / "p2pdist"), chosen.agents) as site:
+            found = {"agents": chosen.agents, **measure(source, site)}
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    print(json.dumps(found) if chosen.json else table(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

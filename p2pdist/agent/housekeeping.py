@@ -1,0 +1,199 @@
+"""What an operator does with the packages of this host: list, pin, remove, collect, verify."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+
+from p2pdist.agent.pulls import Pulls
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError
+from p2pdist.model.messages import PinStatus, PullRequest, Removed, Verified
+from p2pdist.model.package import TREE_TYPE, Descriptor, Manifest, decode_manifest, parse_reference
+from p2pdist.store.blobs import BlobStore
+from p2pdist.store.verification import Checked
+
+PIN_PREFIX = "pin:"
+"""Before the reference in the name of the owner of an operator's pin."""
+
+BATCH = 256
+"""So many things are verified between two words about it."""
+
+
+class Housekeeping:
+    """Used from the event loop."""
+
+    def __init__(self, store: BlobStore, pulls: Pulls) -> None:
+        self._store, self._pulls = store, pulls
+
+    async def packages(self) -> list[dict[str, object]]:
+        """The packages that were pulled here; `complete` says whether all their layers are still there."""
+        return await asyncio.to_thread(self._packages)
+
+    def _packages(self) -> list[dict[str, object]]:
+        listed: list[dict[str, object]] = []
+        pinned = {digest for digests in self._store.pins().values() for digest in digests}
+        for record in self._store.packages():
+            manifest = self._manifest(record.manifest_digest)
+            listed.append(
+                {
+                    "reference": record.reference,
+                    "digest": record.manifest_digest,
+                    "size": sum(blob.size for blob in manifest.blobs) if manifest else 0,
+                    "complete": manifest is not None and all(map(self._is_here, manifest.layers)),
+                    "pinned": manifest is not None and any(layer.digest in pinned for layer in manifest.layers),
+                    "last_used": record.last_used,
+                }
+            )
+        return listed
+
+    def _manifest(self, digest: Digest) -> Manifest | None:
+        data = self._store.read_small(digest)
+        return decode_manifest(data) if data else None
+
+    def _is_here(self, layer: Descriptor) -> bool:
+        """Whether a layer can be shown."""
+        if layer.media_type == TREE_TYPE:
+            return self._store.trees.complete(layer.digest)
+        blob = self._store.get(layer.digest)
+        return blob is not None and blob.complete
+
+    # -- pins
+
+    async def pin(self, reference: str, owner: str = "") -> PinStatus:
+        """Pull a package and keep its layers until `owner` gives them up; without one until the package is unpinned by its name. Raises
+        what pulling raises."""
+        name = str(parse_reference(reference))
+        owner = owner or PIN_PREFIX + name
+        package = await self._pulls.package(name)
+        for layer in package.manifest.layers:
+            await asyncio.to_thread(self._store.pin, layer.digest, owner)
+        return PinStatus(owner, tuple(layer.digest for layer in package.manifest.layers))
+
+    async def unpin(self, reference: str = "", owner: str = "") -> PinStatus:
+        """Give up what `pin` keeps. Raises NotFound."""
+        owner = owner or PIN_PREFIX + str(parse_reference(reference))
+        digests = self._store.pins().get(owner)
+        if not digests:
+            raise NotFound(f"nothing is pinned by {owner}", remedy="p2pdist pin --list says what is")
+        await asyncio.to_thread(self._store.unpin, owner)
+        return PinStatus(owner, tuple(sorted(digests)))
+
+    def pins(self) -> list[PinStatus]:
+        """All pins, by owner."""
+        return [PinStatus(owner, tuple(sorted(digests))) for owner, digests in sorted(self._store.pins().items())]
+
+    # -- removing
+
+    async def remove(self, reference: str) -> Removed:
+        """Remove a package with what no other package here needs. Raises NotFound, Conflict when it is pinned or in use."""
+        return await asyncio.to_thread(self._remove, str(parse_reference(reference)))
+
+    def _remove(self, reference: str) -> Removed:
+        record = self._store.package(reference)
+        if record is None:
+            raise NotFound(f"{reference} is not on this host", remedy="p2pdist ls says what is")
+        manifest = self._manifest(record.manifest_digest)
+        same = [each for each in self._store.packages() if each.manifest_digest == record.manifest_digest]
+        before = self._store.usage().bytes_total
+        if manifest is not None and all(each.reference == reference or "@" in each.reference for each in same):
+            self._remove_blobs(manifest, {each.reference for each in same})
+            for each in same:
+                self._store.forget_package(each.reference)
+        else:
+            self._store.forget_package(reference)
+        self._store.collect()
+        return Removed(reference, max(0, before - self._store.usage().bytes_total))
+
+    def _remove_blobs(self, manifest: Manifest, names: set[str]) -> None:
+        kept: set[Digest] = set()
+        for other in self._store.packages():
+            if other.reference not in names and (found := self._manifest(other.manifest_digest)):
+                kept.update(blob.digest for blob in found.blobs)
+        going = [blob for blob in manifest.blobs if blob.digest not in kept]
+        trees = self._store.trees.list()
+        for blob in going:  # nothing is removed of a package that must stay
+            if owners := self._store.owners(blob.digest):
+                raise Conflict(
+                    f"a package with {blob.digest} is pinned by {', '.join(sorted(owners)[:3])}",
+                    remedy="Unpin it first: p2pdist pin --remove",
+                )
+            held = self._store.get(blob.digest)
+            if (held is not None and held.in_use) or any(each.root == blob.digest and each.in_use for each in trees):
+                raise Conflict(f"{blob.digest} is in use", remedy="Wait for its pulls, unmount what shows it")
+        for root in {each.root for each in trees} & {blob.digest for blob in going}:
+            self._store.trees.remove(root)
+        for blob in going:
+            if self._store.get(blob.digest) is not None:
+                self._store.remove(blob.digest)
+
+    async def collect(self) -> Removed:
+        """Remove what nothing names."""
+        return Removed("", await asyncio.to_thread(self._store.collect))
+
+    # -- verifying
+
+    async def verify(self, *, repair: bool, bytes_s: float | None = None) -> AsyncGenerator[Verified]:
+        """Read everything that is stored and compare it with its name: what was found so far, again and again, and in the end all of it.
+        What is wrong is dropped; with `repair` the packages that lost something are pulled again."""
+        loop, stop = asyncio.get_running_loop(), threading.Event()
+        found: asyncio.Queue[list[Checked] | None] = asyncio.Queue(4)
+
+        def put(batch: list[Checked] | None) -> None:
+            asyncio.run_coroutine_threadsafe(found.put(batch), loop).result()
+
+        reading = asyncio.create_task(asyncio.to_thread(_read, self._store, bytes_s, stop, put))
+        count = size = 0
+        wrong: list[str] = []
+        try:
+            while (batch := await found.get()) is not None:
+                count, size = count + len(batch), size + sum(each.size for each in batch)
+                wrong += [each.name for each in batch if not each.ok]
+                yield Verified(count, size, tuple(wrong))
+            await reading
+        finally:
+            stop.set()
+            while not reading.done():  # it may be waiting for room in the queue
+                while not found.empty():
+                    found.get_nowait()
+                await asyncio.wait([reading], timeout=0.05)
+        repaired, failed = await self._repair() if repair and wrong else ([], [])
+        yield Verified(count, size, tuple(wrong), True, tuple(repaired), tuple(failed))
+
+    async def _repair(self) -> tuple[list[str], list[str]]:
+        """Pull the packages that are no longer complete: which ones are again, and which are not and why."""
+        repaired, failed = [], []
+        for package in await self.packages():
+            if package["complete"]:
+                continue
+            name = str(package["reference"])
+            pull = self._pulls.start(PullRequest(package=name))
+            assert pull.task is not None
+            await asyncio.shield(pull.task)
+            if pull.error is None:
+                repaired.append(name)
+            else:
+                failed.append(f"{name}: {pull.error.what}")
+        return repaired, failed
+
+
+def _read(
+    store: BlobStore, bytes_s: float | None, stop: threading.Event, put: Callable[[list[Checked] | None], None]
+) -> None:
+    """Hand over what verifying finds, batch by batch; None at the end."""
+    batch: list[Checked] = []
+    try:
+        for checked in store.verify(bytes_s=bytes_s):
+            batch.append(checked)
+            if stop.is_set():
+                break
+            if len(batch) == BATCH or not checked.ok or checked.size > 1 << 24:
+                put(batch)
+                batch = []
+    except P2PDistError:
+        stop.set()
+        raise
+    finally:
+        put(batch)
+        put(None)

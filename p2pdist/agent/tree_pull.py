@@ -1,0 +1,144 @@
+"""The trees of a package on their way into the store: roots and catalogs, then the packs that hold what is lacking, then objects.
+
+A tree that is here whole needs nothing, not even its catalogs. Of a pack that holds little of what is lacking only the pieces that cover
+it are fetched (p2pdist/model/selection.py). Objects are made from each pack as soon as it is here, while others are on their way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Protocol
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError
+from p2pdist.model.package import CATALOG_TYPE, PACK_TYPE, TREE_TYPE, Descriptor, Manifest
+from p2pdist.model.pieces import PieceList
+from p2pdist.model.selection import Selection, pieces_covering
+from p2pdist.mount.erofs import write_image
+from p2pdist.store.blob import Blob
+from p2pdist.store.blobs import BlobStore
+from p2pdist.store.lack import Lack
+from p2pdist.store.selected import SelectedPack
+
+SELECTED_SHARE_MAX = 0.5
+"""A pack of which more is needed is fetched whole: then this host can serve all of it."""
+
+
+class Fetch(Protocol):
+    """Brings one blob, or a selection of its pieces, into the store; held there until the pull ends."""
+
+    def __call__(self, blob: Descriptor, selection: Selection | None = None) -> Awaitable[Blob]: ...
+
+
+class TreePull:
+    """The trees of one package. `holds` keeps them from eviction once they are here. `skipped` hears of the bytes of blobs that need not be
+    moved."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        store: BlobStore,
+        fetch: Fetch,
+        pieces: Callable[[Descriptor], PieceList],
+        holds: ExitStack,
+        skipped: Callable[[int], None],
+    ) -> None:
+        self._manifest, self._store, self._fetch, self._pieces = manifest, store, fetch, pieces
+        self._holds, self._skipped = holds, skipped
+        self._filling = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Bring everything that is lacking, and hold the trees. Raises what fetching raises, Corrupt for a package that contradicts itself,
+        DiskFull."""
+        roots = {layer.digest: layer for layer in self._manifest.layers if layer.media_type == TREE_TYPE}
+        absent = [root for root in roots if not self._hold(root)]
+        self._skipped(sum(layer.size for root, layer in roots.items() if root not in absent))
+        if not absent:
+            self._skipped(sum(part.size for part in self._manifest.parts))
+            return
+        catalogs = [part for part in self._manifest.parts if part.media_type == CATALOG_TYPE]
+        await together(self._fetch(blob) for blob in (*(roots[root] for root in absent), *catalogs))
+        with ExitStack() as open_lacks:
+            lacks = []
+            for root in absent:
+                lack = await asyncio.to_thread(self._lacks, root, [catalog.digest for catalog in catalogs])
+                lacks.append(open_lacks.enter_context(lack))
+            await self._bring_packs(lacks)
+            await self._fill(lacks)  # also what needs no pack
+            for lack in lacks:
+                await asyncio.to_thread(self._store.trees.finish, lack)
+                self._hold(lack.root)
+        for root in absent:
+            await asyncio.to_thread(self._draw, root)
+
+    def _hold(self, root: Digest) -> bool:
+        """Hold a tree that is here whole; False when it is not."""
+        try:
+            self._holds.enter_context(self._store.trees.held(root))
+        except (NotFound, Conflict):
+            return False
+        return True
+
+    def _lacks(self, root: Digest, catalogs: list[Digest]) -> Lack:
+        packs = [part.digest for part in self._manifest.parts if part.media_type == PACK_TYPE]
+        return self._store.trees.lacks(root, catalogs, packs)
+
+    async def _bring_packs(self, lacks: Sequence[Lack]) -> None:
+        """Fetch the packs, or parts of them, that the lacks need."""
+        ranges: dict[Digest, list[tuple[int, int]]] = {}
+        for lack in lacks:
+            for need in lack.needs:
+                ranges.setdefault(need.pack, []).extend(need.ranges)
+        packs = [part for part in self._manifest.parts if part.media_type == PACK_TYPE]
+        self._skipped(sum(pack.size for pack in packs if pack.digest not in ranges))
+        await together(self._bring(pack, ranges[pack.digest], lacks) for pack in packs if pack.digest in ranges)
+
+    async def _bring(self, pack: Descriptor, ranges: list[tuple[int, int]], lacks: Sequence[Lack]) -> None:
+        selection = self._selection(pack, ranges)
+        if selection is None:
+            await self._fetch(pack)
+        else:
+            self._skipped(pack.size - selection.descriptor.size)
+            blob = await self._fetch(selection.descriptor, selection)
+            for lack in lacks:
+                lack.selected[pack.digest] = SelectedPack(selection, blob)
+        await self._fill(lacks)
+
+    def _selection(self, pack: Descriptor, ranges: list[tuple[int, int]]) -> Selection | None:
+        """The pieces of a pack to fetch, None for all of it."""
+        if self._store.get(pack.digest) is not None:
+            return None
+        whole = self._pieces(pack)
+        chosen = pieces_covering(whole.layout, ranges)
+        return Selection.of(pack, whole, chosen) if len(chosen) <= SELECTED_SHARE_MAX * chosen.count else None
+
+    async def _fill(self, lacks: Sequence[Lack]) -> None:
+        """Make objects of what is here. One at a time: it takes the disk and the processor."""
+        async with self._filling:
+            for lack in lacks:
+                await asyncio.to_thread(self._store.trees.fill, lack)
+
+    def _draw(self, root: Digest) -> None:
+        """Write the image by which the tree is mounted, so that showing it need not."""
+        image = self._store.trees.image(root)
+        if not image.exists():
+            write_image(self._store.trees.entries(root), image)
+
+
+async def together(work: Iterable[Awaitable[object]]) -> None:
+    """Await all; the first failure cancels the others and is raised on its own."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for each in work:
+                group.create_task(_run(each))
+    except* P2PDistError as failures:
+        failure: BaseException = failures
+        while isinstance(failure, BaseExceptionGroup):
+            failure = failure.exceptions[0]
+        raise failure from None
+
+
+async def _run(each: Awaitable[object]) -> None:
+    await each

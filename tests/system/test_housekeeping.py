@@ -1,0 +1,114 @@
+"""Whole processes: pins, removal, collection, verification."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from site_rig import Agent, Site
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def agent(site: Site) -> Agent:
+    """An agent with two packages: trees that share a file of 2 MiB and have one of their own of 1 MiB."""
+    shared = random.Random(1).randbytes(2 * MIB)
+    for number in (1, 2):
+        source = site.directory / f"source{number}"
+        source.mkdir()
+        (source / "shared").write_bytes(shared)
+        (source / "own").write_bytes(random.Random(number + 5).randbytes(MIB))
+        layout = ("--layout", str(site.directory / "layout"))
+        assert site.command("pack", str(source), "-t", f"app:v{number}", "--format", "tree", *layout)[0] == 0
+        assert site.command("push", f"app:v{number}", "--origin", f"file://{site.layout}", *layout)[0] == 0
+    (agent,) = site.agents(1)
+    agent.pull(package="app:v1")
+    agent.pull(package="app:v2")
+    return agent
+
+
+def call(agent: Agent, *words: str, code: int = 0) -> Any:
+    found, document, errors = agent.site.command(*words, "--socket", str(agent.socket))
+    assert found == code, errors
+    return document
+
+
+def objects(agent: Agent) -> list[Path]:
+    return [path for path in agent.store.glob("objects/*/*") if path.is_file() and len(path.parent.name) == 2]
+
+
+def test_a_package_is_removed_with_what_no_other_needs(agent: Agent) -> None:
+    assert len(objects(agent)) == 3
+    removed = call(agent, "rm", "app:v1")
+    assert removed["reference"] == "app:v1" and MIB <= removed["bytes_freed"] < 3 * MIB
+    assert sorted(path.stat().st_size for path in objects(agent)) == [MIB, 2 * MIB]
+    assert [package["reference"] for package in call(agent, "ls")] == ["app:v2"]
+    call(agent, "rm", "app:v1", code=3)
+    assert agent.pull(package="app:v2").bytes_origin == 0
+    call(agent, "rm", "app:v2")
+    assert objects(agent) == [] and not list(agent.store.glob("blobs/sha256/*"))
+    assert agent.pull(package="app:v2").state == "done"
+
+
+def test_what_is_pinned_stays(agent: Agent) -> None:
+    call(agent, "pin", "app:v1")
+    refused = call(agent, "rm", "app:v1", code=1)
+    assert "pin:app:v1" in refused["detail"]
+    assert [pin["owner"] for pin in call(agent, "pin", "--list")] == ["pin:app:v1"]
+    agent.kill()
+    agent.start()
+    call(agent, "rm", "app:v1", code=1)
+    call(agent, "pin", "--remove", "app:v1")
+    call(agent, "pin", "--remove", "app:v1", code=3)
+    call(agent, "rm", "app:v1")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_what_is_shown_stays(agent: Agent) -> None:
+    target = agent.site.directory / "shown"
+    call(agent, "mount", "app:v1", str(target))
+    try:
+        refused = call(agent, "rm", "app:v1", code=1)
+        assert "in use" in refused["detail"]
+        call(agent, "gc")
+        assert (target / "own").read_bytes() == random.Random(6).randbytes(MIB)
+    finally:
+        call(agent, "umount", str(target))
+    call(agent, "rm", "app:v1")
+
+
+def test_a_flipped_bit_is_found_and_fetched_again_from_a_peer(agent: Agent) -> None:
+    site = agent.site
+    peer = Agent(site, "peer").start()
+    peer.pull(package="app:v1")
+    peer.pull(package="app:v2")
+    site.origin.stop()
+    victim = next(path for path in objects(agent) if path.stat().st_size == 2 * MIB)
+    blob = max(agent.store.glob("blobs/sha256/*"), key=lambda path: path.stat().st_size)
+    for path in (victim, blob):
+        path.chmod(0o644)
+        with path.open("r+b") as file:
+            file.seek(MIB)
+            byte = file.read(1)
+            file.seek(MIB)
+            file.write(bytes([byte[0] ^ 1]))
+    found = call(agent, "verify")
+    assert set(found["wrong"]) == {f"sha256:{blob.name}", victim.parent.name + victim.name}
+    assert set(found["repaired"]) == {"app:v1", "app:v2"} and not found["failed"]
+    assert call(agent, "verify")["wrong"] == []
+    assert victim.read_bytes() == random.Random(1).randbytes(2 * MIB)
+
+
+def test_collection_beside_pulls_takes_nothing_that_is_needed(agent: Agent) -> None:
+    call(agent, "rm", "app:v1")
+    agent.site.origin.rate_bytes_s = 4 * MIB
+    pull = agent.start_pull(package="app:v1")
+    for _ in range(3):
+        call(agent, "gc")
+    assert pull.result().state == "done"
+    assert call(agent, "verify")["wrong"] == []
+    assert len(objects(agent)) == 3
