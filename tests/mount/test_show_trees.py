@@ -526,9 +526,13 @@ def test_a_link_over_a_directory_does_not_lead_attributes_outside(store: Store, 
     unshow(done.path, work=work)
 
 
-def test_attributes_of_a_lower_directory_do_not_shine_through(store: Store, tmp_path: Path, work: Path) -> None:
+@pytest.mark.parametrize("base", ["squashfs", "tree"])
+def test_attributes_of_a_lower_directory_do_not_shine_through(
+    store: Store, tmp_path: Path, work: Path, base: str
+) -> None:
     """As in an overlay, a directory's attributes are those of the highest layer that has it."""
-    lower = store.layer("1", [Directory(b"d", 0o755, 1, False, ((b"user.low", b"1"),))])
+    entries: list[Entry] = [Directory(b"d", 0o755, 1, False, ((b"user.low", b"1"),))]
+    lower = squashed(tmp_path, "1", entries, store) if base == "squashfs" else store.layer("1", entries)
     upper = store.layer("2", [Directory(b"d", 0o700, 2, False, ((b"user.high", b"2"),))])
     for how in ("copy", "erofs"):
         done = show([lower, upper], tmp_path / how, work=work, how=how)
