@@ -170,7 +170,7 @@ class Packages:
                     waiting, failure = f"{error.what}; trying again", error
             if origin is not None:
                 return await origin()
-            if loop.time() >= deadline or not self._session.urls:
+            if loop.time() >= deadline or not (self._session.urls or self._session.searching):
                 raise failure
             note(waiting)
             await asyncio.sleep(pause)
@@ -179,6 +179,11 @@ class Packages:
 
     def _no_tracker(self) -> tuple[str, Unavailable]:
         """What to say while none answers, and in the end."""
+        if not self._session.urls and self._session.searching:
+            return "looking for a tracker on this network", Unavailable(
+                f"no tracker was found on this network within {self._wait_s:.0f} s",
+                remedy="Start one with the same --network-id, or give --tracker or --origin",
+            )
         if not self._session.urls:
             return "", Unavailable("this agent knows no tracker", remedy="Give it --tracker")
         why = f": {self._session.problem}" if self._session.problem else ""

@@ -2,11 +2,15 @@
 
 Losing the tracker stops nothing that runs: messages sent meanwhile are dropped, because after a new session opens the agent says all
 it holds again.
+
+Trackers are given, or found (`offer`) while the session runs. They are tried in turn, from the best one again when a new one is found; a
+session that is open is kept as long as it works.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -30,9 +34,11 @@ from p2pdist.model.messages import (
     Hello,
     Holding,
     Holdings,
+    Keep,
     OriginShare,
     Pace,
     Reject,
+    Release,
     Report,
     Welcome,
     decode_from_tracker,
@@ -48,6 +54,7 @@ REPORT_S_MIN, REPORT_S_MAX = 0.05, 60.0
 """Limits to how often a tracker may have this host report."""
 
 REQUEST_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 5.0
 WELCOME_TIMEOUT_S = 10.0
 SETTLED_S = 2.0
 """A session that lasts less is no success: the next try comes later than the last one did."""
@@ -65,8 +72,9 @@ class TrackerSession:
     """See the module's text.
 
     `holdings` says what the host holds and wants, `report` what is new since the last report (None: nothing), `on_message` hears Assign,
-    OriginShare and Reject, `on_change` whether a tracker answers. `problem` says why none does, for people. Raises UsageError for what is
-    no URL of a tracker. Credentials in a URL are used and never shown.
+    OriginShare, Keep, Release and Reject, `on_change` whether a tracker answers. `problem` says why none does, for people. Raises
+    UsageError for what is no URL of a tracker. Credentials in a URL are used and never shown. While `searching`, trackers may be offered
+    later. With `port_by_link` the host is reached at that port of the address from which it reaches the tracker, not at that in `hello`.
     """
 
     def __init__(
@@ -76,7 +84,7 @@ class TrackerSession:
         *,
         holdings: Callable[[], list[Holding]],
         report: Callable[[], Report | None],
-        on_message: Callable[[Assign | OriginShare | Reject], None],
+        on_message: Callable[[Assign | OriginShare | Keep | Release | Reject], None],
         on_change: Callable[[bool], None],
     ) -> None:
         self._urls = [_checked(url).rstrip("/") for url in urls]
@@ -89,7 +97,12 @@ class TrackerSession:
         self._welcomed = asyncio.Event()
         self._interval_s = REPORT_S_MAX
         self._reporting: asyncio.TimerHandle | None = None
+        self._given = tuple(self._urls)
+        self._turn = 0
+        self._offered = asyncio.Event()
         self._url = self._urls[0] if self._urls else ""
+        self.searching = False
+        self.port_by_link: int | None = None
         self.origin = ""
         self.connected = False
         self.problem = ""
@@ -105,21 +118,44 @@ class TrackerSession:
         return [redacted(url) for url in self._urls]
 
     async def run(self) -> None:
-        """Keep a session open until cancelled."""
+        """Keep a session open until cancelled; ends at once where there is no tracker and none is searched for."""
         pause = RETRY_FIRST_S
-        turn = 0
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=16)) as http:
+        timeout = aiohttp.ClientTimeout(total=300.0, sock_connect=CONNECT_TIMEOUT_S)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=16), timeout=timeout) as http:
             self._http = http
             try:
-                while self._urls:
-                    self._url = self._urls[turn % len(self._urls)]
+                while self._urls or self.searching:
+                    if not self._urls:
+                        await self._offered.wait()
+                    self._offered.clear()
+                    if not self._urls:
+                        continue
+                    self._url = self._urls[self._turn % len(self._urls)]
+                    self._turn += 1
                     if await self._one_session(http):
                         pause = RETRY_FIRST_S
-                    turn += 1
-                    await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                    await self._rest(pause * random.uniform(0.5, 1.0))
                     pause = min(RETRY_MAX_S, pause * 1.7)
             finally:
                 self._http = None
+
+    def offer(self, urls: Sequence[str]) -> None:
+        """The trackers that were found, best first, instead of those found before. New ones are tried at once if none answers. Who finds
+        them vouches for their form."""
+        found = [*self._given, *(url for url in urls if url not in self._given)]
+        if not set(found) <= set(self._urls):
+            self._turn = 0
+            self._offered.set()
+        self._urls = found
+        if not self.connected and self._url not in found:
+            self._url = found[0] if found else ""
+
+    async def _rest(self, pause_s: float) -> None:
+        """Between two tries: shorter when a tracker is found meanwhile, but never nothing."""
+        floor_s = min(pause_s, RETRY_FIRST_S / 2)
+        await asyncio.sleep(floor_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._offered.wait(), pause_s - floor_s)
 
     def send(self, message: FromAgent) -> None:
         """Send a message if a tracker answers. Never waits: a tracker that does not read is left, and told everything anew later."""
@@ -196,7 +232,7 @@ class TrackerSession:
         self.problem = text
 
     async def _say_hello(self, socket: aiohttp.ClientWebSocketResponse) -> Welcome:
-        await socket.send_frame(encode(self._hello), aiohttp.WSMsgType.TEXT)
+        await socket.send_frame(encode(self._hello_over(socket)), aiohttp.WSMsgType.TEXT)
         welcome = await asyncio.wait_for(self._next(socket), WELCOME_TIMEOUT_S)
         if isinstance(welcome, Reject):
             raise from_problem(welcome.problem)
@@ -205,6 +241,13 @@ class TrackerSession:
         if welcome.protocol != PROTOCOL_VERSION:
             raise P2PDistError(f"it speaks protocol {welcome.protocol}, this agent {PROTOCOL_VERSION}")
         return welcome
+
+    def _hello_over(self, socket: aiohttp.ClientWebSocketResponse) -> Hello:
+        local = socket.get_extra_info("sockname")
+        if self.port_by_link is None or not local:
+            return self._hello
+        host = f"[{local[0]}]" if ":" in local[0] else local[0]
+        return msgspec.structs.replace(self._hello, address=f"{host}:{self.port_by_link}")
 
     async def _talk(self, socket: aiohttp.ClientWebSocketResponse, welcome: Welcome) -> None:
         """Until either side ends the session; raises why."""
@@ -245,7 +288,7 @@ class TrackerSession:
                 last_word = from_problem(message.problem)
             if isinstance(message, Pace):
                 self._set_pace(message.report_interval_s)
-            elif isinstance(message, Assign | OriginShare | Reject):
+            elif isinstance(message, Assign | OriginShare | Keep | Release | Reject):
                 self._on_message(message)
 
     async def _next(self, socket: aiohttp.ClientWebSocketResponse) -> FromTracker:
@@ -294,7 +337,7 @@ class TrackerSession:
 
     async def _exchange(self, path: str, query: dict[str, str], headers: dict[str, str]) -> tuple[int, bytes]:
         """Status, 200 or 304, and body of a GET; raises what a problem document says."""
-        if self._http is None or not self._urls:
+        if self._http is None or not self._url:
             raise Unavailable("this agent knows no tracker", remedy="Give it --tracker")
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, connect=3.0)
         try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from p2pdist.cli.network import discovery_options
 from p2pdist.cli.quantities import parse_rate
 from p2pdist.cli.seconds import Seconds
 from p2pdist.cli.sizes import parse_size
@@ -15,14 +16,21 @@ from p2pdist.model.errors import UsageError
 
 if TYPE_CHECKING:
     from p2pdist.agent.agent import Agent, AgentSettings
+    from p2pdist.agent.links import DiscoverySettings
     from p2pdist.transfer.tls import TlsFiles
 
 
 File = click.Path(path_type=Path, dir_okay=False)
+ANY = ("0.0.0.0", "::")
 
 
 @click.command("agent")
-@click.option("--tracker", default="", metavar="URL[,URL]", help="Trackers, tried in turn.")
+@click.option(
+    "--tracker",
+    default="",
+    metavar="URL[,URL]",
+    help="Trackers, tried in turn [default: those that announce themselves on this network].",
+)
 @click.option(
     "--listen", default="0.0.0.0:7071", show_default=True, metavar="HOST:PORT", help="Where other agents fetch."
 )
@@ -74,6 +82,13 @@ File = click.Path(path_type=Path, dir_okay=False)
     metavar="NAME",
     help="The name in all agents' certificates [default: each one's own address].",
 )
+@discovery_options
+@click.option(
+    "--discover/--no-discovery",
+    "discover",
+    default=None,
+    help="Look for trackers and agents on this network, and be found by agents [default: if no --tracker is given].",
+)
 @click.option("--name", default="", metavar="HOST", help="The name of this host [default: its hostname].")
 @click.option(
     "--log-level",
@@ -100,6 +115,9 @@ def command(
     tls_key: Path | None,
     tls_ca: Path | None,
     tls_name: str,
+    network_id: str,
+    discovery_interface: tuple[str, ...],
+    discover: bool | None,
     name: str,
     log_level: str,
 ) -> None:
@@ -107,6 +125,7 @@ def command(
 
     \b
     Examples:
+      p2pdist agent --store /var/lib/p2pdist
       p2pdist agent --tracker http://tracker:7070 --listen 10.0.0.7:7071 --store /var/lib/p2pdist
       p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --preseed-limit 200MB/s
     """
@@ -116,8 +135,11 @@ def command(
     set_up_logging(log_level)
     raise_file_limit()
     address = listen_address(listen)
+    trackers = tuple(url.strip() for url in tracker.split(",") if url.strip())
+    if discover is None:
+        discover = not trackers
     settings = AgentSettings(
-        trackers=tuple(url.strip() for url in tracker.split(",") if url.strip()),
+        trackers=trackers,
         host=name or sockets.gethostname(),
         address=advertise or _reachable(address),
         store=store.absolute(),
@@ -130,8 +152,20 @@ def command(
         download_bytes_s=parse_rate(download_limit) if download_limit else None,
         preseed_bytes_s=parse_rate(preseed_limit) if preseed_limit else None,
         tls=_tls_files(tls_cert, tls_key, tls_ca, tls_name),
+        discovery=_discovery(address, advertise, network_id, discovery_interface) if discover else None,
     )
     run(_serve(settings, address, socket.absolute()))
+
+
+def _discovery(
+    address: tuple[str, int], advertise: str, network_id: str, interfaces: tuple[str, ...]
+) -> DiscoverySettings | None:
+    from dataclasses import replace
+
+    from p2pdist.cli.daemon import discovery_settings
+
+    settings = discovery_settings(address, network_id, interfaces)
+    return replace(settings, by_link=not advertise and address[0] in ANY) if settings is not None else None
 
 
 async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path) -> None:
@@ -196,6 +230,6 @@ def _reachable(address: tuple[str, int]) -> str:
     from p2pdist.cli.daemon import address_text
 
     host, port = address
-    if host in ("0.0.0.0", "::"):
+    if host in ANY:
         host = sockets.gethostname()
     return address_text(host, port)

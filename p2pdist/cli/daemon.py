@@ -18,6 +18,7 @@ import uvloop
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from p2pdist.agent.links import DiscoverySettings
 from p2pdist.model.errors import Conflict, P2PDistError, UsageError
 from p2pdist.transfer.dial import parse_address
 
@@ -80,6 +81,17 @@ def listen_address(text: str) -> tuple[str, int]:
         return parse_address(text)
     except ValueError as error:
         raise UsageError(str(error), remedy="Write --listen 0.0.0.0:7071") from error
+
+
+def discovery_settings(
+    address: tuple[str, int], network_id: str, interfaces: tuple[str, ...]
+) -> DiscoverySettings | None:
+    """How to discover others for who listens on `address`; None on loopback, where nobody else is, unless interfaces are named."""
+    host, _ = address
+    if not interfaces and (host in {"localhost", "::1"} or host.startswith("127.")):
+        logging.getLogger("p2pdist").info("no discovery: %s is on this machine only", host)
+        return None
+    return DiscoverySettings(address, network_id, interfaces)
 
 
 async def listen(app: web.Application, address: tuple[str, int], *, tls: ssl.SSLContext | None = None) -> web.AppRunner:

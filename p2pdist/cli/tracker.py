@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from p2pdist.cli.network import discovery_options
 from p2pdist.cli.quantities import parse_rate
 from p2pdist.cli.seconds import Seconds
+
+if TYPE_CHECKING:
+    from p2pdist.agent.discovery import Discovery
+    from p2pdist.agent.links import DiscoverySettings
 
 
 @click.command("tracker")
 @click.option("--listen", default="0.0.0.0:7070", show_default=True, metavar="HOST:PORT", help="Where to answer.")
 @click.option("--origin", default="", metavar="URL", help="Central storage, which agents read under lease.")
-@click.option("--state", default="", metavar="DIR", help="Where to keep small documents over a restart.")
+@click.option(
+    "--state",
+    default="",
+    metavar="DIR|URL",
+    help="Where to keep preseeds and small documents over a restart; postgresql://... for several trackers.",
+)
 @click.option(
     "--origin-streams",
     default=64,
@@ -36,6 +48,10 @@ from p2pdist.cli.seconds import Seconds
     metavar="SECONDS",
     help="How often agents report at most; large fleets less often.",
 )
+@discovery_options
+@click.option("--no-discovery", is_flag=True, help="Do not announce this tracker on the local network.")
+@click.option("--zone", default="", help="The zone of this tracker: agents that find it prefer one of their own.")
+@click.option("--name", default="", metavar="HOST", help="The name to announce [default: its hostname].")
 @click.option(
     "--log-level",
     default="info",
@@ -50,6 +66,11 @@ def command(
     origin_streams: int,
     origin_limit: str,
     report_interval: float,
+    network_id: str,
+    discovery_interface: tuple[str, ...],
+    no_discovery: bool,
+    zone: str,
+    name: str,
     log_level: str,
 ) -> None:
     """Run a tracker: it decides which agent sends what to whom. Data never passes through it.
@@ -58,16 +79,22 @@ def command(
     Example:
       p2pdist tracker --listen 0.0.0.0:7070 --origin s3://packages/prod
     """
-    from p2pdist.cli.daemon import listen_address, raise_file_limit, run, set_up_logging
+    from p2pdist.cli.daemon import discovery_settings, listen_address, raise_file_limit, run, set_up_logging
 
     set_up_logging(log_level)
     raise_file_limit()
     address = listen_address(listen)
-    run(
-        _serve(
-            address, origin, state, origin_streams, parse_rate(origin_limit) if origin_limit else 0.0, report_interval
-        )
-    )
+    settings = None if no_discovery else discovery_settings(address, network_id, discovery_interface)
+    discovery = _discovery(settings, name, zone) if settings is not None else None
+    origin_bytes_s = parse_rate(origin_limit) if origin_limit else 0.0
+    run(_serve(address, origin, state, origin_streams, origin_bytes_s, report_interval, discovery))
+
+
+def _discovery(settings: DiscoverySettings, name: str, zone: str) -> Discovery:
+    from p2pdist.agent.discovery import Discovery
+    from p2pdist.core.neighbours import Announcement
+
+    return Discovery("tracker", Announcement(settings.network, name or socket.gethostname(), zone=zone), settings)
 
 
 async def _serve(
@@ -77,6 +104,7 @@ async def _serve(
     origin_streams: int,
     origin_bytes_s: float,
     report_interval_s: float,
+    discovery: Discovery | None,
 ) -> None:
     import logging
     import time
@@ -86,8 +114,10 @@ async def _serve(
     from tracker.content import Content
     from tracker.core.fleet import Fleet
     from tracker.http.app import make_app
+    from tracker.preseeding import Preseeding
     from tracker.service import Service
     from tracker.state.documents import Documents
+    from tracker.state.preseeds import PreseedDatabase, is_postgresql
 
     origin = open_origin(origin_url) if origin_url else None
     fleet = Fleet(
@@ -97,19 +127,27 @@ async def _serve(
         origin_bytes_s=origin_bytes_s,
         report_interval_s=report_interval_s,
     )
-    documents = Documents(Path(state)) if state else None
+    documents = Documents(Path(state)) if state and not is_postgresql(state) else None
     service = Service(fleet, Content(origin, documents))
-    runner = await listen(make_app(service), address)
-    clock = asyncio.create_task(service.run())
+    preseeding = service.listener = Preseeding(service, PreseedDatabase(state))
+    await preseeding.load()
+    runner = await listen(make_app(service, preseeding), address)
+    clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeding.run())]
     logging.getLogger("p2pdist.tracker").info(
         "listening on %s origin=%s", address_text(*address), origin.url if origin else "none"
     )
     try:
+        if discovery is not None:
+            await discovery.start()
         await until_stopped()
     finally:
+        if discovery is not None:
+            await discovery.stop()
         await stop_listening([runner])
-        clock.cancel()
+        for clock in clocks:
+            clock.cancel()
         await close([runner])
+        await preseeding.stop()
         if origin is not None:
             await origin.close()
         if documents is not None:

@@ -33,6 +33,10 @@ protocol; lacks the blob; is over its limits; the origin did not answer."""
 Priority = Literal["start", "preseed"]
 """How urgent a pull is: somebody waits for it, as for a job's start; or it should be there by some time."""
 
+PreseedId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
+KeptState = Literal["waiting", "pulling", "done", "failed"]
+REASON_CHARACTERS_MAX = 500
+
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
     """Base of all session messages."""
@@ -43,7 +47,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
 
 class Hello(Message, frozen=True):
     """Opens a session. `address` is where other agents reach this one (host:port). None of the names may hold white space.
-    `upload_bytes_s` is the limit that the host was given, 0 for none."""
+    `upload_bytes_s` is the limit that the host was given, 0 for none; `bt_port` is where it answers BitTorrent peers, 0 for nowhere."""
 
     protocol: int
     host: Annotated[HostName, Meta(min_length=1)]
@@ -51,6 +55,7 @@ class Hello(Message, frozen=True):
     zone: HostName = ""
     rack: HostName = ""
     upload_bytes_s: Annotated[float, Meta(ge=0)] = 0.0
+    bt_port: Annotated[int, Meta(ge=0, le=65535)] = 0
 
 
 class Holding(Message, frozen=True):
@@ -104,6 +109,18 @@ class Left(Message, frozen=True):
     blob: WireDigest
 
 
+class Kept(Message, frozen=True):
+    """How far the host is with a preseed. Sent when `state` changes, now and then while it pulls, and for every preseed that it keeps when
+    a new session opens: `waiting` then says that it holds pins and does not know yet for which package. Bytes are those of the layers;
+    `reason` of a failure is the slug of its problem, a colon and what happened."""
+
+    id: PreseedId
+    state: KeptState
+    bytes_done: Count = 0
+    bytes_total: Count = 0
+    reason: Annotated[str, Meta(max_length=REASON_CHARACTERS_MAX)] = ""
+
+
 # -- tracker to agent
 
 
@@ -133,6 +150,22 @@ class Assign(Message, frozen=True):
     plan: Plan
 
 
+class Keep(Message, frozen=True):
+    """Hold this package, by digest, pinned for the owner `preseed:<id>`, until the time `until` (seconds since the epoch) if there is one.
+    Said again it changes nothing but asks for a `Kept`, and after a failure for another try."""
+
+    id: PreseedId
+    package: Annotated[str, Meta(max_length=512)]
+    priority: Priority = "preseed"
+    until: Annotated[float, Meta(ge=0)] | None = None
+
+
+class Release(Message, frozen=True):
+    """The preseed needs the host no longer: what it pinned may be evicted, and what it has not begun to fetch is not fetched for it."""
+
+    id: PreseedId
+
+
 class Reject(Message, frozen=True):
     """A swarm or session cannot go on. `problem` is an RFC 9457 document. Without a blob it is about the session, or about one message
     of it; whoever ends a session says why in its last message."""
@@ -141,8 +174,8 @@ class Reject(Message, frozen=True):
     blob: WireDigest | None = None
 
 
-FromAgent = Hello | Holding | Holdings | Report | Complaint | Left
-FromTracker = Welcome | Pace | OriginShare | Assign | Reject
+FromAgent = Hello | Holding | Holdings | Report | Complaint | Left | Kept
+FromTracker = Welcome | Pace | OriginShare | Assign | Keep | Release | Reject
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
@@ -194,6 +227,15 @@ class StreamRequest(msgspec.Struct, frozen=True):
     have: bytes
     host: str = ""
     priority: Priority = "start"
+
+
+class BlobHolding(msgspec.Struct, frozen=True):
+    """Answer to GET /v1/blobs/{digest}/holding: the agent holds or fetches the blob and has `held` of its `pieces`. `settled`: it has
+    chosen its sources without the host that asks, or needs none."""
+
+    held: Count
+    pieces: Count
+    settled: bool
 
 
 STREAM_END = 0xFFFFFFFF
@@ -255,3 +297,43 @@ class MountStatus(msgspec.Struct, frozen=True):
     env: tuple[str, ...] = ()
     working_dir: str = ""
     images: tuple[str, ...] = ()
+
+
+class PinRequest(msgspec.Struct, frozen=True):
+    """Body of POST /v1/pins. An empty `owner` means the package's own name."""
+
+    package: str
+    owner: str = ""
+
+
+class PinStatus(msgspec.Struct, frozen=True):
+    """What an owner keeps from eviction and removal: digests of layers."""
+
+    owner: str
+    layers: tuple[Digest, ...]
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """What was removed, and the bytes that became free."""
+
+    reference: str
+    bytes_freed: int
+
+
+class VerifyRequest(msgspec.Struct, frozen=True):
+    """Body of POST /v1/verify, whose answer is a line of JSON (Verified) now and then. `bytes_s` limits how fast the disk is read."""
+
+    repair: bool = True
+    bytes_s: float | None = None
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """How many things (blobs, objects) and bytes were read, the names of the wrong ones; in the last line (`done`) also the packages that
+    were pulled again, and those that could not be and why."""
+
+    checked: int
+    bytes_checked: int
+    wrong: tuple[str, ...]
+    done: bool = False
+    repaired: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()

@@ -241,7 +241,7 @@ def _check_attributes(path: bytes, mode: int, mtime_ns: int, xattrs: Xattrs) -> 
         if names != sorted(set(names)) or sum(len(name) + len(value) for name, value in xattrs) > XATTR_BYTES_MAX:
             raise _wrong(path, "has too many extended attributes, or not in order")
         for name in names:
-            if not name.startswith(b"user.") or b"\0" in name or len(name) > NAME_BYTES_MAX:
+            if not name.startswith(b"user.") or name == b"user." or b"\0" in name or len(name) > NAME_BYTES_MAX:
                 raise _wrong(path, "has an extended attribute that a package may not carry")
 
 

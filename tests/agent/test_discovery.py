@@ -226,6 +226,12 @@ async def test_the_higher_address_gives_way(network: str, caplog: pytest.LogCapt
             await until(lambda: "is used by 127.0.0.1 port 7071" in caplog.text)
             assert not h1.announced_on
             await until(lambda: addresses(other) == [f"{ADDRESS}:7071"])
+            late = discovery("agent", network, "h3", 7074)
+            async with running(late):
+                await until(lambda: names(late) == ["h1", "h2"])
+                assert addresses(late)[0] == f"{ADDRESS}:7071"
+                await asyncio.sleep(1.5)  # time for a second answer, and the second question
+                assert addresses(late)[0] == f"{ADDRESS}:7071"
 
 
 async def test_a_second_tracker_of_a_name_takes_another_one(network: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -120,6 +120,7 @@ def test_an_edit_changes_one_page_and_an_insertion_at_most_two():
         [msgspec.structs.replace(file(b"x"), content=b"short")],
         [msgspec.structs.replace(file(b"x"), xattrs=((b"trusted.overlay.redirect", b"/etc"),))],
         [msgspec.structs.replace(file(b"x"), xattrs=((b"security.capability", b"1"),))],
+        [msgspec.structs.replace(file(b"x"), xattrs=((b"user.", b""),))],
         [msgspec.structs.replace(file(b"x"), xattrs=((b"user.b", b""), (b"user.a", b"")))],
         [msgspec.structs.replace(file(b"x"), xattrs=((b"user.a", b"x" * 70_000),))],
         [Directory(b"/".join([b"d"] * depth), 0o755, 0) for depth in range(1, 1003)],
