@@ -3,7 +3,7 @@
 Thousands of agents ask for the same few documents at the same moment. Reads of one thing are joined into one; what a digest names is
 kept, verified, up to CACHE_BYTES_MAX; what a tag names is asked again after TAG_FRESH_S. While the origin does not answer, the last
 known meaning of a tag is given. A bundle depends on the manifest alone, so it is encoded once, whoever asks, and kept up to
-BUNDLES_BYTES_MAX.
+BUNDLES_BYTES_MAX; a torrent is checked once (p2pdist/model/torrent.py), and kept up to TORRENTS_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sized
+from typing import Any, Generic, TypeVar
 
 from p2pdist.model.bundle import Bundle, encode_bundle, fitting
-from p2pdist.model.digest import Digest
+from p2pdist.model.digest import Digest, hex_of, is_digest
 from p2pdist.model.errors import Corrupt, NotFound, Unavailable
-from p2pdist.model.package import Descriptor, Reference, decode_manifest
+from p2pdist.model.package import Descriptor, Manifest, Reference, blob_reference, decode_manifest
+from p2pdist.model.torrent import TORRENT_DIGEST, Torrent, decode_torrent
 from p2pdist.origin.origin import Origin
 from tracker.state.documents import Documents
 
 TAG_FRESH_S = 1.0
 CACHE_BYTES_MAX = 256 << 20
 BUNDLES_BYTES_MAX = 64 << 20
+TORRENTS_BYTES_MAX = 64 << 20
 READS_AT_ONCE = 8
 """Documents of one bundle that are being read from the origin at once."""
 
@@ -41,8 +43,9 @@ class Content:
     def __init__(self, origin: Origin | None, documents: Documents | None = None) -> None:
         self._origin = origin
         self._documents = documents
-        self._cache = _Kept(CACHE_BYTES_MAX)
-        self._bundles = _Kept(BUNDLES_BYTES_MAX)
+        self._cache: _Kept[bytes] = _Kept(CACHE_BYTES_MAX)
+        self._bundles: _Kept[bytes] = _Kept(BUNDLES_BYTES_MAX)
+        self._torrents: _Kept[Torrent] = _Kept(TORRENTS_BYTES_MAX)
         self._tags: OrderedDict[str, tuple[float, Descriptor]] = OrderedDict()
         self._layers: OrderedDict[Digest, Descriptor] = OrderedDict()
         self._reads: dict[str, asyncio.Task[Any]] = {}
@@ -121,6 +124,43 @@ class Content:
         documents = await asyncio.gather(*map(read, chosen))
         return encode_bundle(Bundle(digest, (manifest, *(data for data in documents if data is not None))))
 
+    async def torrent(self, digest: Digest) -> Torrent:
+        """The torrent of a blob that was pushed with one, alone or in a package read here. Raises NotFound, Corrupt, Unavailable."""
+        found = self._layers.get(digest)
+        if found is None or TORRENT_DIGEST not in found.annotations:
+            try:
+                described = await self.resolve(blob_reference(digest))
+            except NotFound as error:
+                raise _no_torrent(f"the blob {digest}") from error
+            blobs = decode_manifest(await self.manifest(described.digest)).blobs
+            found = next((blob for blob in blobs if blob.digest == digest), None)
+        torrent = await self._torrent(found.annotations if found is not None else {}, f"the blob {digest}")
+        if found is None or [size for _, size in torrent.files] != [found.size]:
+            raise Corrupt(f"the torrent of {digest} is that of something else", remedy="Push the blob again")
+        return torrent
+
+    async def package_torrent(self, digest: Digest) -> tuple[Torrent, Manifest]:
+        """The torrent of the package with this manifest, and the manifest. Raises NotFound, Corrupt, Unavailable."""
+        manifest = decode_manifest(await self.manifest(digest))
+        torrent = await self._torrent(manifest.config.annotations, f"the package {digest}")
+        if dict(torrent.files) != {hex_of(blob.digest): blob.size for blob in manifest.blobs}:
+            raise Corrupt(f"the torrent of {digest} is that of something else", remedy="Push the package again")
+        return torrent, manifest
+
+    async def _torrent(self, annotations: Mapping[str, str], whose: str) -> Torrent:
+        named = annotations.get(TORRENT_DIGEST, "")
+        if not is_digest(named):
+            raise _no_torrent(whose)
+        digest = Digest(named)
+        torrent = self._torrents.get(digest)
+        if torrent is None:
+            torrent = await self._joined(f"torrent {digest}", lambda: self._decoded(digest))
+            self._torrents.put(digest, torrent)
+        return torrent
+
+    async def _decoded(self, digest: Digest) -> Torrent:
+        return await asyncio.to_thread(decode_torrent, await self.read(digest))
+
     def _need_origin(self, wanted: str) -> Origin:
         if self._origin is None:
             raise Unavailable(
@@ -143,21 +183,28 @@ class Content:
             task.exception()  # marks it as seen: whoever asked may have gone away
 
 
-class _Kept:
-    """Bytes by digest, the most lately used ones, up to `bytes_max` in all."""
+def _no_torrent(whose: str) -> NotFound:
+    return NotFound(f"{whose} has no torrent", remedy="Push it again with a version that makes one")
+
+
+Document = TypeVar("Document", bound=Sized)
+
+
+class _Kept(Generic[Document]):
+    """Documents by digest, the most lately used ones, up to `bytes_max` in all."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._kept: OrderedDict[Digest, bytes] = OrderedDict()
+        self._kept: OrderedDict[Digest, Document] = OrderedDict()
 
-    def get(self, digest: Digest) -> bytes | None:
+    def get(self, digest: Digest) -> Document | None:
         data = self._kept.get(digest)
         if data is not None:
             self._kept.move_to_end(digest)
         return data
 
-    def put(self, digest: Digest, data: bytes) -> None:
+    def put(self, digest: Digest, data: Document) -> None:
         if digest in self._kept:
             return
         self._kept[digest] = data

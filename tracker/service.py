@@ -17,11 +17,13 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from p2pdist.model.errors import Conflict
-from p2pdist.model.messages import Assign, FromTracker, Hello, Pace, Reject
+from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Pace, Reject
 from tracker.content import Content
-from tracker.core.events import Drop, Due, Event, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.announce import Announces
+from tracker.core.events import Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.pace import report_interval_s
 
@@ -64,14 +66,29 @@ class Outbox:
         return taken
 
 
-class Service:
-    """See the module's text. `observe_plan` hears the seconds that each planning step took."""
+class Listener(Protocol):
+    """Hears which hosts are connected, and what they say of preseeds."""
 
-    def __init__(self, fleet: Fleet, content: Content) -> None:
+    def opened(self, host: str) -> None: ...
+
+    def closed(self, host: str) -> None: ...
+
+    def heard(self, host: str, kept: Kept) -> None: ...
+
+
+class Service:
+    """See the module's text. `observe_plan` hears the seconds that each planning step took. `web_origin` is the address of an OCI image
+    layout that any BitTorrent client may read over HTTP (a cache or a limited server, not the bare origin); empty for none."""
+
+    def __init__(self, fleet: Fleet, content: Content, *, web_origin: str = "") -> None:
         self.fleet = fleet
         self.content = content
+        self.announces = Announces(fleet.hosts, fleet.swarms)
+        self.web_origin = web_origin.rstrip("/")
         self.observe_plan: Callable[[float], None] = lambda seconds: None
+        self.listener: Listener | None = None
         self._outboxes: dict[int, Outbox] = {}
+        self._names: dict[int, str] = {}
         self._next_session = 1
         self._lag_s = 0.0
         self._shortest_s = fleet.report_interval_s
@@ -113,6 +130,9 @@ class Service:
         except BaseException:
             del self._outboxes[number]
             raise
+        self._names[number] = hello.host
+        if self.listener is not None and self._host_of(number) is not None:
+            self.listener.opened(hello.host)
         return number, outbox
 
     def close_session(self, number: int) -> None:
@@ -120,8 +140,24 @@ class Service:
         outbox = self._outboxes.pop(number, None)
         if outbox is not None:
             outbox.put(None)
+        host = self._host_of(number)
+        self._names.pop(number, None)
         self.submit(SessionClosed(number))
+        if self.listener is not None and host is not None:
+            self.listener.closed(host)
         self._set_pace(len(self._outboxes))
+
+    def tell(self, host: str, message: FromTracker) -> None:
+        """Queue a message for a host; nothing happens when it is not connected."""
+        known = self.fleet.hosts.get(host)
+        outbox = self._outboxes.get(known.session) if known is not None and known.session is not None else None
+        if outbox is not None:
+            outbox.put(message)
+
+    def _host_of(self, session: int) -> str | None:
+        """The host whose session this is, unless it was not taken in or has another one by now."""
+        known = self.fleet.hosts.get(self._names.get(session, ""))
+        return known.name if known is not None and known.session == session else None
 
     def _set_pace(self, sessions: int) -> None:
         """Tell agents how often to report, when there are twice or half as many as when they were told last."""
@@ -135,7 +171,12 @@ class Service:
                 outbox.put(Pace(interval_s))
 
     def submit(self, event: Event) -> None:
-        """Hand an event to the core and queue what it answers."""
+        """Hand an event to the core and queue what it answers. What is said of preseeds is the listener's."""
+        if isinstance(event, Received) and isinstance(event.message, Kept):
+            host = self._host_of(event.session)
+            if self.listener is not None and host is not None:
+                self.listener.heard(host, event.message)
+            return
         started = time.perf_counter()
         now = time.monotonic()
         commands = self.fleet.handle(event, now=now)
@@ -175,6 +216,7 @@ class Service:
             self._lag_s = max(0.0, time.monotonic() - due)
             due = max(due, time.monotonic() - TICK_S)
             try:
+                self.announces.expire(now=time.monotonic())
                 self.submit(Tick())
             except Exception:
                 _logger.exception("a tick failed")

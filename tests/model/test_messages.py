@@ -20,9 +20,12 @@ from p2pdist.model.messages import (
     Hello,
     Holding,
     Holdings,
+    Keep,
+    Kept,
     Left,
     PullRequest,
     Reject,
+    Release,
     Report,
     StreamRequest,
     Welcome,
@@ -46,6 +49,8 @@ FROM_AGENT: list[FromAgent] = [
     Complaint(BLOB, 1, "h2", "corrupt", 7),
     Complaint(BLOB, 0, "", "unavailable"),
     Left(BLOB),
+    Kept("p1", "pulling", 1, 2),
+    Kept("p1", "failed", reason="disk-full: no room"),
 ]
 FROM_TRACKER: list[FromTracker] = [
     Welcome(1, 0.5, "file:///origin"),
@@ -56,6 +61,9 @@ FROM_TRACKER: list[FromTracker] = [
     ),
     Assign(Plan(BLOB, (StripePlan(0, ORIGIN),), (Source("h", "a:1"), Source("i", "b:2")))),
     Reject(UsageError("no", remedy="do").problem(), BLOB),
+    Keep("p1", f"a@{BLOB}"),
+    Keep("p1", f"a@{BLOB}", "start", 1.5),
+    Release("p1"),
 ]
 
 

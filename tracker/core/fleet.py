@@ -123,7 +123,7 @@ class Fleet:
             self._sessions.pop(host.session, None)
             out.append(Drop(host.session))
         host.forgive(now=now, started_anew=True)
-        host.address, host.zone, host.rack = hello.address, hello.zone, hello.rack
+        host.address, host.zone, host.rack, host.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port
         host.session, host.absent_since, host.origin_share = session, None, 0.0
         self.capacities.declare(host.name, hello.upload_bytes_s)
         self._sessions[session] = hello.host

@@ -16,7 +16,8 @@ CORRUPT_BLAME_S = 600.0
 @dataclass(slots=True)
 class Host:
     """One host: where others reach it, its session (None while absent), its swarms, those of them in which it still lacks pieces, and
-    who blames it for what; `origin_share` is what it was told in its session that it may read of the origin (bytes/s)."""
+    who blames it for what; `origin_share` is what it was told in its session that it may read of the origin (bytes/s); `bt_port` is where
+    it answers BitTorrent peers, 0 for nowhere."""
 
     name: str
     address: str = ""
@@ -28,6 +29,7 @@ class Host:
     receiving: dict[Digest, None] = field(default_factory=dict)
     blamed: dict[str, tuple[str, float]] = field(default_factory=dict)
     origin_share: float = 0.0
+    bt_port: int = 0
 
     @property
     def shunned(self) -> bool:

@@ -6,9 +6,10 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from p2pdist.transfer.problems import problems
-from tracker.http import content, scheduler, sessions
-from tracker.http.keys import REGISTRY, SERVICE
+from tracker.http import announce, content, scheduler, sessions, torrents
+from tracker.http.keys import PRESEEDING, REGISTRY, SERVICE
 from tracker.http.metrics import registry
+from tracker.preseeding import Preseeding
 from tracker.service import Service
 
 BODY_BYTES_MAX = 1 << 20
@@ -25,8 +26,8 @@ async def _metrics(request: web.Request) -> web.Response:
     return web.Response(body=generate_latest(request.app[REGISTRY]), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-def make_app(service: Service) -> web.Application:
-    """All routes of the tracker."""
+def make_app(service: Service, preseeding: Preseeding | None = None) -> web.Application:
+    """All routes of the tracker; those of preseeds and rankings where it takes these."""
     app = web.Application(middlewares=[problems], client_max_size=BODY_BYTES_MAX)
     app[SERVICE] = service
     app[REGISTRY] = registry(service)
@@ -40,6 +41,10 @@ def make_app(service: Service) -> web.Application:
             web.get("/v1/packages", content.package),
             web.get("/v1/content/{digest}", content.content),
             web.get("/v1/layers/{digest}", content.layer),
+            web.get("/announce", announce.announce),
+            web.get("/scrape", announce.scrape),
+            web.get("/v1/blobs/{digest}/torrent", torrents.blob),
+            web.get("/v1/packages/{reference:.+}/torrent", torrents.package),
             web.get("/v1/hosts", scheduler.hosts),
             web.get("/v1/hosts/{name}", scheduler.host),
             web.get("/v1/swarms", scheduler.swarms),
@@ -47,4 +52,7 @@ def make_app(service: Service) -> web.Application:
             web.get("/v1/swarms/{digest}/story", scheduler.story),
         ]
     )
+    if preseeding is not None:
+        app[PRESEEDING] = preseeding
+        app.add_routes(scheduler.routes())
     return app

@@ -1,4 +1,4 @@
-"""What operators and schedulers ask: hosts, swarms, stories.
+"""What operators and schedulers ask: hosts, swarms, stories; preseeds and rankings.
 
 Answers are encoded by msgspec: while one is made no session is served, and ten thousand hosts take it 1.5 ms, the standard library 10 ms.
 """
@@ -6,20 +6,22 @@ Answers are encoded by msgspec: while one is made no session is served, and ten 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from p2pdist.model.digest import parse_digest
-from p2pdist.model.errors import NotFound
+from p2pdist.model.errors import NotFound, UsageError
+from p2pdist.model.preseed import PreseedRequest, RankRequest, decode_request
 from tracker.core.host import Host
 from tracker.core.swarm import Swarm
-from tracker.http.keys import SERVICE
+from tracker.http.keys import PRESEEDING, SERVICE
 
 
-def _answer(body: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+def _answer(body: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
 
 
 def _host(host: Host) -> dict[str, Any]:
@@ -91,3 +93,58 @@ async def story(request: web.Request) -> web.Response:
     now = time.monotonic()
     events = [{"age_s": round(now - at, 3), "event": text} for at, text in _find_swarm(request).story]
     return _answer(events)
+
+
+# -- preseeds and rankings
+
+
+def routes() -> Iterable[web.RouteDef]:
+    """What a tracker answers that takes preseeds."""
+    return [
+        web.post("/v1/preseeds", preseed),
+        web.get("/v1/preseeds", preseeds),
+        web.put("/v1/preseeds/{id}", put_preseed),
+        web.get("/v1/preseeds/{id}", preseed_progress),
+        web.delete("/v1/preseeds/{id}", cancel_preseed),
+        web.post("/v1/rank", rank),
+    ]
+
+
+async def _create(request: web.Request, wanted: PreseedRequest) -> web.Response:
+    progress, created = await request.app[PRESEEDING].create(wanted)
+    return _answer(progress, 201 if created else 200)
+
+
+async def preseed(request: web.Request) -> web.Response:
+    """POST /v1/preseeds: 201 and how far it is; 200 when it was asked for before."""
+    return await _create(request, decode_request(await request.read(), PreseedRequest))
+
+
+async def put_preseed(request: web.Request) -> web.Response:
+    """PUT /v1/preseeds/{id}: the same with this id."""
+    wanted = decode_request(await request.read(), PreseedRequest)
+    plain = {**msgspec.to_builtins(wanted), "id": request.match_info["id"]}
+    named = decode_request(msgspec.json.encode(plain), PreseedRequest)
+    if wanted.id not in (None, named.id):
+        raise UsageError(f"the preseed in the body is {wanted.id}, the one in the path {named.id}")
+    return await _create(request, named)
+
+
+async def preseeds(request: web.Request) -> web.Response:
+    """GET /v1/preseeds: all, in short."""
+    return _answer(request.app[PRESEEDING].listed())
+
+
+async def preseed_progress(request: web.Request) -> web.Response:
+    """GET /v1/preseeds/{id}"""
+    return _answer(request.app[PRESEEDING].progress(request.match_info["id"]))
+
+
+async def cancel_preseed(request: web.Request) -> web.Response:
+    """DELETE /v1/preseeds/{id}: cancels it; it can still be asked how it ended."""
+    return _answer(await request.app[PRESEEDING].cancel(request.match_info["id"]))
+
+
+async def rank(request: web.Request) -> web.Response:
+    """POST /v1/rank"""
+    return _answer(await request.app[PRESEEDING].rank(decode_request(await request.read(), RankRequest)))

@@ -1,0 +1,184 @@
+"""Announces and scrapes of BitTorrent clients (BEP 3, 7, 23, 48). Failures are answered as `failure reason` with HTTP 200.
+
+Info hashes and peer ids are arbitrary bytes, percent-encoded, so the query is taken apart here and not by aiohttp, which would read it as
+text. Where a peer is, its connection says: a client could name any address in `ip`, and have others send to it. Only a client on the
+tracker's own machine may name an address there, as nobody else reaches it at the loopback address: a private one.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from ipaddress import ip_address
+from random import getrandbits
+from typing import get_args
+from urllib.parse import unquote_to_bytes
+
+from aiohttp import web
+
+from p2pdist.model.bencode import Encodable, encode
+from p2pdist.model.digest import parse_digest
+from p2pdist.model.errors import P2PDistError, UsageError
+from tracker.core.announce import Announce, AnnounceEvent, Answer, Contact
+from tracker.core.sites import packed
+from tracker.http.keys import SERVICE
+from tracker.http.torrents import register_blob, register_package
+from tracker.service import Service
+
+FIELDS_MAX = 100
+SCRAPE_MAX = 74
+KEY_BYTES_MAX = 64
+REASON_MAX = 500
+_EVENTS: dict[bytes, AnnounceEvent] = {event.encode(): event for event in get_args(AnnounceEvent)} | {b"empty": ""}
+_COUNT = re.compile(rb"[0-9]{1,20}\Z")
+_NUMWANT = re.compile(rb"-?[0-9]{1,9}\Z")
+
+Fields = dict[str, list[bytes]]
+
+
+async def announce(request: web.Request) -> web.Response:
+    """GET /announce"""
+    service = request.app[SERVICE]
+    try:
+        fields = parse_query(request.rel_url.raw_query_string)
+        event = announce_of(fields, remote_ip(request))
+        if event.info_hash not in service.announces:
+            await _register(service, fields)
+        compact, ids = _one(fields, "compact", b"1") != b"0", _one(fields, "no_peer_id", b"0") != b"1"
+        answer = service.announces.announce(event, now=time.monotonic(), chance=getrandbits(64))
+    except P2PDistError as error:
+        return _failure(error)
+    return _bencoded(encode_answer(answer, compact=compact, ids=ids))
+
+
+async def scrape(request: web.Request) -> web.Response:
+    """GET /scrape: the state of up to SCRAPE_MAX torrents that are named; what is not known is left out."""
+    try:
+        hashes = parse_query(request.rel_url.raw_query_string).get("info_hash", [])
+        if not 0 < len(hashes) <= SCRAPE_MAX or any(len(info_hash) != 20 for info_hash in hashes):
+            raise UsageError(f"a scrape names 1 to {SCRAPE_MAX} info hashes of 20 bytes")
+        found = request.app[SERVICE].announces.scrape(hashes, now=time.monotonic())
+    except P2PDistError as error:
+        return _failure(error)
+    files = {
+        each.info_hash: {
+            b"complete": each.complete,
+            b"downloaded": each.downloaded,
+            b"incomplete": each.incomplete,
+        }
+        for each in found
+    }
+    return _bencoded({b"files": files})
+
+
+async def _register(service: Service, fields: Fields) -> None:
+    """A tracker that was started again learns from the announce itself what torrent it is about; see torrents.py."""
+    for name, register in (("blob", register_blob), ("package", register_package)):
+        named = _one(fields, name)
+        if named:
+            await register(service, parse_digest(named.decode(errors="replace")))
+
+
+def parse_query(raw: str) -> Fields:
+    """The fields of a query as bytes, each with all its values. Raises UsageError."""
+    parts = raw.split("&", FIELDS_MAX)
+    if len(parts) > FIELDS_MAX or not raw.isascii():
+        raise UsageError(f"a query is in ASCII and has up to {FIELDS_MAX} fields")
+    fields: Fields = {}
+    for part in parts:
+        name, _, value = part.partition("=")
+        fields.setdefault(name, []).append(unquote_to_bytes(value))
+    return fields
+
+
+def announce_of(fields: Fields, ip: bytes) -> Announce:
+    """What a peer that connects from `ip` says of itself. Raises UsageError."""
+    info_hash, peer_id = _one(fields, "info_hash"), _one(fields, "peer_id")
+    if len(info_hash) != 20 or len(peer_id) != 20:
+        raise UsageError("info_hash and peer_id have 20 bytes each")
+    port = _number(fields, "port")
+    if not 0 < port < 1 << 16:
+        raise UsageError("port is 1 to 65535")
+    event, key, numwant = _one(fields, "event"), _one(fields, "key"), _one(fields, "numwant", b"-1")
+    if event not in _EVENTS or len(key) > KEY_BYTES_MAX or not _NUMWANT.match(numwant):
+        raise UsageError("event, key or numwant is malformed")
+    return Announce(
+        info_hash,
+        peer_id,
+        _private_ip(_one(fields, "ip"), ip),
+        port,
+        _number(fields, "uploaded", b"0"),
+        _number(fields, "downloaded", b"0"),
+        _number(fields, "left"),
+        _EVENTS[event],
+        int(numwant) if int(numwant) >= 0 else None,
+        key,
+    )
+
+
+def remote_ip(request: web.Request) -> bytes:
+    """The packed address at the other end of the connection. Raises UsageError where it has none."""
+    try:
+        return packed(ip_address((request.remote or "").partition("%")[0]))
+    except ValueError as error:
+        raise UsageError("a peer announces itself over TCP") from error
+
+
+def _private_ip(named: bytes, ip: bytes) -> bytes:
+    """The private address that a client on this machine gives as its own; else the one that it connects from."""
+    if not named or not ip_address(ip).is_loopback:
+        return ip
+    try:
+        found = ip_address(named.decode())
+    except ValueError:
+        return ip
+    odd = found.is_unspecified or found.is_reserved or found.is_link_local or found.is_multicast
+    return packed(found) if found.is_private and not odd else ip
+
+
+def encode_answer(answer: Answer, *, compact: bool, ids: bool) -> dict[bytes, Encodable]:
+    """The answer as BEP 3 has it, or with addresses in 6 and 18 bytes (BEP 23, BEP 7)."""
+    body: dict[bytes, Encodable] = {
+        b"interval": answer.interval_s,
+        b"min interval": answer.min_interval_s,
+        b"complete": answer.complete,
+        b"incomplete": answer.incomplete,
+    }
+    if answer.warning:
+        body[b"warning message"] = answer.warning.encode()
+    if compact:
+        body[b"peers"] = _packed(answer.peers, 4)
+        peers6 = _packed(answer.peers, 16)
+        return body | {b"peers6": peers6} if peers6 else body
+    listed: list[Encodable] = []
+    for peer in answer.peers:
+        known: dict[bytes, Encodable] = {b"peer id": peer.peer_id} if ids and peer.peer_id else {}
+        listed.append(known | {b"ip": str(ip_address(peer.ip)).encode(), b"port": peer.port})
+    return body | {b"peers": listed}
+
+
+def _packed(peers: Sequence[Contact], length: int) -> bytes:
+    return b"".join(peer.ip + peer.port.to_bytes(2, "big") for peer in peers if len(peer.ip) == length)
+
+
+def _one(fields: Fields, name: str, otherwise: bytes = b"") -> bytes:
+    values = fields.get(name, [otherwise])
+    if len(values) > 1:
+        raise UsageError(f"{name} is given more than once")
+    return values[0]
+
+
+def _number(fields: Fields, name: str, otherwise: bytes = b"") -> int:
+    value = _one(fields, name, otherwise)
+    if not _COUNT.match(value):
+        raise UsageError(f"{name} is missing or not a number of up to 20 digits")
+    return int(value)
+
+
+def _failure(error: P2PDistError) -> web.Response:
+    return _bencoded({b"failure reason": str(error)[:REASON_MAX].encode(errors="replace")})
+
+
+def _bencoded(body: Encodable) -> web.Response:
+    return web.Response(body=encode(body), content_type="text/plain")
