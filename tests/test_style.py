@@ -36,7 +36,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tracker.core": (MODEL, "tracker.core"),
     "tracker.state": (MODEL, "tracker.state"),
     "tracker.content": (MODEL, "p2pdist.origin", "tracker.state", "tracker.content"),
-    "tracker.http": (MODEL, "p2pdist.transfer.problems", "tracker.core", "tracker.http", "tracker.service"),
+    "tracker.preseeding": (MODEL, "tracker.core", "tracker.state", "tracker.content", "tracker.preseeding"),
+    "tracker.http": (
+        MODEL,
+        "p2pdist.transfer.problems",
+        "tracker.core",
+        "tracker.http",
+        "tracker.preseeding",
+        "tracker.service",
+    ),
     "tracker.service": (MODEL, "tracker.core", "tracker.state", "tracker.content", "tracker.http"),
 }
 """Which of our packages a package may import. The longest prefix of a module's name decides; what is not named may import nothing

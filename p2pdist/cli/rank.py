@@ -1,0 +1,57 @@
+"""`p2pdist rank`: which hosts lack the fewest bytes of packages."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.trackers import hosts_options, tracker_option
+from p2pdist.model.package import parse_reference
+
+
+@click.command("rank")
+@click.argument("references", metavar="REF...", nargs=-1, required=True)
+@hosts_options
+@click.option("--count", type=click.IntRange(1), metavar="N", help="Only the N best hosts.")
+@click.option("--coherent", type=click.Choice(["rack"]), help="Take the N hosts from as few racks as possible.")
+@tracker_option
+@output.json_option
+def command(
+    references: tuple[str, ...],
+    hosts: tuple[str, ...],
+    selector: str | None,
+    count: int | None,
+    coherent: str | None,
+    tracker: str,
+    as_json: bool,
+) -> None:
+    """Print the hosts by the bytes that they lack of the packages REF, best first. What packages share is counted once.
+
+    \b
+    Examples:
+      p2pdist rank team/trainer:v3 team/weights:v7 --count 64
+      p2pdist rank team/trainer:v3 --selector zone=a --count 64 --coherent rack
+    """
+    wanted: dict[str, Any] = {"packages": [str(parse_reference(each)) for each in references]}
+    given = {"hosts": list(hosts), "selector": selector, "count": count, "coherent": coherent}
+    wanted |= {key: value for key, value in given.items() if value}
+    ranked = asyncio.run(_ask(tracker, wanted))
+    if as_json:
+        output.print_json(ranked)
+        return
+    for row in ranked:
+        away = "" if row["present"] else "  not connected"
+        click.echo(
+            f"{row['host']:24} lacks {output.amount(row['bytes_missing']):>10} of {output.amount(row['bytes_total'])}, "
+            f"about {row['seconds_estimated']:.1f} s{away}"
+        )
+
+
+async def _ask(tracker: str, wanted: dict[str, Any]) -> Any:
+    from p2pdist.cli.trackers import TrackerClient
+
+    async with TrackerClient(tracker) as client:
+        return await client.ask("POST", "/v1/rank", wanted)

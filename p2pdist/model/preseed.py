@@ -1,0 +1,133 @@
+"""What a job scheduler asks of a tracker (POST /v1/preseeds, POST /v1/rank), and a preseed as it is kept.
+
+A preseed is an order: these hosts shall hold this package by then. Which hosts: `hosts` by name, those that `selector` matches
+(tracker/core/selectors.py), or as many as `count` says of either or of all, which the tracker picks; besides, `replicas` copies in each
+zone. `deadline` and `ttl` are seconds from when the order is given, so that the same order given again reads the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import UNDECODABLE, TooLarge, UsageError
+from p2pdist.model.messages import PreseedId, Priority
+from p2pdist.model.plan import HostName
+
+HOSTS_MAX = 20_000
+"""Hosts that one request names."""
+
+PACKAGES_MAX = 64
+ROLES_MAX = 16
+COUNT_MAX = 200_000
+REPLICAS_MAX = 100
+SECONDS_MAX = 10 * 365 * 86400.0
+BODY_BYTES_MAX = 1 << 20
+
+PackageName = Annotated[str, Meta(min_length=1, max_length=512)]
+Names = Annotated[tuple[Annotated[HostName, Meta(min_length=1)], ...], Meta(min_length=1, max_length=HOSTS_MAX)]
+Selection = Annotated[str, Meta(min_length=1, max_length=2000)] | dict[str, str]
+Number = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
+Seconds = Annotated[float, Meta(gt=0, le=SECONDS_MAX)]
+Packages = Annotated[tuple[PackageName, ...], Meta(min_length=1, max_length=PACKAGES_MAX)]
+
+PreseedState = Literal["running", "done", "failed", "cancelled", "expired"]
+"""What is kept of a preseed's state. `done` means that it once was; `failed`, that its deadline passed before it was."""
+
+ENDED: frozenset[PreseedState] = frozenset(["failed", "cancelled", "expired"])
+
+
+class PreseedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Body of POST /v1/preseeds and PUT /v1/preseeds/{id}."""
+
+    package: PackageName
+    id: PreseedId | None = None
+    hosts: Names | None = None
+    selector: Selection | None = None
+    count: Number | None = None
+    replicas: Annotated[int, Meta(ge=1, le=REPLICAS_MAX)] | None = None
+    priority: Priority = "preseed"
+    deadline: Seconds | None = None
+    ttl: Seconds | None = None
+
+
+class Role(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One part of a job: `count` hosts that need `packages`."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=255)]
+    packages: Packages
+    count: Number
+
+
+class RankRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Body of POST /v1/rank; exactly one of packages and roles."""
+
+    packages: Packages | None = None
+    roles: Annotated[tuple[Role, ...], Meta(min_length=1, max_length=ROLES_MAX)] | None = None
+    hosts: Names | None = None
+    selector: Selection | None = None
+    count: Number | None = None
+    coherent: Literal["rack"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A host that a preseed is not done with. `reason` is a problem's slug, "not-connected", "deadline" or "replaced"."""
+
+    host: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PreseedRecord:
+    """A preseed as it outlives a tracker. `version` counts its changes; `body` is the request in canonical form; `package` the reference by
+    digest that it meant then; `blobs` what hosts need, with sizes in bytes; `picked` the hosts that trackers chose. Times are in seconds
+    since the epoch."""
+
+    id: str
+    version: int
+    body: str
+    package: str
+    blobs: tuple[tuple[Digest, int], ...]
+    state: PreseedState
+    created_at: float
+    picked: tuple[str, ...] = ()
+    deadline_at: float | None = None
+    expires_at: float | None = None
+    done_at: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def request(self) -> PreseedRequest:
+        return msgspec.json.decode(self.body, type=PreseedRequest)
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def decode_request(data: bytes, kind: type[Body]) -> Body:
+    """The body of a request. Raises UsageError, TooLarge."""
+    if len(data) > BODY_BYTES_MAX:
+        raise TooLarge(f"a request of {len(data)} bytes is over the limit of {BODY_BYTES_MAX}")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except UNDECODABLE as error:
+        raise UsageError(
+            f"malformed request: {' '.join(str(error).split())[:300]}", remedy="See docs/protocol.md"
+        ) from error
+
+
+def canonical(request: PreseedRequest) -> str:
+    """What was asked for, without its id: equal for orders that mean the same. Raises UsageError for one that names no hosts."""
+    if request.hosts is not None and request.selector is not None:
+        raise UsageError("a preseed names hosts or a selector, not both")
+    if request.hosts is None and request.selector is None and request.count is None and request.replicas is None:
+        raise UsageError("a preseed names no hosts", remedy="Give hosts, a selector, a count, or replicas")
+    hosts = tuple(sorted(set(request.hosts))) if request.hosts is not None else None
+    plain = msgspec.structs.replace(request, id=None, hosts=hosts)
+    return msgspec.json.encode(plain, order="deterministic").decode()

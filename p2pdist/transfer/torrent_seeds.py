@@ -1,0 +1,141 @@
+"""Complete blobs of the store, given to whoever speaks BitTorrent.
+
+Theory. The store's own files are what is read; there is no second copy, and nothing is read before somebody asks. libtorrent is told that
+it has everything and may only upload, so it never opens a file for writing, not even if one were damaged: peers check what they get. An
+open file keeps its bytes on the disk after it was removed, so whoever evicts a blob releases it here first.
+
+Invariants: at most `count_max` seeds; those that were used last. A blob that is fetched by BitTorrent at the moment is not seeded: the
+session has one member for an info hash. One blob may be seeded by several torrents, such as one of version 1 for old clients.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import P2PDistError, Unavailable
+from p2pdist.model.torrent import Torrent
+from p2pdist.transfer.torrent_session import TorrentSession
+from p2pdist.transfer.torrent_swarm import Swarm, torrent_parameters
+
+if TYPE_CHECKING:
+    import libtorrent as lt
+
+SEEDS_MAX = 200
+RELEASE_TIMEOUT_S = 5.0
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """A complete blob: its file, its torrent, when it was used last (any clock, the same for all)."""
+
+    digest: Digest
+    path: Path
+    torrent: Torrent
+    last_used: float
+    swarm: Swarm
+
+
+class TorrentSeeds:
+    """See the module's text. Methods may be called from any thread."""
+
+    def __init__(self, session: TorrentSession, *, count_max: int = SEEDS_MAX) -> None:
+        self._session = session
+        self._count_max = count_max
+        self._lock = threading.Lock()
+        self._active: dict[bytes, _ActiveSeed] = {}
+
+    @property
+    def digests(self) -> set[Digest]:
+        """The blobs that are seeded, or about to be."""
+        with self._lock:
+            return {active.seed.digest for active in self._active.values()}
+
+    def keep(self, seeds: Iterable[Seed]) -> None:
+        """Seed the `count_max` of these that were used last, and nothing else; returns at once."""
+        wanted = sorted(seeds, key=lambda seed: seed.last_used, reverse=True)[: self._count_max]
+        made = {active.info_hash: active for active in (_ActiveSeed(self, self._session, seed) for seed in wanted)}
+        with self._lock:
+            gone = [active for info_hash, active in self._active.items() if info_hash not in made]
+            new = [active for info_hash, active in made.items() if info_hash not in self._active]
+            self._active.update((active.info_hash, active) for active in new)
+        for active in gone:
+            active.close()
+        for active in new:
+            self._session.add(active)
+
+    def release(self, digest: Digest, timeout_s: float = RELEASE_TIMEOUT_S) -> bool:
+        """Seed a blob no longer and wait until its file is closed; True at once for one that is not seeded, False when libtorrent has
+        not let go of the file within `timeout_s`. Blocks; not for the session's thread, which it waits for."""
+        with self._lock:
+            found = [active for active in self._active.values() if active.seed.digest == digest]
+        for active in found:
+            active.close()
+        deadline = time.monotonic() + timeout_s
+        return all(active.over.wait(max(0.0, deadline - time.monotonic())) for active in found)
+
+    def forget(self, active: _ActiveSeed) -> None:
+        """libtorrent has let go of a file."""
+        with self._lock:
+            if self._active.get(active.info_hash) is active:
+                del self._active[active.info_hash]
+
+
+class _ActiveSeed:
+    """One seed as a member of the session."""
+
+    def __init__(self, seeds: TorrentSeeds, session: TorrentSession, seed: Seed) -> None:
+        self.seed = seed
+        self.info_hash = seed.torrent.info_hash_v1
+        self.over = threading.Event()
+        self._seeds = seeds
+        self._session = session
+        self._lt: Any = None
+        self._added = self._closing = False
+
+    def close(self) -> None:
+        self._session.call(self._finish)
+
+    def parameters(self, lt: Any) -> lt.add_torrent_params:
+        seed = self.seed
+        if self._closing:
+            raise Unavailable("it was released before")
+        self._lt = lt
+        params = torrent_parameters(lt, seed.torrent, seed.path, seed.swarm)
+        # All that it has is verified, so it need not hash pieces when they are asked for first.
+        params.verified_pieces = [True] * -(-seed.torrent.size // seed.torrent.piece_size)
+        params.flags |= lt.torrent_flags.seed_mode | lt.torrent_flags.upload_mode
+        return params
+
+    def added(self, handle: lt.torrent_handle) -> None:
+        self._added = True
+
+    def alert(self, alert: lt.alert) -> None:
+        if isinstance(alert, self._lt.file_error_alert | self._lt.torrent_error_alert):
+            _logger.warning("%s is not seeded any more: %s", self.seed.digest, alert.message())
+            self._finish()
+
+    def overlooked(self) -> None:
+        """A seed waits for nothing but its removal, which the session sees for itself."""
+
+    def tick(self, now: float) -> float | None:
+        return None
+
+    def removed(self, error: P2PDistError | None) -> None:
+        if error is not None:
+            _logger.info("%s is not seeded: %s", self.seed.digest, error)
+        self._seeds.forget(self)
+        self.over.set()
+
+    def _finish(self) -> None:
+        if not self._closing:
+            self._closing = True
+            if self._added:
+                self._session.remove(self.info_hash)

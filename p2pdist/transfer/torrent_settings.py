@@ -1,0 +1,127 @@
+"""How the BitTorrent session of an agent is set up, in libtorrent's words (its settings_pack reference).
+
+Theory. In a data centre many hosts want the same at once, over short and clean paths. What counts is to fill uplinks early and to leave
+nobody waiting: TCP, connections made at once and given up soon, few upload slots that are dealt anew often, requests no deeper than a
+second, and blocks asked for again elsewhere after seconds. Over a WAN the defaults of libtorrent are right; there uTP (BEP 29) yields to
+other traffic, and connections are obfuscated where the peer can do so, which keeps middleboxes from slowing them. That is no security:
+peers are not known by it, and what they send is verified anyway.
+
+Nothing is found by broadcast or asked of routers: peers come from trackers and from whoever adds them, from the DHT (BEP 5) only if asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Literal
+
+from p2pdist.model.errors import UsageError
+
+if TYPE_CHECKING:
+    import libtorrent as lt
+
+Network = Literal["datacenter", "wan"]
+
+ALERTS_MAX = 20_000
+"""Alerts that may wait for the session's thread. Of those beyond it libtorrent only says that they were dropped."""
+
+QUEUED_DISK_BYTES_MAX = 64 << 20
+"""What may wait to be written before peers are read no further."""
+
+PEERS_LISTED_MAX = 2000
+"""Peers that are remembered for a torrent, connected or not."""
+
+_PLAIN_ONLY, _ENCRYPTION_POSSIBLE = 2, 1  # settings_pack::enc_policy: pe_disabled, pe_enabled
+_DATACENTER: lt.settings_pack = {
+    "enable_outgoing_utp": False,
+    "enable_incoming_utp": False,
+    "out_enc_policy": _PLAIN_ONLY,
+    "in_enc_policy": _ENCRYPTION_POSSIBLE,
+    "connection_speed": 500,
+    "torrent_connect_boost": 255,
+    "smooth_connects": False,
+    "min_reconnect_time": 1,
+    "peer_connect_timeout": 3,
+    "handshake_timeout": 5,
+    "unchoke_slots_limit": 8,
+    "unchoke_interval": 3,
+    "optimistic_unchoke_interval": 6,
+    "peer_timeout": 15,
+    "inactivity_timeout": 15,
+    "piece_timeout": 5,
+    "request_timeout": 5,
+    "request_queue_time": 1,
+    "max_out_request_queue": 500,
+    "send_buffer_watermark": 256 << 10,
+    "send_buffer_low_watermark": 32 << 10,
+    "mixed_mode_algorithm": 0,  # prefer_tcp
+    "min_announce_interval": 2,
+    "tick_interval": 100,
+}
+_WAN: lt.settings_pack = {
+    "enable_outgoing_utp": True,
+    "enable_incoming_utp": True,
+    "out_enc_policy": _ENCRYPTION_POSSIBLE,
+    "in_enc_policy": _ENCRYPTION_POSSIBLE,
+    "prefer_rc4": True,
+    "min_announce_interval": 30,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TorrentSettings:
+    """Where a session listens (an IP address; port 0: any that is free), what network it is for and what it may use. Rates are in bytes
+    per second over all torrents; 0 is no limit."""
+
+    listen_address: str
+    listen_port: int
+    network: Network = "datacenter"
+    upload_bytes_s: int = 0
+    download_bytes_s: int = 0
+    connections_max: int = 500
+    dht: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for what libtorrent would not understand."""
+        try:
+            ip_address(self.listen_address)
+        except ValueError as error:
+            raise UsageError(
+                f"BitTorrent cannot listen on {self.listen_address!r}", remedy="Give an IP address, such as 0.0.0.0"
+            ) from error
+        if not 0 <= self.listen_port < 1 << 16 or self.network not in ("datacenter", "wan"):
+            raise UsageError(f"BitTorrent cannot use port {self.listen_port} and network {self.network!r}")
+        if min(self.upload_bytes_s, self.download_bytes_s) < 0 or self.connections_max < 2:
+            raise UsageError("limits of BitTorrent are no less than zero, and connections no fewer than two")
+
+    def pack(self) -> lt.settings_pack:
+        """The settings_pack, without the alert mask."""
+        address = f"[{self.listen_address}]" if ":" in self.listen_address else self.listen_address
+        return {
+            "user_agent": "p2pdist",
+            "listen_interfaces": f"{address}:{self.listen_port}",
+            "max_retry_port_bind": 0,  # the port that was given or none
+            "listen_system_port_fallback": False,
+            "listen_queue_size": 128,
+            "enable_dht": self.dht,
+            "enable_lsd": False,
+            "enable_upnp": False,
+            "enable_natpmp": False,
+            "allow_multiple_connections_per_ip": True,  # many hosts behind one address, or many agents on one host
+            "connections_limit": self.connections_max,
+            "max_peerlist_size": PEERS_LISTED_MAX,
+            "max_queued_disk_bytes": QUEUED_DISK_BYTES_MAX,
+            "alert_queue_size": ALERTS_MAX,
+            "strict_end_game_mode": True,
+            "no_atime_storage": True,
+            "aio_threads": 2,
+            "hashing_threads": 1,
+            "stop_tracker_timeout": 1,
+            **limits(self.upload_bytes_s, self.download_bytes_s),
+            **(_DATACENTER if self.network == "datacenter" else _WAN),
+        }
+
+
+def limits(upload_bytes_s: int, download_bytes_s: int) -> lt.settings_pack:
+    """The settings that limit a session's rates."""
+    return {"upload_rate_limit": upload_bytes_s, "download_rate_limit": download_bytes_s}

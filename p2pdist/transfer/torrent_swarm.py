@@ -1,0 +1,89 @@
+"""A torrent and where its peers are found, as libtorrent is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from p2pdist.model.errors import UsageError
+from p2pdist.model.torrent import Torrent
+
+if TYPE_CHECKING:
+    from libtorrent import add_torrent_params
+
+Address = tuple[str, int]
+"""IP address and port."""
+
+PEERS_MAX = 1000
+URLS_MAX = 64
+URL_CHARACTERS_MAX = 2000
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Swarm:
+    """Where peers are found: the announce URLs of trackers (BEP 3, BEP 15), peers, the URLs of web seeds (BEP 19)."""
+
+    trackers: tuple[str, ...] = ()
+    peers: tuple[Address, ...] = ()
+    web_seeds: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        if len(self.trackers) + len(self.web_seeds) > URLS_MAX:
+            raise UsageError(f"a swarm is given with up to {URLS_MAX} trackers and web seeds")
+        for url in self.trackers:
+            _check_url(url, "tracker", ("http", "https", "udp"))
+        for url in self.web_seeds:
+            _check_url(url, "web seed", ("http", "https"))
+        check_peers(self.peers)
+
+    def web_seed_addresses(self) -> set[Address]:
+        """Those of web seeds whose URLs have an IP address."""
+        found = set()
+        for url in self.web_seeds:
+            parts = urlsplit(url)
+            if parts.hostname is not None:
+                found.add((parts.hostname, parts.port or _PORTS.get(parts.scheme, 0)))
+        return found
+
+
+def _check_url(url: str, kind: str, schemes: tuple[str, ...]) -> None:
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fine = False
+    if not fine or len(url) > URL_CHARACTERS_MAX or not url.isascii() or not url.isprintable():
+        raise UsageError(f"a BitTorrent {kind} cannot have the address {url[:200]!r}")
+
+
+def check_peers(peers: Sequence[Address]) -> None:
+    """Raises UsageError for too many peers, and for one that is not given by IP address and port."""
+    if len(peers) > PEERS_MAX:
+        raise UsageError(f"a swarm is given with up to {PEERS_MAX} peers")
+    for host, port in peers:
+        try:
+            ip_address(host)
+        except ValueError as error:
+            raise UsageError(f"a BitTorrent peer is given by IP address, not as {host[:100]!r}") from error
+        if not 0 < port < 1 << 16:
+            raise UsageError(f"a BitTorrent peer cannot have port {port}")
+
+
+def torrent_parameters(lt: Any, torrent: Torrent, path: Path, swarm: Swarm) -> add_torrent_params:
+    """What libtorrent is to add: a torrent of one file, which is the one at `path` whatever the torrent calls it. It starts at once, and
+    libtorrent believes what is said of pieces: it reads nothing to check that."""
+    params: add_torrent_params = lt.load_torrent_buffer(torrent.metainfo(""))
+    params.save_path = str(path.parent)
+    params.renamed_files = {0: path.name}
+    params.flags &= ~(lt.torrent_flags.auto_managed | lt.torrent_flags.paused)
+    params.flags |= lt.torrent_flags.no_verify_files | lt.torrent_flags.duplicate_is_error
+    params.trackers = list(swarm.trackers)
+    params.url_seeds = list(swarm.web_seeds)
+    params.peers = list(swarm.peers)
+    return params

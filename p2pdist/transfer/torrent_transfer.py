@@ -1,0 +1,337 @@
+"""One blob fetched from a BitTorrent swarm, straight into the file of the store's partial blob.
+
+Theory. The torrent's one file is mapped onto the blob's data file, so there is no second copy. Pieces that the blob holds are given to
+libtorrent as held, without a look at them; it fetches the others and writes them in place. When it says that a piece has passed its own
+hashes (SHA-1 and SHA-256), the piece is read back and verified by the blob's piece list (BLAKE3), and only that makes it held here.
+libtorrent may say so before the bytes have left its own cache. So a piece that does not verify yet is looked at again, a little later each
+time, then libtorrent is told to write out what it has; what is wrong after that (FLUSHES) was never right: the torrent lies, and the
+transfer ends as corrupt.
+
+Invariants: nothing else writes into the blob from start() until StreamClosed, and no piece counts but through Blob.adopt. Exactly one
+StreamClosed is posted, as the last event, after libtorrent has let go of the file: then it may be renamed, or written by others. Pieces
+that were under way are garbage in the file by then, and are not held. What peers of the same torrent get from libtorrent has passed the
+torrent's hashes, which is what they check as well; the blob's own piece list counts for all that leaves by other ways.
+
+The hashes of the torrent come from the document that a manifest names, so a torrent that lies was published so.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import DiskFull, P2PDistError, Unavailable, UsageError
+from p2pdist.model.pieces import PieceLayout, PieceSet
+from p2pdist.model.torrent import BLOCK_SIZE, Torrent
+from p2pdist.transfer.client import Ending, PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.torrent_session import TorrentSession
+from p2pdist.transfer.torrent_swarm import Address, Swarm, check_peers, torrent_parameters
+
+if TYPE_CHECKING:
+    import libtorrent as lt
+
+LOOK_AGAIN_S = 0.01
+"""After so long a piece is looked at again that was not there yet; doubled each time."""
+
+FLUSH_AFTER_S = 1.0
+FLUSHES = 3
+"""A piece is wrong if it is so after as many flushes: up to two that libtorrent began of itself, before the piece, may end late."""
+
+ENDPOINTS_MAX = 4096
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_logger = logging.getLogger(__name__)
+_numbers = itertools.count(1 << 32)
+"""Apart from the numbers that a download core gives to its streams."""
+
+
+class PartialBlob(Protocol):
+    """What is needed of the store's Blob."""
+
+    digest: Digest
+    layout: PieceLayout
+    have: PieceSet
+
+    @property
+    def path(self) -> Path: ...
+    def adopt(self, piece: int) -> bool: ...
+    def hold(self) -> None: ...
+    def release(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Unseen:
+    """A piece that libtorrent has and that did not verify yet: when it was first looked at, when next, how many flushes it has seen."""
+
+    since: float
+    due: float
+    pause_s: float = LOOK_AGAIN_S
+    flushes: int = 0
+
+
+class TorrentTransfer:
+    """See the module's text. `on_event` is called in the session's thread (see Mailbox); `number` names the transfer in its events, by
+    default one that no stream has. Raises UsageError when the torrent is not one of this blob."""
+
+    def __init__(
+        self,
+        session: TorrentSession,
+        blob: PartialBlob,
+        torrent: Torrent,
+        swarm: Swarm,
+        on_event: Callable[[StreamEvent], None],
+        *,
+        number: int | None = None,
+    ) -> None:
+        layout = blob.layout
+        if [size for _, size in torrent.files] != [layout.size] or torrent.piece_size != layout.piece_size:
+            raise UsageError(
+                f"the torrent {torrent.name!r} is cut otherwise than {blob.digest}",
+                remedy="Push the blob again, which makes a torrent that fits",
+            )
+        self.number = next(_numbers) if number is None else number
+        self.info_hash = torrent.info_hash_v1
+        self.bytes_origin = 0
+        """Of what was verified, the bytes that web seeds sent."""
+        self.bytes_verified = 0
+        self.pieces_failed = 0
+        """Pieces that peers sent wrong; libtorrent fetches them again and bans who is to blame."""
+        self._session, self._blob, self._torrent, self._swarm = session, blob, torrent, swarm
+        self._on_event = on_event
+        self._handle: lt.torrent_handle | None = None
+        self._lt: Any = None
+        self._unseen: dict[int, _Unseen] = {}
+        self._flushing = self._watching = False
+        self._closed: StreamClosed | None = None
+        self._web_seed_addresses = swarm.web_seed_addresses()
+        self._endpoints: dict[Address, bool] = {}
+        self._origin_blocks: dict[int, set[int]] = {}
+        self._over = threading.Event()
+
+    @property
+    def bytes_peers(self) -> int:
+        """Verified bytes that came from peers."""
+        return self.bytes_verified - self.bytes_origin
+
+    @property
+    def receiving(self) -> int | None:
+        """None: libtorrent has many pieces under way."""
+        return None
+
+    # -- from any thread
+
+    def start(self) -> None:
+        """Begin; once only. Raises NotFound when the blob was removed."""
+        self._blob.hold()
+        self._session.add(self)
+
+    def close(self) -> None:
+        """End soon: StreamClosed follows when the file is free."""
+        self._session.call(lambda: self._finish("closed"))
+
+    def finish_piece_and_close(self) -> None:
+        """As close: pieces under way have come from many peers in parts, and are fetched again by whoever goes on."""
+        self.close()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until StreamClosed has been posted; False when it has not within `timeout_s`."""
+        return self._over.wait(timeout_s)
+
+    def stop(self, timeout_s: float | None = 5.0) -> bool:
+        """Close and wait until libtorrent has let go of the file; False when it has not within `timeout_s`. Blocks."""
+        self.close()
+        return self.join(timeout_s)
+
+    def add_peers(self, peers: Sequence[Address]) -> None:
+        """Try these too. Raises UsageError."""
+        check_peers(peers)
+        self._session.call(lambda: self._connect(peers))
+
+    # -- as a member of the session, in its thread
+
+    def parameters(self, lt: Any) -> lt.add_torrent_params:
+        """What libtorrent is to fetch, and where to put it."""
+        if self._closed is not None:
+            raise Unavailable(f"the transfer of {self._blob.digest} was closed before it began")
+        self._lt = lt
+        if self._swarm.web_seeds:
+            self._watching = True
+            self._session.watch_blocks(True)
+        params = torrent_parameters(lt, self._torrent, self._blob.path, self._swarm)
+        params.have_pieces = [piece in self._blob.have for piece in range(self._blob.layout.count)]
+        return params
+
+    def added(self, handle: lt.torrent_handle) -> None:
+        """It runs."""
+        self._handle = handle
+        if self._blob.have.complete:
+            self._finish("done")
+
+    def alert(self, alert: lt.alert) -> None:
+        """What libtorrent tells of the torrent."""
+        lt = self._lt
+        match alert:
+            case lt.piece_finished_alert():
+                self._passed(alert.piece_index)
+            case lt.block_downloading_alert():
+                self._asked(alert)
+            case lt.torrent_finished_alert():
+                if self._unseen:
+                    self._flush()
+            case lt.cache_flushed_alert():
+                self._flushed()
+            case lt.hash_failed_alert():
+                self.pieces_failed += 1
+                _logger.warning("piece %d of %s came wrong by BitTorrent", alert.piece_index, self._blob.digest)
+            case lt.file_error_alert():
+                self._fail(self._file_error(alert))
+            case lt.torrent_error_alert():
+                self._fail(P2PDistError(f"BitTorrent cannot fetch {self._blob.digest}: {alert.error.message()}"))
+
+    def overlooked(self) -> None:
+        """Ask which pieces are there: some alerts were lost."""
+        if self._closed is not None or self._handle is None:
+            return
+        status = self._handle.status(self._lt.status_flags_t.query_pieces)
+        for piece, there in enumerate(status.pieces):
+            if there:
+                self._passed(piece)
+        self._flushing = False
+
+    def tick(self, now: float) -> float | None:
+        """Look again at the pieces whose time has come."""
+        if self._closed is not None:
+            return None
+        for piece, unseen in list(self._unseen.items()):
+            if unseen.due > now or self._look(piece) or self._closed is not None:
+                continue
+            unseen.pause_s *= 2
+            unseen.due = now + unseen.pause_s
+            if now - unseen.since > FLUSH_AFTER_S:
+                self._flush()
+        return min((unseen.due for unseen in self._unseen.values()), default=None)
+
+    def removed(self, error: P2PDistError | None) -> None:
+        """libtorrent has let go of the file: take what had passed till then, and tell."""
+        if self._closed is None:
+            failure = error or P2PDistError(f"libtorrent has dropped the torrent of {self._blob.digest}")
+            self._closed = StreamClosed(self.number, "failed", failure.what, failure)
+        if self._watching:
+            self._watching = False
+            self._session.watch_blocks(False)
+        self._handle = None
+        for piece in list(self._unseen):
+            self._look(piece)
+        if self._blob.have.complete:
+            self._closed = StreamClosed(self.number, "done")
+        self._blob.release()
+        self._on_event(self._closed)
+        self._over.set()
+
+    # -- pieces
+
+    def _passed(self, piece: int) -> None:
+        """libtorrent has the piece, by the torrent's hashes; it says so of those, too, that it was given."""
+        if piece in self._blob.have or piece in self._unseen:
+            return
+        now = time.monotonic()
+        self._unseen[piece] = _Unseen(now, now + LOOK_AGAIN_S)
+        self._look(piece)
+
+    def _look(self, piece: int) -> bool:
+        """Whether the piece lies in the file, verified: then it is held from now on."""
+        try:
+            if not self._blob.adopt(piece):
+                return False
+        except P2PDistError as error:
+            self._fail(error)
+            return False
+        del self._unseen[piece]
+        self._count(piece)
+        self._on_event(PieceReceived(self.number, piece, True))
+        if self._blob.have.complete:
+            self._finish("done")
+        return True
+
+    def _flush(self) -> None:
+        if self._handle is not None and self._closed is None and not self._flushing:
+            self._flushing = True
+            self._handle.flush_cache()
+
+    def _flushed(self) -> None:
+        """libtorrent has written out what it had, or what it had a moment ago."""
+        self._flushing = False
+        for piece, unseen in list(self._unseen.items()):
+            if self._look(piece) or self._closed is not None:
+                continue
+            unseen.flushes += 1
+            if unseen.flushes >= FLUSHES:
+                _logger.warning("piece %d of %s agrees with its torrent alone", piece, self._blob.digest)
+                self._on_event(PieceReceived(self.number, piece, False))
+                self._finish("corrupt", f"the torrent {self._torrent.name!r} is not one of {self._blob.digest}")
+        if self._unseen:
+            self._flush()
+
+    def _asked(self, block: lt.block_downloading_alert) -> None:
+        """A block was asked for; whoever was asked last is taken for the one that gave it. (When one has come libtorrent does not say so
+        reliably.)"""
+        asked = self._origin_blocks.setdefault(block.piece_index, set())
+        if self._from_web_seed(block.endpoint):
+            asked.add(block.block_index)
+        else:
+            asked.discard(block.block_index)
+
+    def _count(self, piece: int) -> None:
+        length = self._blob.layout.length(piece)
+        self.bytes_verified += length
+        for block in self._origin_blocks.pop(piece, ()):
+            self.bytes_origin += min(BLOCK_SIZE, length - block * BLOCK_SIZE)
+
+    def _from_web_seed(self, endpoint: Address) -> bool:
+        found = self._endpoints.get(endpoint)
+        if found is None:
+            found = endpoint in self._web_seed_addresses
+            if not found and self._handle is not None:
+                ordinary = self._lt.peer_info.standard_bittorrent
+                connections = self._handle.get_peer_info()
+                found = any(each.ip == endpoint and each.connection_type != ordinary for each in connections)
+            if len(self._endpoints) >= ENDPOINTS_MAX:
+                self._endpoints.clear()
+            self._endpoints[endpoint] = found
+        return found
+
+    # -- the end
+
+    def _connect(self, peers: Sequence[Address]) -> None:
+        if self._handle is not None and self._closed is None:
+            for peer in peers:
+                self._handle.connect_peer(peer)
+
+    def _finish(self, reason: Ending, detail: str = "", error: P2PDistError | None = None) -> None:
+        """Let libtorrent remove the torrent: it ends all connections, writes out what it has and closes the file."""
+        if self._closed is not None:
+            return
+        self._closed = StreamClosed(self.number, reason, detail, error)
+        if self._handle is not None:
+            self._session.remove(self.info_hash)
+
+    def _fail(self, error: P2PDistError) -> None:
+        self._finish("failed", error.what, error)
+
+    def _file_error(self, alert: lt.file_error_alert) -> P2PDistError:
+        path = self._blob.path
+        if alert.error.value() in _FULL:
+            needed = self._blob.layout.size - len(self._blob.have) * self._blob.layout.piece_size
+            return DiskFull(str(path.parent), needed=max(0, needed), free=shutil.disk_usage(path.parent).free)
+        return P2PDistError(
+            f"{path} cannot be used: {alert.error.message()}",
+            remedy="Check the disk and the permissions of the directory",
+        )

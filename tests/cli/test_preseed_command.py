@@ -1,0 +1,64 @@
+"""p2pdist preseed and rank as commands: what they refuse, and what counts as reached. What they do is tested with a real tracker in
+tests/system/test_preseeds.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from p2pdist.cli.preseed import _reached, parse_duration
+from p2pdist.model.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1d", 86400), ("0.5h", 1800), (" 2m ", 120)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "10", "m", "10 m", "-1m", "0s", "1w", "1m!", "nan"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "share", "settled", "reached"),
+    [
+        (999, 1000, 0.999, True, True),
+        (998, 1000, 0.999, True, False),
+        (9, 10, 0.85, True, True),
+        (8, 10, 0.85, True, False),
+        (0, 0, 1.0, True, False),
+        (10, 10, 1.0, False, False),
+        (0, 5, 0.0, True, True),
+    ],
+)
+def test_when_a_quorum_is_reached(done: int, total: int, share: float, settled: bool, reached: bool) -> None:
+    found = {"hosts_done": done, "hosts_total": total, "settled": settled}
+    assert _reached(found, share) is reached
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("preseed",), 2),
+        (("preseed", "a:v1", "--cancel", "p1"), 2),
+        (("preseed", "a:v1", "--count", "1", "--quorum", "150%"), 2),
+        (("preseed", "a:v1", "--count", "1", "--deadline", "soon"), 2),
+        (("preseed", "UPPER", "--count", "1"), 2),
+        (("preseed", "--list", "--tracker", "nowhere"), 2),
+        (("preseed", "--list", "--tracker", "http://127.0.0.1:1"), 5),
+        (("rank",), 2),
+        (("rank", "a:v1", "--coherent", "zone"), 2),
+        (("rank", "a:v1", "--tracker", "http://127.0.0.1:1,http://127.0.0.1:2"), 5),
+    ],
+)
+def test_exit_codes(words: tuple[str, ...], code: int) -> None:
+    command = [sys.executable, "-m", "p2pdist.cli.main", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,183 @@
+"""Preseeds in SQLite and in a real PostgreSQL: versions, several trackers at once, what is soft, and databases that are away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pytest
+from postgresql import binaries, running_server
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import Unavailable, UsageError
+from p2pdist.model.preseed import PreseedRecord
+from tracker.state.preseeds import ENDED_KEPT_S, STALE_BEATS, PreseedDatabase
+
+RECORD = PreseedRecord(
+    "p1",
+    1,
+    '{"package":"a:v1","count":2}',
+    f"a@{digest_of(b'm')}",
+    ((digest_of(b"a"), 1 << 40), (digest_of(b"b"), 0)),
+    "running",
+    1234567890.123456,
+    ("h1", "hôst-2"),
+    expires_at=2234567890.5,
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    if binaries() is None:
+        pytest.skip("PostgreSQL is not installed (Debian: postgresql)")
+    with running_server() as url:
+        yield url
+
+
+@pytest.fixture
+def postgresql(server: str) -> str:
+    """An empty database."""
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS preseeds, trackers, preseed_hosts")
+    return server
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgresql"))
+    return str(tmp_path / "state") if request.param == "sqlite" else ""
+
+
+def test_records_come_back_as_they_were(where: str) -> None:
+    database = PreseedDatabase(where)
+    assert database.read("p1") is None
+    assert database.insert(RECORD) == RECORD
+    assert database.insert(replace(RECORD, body="{}", version=9)) == RECORD, "the first one stays"
+    assert database.read("p1") == RECORD
+    changed = replace(RECORD, state="done", done_at=1.5, picked=())
+    assert database.replace(changed) == replace(changed, version=2)
+    assert database.read_all() == [replace(changed, version=2)]
+    if where:
+        database.close()
+        again = PreseedDatabase(where)
+        assert again.read_all() == [replace(changed, version=2)]
+        database = again
+    database.close()
+
+
+def test_a_change_of_an_old_version_is_not_made(where: str) -> None:
+    database = PreseedDatabase(where)
+    database.insert(RECORD)
+    mine, theirs = replace(RECORD, picked=("mine",)), replace(RECORD, picked=("theirs",))
+    won = database.replace(theirs)
+    assert won is not None and won.picked == ("theirs",)
+    assert database.replace(mine) == won, "who is late learns what is there"
+    changed = database.change("p1", lambda found: replace(found, picked=(*found.picked, "mine")))
+    assert changed is not None and (changed.picked, changed.version) == (("theirs", "mine"), 3)
+    assert database.change("p1", lambda found: found) == changed, "nothing to change is no new version"
+    assert database.change("none", lambda found: found) is None
+    assert database.replace(replace(RECORD, id="none")) is None
+    database.close()
+
+
+def test_no_change_is_lost_when_trackers_write_at_once(where: str) -> None:
+    """Four trackers (of one process where the database is its own) add their names five times each."""
+    first = PreseedDatabase(where)
+    first.insert(replace(RECORD, picked=()))
+    databases = [PreseedDatabase(where) for _ in range(4)] if first.shared else [first] * 4
+    failures: list[BaseException] = []
+
+    def write(number: int) -> None:
+        try:
+            for turn in range(5):
+                name = f"{number}.{turn}"
+                databases[number].change("p1", lambda found, name=name: replace(found, picked=(*found.picked, name)))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []
+    found = first.read("p1")
+    assert found is not None
+    assert sorted(found.picked) == sorted(f"{number}.{turn}" for number in range(4) for turn in range(5))
+    assert found.version == 21
+    for database in {id(each): each for each in (first, *databases)}.values():
+        database.close()
+
+
+def test_ended_ones_are_removed_after_a_while(where: str) -> None:
+    database = PreseedDatabase(where)
+    database.insert(RECORD)
+    database.insert(replace(RECORD, id="p2", state="cancelled", ended_at=1000.0))
+    database.purge(now=1000.0 + ENDED_KEPT_S - 1)
+    assert len(database.read_all()) == 2
+    database.purge(now=1000.0 + ENDED_KEPT_S + 1)
+    assert [record.id for record in database.read_all()] == ["p1"]
+    found = database.exchange({"p1": 1, "p2": 1}, {})
+    assert (found.records, found.ids, found.said) == ((), {"p1"}, {})
+    database.close()
+
+
+def test_trackers_hear_of_each_other(postgresql: str) -> None:
+    one, two = PreseedDatabase(postgresql), PreseedDatabase(postgresql)
+    one.insert(RECORD)
+    found = two.exchange({}, {"p1": '{"h2":["done",1,"",""]}'})
+    assert (found.records, found.ids, found.said) == ((RECORD,), {"p1"}, {})
+    [said] = one.exchange({"p1": 1}, {"p1": "{}"}).said.values()
+    assert said == {"p1": '{"h2":["done",1,"",""]}'}
+    two.exchange({"p1": 1}, {"p1": '{"h3":["done",1,"",""]}'})
+    [said] = one.exchange({"p1": 1}, {"p1": "{}"}).said.values()
+    assert said == {"p1": '{"h3":["done",1,"",""]}'}
+    two.exchange({"p1": 1}, {})
+    assert list(one.exchange({"p1": 1}, {"p1": "{}"}).said.values()) == [{}]
+    two.exchange({"p1": 1}, {"p1": "{}"})
+    two.close()
+    assert one.exchange({"p1": 1}, {}).said == {}, "who stops takes back what it said"
+    one.close()
+
+
+def test_a_tracker_that_beats_no_more_is_taken_for_gone_and_may_return(postgresql: str) -> None:
+    one, two = PreseedDatabase(postgresql), PreseedDatabase(postgresql)
+    two.exchange({}, {"p1": "{}"})
+    heard = [len(one.exchange({}, {}).said) for _ in range(STALE_BEATS + 2)]
+    assert heard == [1] * STALE_BEATS + [0, 0]
+    two.exchange({}, {"p1": "{}"})
+    assert len(one.exchange({}, {}).said) == 1, "it says everything again"
+    one.close()
+    two.close()
+
+
+def test_a_database_that_goes_away_is_a_failure_that_says_so_and_passes() -> None:
+    if binaries() is None:
+        pytest.skip("PostgreSQL is not installed (Debian: postgresql)")
+    with running_server() as url:
+        database = PreseedDatabase(url)
+        database.insert(RECORD)
+        with psycopg.connect(url, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+        assert database.read("p1") == RECORD, "a connection that broke is opened again"
+    with pytest.raises(Unavailable, match="does not answer") as failure:
+        database.read("p1")
+    assert failure.value.exit_code == 5
+    with pytest.raises(Unavailable):
+        database.exchange({}, {})
+
+
+def test_a_password_is_not_told() -> None:
+    with pytest.raises(Unavailable) as failure:
+        PreseedDatabase("postgresql://me:secret@127.0.0.1:1/none")
+    assert "secret" not in str(failure.value) and "postgresql://me:***@127.0.0.1:1/none" in str(failure.value)
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot keep its state"):
+        PreseedDatabase(str(tmp_path / "file" / "state"))

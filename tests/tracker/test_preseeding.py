@@ -1,0 +1,316 @@
+"""Preseeds and rankings over HTTP: real trackers on loopback, a real layout, sessions that speak as agents do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from postgresql import binaries, running_server
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.messages import (
+    PROTOCOL_VERSION,
+    Hello,
+    Holding,
+    Keep,
+    Kept,
+    Release,
+    decode_from_tracker,
+    encode,
+)
+from p2pdist.origin.origin import open_origin
+from tracker.content import Content
+from tracker.core.fleet import Fleet
+from tracker.http.app import make_app
+from tracker.preseeding import Preseeding
+from tracker.service import Service
+from tracker.state.preseeds import PreseedDatabase
+
+SIZE = 200_000
+PIECE = 65536
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two blobs that were pushed alone."""
+    directory = tmp_path_factory.mktemp("layout")
+    for name in ("one", "two"):
+        file = directory / name
+        file.write_bytes(os.urandom(SIZE))
+        push = [
+            sys.executable,
+            "-m",
+            "p2pdist.cli.main",
+            "blob",
+            "push",
+            file,
+            "--origin",
+            f"file://{directory}/origin",
+        ]
+        subprocess.run(push, check=True, capture_output=True)
+    return directory / "origin"
+
+
+@pytest.fixture(scope="module")
+def blobs(layout: Path) -> list[Digest]:
+    sizes = {file.name: file.stat().st_size for file in (layout / "blobs" / "sha256").iterdir()}
+    return sorted(Digest(f"sha256:{name}") for name, size in sizes.items() if size == SIZE)
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[str]:
+    if binaries() is None:
+        pytest.skip("PostgreSQL is not installed (Debian: postgresql)")
+    with running_server() as url:
+        yield url
+
+
+def package(blob: Digest) -> str:
+    return f"blob:{blob.replace(':', '-')}"
+
+
+class Tracker:
+    """One tracker and a client of it."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+        self.url, self.http = url, http
+
+    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        async with self.http.request(method, self.url + path, json=body) as answer:
+            return answer.status, await answer.json(content_type=None)
+
+    async def until(self, path: str, holds: Callable[[Any], bool]) -> Any:
+        """Ask again until the answer is as it should be."""
+        found: Any = None
+        for _ in range(400):
+            found = (await self.ask("GET", path))[1]
+            if holds(found):
+                return found
+            await asyncio.sleep(0.02)
+        raise AssertionError(found)
+
+
+@asynccontextmanager
+async def tracker(layout: Path, state: str = "") -> AsyncIterator[Tracker]:
+    origin = open_origin(layout.as_uri())
+    service = Service(Fleet(started_at=asyncio.get_running_loop().time()), Content(origin))
+    preseeding = service.listener = Preseeding(service, PreseedDatabase(state), grace_s=0.5)
+    await preseeding.load()
+    runner = web.AppRunner(make_app(service, preseeding), shutdown_timeout=0.2, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeding.run())]
+    try:
+        async with aiohttp.ClientSession() as http:
+            yield Tracker(f"http://127.0.0.1:{runner.addresses[0][1]}", http)
+    finally:
+        for clock in clocks:
+            clock.cancel()
+        await runner.cleanup()
+        await preseeding.stop()
+        await origin.close()
+
+
+class Host:
+    """A session that does what Keep and Release say, at once."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+        self.keeps: dict[str, Keep] = {}
+
+    async def run(self) -> None:
+        async for frame in self.socket:
+            match decode_from_tracker(frame.data):
+                case Keep() as keep:
+                    self.keeps[keep.id] = keep
+                    await self.say(Kept(keep.id, "done", SIZE, SIZE))
+                case Release(identifier):
+                    self.keeps.pop(identifier, None)
+
+    async def say(self, message: Any) -> None:
+        await self.socket.send_str(encode(message).decode())
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        for _ in range(400):
+            if holds():
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError(self.keeps)
+
+
+@asynccontextmanager
+async def connected(at: Tracker, *names: str) -> AsyncIterator[list[Host]]:
+    """Hosts zone/rack/name."""
+    hosts, tasks = [], []
+    async with contextlib.AsyncExitStack() as stack:
+        for text in names:
+            zone, rack, name = text.split("/")
+            socket = await stack.enter_async_context(at.http.ws_connect(at.url + "/v1/session"))
+            host = Host(socket)
+            await host.say(Hello(PROTOCOL_VERSION, name, f"{name}:1", zone, rack))
+            decode_from_tracker((await socket.receive(timeout=5)).data)
+            hosts.append(host)
+            tasks.append(asyncio.create_task(host.run()))
+        try:
+            yield hosts
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_preseed_from_the_order_to_the_release(layout: Path, blobs: list[Digest]) -> None:
+    body = {"package": package(blobs[0]), "hosts": ["h1", "h2"], "priority": "start", "ttl": 600}
+    async with tracker(layout) as at, connected(at, "a/r/h1") as [host]:
+        status, made = await at.ask("POST", "/v1/preseeds", body)
+        assert (status, made["hosts_total"], made["bytes_total"]) == (201, 2, 2 * SIZE)
+        identifier = made["id"]
+        found = await at.until(f"/v1/preseeds/{identifier}", lambda found: found["hosts_done"] == 1)
+        assert found["state"] == "running" and found["failures_by_reason"] == {"not-connected": 1}
+        assert found["package"].startswith("blob@sha256:")
+        keep = host.keeps[identifier]
+        assert (keep.package, keep.priority, keep.until) == (found["package"], "start", found["expires_at"])
+        assert [each["id"] for each in (await at.ask("GET", "/v1/preseeds"))[1]] == [identifier]
+        status, found = await at.ask("DELETE", f"/v1/preseeds/{identifier}")
+        assert (status, found["state"], found["hosts_done"]) == (200, "cancelled", 0)
+        await host.until(lambda: not host.keeps)
+
+
+async def test_an_id_stands_for_one_order(layout: Path, blobs: list[Digest]) -> None:
+    body = {"package": package(blobs[0]), "selector": {"zone": "a"}}
+    async with tracker(layout) as at:
+        first = await at.ask("PUT", "/v1/preseeds/p1", body)
+        assert first[0] == 201
+        assert (await at.ask("PUT", "/v1/preseeds/p1", body))[0] == 200
+        assert (await at.ask("POST", "/v1/preseeds", body | {"id": "p1"}))[0] == 200
+        assert (await at.ask("PUT", "/v1/preseeds/p1", body | {"count": 1}))[0] == 409
+        assert (await at.ask("PUT", "/v1/preseeds/p1", body | {"id": "p2"}))[0] == 400
+        many = [at.ask("PUT", "/v1/preseeds/p3", body | {"count": number % 2 + 1}) for number in range(8)]
+        statuses = sorted(status for status, _ in await asyncio.gather(*many))
+        assert statuses == [200, 200, 200, 201, 409, 409, 409, 409]
+
+
+async def test_orders_outlive_the_tracker(layout: Path, blobs: list[Digest], tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    async with tracker(layout, state) as at, connected(at, "a/r/h1", "a/r/h2"):
+        await at.ask("PUT", "/v1/preseeds/p1", {"package": package(blobs[0]), "count": 1})
+        before = await at.until("/v1/preseeds/p1", lambda found: found["state"] == "done")
+    async with tracker(layout, state) as at:
+        found = (await at.ask("GET", "/v1/preseeds/p1"))[1]
+        assert (found["picked"], found["package"]) == (before["picked"], before["package"])
+        assert found["state"] == "pending"
+        async with connected(at, "a/r/h1", "a/r/h2") as hosts:
+            await at.until("/v1/preseeds/p1", lambda found: found["state"] == "done")
+            assert [len(host.keeps) for host in hosts] == [1, 0]
+            await hosts[1].say(Kept("p0", "done"))
+            hosts[1].keeps["p0"] = Keep("p0", "")
+            await hosts[1].until(lambda: not hosts[1].keeps)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"package": "nobody/knows:v1", "count": 1}, 404),
+        ({"package": "UPPER", "count": 1}, 400),
+        ({"package": "a:v1"}, 400),
+        ({"package": "a:v1", "hosts": ["h0"], "selector": "zone=a"}, 400),
+        ({"package": "a:v1", "hosts": []}, 400),
+        ({"package": "a:v1", "selector": "planet=earth"}, 400),
+        ({"package": "a:v1", "count": 0}, 400),
+        ({"package": "a:v1", "count": 1, "deadline": -1}, 400),
+        ({"package": "a:v1", "hosts": ["a b"]}, 400),
+        ({"package": "a:v1", "count": 1, "id": "../x"}, 400),
+        ({"package": "a:v1", "count": 1, "colour": "red"}, 400),
+        ([], 400),
+        ({"package": "a:v1", "hosts": [f"h{number:060}" for number in range(20_000)]}, 413),
+    ],
+)
+async def test_what_cannot_be_asked_for(layout: Path, body: Any, status: int) -> None:
+    async with tracker(layout) as at:
+        found, problem = await at.ask("POST", "/v1/preseeds", body)
+        assert (found, problem["status"]) == (status, status), problem
+        assert (await at.ask("GET", "/v1/preseeds"))[1] == []
+        for method in ("GET", "DELETE"):
+            assert (await at.ask(method, "/v1/preseeds/none"))[0] == 404
+
+
+async def test_ranking(layout: Path, blobs: list[Digest]) -> None:
+    packages = [package(blob) for blob in blobs]
+    async with (
+        tracker(layout) as at,
+        connected(at, "a/r1/h1", "a/r1/h2", "a/r2/h3", "b/r3/h4") as [_, second, third, fourth],
+    ):
+        counts = (4,)
+        for host, blob in ((second, 0), (second, 1), (third, 1), (fourth, 0)):
+            await host.say(Holding(blobs[blob], SIZE, PIECE, counts if host is not third else (2,)))
+        await at.until(f"/v1/swarms/{blobs[0]}", lambda found: found.get("complete") == 2)
+        await at.until(f"/v1/swarms/{blobs[1]}", lambda found: found.get("hosts") == 2)
+
+        async def ranked(**asked: Any) -> list[tuple[str, int]]:
+            status, found = await at.ask("POST", "/v1/rank", {"packages": packages, **asked})
+            assert status == 200, found
+            return [(row["host"], row["bytes_missing"]) for row in found]
+
+        assert await ranked() == [
+            ("h2", 0),
+            ("h4", SIZE),
+            ("h3", 2 * SIZE - 2 * PIECE),
+            ("h1", 2 * SIZE),
+        ]
+        assert await ranked(packages=[*packages, packages[0]], count=2) == [("h2", 0), ("h4", SIZE)]
+        assert await ranked(selector="zone=b") == [("h4", SIZE)]
+        assert await ranked(hosts=["h1", "unknown"]) == [("h1", 2 * SIZE), ("unknown", 2 * SIZE)]
+        assert await ranked(count=2, coherent="rack") == [("h2", 0), ("h1", 2 * SIZE)]
+        roles = [
+            {"name": "load", "packages": packages[:1], "count": 1},
+            {"name": "train", "packages": packages, "count": 1},
+        ]
+        status, found = await at.ask("POST", "/v1/rank", {"roles": roles})
+        assert status == 200
+        assert [(role["role"], [host["host"] for host in role["hosts"]]) for role in found["assignment"]] == [
+            ("load", ["h4"]),
+            ("train", ["h2"]),
+        ]
+        for body, status in (
+            ({}, 400),
+            ({"packages": packages, "roles": roles}, 400),
+            ({"roles": roles, "count": 2}, 400),
+            ({"roles": [*roles, roles[0]]}, 400),
+            ({"roles": [roles[0] | {"count": 5}]}, 409),
+            ({"packages": ["no/such:v1"]}, 404),
+            ({"packages": packages, "hosts": ["h1"], "selector": "zone=a"}, 400),
+        ):
+            assert (await at.ask("POST", "/v1/rank", body))[0] == status, body
+
+
+async def test_two_trackers_on_one_database(layout: Path, blobs: list[Digest], postgresql: str) -> None:
+    """What one is asked for, the other carries out for its hosts; either says how far it is, and either cancels."""
+    async with (
+        tracker(layout, postgresql) as one,
+        tracker(layout, postgresql) as two,
+        connected(one, "a/r1/h1"),
+        connected(two, "b/r1/h2", "b/r2/h3") as [second, third],
+    ):
+        status, _ = await one.ask("PUT", "/v1/preseeds/p1", {"package": package(blobs[0]), "replicas": 1})
+        assert status == 201
+        for at in (one, two):
+            found = await at.until(
+                "/v1/preseeds/p1",
+                lambda found: found.get("state") == "done" and found["replicas"] == {"a": 1, "b": 1},
+            )
+            assert (found["hosts_done"], found["bytes_done"]) == (2, 2 * SIZE)
+        assert len(second.keeps) + len(third.keeps) == 1
+        changes: list[Awaitable[Any]] = [at.ask("DELETE", "/v1/preseeds/p1") for at in (one, two)]
+        assert {status for status, _ in await asyncio.gather(*changes)} == {200}
+        await second.until(lambda: not second.keeps and not third.keeps)
+        await one.until("/v1/preseeds", lambda found: [each["state"] for each in found] == ["cancelled"])

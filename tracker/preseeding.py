@@ -1,0 +1,266 @@
+"""Preseeds and rankings at work: joins the core of preseeds, its database, the sessions and what packages consist of.
+
+Everything that the core is told goes through `submit` on the event loop; what it says goes to sessions and to the database. The database is
+waited for in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import msgspec
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
+from p2pdist.model.messages import Keep, Kept, Release
+from p2pdist.model.package import Reference, decode_manifest, parse_reference
+from p2pdist.model.preseed import PreseedRecord, PreseedRequest, RankRequest, canonical
+from tracker.content import Content
+from tracker.core.affinity import Affinity, Ranked, Wanted
+from tracker.core.fleet import Fleet
+from tracker.core.preseed import HostSaid
+from tracker.core.preseed_events import Event, Gone, Joined, Loaded, Said, SaveFailed, Synced, Tell, Tick
+from tracker.core.preseed_progress import Progress
+from tracker.core.preseeds import GRACE_S, Preseeds
+from tracker.core.selectors import parse_selector
+from tracker.state.preseeds import PreseedDatabase
+
+TICK_S = 0.25
+EXCHANGE_S = 1.0
+PURGE_S = 600.0
+PACKAGES_REMEMBERED_MAX = 1000
+
+_logger = logging.getLogger(__name__)
+_said_decoder = msgspec.json.Decoder(dict[str, HostSaid])
+
+
+class Sessions(Protocol):
+    """What is needed of the tracker's service."""
+
+    fleet: Fleet
+    content: Content
+
+    def tell(self, host: str, message: Keep | Release) -> None:
+        """Queue a message for a host; nothing happens when it is not connected."""
+
+
+class Preseeding:
+    """See the module's text. `grace_s` is how long after the start hosts may take to return."""
+
+    def __init__(self, sessions: Sessions, database: PreseedDatabase, *, grace_s: float = GRACE_S) -> None:
+        fleet = sessions.fleet
+        self.affinity = Affinity(fleet.hosts, fleet.swarms, fleet.capacities)
+        self.core = Preseeds(self.affinity, started_at=time.time(), shared=database.shared, grace_s=grace_s)
+        self._sessions, self._database = sessions, database
+        self._saving: set[asyncio.Task[None]] = set()
+        self._parts: OrderedDict[Digest, dict[Digest, int]] = OrderedDict()
+
+    async def load(self) -> None:
+        """Take up what earlier trackers were asked for. Raises Unavailable."""
+        self.submit(Loaded(tuple(await asyncio.to_thread(self._database.read_all))))
+
+    async def run(self) -> None:
+        """Drive the core's clock until cancelled, and exchange news with other trackers."""
+        exchanged_at = purged_at = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            try:
+                self.submit(Tick())
+                if now - purged_at >= PURGE_S:
+                    purged_at, exchanged_at = now, 0.0
+                    await asyncio.to_thread(self._database.purge, now=time.time())
+                if now - exchanged_at >= (EXCHANGE_S if self.core.shared else 2 * PURGE_S):
+                    exchanged_at = now
+                    await self._exchange()
+            except P2PDistError as error:
+                _logger.warning("preseeds: %s", error)
+            except Exception:
+                _logger.exception("preseeds: a tick failed")
+
+    async def stop(self) -> None:
+        """Let what is being written be written, and leave the database."""
+        await asyncio.gather(*self._saving, return_exceptions=True)
+        await asyncio.to_thread(self._database.close)
+
+    def submit(self, event: Event) -> None:
+        """Tell the core, and do what it says."""
+        for command in self.core.handle(event, now=time.time()):
+            if isinstance(command, Tell):
+                self._sessions.tell(command.host, command.message)
+            else:
+                task = asyncio.create_task(self._save(command.record))
+                self._saving.add(task)
+                task.add_done_callback(self._saving.discard)
+
+    # -- what sessions say (see Listener in service.py)
+
+    def opened(self, host: str) -> None:
+        self.submit(Joined(host))
+
+    def closed(self, host: str) -> None:
+        self.submit(Gone(host))
+
+    def heard(self, host: str, kept: Kept) -> None:
+        self.submit(Said(host, kept))
+
+    # -- the database
+
+    async def _save(self, record: PreseedRecord) -> None:
+        try:
+            found = await asyncio.to_thread(self._database.replace, record)
+        except P2PDistError as error:
+            _logger.warning("preseed %s: %s", record.id, error)
+            await asyncio.sleep(EXCHANGE_S)
+            found = None
+        self.submit(Loaded((found,)) if found is not None else SaveFailed(record.id))
+
+    async def _exchange(self) -> None:
+        known = self.core.known
+        said_here = self.core.said_here(now=time.time()) if self.core.shared else {}
+        ours = {identifier: msgspec.json.encode(said).decode() for identifier, said in said_here.items()}
+        versions = {identifier: preseed.record.version for identifier, preseed in known.items()}
+        found = await asyncio.to_thread(self._database.exchange, versions, ours)
+        self.submit(Loaded(found.records))
+        said = {
+            tracker: {identifier: _said_decoder.decode(text) for identifier, text in of.items()}
+            for tracker, of in found.said.items()
+        }
+        # What was made here meanwhile is there, too.
+        fresh = frozenset(known) - versions.keys()
+        self.submit(Synced(found.ids | fresh, said))
+
+    # -- what schedulers ask
+
+    async def create(self, request: PreseedRequest) -> tuple[Progress, bool]:
+        """Take a preseed, and whether it is new. Raises UsageError, NotFound for an unknown package, Conflict when its id stands for
+        another one, Unavailable."""
+        body = canonical(request)
+        if request.selector is not None:
+            parse_selector(request.selector)
+        identifier = request.id or secrets.token_hex(8)
+        stored = await asyncio.to_thread(self._database.read, identifier)
+        created = stored is None
+        if stored is None:
+            self.core.check_room()
+            reference = parse_reference(request.package)
+            digest, parts = await self._package(reference)
+            now = time.time()
+            record = PreseedRecord(
+                identifier,
+                1,
+                body,
+                str(Reference(reference.name, digest=digest)),
+                tuple(parts.items()),
+                "running",
+                now,
+                deadline_at=now + request.deadline if request.deadline is not None else None,
+                expires_at=now + request.ttl if request.ttl is not None else None,
+            )
+            stored = await asyncio.to_thread(self._database.insert, record)
+            created = stored == record
+        if stored.body != body:
+            raise Conflict(
+                f"the preseed {identifier} was asked for otherwise",
+                remedy="Give it another id, or cancel that one first",
+            )
+        self.submit(Loaded((stored,)))
+        return self.progress(identifier), created
+
+    async def cancel(self, identifier: str) -> Progress:
+        """Release all hosts. Raises NotFound, Conflict, Unavailable."""
+
+        def cancelled(record: PreseedRecord) -> PreseedRecord:
+            if record.state in ("cancelled", "expired"):
+                return record
+            return replace(record, state="cancelled", ended_at=time.time())
+
+        record = await asyncio.to_thread(self._database.change, identifier, cancelled)
+        if record is None:
+            raise NotFound(f"there is no preseed {identifier[:128]!r}", remedy="p2pdist preseed --list names them")
+        self.submit(Loaded((record,)))
+        return self.progress(identifier)
+
+    def progress(self, identifier: str) -> Progress:
+        return self.core.progress(identifier, now=time.time())
+
+    def listed(self) -> list[dict[str, Any]]:
+        """All preseeds, in short, newest last."""
+        known = sorted(self.core.known.values(), key=lambda each: (each.record.created_at, each.record.id))
+        return [
+            {
+                "id": each.record.id,
+                "state": each.tally.state,
+                "package": each.record.package,
+                "hosts_total": each.tally.hosts_total,
+                "hosts_done": each.tally.hosts_done,
+                "created_at": each.record.created_at,
+            }
+            for each in known
+        ]
+
+    async def rank(self, request: RankRequest) -> list[Ranked] | dict[str, Any]:
+        """Hosts, best first; for roles, which hosts each of them gets. Raises UsageError, NotFound for an unknown package, Conflict for
+        roles that need more hosts than there are, Unavailable."""
+        if (request.packages is None) == (request.roles is None):
+            raise UsageError("a ranking is for packages or for roles", remedy="Give one of them")
+        if request.hosts is not None and request.selector is not None:
+            raise UsageError("a ranking is of hosts or of a selector's hosts, not both")
+        if request.roles is not None:
+            if request.count is not None or request.coherent is not None:
+                raise UsageError("roles have their own counts, and are not placed rack by rack")
+            if len({role.name for role in request.roles}) < len(request.roles):
+                raise UsageError("two roles have the same name")
+            wanted = [Wanted(role.name, await self._needed(role.packages), role.count) for role in request.roles]
+            present = [name for name in self._names(request) if self._present(name)]
+            found = self.affinity.assign(wanted, present)
+            return {
+                "assignment": [{"role": role.name, "hosts": found[role.name]} for role in wanted],
+                "bytes_missing": sum(each.bytes_missing for hosts in found.values() for each in hosts),
+            }
+        parts = await self._needed(request.packages or ())
+        ranked = self.affinity.rank(parts, self._names(request))
+        if request.hosts is None:
+            ranked = [each for each in ranked if each.present]
+        if request.coherent is not None:
+            return self.affinity.coherent([each for each in ranked if each.present], request.count or len(ranked))
+        return ranked[: request.count]
+
+    def _names(self, request: RankRequest) -> Sequence[str]:
+        hosts = self.affinity.hosts
+        if request.hosts is not None:
+            return list(dict.fromkeys(request.hosts))
+        if request.selector is not None:
+            selector = parse_selector(request.selector)
+            return [name for name, host in hosts.items() if selector.matches(host)]
+        return list(hosts)
+
+    def _present(self, name: str) -> bool:
+        host = self.affinity.hosts.get(name)
+        return host is not None and host.session is not None
+
+    async def _needed(self, packages: Sequence[str]) -> dict[Digest, int]:
+        """The blobs of packages, each once, with their sizes."""
+        needed: dict[Digest, int] = {}
+        for _, parts in await asyncio.gather(*(self._package(parse_reference(name)) for name in packages)):
+            needed.update(parts)
+        return needed
+
+    async def _package(self, reference: Reference) -> tuple[Digest, dict[Digest, int]]:
+        content = self._sessions.content
+        digest = (await content.resolve(reference)).digest
+        parts = self._parts.pop(digest, None)
+        if parts is None:
+            manifest = decode_manifest(await content.manifest(digest))
+            parts = {blob.digest: blob.size for blob in manifest.blobs}
+        self._parts[digest] = parts
+        while len(self._parts) > PACKAGES_REMEMBERED_MAX:
+            self._parts.popitem(last=False)
+        return digest, parts

@@ -1,0 +1,356 @@
+"""Preseeds in a database: SQLite for one tracker, PostgreSQL for several.
+
+What was asked for must outlive trackers, so a record is in the database before anybody is told of it. Several trackers change records
+without locks: each names the version that it read, and a change whose version is no longer there is not made (optimistic concurrency
+control, Kung and Robinson, 1981); the caller gets what is there instead.
+
+Beside the records stands what is soft: each tracker counts its beats, and says how far the hosts are that are connected to it. A tracker
+that does not beat for STALE_BEATS exchanges of another is taken for gone by that one, whatever the clocks of the two say.
+
+All methods wait for the database and may be called from any thread; they raise Unavailable when it does not answer.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import sqlalchemy as sql
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.pool import StaticPool
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Conflict, Unavailable, UsageError
+from p2pdist.model.preseed import PreseedRecord
+
+FILE_NAME = "preseeds.sqlite"
+ENDED_KEPT_S = 86400.0
+"""How long it can be asked how a preseed ended."""
+
+STALE_BEATS = 10
+TRIES_MAX = 20
+"""Times that a change is made anew because another tracker was faster."""
+
+CONNECT_TIMEOUT_S = 10
+STATEMENT_TIMEOUT_MS = 15_000
+FETCHED_AT_ONCE = 500
+
+_metadata = sql.MetaData()
+_preseeds = sql.Table(
+    "preseeds",
+    _metadata,
+    sql.Column("id", sql.String(128), primary_key=True),
+    sql.Column("version", sql.Integer, nullable=False),
+    sql.Column("body", sql.Text, nullable=False),
+    sql.Column("package", sql.Text, nullable=False),
+    sql.Column("blobs", sql.Text, nullable=False),
+    sql.Column("state", sql.String(16), nullable=False),
+    sql.Column("picked", sql.Text, nullable=False),
+    sql.Column("created_at", sql.Double, nullable=False),
+    sql.Column("deadline_at", sql.Double),
+    sql.Column("expires_at", sql.Double),
+    sql.Column("done_at", sql.Double),
+    sql.Column("ended_at", sql.Double),
+)
+_trackers = sql.Table(
+    "trackers",
+    _metadata,
+    sql.Column("tracker", sql.String(64), primary_key=True),
+    sql.Column("beat", sql.BigInteger, nullable=False),
+)
+_said = sql.Table(
+    "preseed_hosts",
+    _metadata,
+    sql.Column("tracker", sql.String(64), primary_key=True),
+    sql.Column("id", sql.String(128), primary_key=True),
+    sql.Column("revision", sql.BigInteger, nullable=False),
+    sql.Column("hosts", sql.Text, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What was found in the database: records that differ from those known, the ids of all, and what the other trackers that live say
+    (JSON), by tracker and preseed."""
+
+    records: tuple[PreseedRecord, ...]
+    ids: frozenset[str]
+    said: Mapping[str, Mapping[str, str]]
+
+
+class PreseedDatabase:
+    """See the module's text. `where` is a PostgreSQL URL, a directory for SQLite, or nothing: then it lasts as long as the object."""
+
+    def __init__(self, where: str) -> None:
+        self.shared = is_postgresql(where)
+        self._tracker = secrets.token_hex(8)
+        self._lock = threading.RLock()
+        self._beat = 0
+        self._exchanges = 0
+        self._heard: dict[str, tuple[int, int]] = {}
+        self._theirs: dict[tuple[str, str], tuple[int, str]] = {}
+        self._ours: dict[str, str] = {}
+        self._engine, self._where = _engine(where)
+        with self._transaction() as connection:
+            _create_tables(connection)
+
+    def close(self) -> None:
+        """Take back what this tracker said, and disconnect."""
+        try:
+            if self.shared:
+                with self._transaction() as connection:
+                    connection.execute(sql.delete(_said).where(_said.c.tracker == self._tracker))
+                    connection.execute(sql.delete(_trackers).where(_trackers.c.tracker == self._tracker))
+        finally:
+            self._engine.dispose()
+
+    # -- records
+
+    def read(self, identifier: str) -> PreseedRecord | None:
+        with self._transaction() as connection:
+            return _read(connection, identifier)
+
+    def read_all(self) -> list[PreseedRecord]:
+        with self._transaction() as connection:
+            return [_record(row) for row in connection.execute(sql.select(_preseeds))]
+
+    def insert(self, record: PreseedRecord) -> PreseedRecord:
+        """Add a record, of version 1, unless there is one with its id; returns what is there then."""
+        record = replace(record, version=1)
+        try:
+            with self._transaction() as connection:
+                connection.execute(sql.insert(_preseeds).values(_row(record)))
+            return record
+        except IntegrityError:
+            found = self.read(record.id)
+            return found if found is not None else self.insert(record)
+
+    def replace(self, record: PreseedRecord) -> PreseedRecord | None:
+        """Write a record over the version that it was made from. Returns what is there then: the record with its new version, or the one of
+        whoever was faster; None when it was removed."""
+        written = replace(record, version=record.version + 1)
+        change = sql.update(_preseeds).where(_preseeds.c.id == record.id, _preseeds.c.version == record.version)
+        with self._transaction() as connection:
+            if connection.execute(change.values(_row(written))).rowcount == 1:
+                return written
+            return _read(connection, record.id)
+
+    def change(self, identifier: str, make: Callable[[PreseedRecord], PreseedRecord]) -> PreseedRecord | None:
+        """Write what `make` makes of a record, anew whenever another tracker was faster; None when there is no such record."""
+        found = self.read(identifier)
+        for _ in range(TRIES_MAX):
+            if found is None:
+                return None
+            wanted = make(found)
+            if wanted == found:
+                return found
+            version = found.version
+            found = self.replace(wanted)
+            if found is not None and found == replace(wanted, version=version + 1):
+                return found
+        raise Conflict(f"the preseed {identifier} is being changed all the time", remedy="Try again")
+
+    def purge(self, *, now: float) -> None:
+        """Remove those that ended long ago."""
+        with self._transaction() as connection:
+            connection.execute(sql.delete(_preseeds).where(_preseeds.c.ended_at < now - ENDED_KEPT_S))
+
+    # -- several trackers
+
+    def exchange(self, versions: Mapping[str, int], ours: Mapping[str, str]) -> Exchange:
+        """Say how far our hosts are (JSON by preseed), and find out what is new. `versions` are those of the records that are known."""
+        try:
+            return self._exchange(versions, ours)
+        except Unavailable:
+            self._ours = {}  # what was written of it is not known
+            raise
+
+    def _exchange(self, versions: Mapping[str, int], ours: Mapping[str, str]) -> Exchange:
+        with self._transaction() as connection:
+            if self.shared:
+                self._say(connection, ours)
+            present = {
+                row.id: row.version for row in connection.execute(sql.select(_preseeds.c.id, _preseeds.c.version))
+            }
+            fresh = [identifier for identifier, version in present.items() if versions.get(identifier) != version]
+            records: list[PreseedRecord] = []
+            for start in range(0, len(fresh), FETCHED_AT_ONCE):
+                wanted = _preseeds.c.id.in_(fresh[start : start + FETCHED_AT_ONCE])
+                records += map(_record, connection.execute(sql.select(_preseeds).where(wanted)))
+            said = self._hear(connection) if self.shared else {}
+        return Exchange(tuple(records), frozenset(present), said)
+
+    def _say(self, connection: sql.Connection, ours: Mapping[str, str]) -> None:
+        self._beat += 1
+        values = {"tracker": self._tracker, "beat": self._beat}
+        if not self._put(connection, _trackers, ("tracker",), values):
+            self._ours = {}  # another tracker took this one for gone, and what it said with it
+        for identifier, hosts in ours.items():
+            if self._ours.get(identifier) != hosts:
+                values = {"tracker": self._tracker, "id": identifier, "revision": time.time_ns(), "hosts": hosts}
+                self._put(connection, _said, ("tracker", "id"), values)
+        mine = _said.c.tracker == self._tracker
+        for identifier in self._ours.keys() - ours.keys():
+            connection.execute(sql.delete(_said).where(mine, _said.c.id == identifier))
+        self._ours = dict(ours)
+
+    @staticmethod
+    def _put(connection: sql.Connection, table: sql.Table, keys: tuple[str, ...], values: dict[str, Any]) -> bool:
+        """Write a row that only this tracker writes; returns whether it was there."""
+        same = [table.c[key] == values[key] for key in keys]
+        if connection.execute(sql.update(table).where(*same).values(values)).rowcount:
+            return True
+        connection.execute(sql.insert(table).values(values))
+        return False
+
+    def _hear(self, connection: sql.Connection) -> dict[str, dict[str, str]]:
+        self._exchanges += 1
+        beats = {
+            row.tracker: row.beat for row in connection.execute(sql.select(_trackers)) if row.tracker != self._tracker
+        }
+        for tracker, beat in beats.items():
+            known = self._heard.get(tracker)
+            if known is None or known[0] != beat:
+                self._heard[tracker] = beat, self._exchanges
+        self._heard = {tracker: heard for tracker, heard in self._heard.items() if tracker in beats}
+        stale = [each for each, (_, at) in self._heard.items() if self._exchanges - at >= STALE_BEATS]
+        for tracker in stale:
+            connection.execute(sql.delete(_said).where(_said.c.tracker == tracker))
+            connection.execute(sql.delete(_trackers).where(_trackers.c.tracker == tracker))
+            del self._heard[tracker]
+        revisions = sql.select(_said.c.tracker, _said.c.id, _said.c.revision).where(_said.c.tracker != self._tracker)
+        theirs: dict[tuple[str, str], tuple[int, str]] = {}
+        for row in connection.execute(revisions).all():
+            key = row.tracker, row.id
+            if row.tracker not in self._heard:
+                continue
+            known_text = self._theirs.get(key)
+            if known_text is None or known_text[0] != row.revision:
+                wanted = sql.select(_said.c.revision, _said.c.hosts).where(
+                    _said.c.tracker == key[0], _said.c.id == key[1]
+                )
+                found = connection.execute(wanted).one_or_none()
+                known_text = (found.revision, found.hosts) if found is not None else None
+            if known_text is not None:
+                theirs[key] = known_text
+        self._theirs = theirs
+        said: dict[str, dict[str, str]] = {tracker: {} for tracker in self._heard}
+        for (tracker, identifier), (_, hosts) in theirs.items():
+            said[tracker][identifier] = hosts
+        return said
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sql.Connection]:
+        try:
+            with self._lock, self._engine.begin() as connection:
+                yield connection
+        except IntegrityError:
+            raise
+        except SQLAlchemyError as error:
+            cause = " ".join(str(getattr(error, "orig", None) or error).split())[:300]
+            raise Unavailable(
+                f"the tracker's database {self._where} does not answer: {cause}", remedy="Check it, and --state"
+            ) from error
+
+
+def is_postgresql(where: str) -> bool:
+    return where.startswith(("postgresql://", "postgres://"))
+
+
+def _engine(where: str) -> tuple[sql.Engine, str]:
+    """The engine, and how to call the database where people read it: without its password."""
+    if not is_postgresql(where):
+        return _sqlite(where)
+    try:
+        url = sql.make_url(where).set(drivername="postgresql+psycopg")
+        options = f"-c statement_timeout={STATEMENT_TIMEOUT_MS}"
+        engine = sql.create_engine(
+            url,
+            pool_pre_ping=True,
+            pool_size=2,
+            connect_args={"connect_timeout": CONNECT_TIMEOUT_S, "options": options},
+        )
+    except SQLAlchemyError as error:
+        raise UsageError(
+            "the --state is not the URL of a database", remedy="Write postgresql://user@host/name"
+        ) from error
+    except ImportError as error:
+        raise UsageError(
+            "psycopg, which talks to PostgreSQL, is not installed", remedy="pip install psycopg"
+        ) from error
+    return engine, url.render_as_string(hide_password=True).replace("+psycopg", "", 1)
+
+
+def _sqlite(where: str) -> tuple[sql.Engine, str]:
+    if not where:
+        return sql.create_engine(
+            "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
+        ), "in memory"
+    path = Path(where) / FILE_NAME
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the tracker cannot keep its state in {where}: {error.strerror}") from error
+    engine = sql.create_engine(
+        sql.URL.create("sqlite", database=str(path)), connect_args={"timeout": CONNECT_TIMEOUT_S}
+    )
+
+    def prepare(connection: Any, _record: object) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    sql.event.listen(engine, "connect", prepare)
+    return engine, str(path)
+
+
+def _create_tables(connection: sql.Connection) -> None:
+    """Several trackers may come first at the same moment."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sql.text("SELECT pg_advisory_xact_lock(7070)"))
+    _metadata.create_all(connection)
+
+
+def _row(record: PreseedRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "version": record.version,
+        "body": record.body,
+        "package": record.package,
+        "blobs": msgspec.json.encode(record.blobs).decode(),
+        "state": record.state,
+        "picked": msgspec.json.encode(record.picked).decode(),
+        "created_at": record.created_at,
+        "deadline_at": record.deadline_at,
+        "expires_at": record.expires_at,
+        "done_at": record.done_at,
+        "ended_at": record.ended_at,
+    }
+
+
+def _record(row: Any) -> PreseedRecord:
+    return PreseedRecord(
+        row.id,
+        row.version,
+        row.body,
+        row.package,
+        msgspec.json.decode(row.blobs, type=tuple[tuple[Digest, int], ...]),
+        row.state,
+        row.created_at,
+        msgspec.json.decode(row.picked, type=tuple[str, ...]),
+        row.deadline_at,
+        row.expires_at,
+        row.done_at,
+        row.ended_at,
+    )
+
+
+def _read(connection: sql.Connection, identifier: str) -> PreseedRecord | None:
+    row = connection.execute(sql.select(_preseeds).where(_preseeds.c.id == identifier)).one_or_none()
+    return _record(row) if row is not None else None
