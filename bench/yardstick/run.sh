@@ -11,7 +11,7 @@ p2pdist=${P2PDIST:-$root/.venv/bin/p2pdist}
 swarm=$1
 shift
 exec "${PYTHON:-python3}" "$swarm" --method custom --label p2pdist --py "$root/.venv/bin/python" \
-  --ctl-cmd "$p2pdist tracker --listen {ctl_ip}:7070 --origin http://{origin_ip} --state {dir}/state --log-level warning" \
+  --ctl-cmd "$p2pdist tracker --listen {ctl_ip}:7070 --origin http://{origin_ip} --state {dir}/state --no-discovery --log-level warning" \
   --origin-cmd "$here/origin.sh $p2pdist {file} {dir} {ip} ${WARM_MIB:-0} {work}/warm" \
   --agent-cmd "$p2pdist agent --tracker http://{ctl_ip}:7070 --listen {ip}:7071 --store {dir}/store --socket {dir}/sock --name h{i} --rack {rack} --log-level ${LOG_LEVEL:-warning} & while ! curl -sf -o /dev/null --unix-socket {dir}/sock http://agent/readyz; do sleep 0.2; done; $here/warm.sh {dir}/sock ${WARM_MIB:-0} {work}/warm {dir}; touch {dir}/READY; wait" \
   --host-go-cmd "$here/pull.sh {dir}/sock {sha} {out} {done}" \
