@@ -151,7 +151,7 @@ def test_failures_of_hosts_are_named(site: Site) -> None:
     Agent(site, "small", capacity="2MiB").start()
     Agent(site, "large").start()
     code, found, said = site.command(
-        *("preseed", reference(digest), "--host", "small", "--host", "large", "--wait", "--deadline", "8s"),
+        *("preseed", reference(digest), "--host", "small", "--host", "large", "--wait", "--deadline", "4s"),
         *("--tracker", site.tracker_url),
     )
     assert (code, found["state"], found["hosts_done"]) == (1, "failed", 1), said

@@ -155,12 +155,13 @@ def test_replicas_beside_named_hosts(world: World) -> None:
 
 def test_the_deadline_passes(world: World) -> None:
     """Who is done keeps it; who is not is released and named."""
-    world.join("h1", "h2")
-    world.ask("p", hosts=["h1", "h2", "h3"], deadline=20, ttl=60)
+    world.join("h1", "h2", "h4")
+    world.ask("p", hosts=["h1", "h2", "h3", "h4"], deadline=20, ttl=60)
     world.say("p", "done", "h1")
+    world.say("p", "failed", "h4", reason="disk-full: no room")
     world.wait(21)
     assert world.state("p") == "failed"
-    assert world.failures("p") == {"h2": "deadline", "h3": "not-connected"}
+    assert world.failures("p") == {"h2": "deadline", "h3": "not-connected", "h4": "disk-full"}
     assert (world.keeping("p"), world.progress("p").hosts_done) == (["h1"], 1)
     world.leave("h1")
     world.join("h1", "h3")

@@ -70,6 +70,10 @@ class Holder:
     def given_up(self) -> bool:
         return self.state == "failed" and self.tries >= TRIES_MAX
 
+    def failure(self, name: str) -> Failure:
+        """Why it does not hold the package, if it said so."""
+        return _failure(name, self.reason)
+
     def fail(self, reason: str, *, now: float) -> None:
         """Note a failure, and when to try again."""
         self.state, self.reason = "failed", reason
@@ -79,7 +83,7 @@ class Holder:
 
 @dataclass(slots=True)
 class Preseed:
-    """See the module's text. `lost`: picks that were given up, by name; `saving`: a change is on its way to the database, and no other is
+    """See the module's text. `lost`: why hosts were given up that are asked no longer, by name; `saving`: a change is on its way to the database, and no other is
     made before it has arrived; `wake_at`: when to look at it though nothing happens; `tally`: how far it was when it was looked at last."""
 
     record: PreseedRecord
@@ -217,8 +221,7 @@ class Preseed:
         holder = self.holders.get(name)
         reason = others[name].reason if name in others else holder.reason if holder is not None else ""
         if state == "failed":
-            slug, _, detail = reason.partition(": ")
-            return Failure(name, slug or "failed", detail)
+            return _failure(name, reason)
         return Failure(name, "deadline") if self.record.state == "failed" else None
 
     def said_here(self, hosts: Mapping[str, Host]) -> dict[str, HostSaid]:
@@ -247,3 +250,8 @@ class Preseed:
         if now <= since or bytes_done <= before:
             return None
         return (bytes_total - bytes_done) * (now - since) / (bytes_done - before)
+
+
+def _failure(name: str, reason: str) -> Failure:
+    slug, _, detail = reason.partition(": ")
+    return Failure(name, slug or "failed", detail)

@@ -45,7 +45,8 @@ def progress(preseed: Preseed, affinity: Affinity, *, settled: bool, now: float)
     ended = record.state in ("cancelled", "expired")
     states = {name: preseed.state_of(name, hosts, others) for name in members}
     done = [name for name, state in states.items() if state == "done" and not ended]
-    found = [preseed.failure(name, hosts, others) for name in members] if not ended else []
+    asked = [name for name in members if name not in preseed.lost] if not ended else []
+    found = [preseed.failure(name, hosts, others) for name in asked]
     failures = [*(each for each in found if each is not None), *preseed.lost.values()]
     failures.sort(key=lambda each: (each.reason, each.host))
     tally = preseed.count(states, settled=settled)

@@ -148,7 +148,8 @@ class Preseeds:
         self._left_at.pop(name, None)
         host = self.hosts.get(name)
         for identifier, preseed in self.known.items():
-            preseed.lost.pop(name, None)
+            if preseed.record.state not in ENDED:
+                preseed.lost.pop(name, None)
             if name in preseed.holders:
                 preseed.holders[name] = Holder()  # what it said before it went may not be so any more
             if preseed.record.state in ENDED and name not in preseed.holders:
@@ -225,6 +226,8 @@ class Preseeds:
         for name, holder in list(preseed.holders.items()):
             if not preseed.stays(name, hosts.get(name), holder.state):
                 del preseed.holders[name]
+                if record.state == "failed" and holder.reason:
+                    preseed.lost[name] = holder.failure(name)
                 if self._session(name) is not None:
                     out.append(Tell(name, Release(record.id)))
         keep = Keep(record.id, record.package, preseed.request.priority, record.expires_at)

@@ -307,11 +307,12 @@ class View:
         for swarm in self.fleet.swarms.values():
             if not swarm.story or swarm.story[-1][0] <= self._read_until:
                 continue
-            for at, text in reversed(swarm.story):
-                if at <= self._read_until or len(found) >= 100 * STORY_PER_UPDATE_MAX:
+            for at, text in islice(reversed(swarm.story), STORY_PER_UPDATE_MAX):
+                if at <= self._read_until:
                     break
                 latest = max(latest, at)
                 found.append((at, swarm.blob, text))
+        found.reverse()  # lines of one moment keep their order: sorting is stable
         found.sort(key=lambda line: line[0])
         self._read_until = latest
         for at, blob, text in found[-STORY_PER_UPDATE_MAX:]:
