@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sys
+import tomllib
 import venv
 from pathlib import Path
 
@@ -21,10 +21,12 @@ WORDS = [
 
 
 def environment(directory: Path, project: Path) -> Path:
-    """A virtual environment with the project and WHEELS in it. Raises CalledProcessError where they cannot be had."""
+    """A virtual environment with what the project needs and WHEELS in it. Raises CalledProcessError where they cannot be had."""
     venv.create(directory, with_pip=True)
     words = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*words, f"{project}[test]", *WHEELS], check=True, timeout=INSTALL_S, stdout=sys.stderr)
+    told = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    needed = [*told["dependencies"], *told["optional-dependencies"]["test"]]
+    subprocess.run([*words, *needed, *WHEELS], check=True, timeout=INSTALL_S, capture_output=True)
     return directory
 
 

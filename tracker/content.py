@@ -12,14 +12,14 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sized
+from collections.abc import Callable, Coroutine, Sized
 from typing import Any, Generic, TypeVar
 
 from p2pdist.model.bundle import Bundle, encode_bundle, fitting
-from p2pdist.model.digest import Digest, hex_of, is_digest
+from p2pdist.model.digest import Digest, hex_of
 from p2pdist.model.errors import Corrupt, NotFound, Unavailable
-from p2pdist.model.package import Descriptor, Manifest, Reference, blob_reference, decode_manifest
-from p2pdist.model.torrent import TORRENT_DIGEST, Torrent, decode_torrent
+from p2pdist.model.package import Descriptor, Manifest, Reference, decode_manifest
+from p2pdist.model.torrent import Torrent, decode_torrent, torrent_reference
 from p2pdist.origin.origin import Origin
 from tracker.state.documents import Documents
 
@@ -48,6 +48,7 @@ class Content:
         self._torrents: _Kept[Torrent] = _Kept(TORRENTS_BYTES_MAX)
         self._tags: OrderedDict[str, tuple[float, Descriptor]] = OrderedDict()
         self._layers: OrderedDict[Digest, Descriptor] = OrderedDict()
+        self._sizes: OrderedDict[Digest, int | None] = OrderedDict()
         self._reads: dict[str, asyncio.Task[Any]] = {}
 
     async def resolve(self, reference: Reference) -> Descriptor:
@@ -125,37 +126,34 @@ class Content:
         return encode_bundle(Bundle(digest, (manifest, *(data for data in documents if data is not None))))
 
     async def torrent(self, digest: Digest) -> Torrent:
-        """The torrent of a blob that was pushed with one, alone or in a package read here. Raises NotFound, Corrupt, Unavailable."""
-        found = self._layers.get(digest)
-        if found is None or TORRENT_DIGEST not in found.annotations:
-            try:
-                described = await self.resolve(blob_reference(digest))
-            except NotFound as error:
-                raise _no_torrent(f"the blob {digest}") from error
-            blobs = decode_manifest(await self.manifest(described.digest)).blobs
-            found = next((blob for blob in blobs if blob.digest == digest), None)
-        torrent = await self._torrent(found.annotations if found is not None else {}, f"the blob {digest}")
-        if found is None or [size for _, size in torrent.files] != [found.size]:
-            raise Corrupt(f"the torrent of {digest} is that of something else", remedy="Push the blob again")
+        """The torrent that was made of a blob. Raises NotFound, Corrupt, Unavailable."""
+        torrent = await self._torrent(digest, "the blob")
+        if digest not in self._sizes:
+            origin = self._need_origin(digest)
+            size = await self._joined(f"size {digest}", lambda: origin.size(digest))
+            _remember(self._sizes, digest, size, LAYERS_MAX)
+        size = self._sizes[digest]  # None: gone from the origin, and perhaps still with somebody
+        if len(torrent.files) != 1 or size not in (None, torrent.size):
+            raise Corrupt(f"the torrent of {digest} is that of something else", remedy="Make it again: p2pdist torrent")
         return torrent
 
     async def package_torrent(self, digest: Digest) -> tuple[Torrent, Manifest]:
-        """The torrent of the package with this manifest, and the manifest. Raises NotFound, Corrupt, Unavailable."""
+        """The torrent that was made of the package with this manifest, and the manifest. Raises NotFound, Corrupt, Unavailable."""
         manifest = decode_manifest(await self.manifest(digest))
-        torrent = await self._torrent(manifest.config.annotations, f"the package {digest}")
+        torrent = await self._torrent(digest, "the package")
         if dict(torrent.files) != {hex_of(blob.digest): blob.size for blob in manifest.blobs}:
-            raise Corrupt(f"the torrent of {digest} is that of something else", remedy="Push the package again")
+            raise Corrupt(f"the torrent of {digest} is that of something else", remedy="Make it again: p2pdist torrent")
         return torrent, manifest
 
-    async def _torrent(self, annotations: Mapping[str, str], whose: str) -> Torrent:
-        named = annotations.get(TORRENT_DIGEST, "")
-        if not is_digest(named):
-            raise _no_torrent(whose)
-        digest = Digest(named)
-        torrent = self._torrents.get(digest)
+    async def _torrent(self, subject: Digest, kind: str) -> Torrent:
+        try:
+            described = await self.resolve(torrent_reference(subject))
+        except NotFound as error:
+            raise NotFound(f"{kind} {subject} has no torrent", remedy="Make one: p2pdist torrent") from error
+        torrent = self._torrents.get(described.digest)
         if torrent is None:
-            torrent = await self._joined(f"torrent {digest}", lambda: self._decoded(digest))
-            self._torrents.put(digest, torrent)
+            torrent = await self._joined(f"torrent {described.digest}", lambda: self._decoded(described.digest))
+            self._torrents.put(described.digest, torrent)
         return torrent
 
     async def _decoded(self, digest: Digest) -> Torrent:
@@ -181,10 +179,6 @@ class Content:
         del self._reads[key]
         if not task.cancelled():
             task.exception()  # marks it as seen: whoever asked may have gone away
-
-
-def _no_torrent(whose: str) -> NotFound:
-    return NotFound(f"{whose} has no torrent", remedy="Push it again with a version that makes one")
 
 
 Document = TypeVar("Document", bound=Sized)

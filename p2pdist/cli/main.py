@@ -32,6 +32,7 @@ VERBS = {
     "gc": "Remove what no package on this host needs.",
     "verify": "Compare what is stored with its names.",
     "tag": "Give a package another name.",
+    "torrent": "Make the torrent of a package, for any BitTorrent client.",
     "resolve": "Print which package a tag names now.",
     "inspect": "Print what a package consists of.",
     "diff": "Print what moving from one package to another takes.",

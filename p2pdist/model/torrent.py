@@ -6,9 +6,9 @@ missing up to a power of two counts as zero hashes. Its root stands in the file 
 one piece in `piece layers`, for files of more than one piece. The torrent is named by the hash of its info dictionary: SHA-1 and SHA-256,
 the latter cut to 20 bytes where a tracker or a peer has no room for more.
 
-All of this takes one reading of the content, which only its publisher has at hand; what comes out is kept beside the piece list as a small
-blob, the torrent document: a bencoded dictionary of `info` and `piece layers`. The annotation TORRENT_DIGEST of a descriptor names it, that
-of a content blob its own, that of the config the one of the whole package. With `announce` and `url-list` (BEP 19) it is a `.torrent`.
+All of this takes one reading of the content, which only its publisher has at hand; what comes out is kept at the origin as a small blob,
+the torrent document: a bencoded dictionary of `info` and `piece layers`. A tag leads from what it is about, a blob or the manifest of a
+package, to it (`torrent_reference`). With `announce` and `url-list` (BEP 19) it is a `.torrent`.
 
 A document is believed only if it is, byte for byte, what this module would have made of the hashes in it, and if its trees are right.
 Whether the hashes are those of the blob cannot be seen without the content; the agents verify by the piece list in any case.
@@ -25,11 +25,12 @@ from hashlib import sha1, sha256
 from typing import BinaryIO
 
 from p2pdist.model.bencode import Encodable, Value, decode, encode
+from p2pdist.model.digest import Digest, hex_of
 from p2pdist.model.errors import Corrupt, UsageError
+from p2pdist.model.package import Reference
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, piece_size_for
 
 TORRENT_TYPE = "application/vnd.p2pdist.torrent.v1"
-TORRENT_DIGEST = "org.p2pdist.torrent.digest"
 PACKAGE_NAME = "sha256"
 """The name of a package's torrent. Its files are named by the hexadecimal digits of their digests, so the torrent, brought to the folder
 `blobs` of an OCI image layout, is in its place there, and that folder of an origin is a web seed as it stands."""
@@ -40,6 +41,11 @@ NAME_BYTES_MAX = 255
 READ_SIZE = 1 << 20
 
 _ZERO = bytes(32)
+
+
+def torrent_reference(subject: Digest) -> Reference:
+    """The tag of the torrent document that is about a blob, or about the package with this manifest."""
+    return Reference("torrent", f"sha256-{hex_of(subject)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from p2pdist.model.package import (
     encode_manifest,
 )
 from p2pdist.model.pieces import PieceList
-from p2pdist.model.torrent import TORRENT_DIGEST, package_torrent_info, torrent_info
+from p2pdist.model.torrent import TORRENT_TYPE, package_torrent_info, torrent_info, torrent_reference
 from p2pdist.origin.origin import Origin, open_origin
 from tracker.content import Content
 from tracker.core.fleet import Fleet
@@ -52,7 +51,7 @@ class TorrentSite:
     async def publish(self, data: bytes, *, name: str = "weights.bin", torrent: bool = True) -> Digest:
         """Push a blob alone, as `p2pdist blob push` does."""
         blob, pieces = await self._layer(data, name, torrent=torrent)
-        await self._tag(blob_reference(blob.digest), await self._config(""), [blob], [pieces])
+        await self._tag(blob_reference(blob.digest), await self._config(), [blob], [pieces])
         return blob.digest
 
     async def publish_package(self, reference: Reference, blobs: list[bytes], *, torrent: bool = True) -> Digest:
@@ -60,27 +59,32 @@ class TorrentSite:
         layers = [await self._layer(data, hex_of(digest_of(data)), torrent=torrent) for data in blobs]
         files = [(hex_of(digest_of(data)), len(data), BytesIO(data)) for data in blobs]
         document = package_torrent_info(sorted(files, key=lambda file: file[0]), sum(map(len, blobs)))
-        named = await self.origin.write_small(document) if torrent else ""
-        return await self._tag(
-            reference, await self._config(named), [layer for layer, _ in layers], [pieces for _, pieces in layers]
+        named = await self._tag(
+            reference, await self._config(), [layer for layer, _ in layers], [pieces for _, pieces in layers]
         )
+        if torrent:
+            await self.attach(named, document)
+        return named
+
+    async def attach(self, subject: Digest, document: bytes) -> None:
+        """Publish a torrent document about a blob or package."""
+        described = Descriptor(TORRENT_TYPE, await self.origin.write_small(document), len(document))
+        await self.origin.tag(torrent_reference(subject), described)
 
     async def _layer(self, data: bytes, name: str, *, torrent: bool) -> tuple[Descriptor, Descriptor]:
         digest = await self.origin.write_small(data)
         pieces = PieceList.of_stream(BytesIO(data), len(data))
         annotations = {PIECES_DIGEST: pieces.digest, PIECES_SIZE: str(pieces.layout.piece_size)}
         if torrent:
-            document = torrent_info(BytesIO(data), len(data), name)
-            annotations[TORRENT_DIGEST] = await self.origin.write_small(document)
+            await self.attach(digest, torrent_info(BytesIO(data), len(data), name))
         listed = await self.origin.write_small(pieces.encode())
         return Descriptor(BLOB_TYPE, digest, len(data), annotations), Descriptor(
             PIECES_TYPE, listed, len(pieces.encode())
         )
 
-    async def _config(self, torrent: str) -> Descriptor:
+    async def _config(self) -> Descriptor:
         body = encode_config(Config())
-        found = Descriptor(CONFIG_TYPE, await self.origin.write_small(body), len(body))
-        return replace(found, annotations={TORRENT_DIGEST: torrent}) if torrent else found
+        return Descriptor(CONFIG_TYPE, await self.origin.write_small(body), len(body))
 
     async def _tag(
         self, reference: Reference, config: Descriptor, layers: list[Descriptor], pieces: list[Descriptor]
