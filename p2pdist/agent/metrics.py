@@ -32,17 +32,30 @@ class AgentCollector(Collector):
         for reason in ("corrupt",):
             rejected.add_metric([reason], agent.rejected[reason])
         yield rejected
-        usage = agent.store.usage()
-        store = GaugeMetricFamily("p2pdist_agent_store_bytes", "Bytes in the store", labels=["state"])
-        store.add_metric(["complete"], usage.bytes_complete)
-        store.add_metric(["partial"], usage.bytes_partial)
-        yield store
-        capacity = usage.capacity if usage.capacity is not None else usage.bytes_total + usage.disk_free
-        yield GaugeMetricFamily("p2pdist_agent_store_capacity_bytes", "Bytes that the store may hold", value=capacity)
+        yield from self._store()
         yield GaugeMetricFamily("p2pdist_agent_streams", "Streams served to other agents", value=agent.turns.streams)
         yield GaugeMetricFamily(
             "p2pdist_agent_tracker_connected", "Whether a tracker answers", value=float(agent.session.connected)
         )
+
+    def _store(self) -> Iterator[Metric]:
+        """The states add up to all that the store counts; what is held is part of them."""
+        usage = self._agent.store.usage()
+        store = GaugeMetricFamily("p2pdist_agent_store_bytes", "Bytes in the store", labels=["state"])
+        store.add_metric(["complete"], usage.bytes_complete)
+        store.add_metric(["partial"], usage.bytes_partial)
+        store.add_metric(["small"], usage.bytes_small)
+        store.add_metric(["objects"], usage.bytes_objects)
+        store.add_metric(["expected"], usage.bytes_expected)
+        store.add_metric(["images"], usage.bytes_images)
+        yield store
+        capacity = usage.capacity if usage.capacity is not None else usage.bytes_total + usage.disk_free
+        yield GaugeMetricFamily("p2pdist_agent_store_capacity_bytes", "Bytes that the store may hold", value=capacity)
+        held = sum(
+            blob.size for blob in self._agent.store.blobs() if blob.in_use or self._agent.store.owners(blob.digest)
+        )
+        name = "p2pdist_agent_store_held_bytes"
+        yield GaugeMetricFamily(name, "Bytes of blobs that may not go: pinned, shown or being pulled", value=held)
 
 
 def registry(agent: Agent) -> CollectorRegistry:

@@ -136,8 +136,8 @@ class Preseeding:
     async def _fetch(self, wanted: Keep, kept: _Kept) -> None:
         package = await self._packages.find(parse_reference(wanted.package), lambda text: None)
         kept.blobs = _pinned(package.manifest)
-        # Whether or not this is cancelled meanwhile, pinning ends before what comes after it in the lock's queue.
-        await asyncio.shield(self._later(self._pin(wanted.id, kept)))
+        # Whether or not this is cancelled meanwhile, pins are set before a release, which waits behind them for the lock, takes them away.
+        await asyncio.shield(self._later(self._pin(wanted.id, kept.blobs)))
         pull = kept.pull = self._pulls.start(PullRequest(package=wanted.package, priority=wanted.priority))
         assert pull.task is not None
         try:
@@ -152,10 +152,9 @@ class Preseeding:
         if pull.error is not None:
             raise pull.error
 
-    async def _pin(self, identifier: str, kept: _Kept) -> None:
+    async def _pin(self, identifier: str, blobs: tuple[Digest, ...]) -> None:
         async with self._pinning:
-            if self._kept.get(identifier) is kept:
-                await asyncio.to_thread(self._pin_all, identifier, kept.blobs)
+            await asyncio.to_thread(self._pin_all, identifier, blobs)
 
     def _pin_all(self, identifier: str, blobs: tuple[Digest, ...]) -> None:
         for digest in blobs:

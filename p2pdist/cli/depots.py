@@ -43,6 +43,42 @@ def origin_option(function: Function) -> Function:
     )(function)
 
 
+def elsewhere_options(what: str) -> Callable[[Function], Function]:
+    """The options of a verb for the agent's store that send it to an origin (`at_origin`) or a layout (`layout`) instead. They
+    count on the command line only: a variable or file that names a layout for other verbs must not change what this verb is about."""
+
+    def named(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        given = ctx.get_parameter_source(param.name or "") is click.core.ParameterSource.COMMANDLINE
+        return value if given else (False if isinstance(value, bool) else None)
+
+    def decorate(function: Function) -> Function:
+        layout = click.option(
+            "--layout",
+            type=click.Path(path_type=Path, file_okay=False),
+            callback=named,
+            help=f"{what} the local layout in this directory instead.",
+        )
+        at_origin = click.option(
+            "--at-origin", is_flag=True, callback=named, help=f"{what} central storage instead; needs --origin."
+        )
+        return at_origin(layout(function))
+
+    return decorate
+
+
+@contextlib.asynccontextmanager
+async def opened_elsewhere(at_origin: bool, origin: str | None, layout: Path | None) -> AsyncIterator[Origin]:
+    """What elsewhere_options name. Raises UsageError when that is both."""
+    if at_origin and layout:
+        raise UsageError("--at-origin and --layout name two places", remedy="Give one of them")
+    if layout:
+        async with opened_layout(layout) as local:
+            yield local
+    else:
+        async with required_origin(origin) as central:
+            yield central
+
+
 @contextlib.asynccontextmanager
 async def opened_layout(directory: Path) -> AsyncIterator[LocalLayout]:
     """The local layout in `directory`, which need not exist yet."""

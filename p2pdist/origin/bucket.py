@@ -11,7 +11,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -28,6 +28,7 @@ from obstore.exceptions import (
 from obstore.store import HTTPStore, from_url
 
 from p2pdist.model.errors import NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
+from p2pdist.origin.objects import Stored
 from p2pdist.origin.origin import WEB_SCHEMES, redacted
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ PARTS_MAX = 9_000
 """S3 takes at most 10,000 parts."""
 PARTS_IN_FLIGHT = 4
 READ_CHUNK_BYTES = 4 << 20
+LIST_CHUNK_KEYS = 1_000
 
 
 class Bucket:
@@ -126,6 +128,29 @@ class Bucket:
             f"{key} at {self.url} was changed by others {UPDATE_ATTEMPTS_MAX} times while it was being updated",
             remedy="Try again when fewer writers are at work",
         )
+
+    def list(self, folder: str) -> Iterator[Stored]:
+        self._check_writable()
+        prefix = folder + "/"
+        with self._failures(f"list {folder}", missing=True):
+            for found in self._store.list(prefix, chunk_size=LIST_CHUNK_KEYS):
+                for item in found:
+                    name = item["path"].removeprefix(prefix)
+                    if "/" not in name:
+                        yield Stored(prefix + name, item["size"], item["last_modified"].timestamp())
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._check_writable()
+        with self._failures(f"delete {len(keys)} values", missing=True):
+            if keys:
+                self._store.delete([*keys])
+
+    def lock(self, *, alone: bool) -> Callable[[], None]:
+        return lambda: None
+
+    def abandoned(self, *, remove: bool) -> Iterator[tuple[str, int]]:
+        """Parts of unfinished uploads are seen and deleted by rules of the storage alone (AbortIncompleteMultipartUpload)."""
+        return iter(())
 
     def _check_writable(self) -> None:
         if self._web:

@@ -1,7 +1,8 @@
 """Objects in a local directory.
 
 New values are written below `.incoming` and renamed into place after fsync, so a reader sees all of one or nothing, also after a power
-cut. Updates hold an exclusive flock on `.lock`.
+cut. Updates hold an exclusive flock on `.lock`. Who packs into the directory holds a shared flock on `.packing`, who removes from it an
+exclusive one.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import secrets
+import shutil
+import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote_from_bytes
 
 from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, Refused, TooLarge, Unavailable
+from p2pdist.origin.objects import Stored
 
 LOCK_WAIT_S = 30.0
 ABANDONED_AFTER_S = 86_400.0
@@ -104,12 +109,63 @@ class Directory:
             self._make(self.root)
             where = self.root / ".incoming"
             where.mkdir(exist_ok=True)
-            horizon = time.time() - ABANDONED_AFTER_S
-            for entry in os.scandir(where):
-                with contextlib.suppress(OSError):
-                    if entry.stat(follow_symlinks=False).st_mtime < horizon:
-                        os.unlink(entry.path)
+            for _ in self._abandoned(where, remove=True):
+                pass
             return where
+
+    def abandoned(self, *, remove: bool) -> Iterator[tuple[str, int]]:
+        with self._failures(".incoming"):
+            yield from self._abandoned(self.root / ".incoming", remove=remove, stages=True)
+
+    def _abandoned(self, where: Path, *, remove: bool, stages: bool = False) -> Iterator[tuple[str, int]]:
+        """Files to which nobody wrote for long; and if `stages`, directories that no process has locked (staging in stage.py)."""
+        horizon = time.time() - ABANDONED_AFTER_S
+        try:
+            entries = list(os.scandir(where))
+        except FileNotFoundError:
+            return
+        for entry in entries:
+            # Another process may be cleaning up as well.
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                found = entry.stat(follow_symlinks=False)
+                if found.st_mtime >= horizon:
+                    continue
+                if not stat.S_ISDIR(found.st_mode):
+                    if remove:
+                        os.unlink(entry.path)
+                    yield entry.name, found.st_size
+                elif stages and entry.name.startswith("stage-") and (size := _stage(entry.path, remove)) is not None:
+                    yield entry.name, size
+
+    def list(self, folder: str) -> Iterator[Stored]:
+        with self._failures(folder):
+            self._check_root()
+            try:
+                entries = os.scandir(self.root / folder)
+            except FileNotFoundError:
+                return
+            with entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        found = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(found.st_mode):
+                            yield Stored(f"{folder}/{entry.name}", found.st_size, found.st_mtime)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            with self._failures(key):
+                self.path(key).unlink(missing_ok=True)
+
+    def lock(self, *, alone: bool) -> Callable[[], None] | None:
+        with self._failures(".packing"):
+            self._make(self.root)
+            handle = os.open(self.root / ".packing", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(handle, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(handle)
+                return None
+            return functools.partial(os.close, handle)
 
     @contextlib.contextmanager
     def _incoming(self, size: int) -> Iterator[tuple[int, Path]]:
@@ -177,3 +233,24 @@ class Directory:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return Refused(f"no access to {said}", remedy="Check the owner and the mode of the directory")
         return Unavailable(f"cannot use {said}", remedy="Check the directory and the disk under it")
+
+
+def _stage(path: str, remove: bool) -> int | None:
+    """Bytes in a staging directory whose process is gone, None while it lives; the directory is deleted if `remove`."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        size = 0
+        for current, names, files in os.walk(path):
+            for name in names:
+                if remove and not os.path.islink(os.path.join(current, name)):
+                    os.chmod(os.path.join(current, name), 0o700)
+            size += sum(os.lstat(os.path.join(current, name)).st_size for name in files)
+        if remove:
+            shutil.rmtree(path)
+        return size
+    finally:
+        os.close(handle)

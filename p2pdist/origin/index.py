@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from p2pdist.model.digest import Digest, is_digest
-from p2pdist.model.errors import Corrupt, TooLarge
+from p2pdist.model.errors import Corrupt, NotFound, TooLarge
 from p2pdist.model.package import MANIFEST_TYPE, Descriptor
 
 INDEX_BYTES_MAX = 64 << 20
@@ -52,6 +52,24 @@ class Index:
             if name is not None and descriptor is not None:
                 found[name] = descriptor
         return sorted(found.items(), key=lambda item: item[0])
+
+    def roots(self) -> list[tuple[str, Descriptor]]:
+        """All entries, those without a tag too, with a name for messages. Raises Corrupt for one that cannot be read."""
+        found = []
+        for entry in self._entries:
+            descriptor = _descriptor(entry)
+            if descriptor is None:
+                raise self._corrupt(f"the entry of {_name(entry) or str(entry.get('digest'))[:100]} is malformed")
+            found.append((_name(entry) or descriptor.digest, descriptor))
+        return found
+
+    def remove(self, name: str) -> bytes:
+        """The bytes of this index without the tag `name`. Raises NotFound."""
+        left = [entry for entry in self._entries if _name(entry) != name]
+        if len(left) == len(self._entries):
+            raise NotFound(f"{name} is not at {self._url}", remedy="Check the name; p2pdist ls --at-origin lists them")
+        self._body["manifests"] = left
+        return msgspec.json.format(msgspec.json.encode(self._body), indent=1)
 
     def put(self, name: str, descriptor: Descriptor) -> bytes:
         """The bytes of this index with `name` moved to `descriptor`. Raises TooLarge."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from p2pdist.model.digest import Digest, digest_of, hex_of
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
+from p2pdist.model.digest import Digest, digest_of, hex_of, is_digest
+from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, TooLarge
 from p2pdist.model.package import MANIFEST_BYTES_MAX, MANIFEST_TYPE, SMALL_BYTES_MAX, Descriptor, Reference
 from p2pdist.origin.directory import Directory
 from p2pdist.origin.index import INDEX_BYTES_MAX, Index
@@ -21,6 +23,10 @@ from p2pdist.origin.objects import Objects
 CALLS_MAX = 16
 """Calls to storage at a time; more wait."""
 CHUNK_BYTES = 1 << 20
+NOTE_BYTES_MAX = 1 << 20
+PACKING_WAIT_S = 30.0
+BLOBS = "blobs/sha256"
+NOTES = ".collection"
 INDEX_KEY = "index.json"
 LAYOUT_KEY = "oci-layout"
 LAYOUT_BODY = b'{"imageLayoutVersion":"1.0.0"}'
@@ -31,7 +37,7 @@ Result = TypeVar("Result")
 
 def blob_key(digest: Digest) -> str:
     """Where a blob lies in an image layout."""
-    return f"blobs/sha256/{hex_of(digest)}"
+    return f"{BLOBS}/{hex_of(digest)}"
 
 
 class LayoutOrigin:
@@ -112,6 +118,64 @@ class LayoutOrigin:
     async def tags(self) -> list[tuple[str, Descriptor]]:
         return (await self._index()).tags()
 
+    async def untag(self, reference: Reference) -> Descriptor:
+        await self.roots()  # or a mistyped directory would be made
+        removed: list[Descriptor] = []
+
+        def edit(data: bytes | None) -> bytes:
+            index = Index(data, self.url)
+            removed[:] = [descriptor for name, descriptor in index.roots() if name == str(reference)]
+            return index.remove(str(reference))
+
+        await self._call(self._objects.update, INDEX_KEY, INDEX_BYTES_MAX, edit)
+        return removed[-1]
+
+    async def roots(self) -> list[tuple[str, Descriptor]]:
+        data = await self._call(self._objects.read, INDEX_KEY, INDEX_BYTES_MAX)
+        if data is None:
+            raise NotFound(f"there is no image layout at {self.url}: it has no {INDEX_KEY}", remedy="Check the address")
+        return Index(data, self.url).roots()
+
+    async def blobs(self) -> list[tuple[Digest, int, float]]:
+        stored = await self._call(lambda: list(self._objects.list(BLOBS)))
+        found = ((f"sha256:{item.key.rpartition('/')[2]}", item) for item in stored)
+        return [(Digest(digest), item.size, item.modified_s) for digest, item in found if is_digest(digest)]
+
+    async def remove(self, digests: Sequence[Digest]) -> None:
+        await self._call(self._objects.delete, [blob_key(digest) for digest in digests])
+
+    async def remove_unfinished(self, *, dry_run: bool = False) -> tuple[int, int]:
+        found = await self._call(lambda: list(self._objects.abandoned(remove=not dry_run)))
+        return len(found), sum(size for _, size in found)
+
+    async def notes(self) -> list[tuple[str, float]]:
+        stored = await self._call(lambda: list(self._objects.list(NOTES)))
+        return [(item.key.rpartition("/")[2], item.modified_s) for item in stored]
+
+    async def read_note(self, name: str) -> bytes | None:
+        return await self._call(self._objects.read, f"{NOTES}/{name}", NOTE_BYTES_MAX)
+
+    async def write_note(self, name: str, data: bytes) -> None:
+        if len(data) > NOTE_BYTES_MAX:
+            raise TooLarge(f"a note of {len(data)} bytes for {self.url} is over the limit of {NOTE_BYTES_MAX}")
+        await self._call(self._objects.write, f"{NOTES}/{name}", iter((data,)), len(data))
+
+    async def remove_notes(self, names: Sequence[str]) -> None:
+        await self._call(self._objects.delete, [f"{NOTES}/{name}" for name in names])
+
+    @contextlib.asynccontextmanager
+    async def packing(self, *, alone: bool = False) -> AsyncIterator[None]:
+        end = time.monotonic() + PACKING_WAIT_S
+        while (release := await self._call(self._objects.lock, alone=alone)) is None:
+            if time.monotonic() > end:
+                others = "packages are being packed into it" if alone else "blobs are being removed from it"
+                raise Conflict(f"{self.url} is in use: {others}", remedy="Wait until that has ended, then try again")
+            await asyncio.sleep(0.02)
+        try:
+            yield
+        finally:
+            release()
+
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -152,6 +216,16 @@ class LocalLayout(LayoutOrigin):
 
     def scratch(self) -> Path:
         """An existing directory on the same file system for unfinished files; makes the layout's directory where needed."""
+        self._make()
+        return self._directory.incoming()
+
+    @contextlib.asynccontextmanager
+    async def packing(self, *, alone: bool = False) -> AsyncIterator[None]:
+        self._make()
+        async with super().packing(alone=alone):
+            yield
+
+    def _make(self) -> None:
         try:
             self._directory.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -159,7 +233,6 @@ class LocalLayout(LayoutOrigin):
                 f"cannot make the layout directory {self._directory.root}: {error.strerror}",
                 remedy="Name another one with --layout",
             ) from error
-        return self._directory.incoming()
 
     async def adopt(self, digest: Digest, path: Path) -> None:
         """Move a finished file whose digest the caller computed into place."""

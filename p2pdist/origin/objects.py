@@ -6,8 +6,18 @@ the whole storage (directory, bucket) is missing; an absent key is None, not an 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A value as a listing shows it: its key, its size in bytes, and when it was written, in seconds since 1970 by the storage's clock."""
+
+    key: str
+    size: int
+    modified_s: float
 
 
 class Objects(Protocol):
@@ -31,3 +41,16 @@ class Objects(Protocol):
 
     def update(self, key: str, limit: int, edit: Callable[[bytes | None], bytes]) -> None:
         """Replace the value by `edit(value)` such that no concurrent update is lost; `edit` may be called more than once."""
+
+    def list(self, folder: str) -> Iterator[Stored]:
+        """All values whose key is `folder`, a slash and a name without one, in no order."""
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete these values; one that is not there is not missed."""
+
+    def lock(self, *, alone: bool) -> Callable[[], None] | None:
+        """Take a lock that many can hold at once, or one `alone`. Returns what releases it, None while others are in the way. It ends with
+        the process. Buckets have none: there it always succeeds and keeps nobody out."""
+
+    def abandoned(self, *, remove: bool) -> Iterator[tuple[str, int]]:
+        """Name and size of what writers that were killed long ago left unfinished; it is deleted if `remove`."""

@@ -6,7 +6,8 @@ An origin is an OCI image layout (image specification 1.0, "Image Layout"): `oci
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -53,6 +54,38 @@ class Origin(Protocol):
 
     async def tags(self) -> list[tuple[str, Descriptor]]:
         """All references and their manifests, sorted."""
+
+    async def untag(self, reference: Reference) -> Descriptor:
+        """Remove a tag; the blobs stay. Returns what it named. Raises NotFound."""
+
+    async def roots(self) -> list[tuple[str, Descriptor]]:
+        """All that the index names, with and without tags: a name for messages and the descriptor. Raises NotFound without an index, and
+        Corrupt when an entry is malformed."""
+
+    async def blobs(self) -> list[tuple[Digest, int, float]]:
+        """All blobs: digest, size in bytes, and when each was written, in seconds since 1970 by the storage's clock."""
+
+    async def remove(self, digests: Sequence[Digest]) -> None:
+        """Delete blobs; one that is not there is not missed."""
+
+    async def remove_unfinished(self, *, dry_run: bool = False) -> tuple[int, int]:
+        """Delete what writers that were killed long ago left unfinished; returns how many files, and how many bytes, it was."""
+
+    async def notes(self) -> list[tuple[str, float]]:
+        """Names of the small notes by which writers and collections know of each other, and when each was written, as in blobs()."""
+
+    async def read_note(self, name: str) -> bytes | None:
+        """What a note says, None when it is gone."""
+
+    async def write_note(self, name: str, data: bytes) -> None:
+        """Write a note, or write it again. Raises TooLarge."""
+
+    async def remove_notes(self, names: Sequence[str]) -> None:
+        """Remove notes; one that is not there is not missed."""
+
+    def packing(self, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
+        """While this is held in a directory, nobody holds it `alone`, or nobody else does if `alone`. In a bucket it keeps nobody out.
+        Raises Conflict after PACKING_WAIT_S."""
 
     async def close(self) -> None:
         """Release threads and connections."""

@@ -6,6 +6,7 @@ Structural types: the origin drivers fit them without either side importing the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -53,6 +54,8 @@ class LocalDepot(Depot, Protocol):
     async def adopt(self, digest: Digest, path: Path) -> None: ...
 
     async def tags(self) -> list[tuple[str, Descriptor]]: ...
+
+    def packing(self, *, alone: bool = False) -> AbstractAsyncContextManager[None]: ...
 
 
 async def read_manifest(reference: Reference, depots: list[Depot]) -> tuple[Descriptor, Manifest, Depot]:

@@ -122,28 +122,31 @@ async def pack_layers(
     if not 1 <= len(layers) <= LAYERS_MAX:
         raise UsageError(f"{reference} would have {len(layers)} layers", remedy=f"It must have 1 to {LAYERS_MAX}")
     below, sums, notes = making.base, list[Packed](), list[str]()
-    for number, layer in enumerate(layers, 1):
-        last = number == len(layers)
-        async with _shown(layer, number, layout, making, on_progress) as (source, lost, more):
-            staged = source != layer.source
-            packed = await pack(
-                source,
-                reference,
-                layout if last else cast(LocalDepot, _Untagged(layout)),
-                base=below,
-                origin=origin,
-                settings=making.settings if last else None,
-                level=making.level,
-                mtime=making.mtime,
-                format=layer.form,
-                xattrs=making.xattrs,
-                ignore=None if staged else layer.ignore,
-                only=None if staged else layer.only,
-                on_progress=on_progress,
+    async with layout.packing():  # no tag leads to the lower layers yet
+        for number, layer in enumerate(layers, 1):
+            last = number == len(layers)
+            async with _shown(layer, number, layout, making, on_progress) as (source, lost, more):
+                staged = source != layer.source
+                packed = await pack(
+                    source,
+                    reference,
+                    layout if last else cast(LocalDepot, _Untagged(layout)),
+                    base=below,
+                    origin=origin,
+                    settings=making.settings if last else None,
+                    level=making.level,
+                    mtime=making.mtime,
+                    format=layer.form,
+                    xattrs=making.xattrs,
+                    ignore=None if staged else layer.ignore,
+                    only=None if staged else layer.only,
+                    on_progress=on_progress,
+                )
+            notes += more
+            sums.append(
+                replace(packed, dropped=(*packed.dropped, *lost), dropped_total=packed.dropped_total + len(lost))
             )
-        notes += more
-        sums.append(replace(packed, dropped=(*packed.dropped, *lost), dropped_total=packed.dropped_total + len(lost)))
-        below = Reference(reference.name, digest=Digest(packed.digest))
+            below = Reference(reference.name, digest=Digest(packed.digest))
     return _summed(sums), notes
 
 

@@ -128,30 +128,28 @@ async def pack(
     by path below the source; `only` keeps these paths and the directories above them (a directory named there is kept without what is in
     it). `xattrs` carries extended attributes `user.*`, in trees alone; `level` is for images alone.
 
-    The base's layers and parts are named, not copied; its piece lists and catalogs are copied. Raises NotFound, UsageError, DiskFull and
-    what build_image and pack_tree raise.
+    The base's layers and parts are named, not copied; its piece lists and catalogs are copied. No collection runs in the layout meanwhile,
+    which may remove what is drawn on and not named yet. Raises NotFound, UsageError, DiskFull, Conflict during a collection, and what
+    build_image and pack_tree raise.
     """
     started = time.monotonic()
     if not reference.tag:
         raise UsageError(f"{reference} names a digest, which packing decides", remedy="Name the package as name:tag")
     check_directory(source)
     check_apart(source, layout.directory)
-    below = await _read_base(base, layout, origin)
-    config = (settings or Settings()).over(below.config if below else Config())
-    if format == "tree":
-        options = Options(xattrs=xattrs, ignore=ignore, only=only, mtime=mtime)
-        layer = await _add_tree(source, reference, layout, base, below, options, on_progress)
-    else:
-        if xattrs:
-            raise UsageError("an image carries no extended attributes", remedy="Pack a tree with --format tree")
-        found = await asyncio.to_thread(scan, source, ignore=ignore, only=only)
-        layer = await _add_image(source, found, layout, level, mtime, on_progress)
-    manifest, written = await _add_manifest(reference, layout, below, config, layer)
-    body = encode_manifest(manifest)
-    described = Descriptor(MANIFEST_TYPE, digest_of(body), len(body))
-    written += await write_small(layout, body)
-    if await _tagged(reference, layout) != described.digest:
-        await layout.tag(reference, described)
+    async with layout.packing():
+        below = await _read_base(base, layout, origin)
+        config = (settings or Settings()).over(below.config if below else Config())
+        if format == "tree":
+            options = Options(xattrs=xattrs, ignore=ignore, only=only, mtime=mtime)
+            layer = await _add_tree(source, reference, layout, base, below, options, on_progress)
+        else:
+            if xattrs:
+                raise UsageError("an image carries no extended attributes", remedy="Pack a tree with --format tree")
+            found = await asyncio.to_thread(scan, source, ignore=ignore, only=only)
+            layer = await _add_image(source, found, layout, level, mtime, on_progress)
+        manifest, written = await _add_manifest(reference, layout, below, config, layer)
+        described, count = await _name(reference, layout, manifest)
     return Packed(
         reference,
         described.digest,
@@ -162,7 +160,7 @@ async def pack(
         layer.dropped,
         layer.dropped_total,
         manifest.parts,
-        written + layer.written + (below.written if below else 0),
+        written + count + layer.written + (below.written if below else 0),
         layer.warnings,
     )
 
@@ -196,6 +194,16 @@ async def _add_manifest(
     data = encode_config(config)
     written = await write_small(layout, data)
     return Manifest(Descriptor(CONFIG_TYPE, digest_of(data), len(data)), layers, tuple(lists.values()), parts), written
+
+
+async def _name(reference: Reference, layout: LocalDepot, manifest: Manifest) -> tuple[Descriptor, int]:
+    """Store the manifest and let `reference` name it; returns its descriptor, and how many bytes were written."""
+    body = encode_manifest(manifest)
+    described = Descriptor(MANIFEST_TYPE, digest_of(body), len(body))
+    written = await write_small(layout, body)
+    if await _tagged(reference, layout) != described.digest:
+        await layout.tag(reference, described)
+    return described, written
 
 
 async def _tagged(reference: Reference, layout: LocalDepot) -> Digest | None:

@@ -1,4 +1,9 @@
-"""Pushing: what an origin lacks of a package is sent to it. Content, then manifest, then tag, so a visible reference never dangles."""
+"""Pushing: what an origin lacks of a package is sent to it. Content, then manifest, then tag, so a visible reference never dangles.
+
+A push skips what is there already, and a collection may be about to remove just that because no tag leads to it. How both are kept apart is
+told in lease.py: a push leaves a lease on all blobs of the package before it looks at any of them, and looks at all of them once more after
+the tag is set.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, P2PDistError
@@ -27,6 +32,7 @@ from p2pdist.model.package import (
 )
 from p2pdist.package.content import read_content
 from p2pdist.package.depot import Depot, LocalDepot, read_manifest
+from p2pdist.package.lease import Lease, NoteBoard
 from p2pdist.package.pack import OnProgress
 
 BLOBS_IN_FLIGHT = 4
@@ -34,7 +40,8 @@ BLOBS_IN_FLIGHT = 4
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """`bytes_sent` and `bytes_skipped` (already there) add up to the package: layers, piece lists, config and manifest."""
+    """`bytes_sent` and `bytes_skipped` (already there) add up to the package: layers, piece lists, config and manifest. What
+    had to be sent again since something removed it meanwhile counts each time it was sent."""
 
     reference: Reference
     digest: Digest
@@ -55,47 +62,63 @@ class Difference:
     removed: tuple[Digest, ...]
 
 
+class Target(Depot, NoteBoard, Protocol):
+    """Where packages are pushed to; see Origin for the contract."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A blob to send, and where it is: a file that has to be there when the origin lacks it, or its bytes."""
+
+    blob: Descriptor
+    source: Path | bytes
+
+
 class _Sender:
     """Sends blobs to one origin and keeps the sums."""
 
-    def __init__(self, origin: Depot, total: int, on_progress: OnProgress | None) -> None:
+    def __init__(self, origin: Target, home: str, total: int, on_progress: OnProgress | None) -> None:
         self.sent = self.skipped = 0
-        self._origin, self._total, self._on_progress = origin, total, on_progress
+        self._origin, self._home, self._total, self._on_progress = origin, home, total, on_progress
         self._done, self._lock = 0, threading.Lock()
         self._turns = asyncio.Semaphore(BLOBS_IN_FLIGHT)
 
-    async def send(self, blob: Descriptor, layout: LocalDepot) -> None:
-        """Send a blob from the layout. Raises NotFound when neither side has it."""
+    async def deliver(self, content: list[_Item], manifest: _Item, reference: Reference) -> None:
+        """Send what is lacking, then the manifest, then set the tag, if `reference` has one, under a lease (lease.py)."""
+        names = [item.blob.digest for item in (*content, manifest)]
+        async with Lease(self._origin, names, on_wait=self._wait) as lease:
+            await self._send_all(content, manifest)
+            while lease.in_doubt:
+                await lease.take()
+                await self._send_all(content, manifest, again=True)
+            if reference.tag:
+                await self._origin.tag(reference, manifest.blob)
+            await self._send_all(content, manifest, again=True)
+
+    async def _send_all(self, content: list[_Item], manifest: _Item, *, again: bool = False) -> None:
+        await _all([self._send(item, again) for item in content])
+        await self._send(manifest, again)
+
+    async def _send(self, item: _Item, again: bool) -> None:
+        """Send a blob unless it is there. `again`: it was sent or found there before. Raises NotFound when neither side has it."""
         async with self._turns:
+            blob, source = item.blob, item.source
             if await self._origin.size(blob.digest) == blob.size:
-                self._skip(blob.size)
-            elif await layout.size(blob.digest) is None:
+                count = 0
+            elif isinstance(source, bytes):
+                await self._origin.write_small(source)
+                self._advance(count := blob.size)
+            elif not source.exists():
                 raise NotFound(
-                    f"blob {blob.digest} is neither at {layout.url} nor at {self._origin.url}",
+                    f"blob {blob.digest} is neither at {self._home} nor at {self._origin.url}",
                     remedy="Push the base package there first, or pack again",
                 )
             else:
-                await self.send_file(blob, layout.blob_path(blob.digest))
-
-    async def send_file(self, blob: Descriptor, path: Path) -> None:
-        sent = await self._origin.write_blob(blob.digest, path, on_bytes=self._advance)
-        self.sent += sent
-        if not sent:
-            self._skip(blob.size)
-
-    async def send_small(self, data: bytes, media_type: str) -> Descriptor:
-        digest = digest_of(data)
-        if await self._origin.size(digest) == len(data):
-            self._skip(len(data))
-        else:
-            await self._origin.write_small(data)
-            self.sent += len(data)
-            self._advance(len(data))
-        return Descriptor(media_type, digest, len(data))
-
-    def _skip(self, count: int) -> None:
-        self.skipped += count
-        self._advance(count)
+                count = await self._origin.write_blob(blob.digest, source, on_bytes=self._advance)
+            self.sent += count
+            if not count and not again:
+                self.skipped += blob.size
+                self._advance(blob.size)
 
     def _advance(self, count: int) -> None:
         with self._lock:
@@ -104,9 +127,13 @@ class _Sender:
         if self._on_progress:
             self._on_progress("pushing", done, self._total)
 
+    def _wait(self) -> None:
+        if self._on_progress:
+            self._on_progress("waiting for a collection at the origin", 0, self._total)
+
 
 async def push(
-    reference: Reference, layout: LocalDepot, origin: Depot, *, on_progress: OnProgress | None = None
+    reference: Reference, layout: LocalDepot, origin: Target, *, on_progress: OnProgress | None = None
 ) -> Pushed:
     """Send a package from the local layout to the origin. Layers of a base may be at the origin only.
 
@@ -116,15 +143,13 @@ async def push(
     described, manifest, _ = await read_manifest(reference, [layout])
     blobs = {blob.digest: blob for blob in (*manifest.blobs, *manifest.small_blobs())}
     total = sum(blob.size for blob in blobs.values()) + described.size
-    sender = _Sender(origin, total, on_progress)
-    await _all([sender.send(blob, layout) for blob in blobs.values()])
-    await sender.send(described, layout)
-    if reference.tag:
-        await origin.tag(reference, described)
+    sender = _Sender(origin, layout.url, total, on_progress)
+    items = [_Item(blob, layout.blob_path(blob.digest)) for blob in (*blobs.values(), described)]
+    await sender.deliver(items[:-1], items[-1], reference)
     return Pushed(reference, described.digest, described.size, sender.sent, sender.skipped, time.monotonic() - started)
 
 
-async def push_blob(file: Path, origin: Depot, *, on_progress: OnProgress | None = None) -> Pushed:
+async def push_blob(file: Path, origin: Target, *, on_progress: OnProgress | None = None) -> Pushed:
     """Send one file as a blob with its piece list, tagged as blob_reference. `digest` and `size` of the result are the file's."""
     started = time.monotonic()
     stopped = threading.Event()
@@ -132,15 +157,18 @@ async def push_blob(file: Path, origin: Depot, *, on_progress: OnProgress | None
         content = await asyncio.to_thread(read_content, file, stopped=stopped)
     finally:
         stopped.set()
-    sender = _Sender(origin, content.size, on_progress)
-    await sender.send_file(content.descriptor(BLOB_TYPE), file)
-    pieces = await sender.send_small(content.pieces.encode(), PIECES_TYPE)
-    config = await sender.send_small(encode_config(Config()), CONFIG_TYPE)
-    body = encode_manifest(Manifest(config, (content.descriptor(BLOB_TYPE),), (pieces,)))
-    manifest = await sender.send_small(body, MANIFEST_TYPE)
+    pieces = _small(content.pieces.encode(), PIECES_TYPE)
+    config = _small(encode_config(Config()), CONFIG_TYPE)
+    layer = content.descriptor(BLOB_TYPE)
+    manifest = _small(encode_manifest(Manifest(config.blob, (layer,), (pieces.blob,))), MANIFEST_TYPE)
     reference = blob_reference(content.digest)
-    await origin.tag(reference, manifest)
+    sender = _Sender(origin, str(file.parent), content.size, on_progress)
+    await sender.deliver([_Item(layer, file), pieces, config], manifest, reference)
     return Pushed(reference, content.digest, content.size, sender.sent, sender.skipped, time.monotonic() - started)
+
+
+def _small(data: bytes, media_type: str) -> _Item:
+    return _Item(Descriptor(media_type, digest_of(data), len(data)), data)
 
 
 def compare(old: Manifest, new: Manifest) -> Difference:

@@ -117,6 +117,17 @@ async def test_what_is_released_while_it_comes_is_not_pinned_in_the_end(rig: Rig
     assert rig.said == []
 
 
+async def test_a_release_that_comes_while_pins_are_set_wins(rig: Rig) -> None:
+    digest = await rig.publish()
+    async with rig.preseeding._pinning:
+        await rig.keep("p1", digest)
+        await wait(lambda: rig.preseeding._kept["p1"].blobs)
+        await asyncio.sleep(0)
+        rig.preseeding.heard(Release("p1"))
+    await wait(lambda: not rig.preseeding._background)
+    assert not rig.owners(digest)
+
+
 async def test_an_agent_that_was_started_again_says_what_it_keeps(rig: Rig) -> None:
     digest = await rig.publish()
     await rig.keep("p1", digest)
@@ -140,10 +151,12 @@ async def test_its_time_is_up_without_a_tracker(rig: Rig) -> None:
     await wait(lambda: digest in rig.agent._fetching)
     assert rig.owners(digest) == {"preseed:p1"}
     await wait(lambda: not rig.owners(digest))
-    await rig.keep("p2", digest, until=time.time() - 1)
+    pulls = len(rig.agent.pulls.list())
     rig.said.clear()
+    await rig.keep("p2", digest, until=time.time() - 1)
     rig.preseeding.connected()
-    assert rig.said == []
+    await asyncio.sleep(0.1)
+    assert rig.said == [] and not rig.owners(digest) and len(rig.agent.pulls.list()) == pulls
 
 
 async def test_a_failure_says_why_and_is_tried_again_when_it_is_asked_for_again(rig: Rig) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from tree_rig import Publisher, check, noise, pull, text
+from store_tree_rig import Publisher, check, noise, pull, text
 
 from p2pdist.model.catalog import BLOCK_SIZE, encode_chunk
 from p2pdist.model.tree import WHOLE_MAX, content_hash

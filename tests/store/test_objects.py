@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from store_rig import flip, pretend_other_boot
-from tree_rig import noise
+from store_tree_rig import noise
 
 from p2pdist.model.errors import NotFound
 from p2pdist.model.tree import content_hash

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from store_rig import flip, pretend_other_boot, sample
-from tree_rig import CHUNK, Packed, Publisher, bring, noise, text
+from store_tree_rig import CHUNK, Packed, Publisher, bring, noise, text
 
 from p2pdist.core.eviction import choose
 from p2pdist.model.digest import Digest

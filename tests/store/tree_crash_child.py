@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tree_rig import Packed, Publisher, noise, pull, text
+from store_tree_rig import Packed, Publisher, noise, pull, text
 
 from p2pdist.model.tree import WHOLE_MAX
 from p2pdist.store import filling

@@ -113,6 +113,18 @@ def test_it_agrees_with_the_slow_way_whatever_was_asked_before(steps: list[tuple
             assert found == {each: slowly(site.fleet, PARTS, each) for each in names}
 
 
+def test_a_report_is_noticed_after_a_question() -> None:
+    """Nothing else tells of it: nobody came, left or became complete."""
+    site = Site()
+    site.join("h1")
+    site.hold("h1", 1, 3)
+    assert site.lacks("h1") == [TOTAL - 3 * PIECE]
+    site.now += 1.0
+    report = Report((Advance(BLOBS[1], counts_of(1, 5)),))
+    site.fleet.handle(Received(site.sessions["h1"], report), now=site.now)
+    assert site.lacks("h1") == [TOTAL - 5 * PIECE]
+
+
 def test_shared_content_is_counted_once_and_the_best_come_first() -> None:
     site = Site()
     for name in ("cold", "part", "warm", "away"):

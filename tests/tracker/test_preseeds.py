@@ -209,6 +209,33 @@ def test_a_restarted_tracker_finds_everything_again(world: World) -> None:
     assert world.rows["p"].picked == ("h1", "h3")
 
 
+def test_a_host_that_returns_is_believed_only_when_it_has_spoken(world: World) -> None:
+    """Its disk was replaced while it was away."""
+    world.join("h1")
+    world.ask("p", hosts=["h1"])
+    world.finish("p")
+    world.leave("h1")
+    world.hosts["h1"].keeps.clear()
+    world.join("h1")
+    assert (world.state("p"), world.progress("p").hosts_done) == ("running", 0)
+
+
+def test_what_is_at_another_tracker_is_waited_for() -> None:
+    world = World(trackers=2)
+    world.settle()
+    world.join("a/r/h1")
+    world.join("a/r/h2", tracker=1)
+    world.wait(1)
+    world.ask("p", selector="zone=a")
+    world.say("p", "done", "h1")
+    assert (world.state("p"), world.progress("p").settled) == ("running", False)
+    world.wait(1)
+    assert (world.state("p"), world.progress("p").hosts_total) == ("running", 2)
+    world.finish("p")
+    world.wait(1)
+    assert world.state("p") == "done"
+
+
 def test_a_selector_is_not_done_before_hosts_could_return(world: World) -> None:
     world.join("a/r/h1", "a/r/h2")
     world.ask("p", selector="zone=a")

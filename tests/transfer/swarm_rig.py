@@ -13,10 +13,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2pdist.model.bencode import decode, encode
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_info
@@ -46,15 +45,6 @@ class Sample:
 
 def torrent_of(data: bytes) -> Torrent:
     return decode_torrent(torrent_info(io.BytesIO(data), len(data), NAME))
-
-
-def first_version(torrent: Torrent) -> Torrent:
-    """The same content as a torrent of version 1 alone. aria2 up to 1.36 needs it: it drops the empty keys that the file tree of version 2
-    has, and so takes a hybrid torrent for another one."""
-    info = decode(torrent.info)
-    assert isinstance(info, dict)
-    kept = {key: value for key, value in info.items() if key not in (b"file tree", b"meta version")}
-    return replace(torrent, info=encode(kept), layers=encode({}))
 
 
 def sample(seed: int, pieces: int, *, short: int = 1000) -> Sample:
@@ -207,7 +197,7 @@ class Aria:
         program = shutil.which("aria2c")
         assert program, "aria2c is needed for this test"
         directory.mkdir()
-        self.torrent = first_version(found.torrent)
+        self.torrent = found.torrent.v1_only()  # see model/torrent.py
         self.file = directory / NAME
         torrent = directory / "content.torrent"
         torrent.write_bytes(self.torrent.metainfo(""))

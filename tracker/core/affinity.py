@@ -67,6 +67,7 @@ class Affinity:
     swarms: Mapping[Digest, Swarm]
     capacities: Capacities
     _order: list[str] = field(default_factory=list)
+    _places: dict[str, int] = field(default_factory=dict)
     _remembered: dict[Digest, tuple[object, list[int]]] = field(default_factory=dict)
 
     def missing(self, parts: Parts, names: Collection[str]) -> dict[str, int]:
@@ -75,6 +76,7 @@ class Affinity:
         order = list(self.hosts)
         if order != self._order:
             self._order = order
+            self._places = {name: place for place, name in enumerate(order)}
             self._remembered.clear()
         swarms = [(swarm, size) for digest, size in parts.items() if (swarm := self.swarms.get(digest)) is not None]
         left = dict.fromkeys(names, total)
@@ -95,8 +97,10 @@ class Affinity:
         mark = (size, swarm.now, len(swarm.members), swarm.receivers, story)
         known = self._remembered.pop(swarm.blob, None)
         if known is None or known[0] != mark:
-            get = swarm.members.get
-            known = mark, [_held(swarm, size, member) if (member := get(name)) else 0 for name in self._order]
+            column = [0] * len(self._order)
+            for name, member in swarm.members.items():
+                column[self._places[name]] = size if member.seed else _held(swarm, size, member)
+            known = mark, column
         self._remembered[swarm.blob] = known
         if len(self._remembered) > BLOBS_REMEMBERED_MAX:
             del self._remembered[next(iter(self._remembered))]

@@ -83,8 +83,9 @@ class Holder:
 
 @dataclass(slots=True)
 class Preseed:
-    """See the module's text. `lost`: why hosts were given up that are asked no longer, by name; `saving`: a change is on its way to the database, and no other is
-    made before it has arrived; `wake_at`: when to look at it though nothing happens; `tally`: how far it was when it was looked at last."""
+    """See the module's text. `lost`: why hosts were given up that are asked no longer, by name; `saving`: a change is on its way to the
+    database, and no other is made before it has arrived; `wake_at`: when to look at it though nothing happens; `tally`: how far it was when
+    it was looked at last."""
 
     record: PreseedRecord
     request: PreseedRequest = field(init=False)

@@ -34,7 +34,7 @@ class StripeView:
         """Take in how things are now; no swarm is one without members."""
         members = swarm.members if swarm is not None else {}
         for host in [host for host in self._rows if host not in members]:
-            changed, row = self._rows[host]
+            row = self._rows[host][1]
             if row[1] != ABSENT:
                 self._rows[host] = (version, (row[0], ABSENT, row[2]))
         if swarm is None:

@@ -50,7 +50,6 @@ class HostRow:
     changed: int
     done: int = 1000
     flags: int = 0
-    why: str = ""
     gone_at: float | None = None
 
 
@@ -131,6 +130,7 @@ class View:
     _read_until: float = float("-inf")
     _totals: Totals = field(init=False)
     _swarms: list[SwarmRow] = field(default_factory=list)
+    _troubled: list[tuple[int, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rates = SwarmRates(self.fleet.swarms)
@@ -154,6 +154,11 @@ class View:
         running = [swarm for swarm in self.fleet.swarms.values() if swarm.receivers]
         self._swarms = [self._swarm(swarm) for swarm in self._shown(running)]
         self._totals = self._count(running)
+        troubled = (row for row in self._rows.values() if row.flags & ~RECEIVING)
+        self._troubled = [
+            (row.number, "; ".join(self._reasons(row, self.fleet.hosts.get(row.name))))
+            for row in islice(troubled, TROUBLED_SHOWN_MAX)
+        ]
 
     def stripe(self, stripe: int) -> StripeView:
         """A view of a stripe that speaks of hosts by the same numbers."""
@@ -172,7 +177,7 @@ class View:
             [(row.number, row.name, row.zone, row.rack) for row in rows if row.named > version],
             [(row.number, row.done, row.flags) for row in rows if row.changed > version],
             [number for at, number in self._forgotten if at > version] if version else [],
-            list(islice(((row.number, row.why) for row in rows if row.why), TROUBLED_SHOWN_MAX)),
+            self._troubled,
             [
                 StoryLine(number, round(now - at, 3), swarm, text)
                 for told, number, at, swarm, text in self._story
@@ -209,15 +214,15 @@ class View:
             self._tell(now, "", f"{row.name} is back")
         if flags != row.flags or done != row.done:
             row.flags, row.done, row.changed = flags, done, self.version
-        row.why = "; ".join(self._reasons(row, host)) if flags & ~RECEIVING else ""
 
     def _done(self, host: Host) -> int:
         """Thousandths of what it is receiving, rounded down."""
         held = wanted = 0
         for blob in islice(host.receiving, BLOBS_COUNTED_MAX):
             swarm = self.fleet.swarms[blob]
-            held += sum(swarm.members[host.name].counts) * swarm.layout.piece_size
-            wanted += sum(swarm.totals) * swarm.layout.piece_size
+            piece_size = swarm.layout.piece_size
+            held += sum(swarm.members[host.name].counts) * piece_size
+            wanted += sum(swarm.totals) * piece_size
         return 1000 * held // wanted if wanted else 1000
 
     def _reasons(self, row: HostRow, host: Host | None) -> Iterator[str]:
@@ -242,7 +247,6 @@ class View:
             row.gone_at = now
         if row.flags != AWAY:
             row.flags, row.changed = AWAY, self.version
-        row.why = "; ".join(self._reasons(row, None))
         if now - row.gone_at >= GONE_S:
             del self._rows[row.name]
             self._forgotten.append((self.version, row.number))

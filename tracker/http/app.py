@@ -9,6 +9,7 @@ from p2pdist.transfer.problems import problems
 from tracker.http import announce, content, scheduler, sessions, torrents
 from tracker.http.keys import PRESEEDING, REGISTRY, SERVICE
 from tracker.http.metrics import registry
+from tracker.http.pages import add_pages
 from tracker.preseeding import Preseeding
 from tracker.service import Service
 
@@ -30,7 +31,8 @@ def make_app(service: Service, preseeding: Preseeding | None = None) -> web.Appl
     """All routes of the tracker; those of preseeds and rankings where it takes these."""
     app = web.Application(middlewares=[problems], client_max_size=BODY_BYTES_MAX)
     app[SERVICE] = service
-    app[REGISTRY] = registry(service)
+    watch = add_pages(app, service, preseeding)
+    app[REGISTRY] = registry(service, watch.view, preseeding)
     app.add_routes(
         [
             web.get("/healthz", _health),

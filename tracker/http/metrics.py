@@ -4,58 +4,106 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tracker.core.preseed import ShownState
+from tracker.core.swarm_rates import SwarmState
+from tracker.core.view import View
+from tracker.preseeding import Preseeding
 from tracker.service import Service
 
-ZONES_MAX = 64
+ZONES_MAX = 32
+"""Zones that have a label of their own, those that came first; the rest are together `other`."""
+
+PLAN_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class TrackerCollector(Collector):
     """Snapshots the fleet."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, view: View, preseeding: Preseeding | None) -> None:
+        self._service, self._view, self._preseeding = service, view, preseeding
+        self._zones: dict[str, None] = {}
 
     def collect(self) -> Iterator[Metric]:
-        fleet = self._service.fleet
-        hosts = GaugeMetricFamily("p2pdist_tracker_hosts", "Hosts known", labels=["zone", "state"])
-        counted = Counter(
-            (host.zone, "present" if host.session is not None else "absent") for host in fleet.hosts.values()
-        )
-        zones = {zone for zone, _ in list(counted)[:ZONES_MAX]}
-        shown: Counter[tuple[str, str]] = Counter()
-        for (zone, state), number in counted.items():
-            shown[zone if zone in zones else "other", state] += number
-        for (zone, state), number in shown.items():
-            hosts.add_metric([zone, state], number)
-        yield hosts
-        swarms = GaugeMetricFamily("p2pdist_tracker_swarms", "Swarms", labels=["state"])
-        running = sum(1 for swarm in fleet.swarms.values() if swarm.receivers)
-        swarms.add_metric(["running"], running)
-        swarms.add_metric(["seeded"], len(fleet.swarms) - running)
-        yield swarms
-        yield GaugeMetricFamily("p2pdist_tracker_origin_leases", "Origin leases that are out", value=fleet.leases())
+        yield from self._hosts()
+        yield from self._swarms()
+        yield from self._origin()
+        yield from self._preseeds()
         yield GaugeMetricFamily("p2pdist_tracker_sessions", "Open agent sessions", value=self._service.sessions)
         yield GaugeMetricFamily("p2pdist_tracker_lag_seconds", "Delay of the event loop", value=self._service.lag_s)
         replans = CounterMetricFamily("p2pdist_tracker_replans", "Plans made anew", labels=["reason"])
-        for reason, number in fleet.schedule.replans.items():
+        for reason, number in self._service.fleet.schedule.replans.items():
             replans.add_metric([reason], number)
         yield replans
 
+    def _hosts(self) -> Iterator[Metric]:
+        hosts = GaugeMetricFamily("p2pdist_tracker_hosts", "Hosts known", labels=["zone", "state"])
+        shown: Counter[tuple[str, str]] = Counter()
+        for host in self._service.fleet.hosts.values():
+            shown[self._zone(host.zone), "present" if host.session is not None else "absent"] += 1
+        for zone in {zone for zone, _ in shown} or {""}:
+            for state in ("present", "absent"):
+                hosts.add_metric([zone, state], shown[zone, state])
+        yield hosts
+        fleet = self._service.fleet
+        slow = len(fleet.capacities.slow_hosts())
+        yield GaugeMetricFamily("p2pdist_tracker_slow_hosts", "Hosts held to have a slow link", value=slow)
+        shunned = sum(host.shunned for host in fleet.hosts.values())
+        yield GaugeMetricFamily("p2pdist_tracker_shunned_hosts", "Hosts that nobody receives from", value=shunned)
 
-def registry(service: Service) -> CollectorRegistry:
+    def _zone(self, zone: str) -> str:
+        """The label of a zone, the same from scrape to scrape."""
+        if zone not in self._zones and len(self._zones) < ZONES_MAX:
+            self._zones[zone] = None
+        return zone if zone in self._zones else "other"
+
+    def _swarms(self) -> Iterator[Metric]:
+        rates, states = self._view.rates, Counter[str]()
+        held = wanted = 0
+        rate_bytes_s = 0.0
+        for swarm in self._service.fleet.swarms.values():
+            states[rates.state(swarm)] += 1
+            if swarm.receivers:
+                size, pieces = swarm.layout.size, sum(swarm.totals)
+                held += size * rates.pieces(swarm) // pieces
+                wanted += size * len(swarm.members)
+                rate_bytes_s += rates.bytes_s(swarm)
+        swarms = GaugeMetricFamily("p2pdist_tracker_swarms", "Swarms", labels=["state"])
+        for state in get_args(SwarmState):
+            swarms.add_metric([state], states[state])
+        yield swarms
+        name = "p2pdist_tracker_swarm_bytes"
+        sizes = GaugeMetricFamily(name, "Bytes in swarms that some host still lacks, over all hosts", labels=["state"])
+        sizes.add_metric(["held"], held)
+        sizes.add_metric(["missing"], max(0, wanted - held))
+        yield sizes
+        yield GaugeMetricFamily("p2pdist_tracker_delivery_bytes_per_second", "What all hosts get", value=rate_bytes_s)
+
+    def _origin(self) -> Iterator[Metric]:
+        fleet = self._service.fleet
+        yield GaugeMetricFamily("p2pdist_tracker_origin_leases", "Origin leases that are out", value=fleet.leases())
+        name = "p2pdist_tracker_origin_leases_limit"
+        yield GaugeMetricFamily(name, "Origin leases that may be out", value=fleet.origin_streams_max)
+        name = "p2pdist_tracker_origin_budget_bytes_per_second"
+        yield GaugeMetricFamily(name, "What may be read from the origin; 0 for no limit", value=fleet.origin_bytes_s)
+
+    def _preseeds(self) -> Iterator[Metric]:
+        preseeds = GaugeMetricFamily("p2pdist_tracker_preseeds", "Preseeds", labels=["state"])
+        states = self._preseeding.core.states() if self._preseeding is not None else Counter[str]()
+        for state in get_args(ShownState):
+            preseeds.add_metric([state], states[state])
+        yield preseeds
+
+
+def registry(service: Service, view: View, preseeding: Preseeding | None = None) -> CollectorRegistry:
     """A registry with the tracker's metrics."""
     made = CollectorRegistry()
-    made.register(TrackerCollector(service))
-    seconds = Histogram(
-        "p2pdist_tracker_plan_seconds",
-        "Time to plan and assign after an event",
-        registry=made,
-        buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
-    )
-    service.observe_plan = seconds.observe
+    made.register(TrackerCollector(service, view, preseeding))
+    name, text = "p2pdist_tracker_plan_seconds", "Time to plan and assign after an event"
+    service.observe_plan = Histogram(name, text, registry=made, buckets=PLAN_BUCKETS_S).observe
     return made

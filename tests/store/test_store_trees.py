@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from store_rig import flip, pretend_other_boot
-from tree_rig import CHUNK, Packed, Publisher, bring, check, noise, pull, text
+from store_tree_rig import CHUNK, Packed, Publisher, bring, check, noise, pull, text
 
 from p2pdist.core.eviction import choose
 from p2pdist.model.candidate import Share

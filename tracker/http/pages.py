@@ -1,0 +1,221 @@
+"""The page of swarm health at `/`, and the events that it lives on (`/v1/events`, server-sent events of the HTML standard, 9.2).
+
+One task updates the view of the fleet, every second while somebody watches. Each watcher is told what changed since it was told last; who
+reads slowly is told less often and misses nothing. Watchers that ask for the same thing get the same bytes, which are made once.
+
+The page is one document, one script and one style sheet, without anything from elsewhere; its policy lets the browser load nothing else
+(Content Security Policy Level 3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from aiohttp import ETag, web
+
+from p2pdist.model.digest import Digest, digest_of, parse_digest
+from p2pdist.model.errors import Unavailable, UsageError
+from tracker.core.stripe_view import StripeView
+from tracker.core.view import View
+from tracker.http.keys import SERVICE
+from tracker.preseeding import Preseeding
+from tracker.service import Service
+
+WATCHED_S = 1.0
+UNWATCHED_S = 5.0
+"""How often the view is updated; without watchers for the sake of metrics alone."""
+
+WATCHERS_MAX = 64
+TREES_MAX = 16
+"""Stripes whose trees are being watched at once."""
+
+WRITE_S_MAX = 20.0
+"""A watcher that takes nothing for so long is given up."""
+
+PRESEEDS_SHOWN = 20
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_STATIC = Path(__file__).parent / "static"
+_FILES = {"/": "health.html", "/static/health.js": "health.js", "/static/health.css": "health.css"}
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_logger = logging.getLogger(__name__)
+
+Tree = tuple[Digest, int]
+"""A blob and one of its stripes."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    view: StripeView
+    watchers: int = 0
+
+
+class Watch:
+    """Those who watch the fleet, and what they see. Everything is called on the event loop."""
+
+    def __init__(self, service: Service, preseeding: Preseeding | None = None) -> None:
+        self.view = View(service.fleet)
+        self.preseeds = b""
+        self._swarms, self._preseeding = service.fleet.swarms, preseeding
+        self._watchers = 0
+        self._trees: dict[Tree, _Watched] = {}
+        self._encoded: dict[tuple[int, Tree | None], bytes] = {}
+        self._wanted = asyncio.Event()
+        self._updated: asyncio.Future[None] | None = None
+        self._ended = False
+
+    async def run(self) -> None:
+        """Update the view until cancelled."""
+        while True:
+            try:
+                self._update()
+            except Exception:
+                _logger.exception("the view of the fleet could not be updated")
+            try:
+                async with asyncio.timeout(WATCHED_S if self._watchers else UNWATCHED_S):
+                    await self._wanted.wait()
+            except TimeoutError:
+                continue
+            self._wanted.clear()
+
+    def _update(self) -> None:
+        self.view.update(now=time.monotonic())
+        for (blob, _), watched in self._trees.items():
+            watched.view.update(self._swarms.get(blob), self.view.version)
+        if self._preseeding is not None and self._watchers:
+            self.preseeds = msgspec.json.encode(self._preseeding.listed()[-PRESEEDS_SHOWN:])
+        self._encoded.clear()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._updated is not None:
+            self._updated.set_result(None)
+            self._updated = None
+
+    def end(self) -> None:
+        """The tracker stops: let all watchers go."""
+        self._ended = True
+        self._tell()
+
+    async def changes(self, tree: Tree | None) -> AsyncGenerator[bytes, None]:
+        """Everything, then what changes, as JSON documents. Raises Unavailable over WATCHERS_MAX watchers or TREES_MAX trees."""
+        if self._watchers >= WATCHERS_MAX:
+            raise Unavailable(f"{WATCHERS_MAX} watch this fleet already", remedy="Close some of the pages")
+        if tree is not None:
+            self._begin(tree)
+        self._watchers += 1
+        self._wanted.set()
+        version = 0
+        try:
+            while not self._ended:
+                if self.view.version == version or self._wanted.is_set():
+                    if self._updated is None:
+                        self._updated = asyncio.get_running_loop().create_future()
+                    await asyncio.shield(self._updated)
+                    continue
+                document, version = self._document(version, tree), self.view.version
+                yield document
+        finally:
+            self._watchers -= 1
+            if tree is not None:
+                self._trees[tree].watchers -= 1
+                if not self._trees[tree].watchers:
+                    del self._trees[tree]
+
+    def _begin(self, tree: Tree) -> None:
+        if tree not in self._trees:
+            if len(self._trees) >= TREES_MAX:
+                raise Unavailable(f"{TREES_MAX} trees are watched already", remedy="Close some of the pages")
+            self._trees[tree] = _Watched(self.view.stripe(tree[1]))
+        self._trees[tree].watchers += 1
+
+    def _document(self, version: int, tree: Tree | None) -> bytes:
+        """What changed after `version`, encoded once for all who ask."""
+        found = self._encoded.get((version, tree))
+        if found is None:
+            watched = self._trees[tree].view if tree is not None else None
+            change = self.view.since(version, now=time.monotonic(), tree=watched)
+            found = self._encoded[version, tree] = msgspec.json.encode(change)
+        return found
+
+
+WATCH: web.AppKey[Watch] = web.AppKey("watch", Watch)
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    """GET /v1/events?swarm=DIGEST&stripe=N: `change` (tracker/core/view.py) and, where there are any, `preseeds`."""
+    watch = request.app[WATCH]
+    changes = watch.changes(_tree_of(request))
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+    try:
+        document = await anext(changes)  # raises what is wrong before the head goes out
+        await response.prepare(request)
+        shown = b""
+        while True:
+            news = b"event: preseeds\ndata: %b\n\n" % watch.preseeds if watch.preseeds != shown else b""
+            shown = watch.preseeds
+            async with asyncio.timeout(WRITE_S_MAX):
+                await response.write(b"event: change\ndata: %b\n\n" % document + news)
+            document = await anext(changes)
+    except (StopAsyncIteration, TimeoutError, ConnectionError):
+        return response
+    finally:
+        await changes.aclose()
+
+
+def _tree_of(request: web.Request) -> Tree | None:
+    digest, stripe = request.query.get("swarm"), request.query.get("stripe", "0")
+    if not digest:
+        return None
+    blob = parse_digest(digest)
+    swarm = request.app[SERVICE].fleet.swarms.get(blob)
+    stripes = swarm.stripes if swarm is not None else 1
+    if not (stripe.isascii() and stripe.isdigit() and len(stripe) < 4 and int(stripe) < stripes):
+        raise UsageError(f"{blob} has stripes 0 to {stripes - 1}")
+    return blob, int(stripe)
+
+
+async def file(request: web.Request) -> web.Response:
+    """GET / and what it consists of."""
+    path = _STATIC / _FILES[request.path]
+    data = path.read_bytes()
+    etag = digest_of(data)
+    headers = {
+        "Content-Security-Policy": POLICY,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+    if ETag(etag) in (request.if_none_match or ()):
+        return web.Response(status=304, headers=headers)
+    response = web.Response(body=data, content_type=_TYPES[path.suffix], charset="utf-8", headers=headers)
+    response.etag = etag
+    return response
+
+
+def add_pages(app: web.Application, service: Service, preseeding: Preseeding | None = None) -> Watch:
+    """Serve the page and its events from an application; returns who watches."""
+    watch = app[WATCH] = Watch(service, preseeding)
+
+    async def updating(_: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(watch.run(), name="view")
+        yield
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def end(_: web.Application) -> None:
+        watch.end()
+
+    app.cleanup_ctx.append(updating)
+    app.on_shutdown.append(end)
+    app.add_routes([web.get(path, file) for path in _FILES])
+    app.add_routes([web.get("/v1/events", events)])
+    return watch
