@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
@@ -446,3 +447,9 @@ def test_a_circle_is_found_and_named() -> None:
     assert cycles({"p2pdist.a": "import p2pdist.b", "p2pdist.b": f"def f():\n    {back}"}) == []
     guarded = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {back}"
     assert cycles({"p2pdist.a": "import p2pdist.b", "p2pdist.b": guarded}) == []
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    """pytest imports them by their base names alone."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(name for name, count in Counter(names).items() if count > 1) == []

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from store_rig import pretend_other_boot
-from tree_crash_child import trees
 from store_tree_rig import Packed, check, pull
+from tree_crash_child import trees
 
 from p2pdist.model.tree import content_hash
 from p2pdist.store.blobs import BlobStore
