@@ -64,6 +64,12 @@ class Mounts:
         for kept in shown(self._work):
             self._entries[str(kept.path)] = _Entry(_adopted(kept), _nothing_held)
 
+    def adopt(self, hold: Callable[[Digest], Release]) -> None:
+        """Claim what a package shown by an earlier agent, and still in use, is shown from: `hold` is given the manifest's digest."""
+        for path, entry in self._entries.items():
+            if entry.release is _nothing_held and entry.status.digest:
+                self._entries[path] = _Entry(entry.status, hold(Digest(entry.status.digest)))
+
     def list(self) -> list[MountStatus]:
         """What is shown now, and images that are handed out, by path."""
         return [self._entries[path].status for path in sorted(self._entries)]

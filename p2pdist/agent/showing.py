@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
 from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pulls import Pulls
-from p2pdist.model.errors import NotFound
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import NotFound, P2PDistError
 from p2pdist.model.messages import MountRequest, MountStatus
-from p2pdist.model.package import TREE_TYPE, Descriptor
+from p2pdist.model.package import TREE_TYPE, Descriptor, Manifest, decode_manifest
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
+
+_logger = logging.getLogger(__name__)
 
 
 class Showing:
@@ -20,6 +24,7 @@ class Showing:
 
     def __init__(self, store: BlobStore, pulls: Pulls, mounts: Mounts) -> None:
         self._store, self._pulls, self._mounts = store, pulls, mounts
+        mounts.adopt(self._hold_again)
 
     async def mount(self, request: MountRequest) -> MountStatus:
         """Pull a package and show it. Raises what pulling and showing raise."""
@@ -27,16 +32,31 @@ class Showing:
         layers = [self._layer(layer) for layer in package.manifest.layers]
 
         def hold() -> Callable[[], None]:
-            claims = ExitStack()
-            try:
-                for layer in package.manifest.layers:
-                    claims.enter_context(self._held(layer))
-            except BaseException:
-                claims.close()
-                raise
-            return claims.close
+            return self._hold(package.manifest)
 
         return await self._mounts.show(str(package.reference), package.digest, layers, package.config, request, hold)
+
+    def _hold(self, manifest: Manifest) -> Callable[[], None]:
+        """Keep all layers of a package; returns what gives them up. Raises NotFound, Conflict."""
+        claims = ExitStack()
+        try:
+            for layer in manifest.layers:
+                claims.enter_context(self._held(layer))
+        except BaseException:
+            claims.close()
+            raise
+        return claims.close
+
+    def _hold_again(self, digest: Digest) -> Callable[[], None]:
+        """Keep what a package is shown from that an earlier agent showed: its programs read on, and the kernel looks objects up late."""
+        data = self._store.read_small(digest)
+        try:
+            if data is None:
+                raise NotFound(f"the manifest {digest} is not in the store")
+            return self._hold(decode_manifest(data))
+        except P2PDistError as error:
+            _logger.error("a package that is still in use cannot be kept from eviction: %s", error)
+            return lambda: None
 
     def _layer(self, layer: Descriptor) -> Layer:
         if layer.media_type != TREE_TYPE:

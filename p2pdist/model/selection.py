@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from p2pdist.model.digest import Digest, digest_of
+from blake3 import blake3
+
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound
 from p2pdist.model.package import PIECES_DIGEST, PIECES_SIZE, Descriptor
 from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList, PieceSet
@@ -52,11 +54,13 @@ class Selection:
 
     @cached_property
     def descriptor(self) -> Descriptor:
-        """Describes the selection as a blob. Its digest is that of what was selected from what, not that of the bytes."""
+        """Describes the selection as a blob. Its name is the BLAKE3 of what was selected from what: nobody can make a blob whose SHA-256
+        that is, so none is taken for the selection."""
         bitmap = PieceSet(self.whole.layout.count)
         for piece in self.chosen:
             bitmap.add(piece)
-        digest = digest_of(b"\0".join((_MAGIC, self.blob.digest.encode(), bitmap.to_bytes())))
+        named = b"\0".join((_MAGIC, self.blob.digest.encode(), self.whole.digest.encode(), bitmap.to_bytes()))
+        digest = Digest(f"sha256:{blake3(named).hexdigest()}")
         annotations = {PIECES_DIGEST: self.pieces.digest, PIECES_SIZE: str(self.whole.layout.piece_size)}
         return Descriptor(self.blob.media_type, digest, self.pieces.layout.size, annotations)
 

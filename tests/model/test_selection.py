@@ -44,6 +44,8 @@ def test_its_piece_list_verifies_the_pieces_of_the_blob():
 def test_the_same_pieces_of_the_same_blob_have_the_same_name():
     assert select(1, 3).digest == select(3, 1).digest
     assert len({select(1, 3).digest, select(1, 4).digest, select(1).digest, BLOB.digest}) == 4
+    other = PieceList(WHOLE.layout, bytes(len(WHOLE.hashes)))
+    assert Selection(BLOB, other, (1, 3)).digest != select(1, 3).digest
 
 
 def test_a_piece_of_it_is_one_span_of_the_blob():
