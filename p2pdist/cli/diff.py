@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.depots import layout_option, opened_layout, opened_origin, origin_option
+from p2pdist.model.errors import UsageError
 from p2pdist.model.package import parse_reference
 
 if TYPE_CHECKING:
@@ -25,10 +27,17 @@ KINDS = ("added", "changed", "removed")
 @click.command("diff")
 @click.argument("old", metavar="REF")
 @click.argument("new", metavar="REF")
+@click.option(
+    "--only-used",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    multiple=True,
+    metavar="TRACE",
+    help="Name only files that a run used, as p2pdist trace recorded it; may be repeated.",
+)
 @layout_option
 @origin_option
 @output.json_option
-def command(old: str, new: str, layout: Path, origin: str | None, as_json: bool) -> None:
+def command(old: str, new: str, only_used: tuple[Path, ...], layout: Path, origin: str | None, as_json: bool) -> None:
     """Print what the second package has that a host which holds the first one lacks, and how many bytes will move.
 
     Packages with tree layers are compared path by path, others layer by layer.
@@ -36,10 +45,18 @@ def command(old: str, new: str, layout: Path, origin: str | None, as_json: bool)
     \b
     Example:
       p2pdist diff team/trainer:v1 team/trainer:v2
+      p2pdist diff team/trainer:v1 team/trainer:v2 --only-used train.json
     """
     found, paths = asyncio.run(_compare(old, new, layout, origin))
     layers = dict(zip(KINDS, (found.added, found.changed, found.removed), strict=True))
     shown = layers if paths is None else dict(zip(KINDS, map(_texts, paths), strict=True))
+    if only_used:
+        if paths is None:
+            raise UsageError(
+                "packages without tree layers are not compared path by path", remedy="Leave out --only-used"
+            )
+        used = _used(only_used)
+        shown = {kind: tuple(name for name in names if name in used) for kind, names in shown.items()}
     if as_json:
         output.print_json({"bytes_to_move": found.bytes_to_move, **shown, "layers": layers})
         return
@@ -53,6 +70,12 @@ def command(old: str, new: str, layout: Path, origin: str | None, as_json: bool)
 
 def _texts(paths: tuple[bytes, ...]) -> tuple[str, ...]:
     return tuple(path.decode("utf-8", "backslashreplace") for path in paths)
+
+
+def _used(traces: tuple[Path, ...]) -> set[str]:
+    from p2pdist.package.trace import merge, read_trace
+
+    return set(_texts(tuple(map(os.fsencode, merge([read_trace(trace) for trace in traces]).files))))
 
 
 async def _compare(old: str, new: str, layout: Path, origin: str | None) -> tuple[Difference, PathChanges | None]:

@@ -130,6 +130,15 @@ def test_only_what_a_run_used(place: Path) -> None:
         assert packed["files"] == 2
         assert set(contents(place, f"{form}:1")) == {"data", "sub/deep"}
     done(place, "trace", "-o", place / "v.json", "--", "no-such-program", code=3)
+    (place / "src/data").write_text("changed\n")
+    (place / "src/x.log").write_text("changed")
+    for number, source in (("1", "other"), ("2", "src")):
+        shutil.copytree(place / "src", place / "other", dirs_exist_ok=True)
+        (place / "other/data").write_text("data\n")
+        (place / "other/x.log").write_text("log")
+        done(place, "pack", place / source, "-t", f"whole:{number}", "--format", "tree")
+    assert done(place, "diff", "whole:1", "whole:2")["changed"] == ["data", "x.log"]
+    assert done(place, "diff", "whole:1", "whole:2", "--only-used", place / "t.json")["changed"] == ["data"]
 
 
 @pytest.mark.parametrize("form", ["squashfs", "tree"])
