@@ -37,13 +37,19 @@ def command(ref: str, alias: str, layout: Path, origin: str | None, as_json: boo
 
 
 async def _tag(ref: str, alias: str, layout: Path, origin: str | None) -> dict[str, Any]:
+    from p2pdist.package.depot import read_manifest
+    from p2pdist.package.lease import Lease
+
     reference, name = parse_reference(ref), parse_reference(alias)
     if not name.tag:
         raise UsageError(f"{alias} is a digest, which nothing else can be named", remedy="Write name:tag")
     async with opened_layout(layout) as local, opened_origin(origin) as central:
         depot = central or local
-        described = await depot.resolve(reference)
-        if await depot.size(described.digest) is None:
-            raise NotFound(f"{reference} is not at {depot.url}", remedy="Push it there first")
-        await depot.tag(name, described)
+        described, manifest, _ = await read_manifest(reference, [depot])
+        blobs = (*manifest.blobs, *manifest.small_blobs())
+        async with Lease(depot, [described.digest, *(blob.digest for blob in blobs)]):
+            for blob in (described, *blobs):  # no tag had to lead to them so far
+                if await depot.size(blob.digest) is None:
+                    raise NotFound(f"{blob.digest} of {reference} is not at {depot.url}", remedy="Push it there first")
+            await depot.tag(name, described)
     return {"reference": str(name), "digest": described.digest, "at": depot.url}

@@ -141,9 +141,15 @@ class Bucket:
 
     def delete(self, keys: Sequence[str]) -> None:
         self._check_writable()
-        with self._failures(f"delete {len(keys)} values", missing=True):
-            if keys:
-                self._store.delete([*keys])
+        with self._failures(f"delete {len(keys)} values"):
+            try:
+                if keys:
+                    self._store.delete([*keys])
+            except FileNotFoundError:
+                # Google and Azure, unlike S3, end at one that another collection has deleted already.
+                for key in keys:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._store.delete(key)
 
     def lock(self, *, alone: bool) -> Callable[[], None]:
         return lambda: None
@@ -154,6 +160,7 @@ class Bucket:
 
     def _check_writable(self) -> None:
         if self._web:
+            self.size("index.json")  # a server that cannot be reached is told as that
             raise UsageError(
                 f"{self.url} is read over HTTP and cannot be written to",
                 remedy="Push to the storage behind it, such as file:// or s3://",

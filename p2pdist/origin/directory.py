@@ -42,13 +42,16 @@ class Directory:
 
     def read(self, key: str, limit: int) -> bytes | None:
         with self._failures(key):
-            size = self.size(key)
-            if size is None:
+            try:
+                stream = self.path(key).open("rb")  # opened first: it may be deleted or replaced at any moment
+            except FileNotFoundError:
                 self._check_root()
                 return None
-            if size > limit:
-                raise TooLarge(f"{key} at {self.url} has {size} bytes, over the limit of {limit}")
-            return self.path(key).read_bytes()[: limit + 1]
+            with stream:
+                size = os.fstat(stream.fileno()).st_size
+                if size > limit:
+                    raise TooLarge(f"{key} at {self.url} has {size} bytes, over the limit of {limit}")
+                return stream.read(limit + 1)
 
     def read_range(self, key: str, start: int, length: int) -> bytes | None:
         with self._failures(key):
@@ -76,7 +79,7 @@ class Directory:
                 return None
 
     def write(self, key: str, chunks: Iterator[bytes], size: int) -> None:
-        with self._failures(key, size), self._incoming(size) as (handle, name):
+        with self._failures(key, size), self._incoming(size, tidy=key.startswith("blobs/")) as (handle, name):
             for chunk in chunks:
                 view = memoryview(chunk)
                 while view:
@@ -103,13 +106,13 @@ class Directory:
             finally:
                 os.close(parent)
 
-    def incoming(self) -> Path:
-        """The directory for unfinished files; abandoned ones are deleted."""
+    def incoming(self, *, tidy: bool = True) -> Path:
+        """The directory for unfinished files; abandoned ones are deleted if `tidy`."""
         with self._failures(".incoming"):
             self._make(self.root)
             where = self.root / ".incoming"
             where.mkdir(exist_ok=True)
-            for _ in self._abandoned(where, remove=True):
+            for _ in self._abandoned(where, remove=True) if tidy else ():
                 pass
             return where
 
@@ -168,9 +171,9 @@ class Directory:
             return functools.partial(os.close, handle)
 
     @contextlib.contextmanager
-    def _incoming(self, size: int) -> Iterator[tuple[int, Path]]:
+    def _incoming(self, size: int, *, tidy: bool) -> Iterator[tuple[int, Path]]:
         """An open new file with room for `size` bytes; deleted at the end if it is still there."""
-        name = self.incoming() / secrets.token_hex(12)
+        name = self.incoming(tidy=tidy) / secrets.token_hex(12)
         free = os.statvfs(name.parent)
         if size > free.f_bavail * free.f_frsize:
             raise DiskFull(self.url, needed=size, free=free.f_bavail * free.f_frsize)

@@ -142,6 +142,16 @@ class Marks:
     async def reached(self) -> set[Digest]:
         """Raises what reading the index raises, and the failure of a document, naming the tag that leads to it."""
         roots = await self._place.roots()
+        while True:
+            try:
+                return await self._reached(roots)
+            except NotFound:
+                # A tag may have been removed since, and another collection have taken what it led to.
+                before, roots = roots, await self._place.roots()
+                if not set(_named(before)) - set(_named(roots)):
+                    raise
+
+    async def _reached(self, roots: list[tuple[str, Descriptor]]) -> set[Digest]:
         front = [_Step(found.digest, found.media_type, True, name, True) for name, found in roots]
         kept = {step.digest for step in front}
         seen: set[tuple[Digest, str]] = set()
@@ -181,6 +191,10 @@ class Marks:
             except P2PDistError as error:
                 raise _stopped(step, error) from error
         return self._known[key]
+
+
+def _named(roots: list[tuple[str, Descriptor]]) -> list[tuple[str, Digest]]:
+    return [(name, descriptor.digest) for name, descriptor in roots]
 
 
 def _stopped(step: _Step, error: P2PDistError) -> P2PDistError:
