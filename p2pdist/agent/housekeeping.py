@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable
 
@@ -103,6 +104,7 @@ class Housekeeping:
                 self._store.forget_package(each.reference)
         else:
             self._store.forget_package(reference)
+        self._remove_nameless()
         self._store.collect()
         return Removed(reference, max(0, before - self._store.usage().bytes_total))
 
@@ -124,13 +126,36 @@ class Housekeeping:
                 raise Conflict(f"{blob.digest} is in use", remedy="Wait for its pulls, unmount what shows it")
         for root in {each.root for each in trees} & {blob.digest for blob in going}:
             self._store.trees.remove(root)
+        self._remove_nameless()
         for blob in going:
-            if self._store.get(blob.digest) is not None:
+            if self._store.get(blob.digest) is not None and not self._store.trees.needing(blob.digest):
                 self._store.remove(blob.digest)
+
+    def _remove_nameless(self) -> None:
+        """Remove trees that no package here names any more, such as what a tag meant before; those in use or pinned stay."""
+        named: set[Digest] = set()
+        for record in self._store.packages():
+            if manifest := self._manifest(record.manifest_digest):
+                named.update(blob.digest for blob in manifest.blobs)
+        trees = self._store.trees
+        for tree in trees.list():
+            if tree.root in named or tree.in_use or tree.pinned:
+                continue
+            with contextlib.suppress(Conflict):  # taken into use meanwhile
+                trees.remove(tree.root)
+                for digest in {tree.root, *tree.catalogs} - named:
+                    if self._store.get(digest) is not None and not trees.needing(digest):
+                        self._store.remove(digest)
 
     async def collect(self) -> Removed:
         """Remove what nothing names."""
-        return Removed("", await asyncio.to_thread(self._store.collect))
+        return await asyncio.to_thread(self._collect)
+
+    def _collect(self) -> Removed:
+        before = self._store.usage().bytes_total
+        self._remove_nameless()
+        self._store.collect()
+        return Removed("", max(0, before - self._store.usage().bytes_total))
 
     # -- verifying
 

@@ -26,6 +26,9 @@ from p2pdist.mount.show import Leftover, Shown, clean_leftovers, show, shown, un
 
 MOUNTS_MAX = 1000
 IMAGES_PREFIX = "images/"
+TREES_MOUNTED = "erofs"
+"""The way of showing that reads the store's files by name as long as it lasts."""
+
 Release = Callable[[], None]
 
 _log = logging.getLogger(__name__)
@@ -55,6 +58,8 @@ class Mounts:
             directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._entries: dict[str, _Entry] = {}
         self._reserved: set[str] = set()
+        self._kept: list[Release] = []
+        """Claims that are not given up any more."""
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
         self.leftovers: list[Leftover] = clean_leftovers(self._work)
@@ -118,7 +123,8 @@ class Mounts:
         return await self._finish(self._unshow(key, force))
 
     async def close(self) -> None:
-        """A clean stop: nothing is shown any more. What is in use is taken out of sight; its users keep what they have open."""
+        """A clean stop: nothing is shown any more. What is in use is taken out of sight; its users keep what they have open. A tree that
+        is in use stays, for the next agent to keep: the kernel looks its objects up by name when they are first opened."""
         self._closed = True
         while self._running:
             await asyncio.wait(self._running)
@@ -127,6 +133,9 @@ class Mounts:
                 try:
                     await self._unshow(key, False)
                 except Conflict as conflict:
+                    if self._entries[key].status.how == TREES_MOUNTED:
+                        _log.warning("%s; it stays until its users have ended", conflict.what)
+                        continue
                     _log.warning("%s; unmounting it lazily", conflict.what)
                     await self._unshow(key, True)
             except P2PDistError as error:
@@ -183,15 +192,31 @@ class Mounts:
         entry = self._entries.get(key)
         if entry is None or key in self._reserved:
             raise NotFound(f"no package is shown at {key}", remedy="p2pdist status lists what is shown")
+        in_use = False
         if not key.startswith(IMAGES_PREFIX):
             self._reserved.add(key)
             try:
-                await asyncio.to_thread(unshow, Path(key), work=self._work, force=force)
+                in_use = await asyncio.to_thread(self._take_away, Path(key), force)
             finally:
                 self._reserved.discard(key)
         del self._entries[key]
-        entry.release()
+        if in_use and entry.status.how == TREES_MOUNTED:
+            _log.warning("%s is out of sight and in use; what it shows is kept until this agent ends", key)
+            self._kept.append(entry.release)
+        else:
+            entry.release()
         return entry.status
+
+    def _take_away(self, path: Path, force: bool) -> bool:
+        """Unmount; returns whether it was in use. Raises Conflict when it is and not `force`."""
+        try:
+            unshow(path, work=self._work)
+        except Conflict:
+            if not force:
+                raise
+            unshow(path, work=self._work, force=True)
+            return True
+        return False
 
 
 def _adopted(kept: Leftover) -> MountStatus:

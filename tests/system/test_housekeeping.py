@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from site_rig import Agent, Site
+from site_rig import Agent, Background, Site, until
 
 MIB = 1 << 20
 
@@ -132,3 +133,74 @@ def test_what_an_earlier_agent_shows_stays_while_it_is_in_use(agent: Agent) -> N
         program.wait()
         call(agent, "umount", str(target))
     call(agent, "rm", "app:v1")
+
+
+def test_what_a_tag_meant_before_goes_with_the_package(agent: Agent) -> None:
+    """The tag has moved, and both versions draw on one catalog: removing the package by its tag leaves nothing behind."""
+    site, layout = agent.site, ("--layout", str(agent.site.directory / "layout"))
+    for number in (1, 2):
+        assert site.command("tag", f"app:v{number}", "app:now", "--origin", f"file://{site.layout}")[0] == 0
+        until(lambda: agent.pull(package="app:now").state == "done")
+        call(agent, "rm", f"app:v{number}")
+    until(lambda: site.command("resolve", "app:now", "--origin", f"file://{site.layout}", *layout)[0] == 0)
+    time.sleep(1.2)  # a tracker believes a tag for a second
+    agent.pull(package="app:now")
+    call(agent, "rm", "app:now")
+    call(agent, "gc")
+    assert objects(agent) == [] and not list(agent.store.glob("blobs/sha256/*"))
+
+
+def test_one_tree_from_two_layouts(agent: Agent) -> None:
+    site = agent.site
+    fresh = ("--layout", str(site.directory / "fresh"))
+    assert site.command("pack", str(site.directory / "source1"), "-t", "same:v1", "--format", "tree", *fresh)[0] == 0
+    assert site.command("push", "same:v1", "--origin", f"file://{site.layout}", *fresh)[0] == 0
+    agent.pull(package="same:v1")
+    call(agent, "rm", "app:v1")
+    assert agent.pull(package="same:v1").state == "done"
+    call(agent, "rm", "same:v1")
+    call(agent, "rm", "app:v2")
+    call(agent, "gc")
+    assert objects(agent) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_tree_in_use_outlives_a_clean_stop(agent: Agent) -> None:
+    target = agent.site.directory / "shown"
+    call(agent, "mount", "app:v1", str(target))
+    program = subprocess.Popen(["sleep", "100"], cwd=target)
+    try:
+        assert agent.stop() == 0
+        agent.start()
+        assert "in use" in call(agent, "rm", "app:v1", code=1)["detail"]
+        assert (target / "own").read_bytes() == random.Random(6).randbytes(MIB)
+        call(agent, "umount", "--force", str(target))
+        call(agent, "rm", "app:v1", code=1)
+    finally:
+        program.kill()
+        program.wait()
+    assert agent.stop() == 0
+    agent.start()
+    call(agent, "rm", "app:v1")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_many_mounts_of_one_package_at_once(site: Site) -> None:
+    source = site.directory / "source"
+    for number in range(3000):
+        (source / f"d{number % 30}").mkdir(parents=True, exist_ok=True)
+        (source / f"d{number % 30}/f{number}").write_text(str(number))
+    layout = ("--layout", str(site.directory / "layout"))
+    assert site.command("pack", str(source), "-t", "app:v1", "--format", "tree", *layout)[0] == 0
+    assert site.command("push", "app:v1", "--origin", f"file://{site.layout}", *layout)[0] == 0
+    (agent,) = site.agents(1)
+    targets = [site.directory / f"shown{number}" for number in range(4)]
+    mounts = [Background(lambda target=target: call(agent, "mount", "app:v1", str(target))) for target in targets]
+    pulls = [agent.start_pull(package="app:v1") for _ in range(3)]
+    try:
+        assert [pull.result().state for pull in pulls] == ["done"] * 3
+        assert {mount.result()["how"] for mount in mounts} == {"erofs"}
+        assert {len(list(target.rglob("f*"))) for target in targets} == {3000}
+    finally:
+        for target in targets:
+            call(agent, "umount", str(target))
