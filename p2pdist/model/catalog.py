@@ -29,7 +29,10 @@ BLOCK_SIZE = 128 << 10
 LEVEL = 3
 PACKS_MAX = 1024
 CATALOG_BYTES_MAX = 1 << 30
-"""Of a catalog when it is decompressed."""
+SPARE_BYTES = 16 << 20
+EXPANSION_MAX = 32
+"""Decompressed, a catalog has at most CATALOG_BYTES_MAX, and SPARE_BYTES and EXPANSION_MAX times its bytes: hashes, most of it, do not
+compress."""
 
 _FORMAT = "p2pdist-catalog-1"
 _RECORD = struct.Struct("<32sII")
@@ -102,8 +105,8 @@ def decode_catalog(data: bytes) -> Catalog:
     """Parse a catalog and check that its packs add up; raises Corrupt."""
     try:
         size = zstandard.frame_content_size(data)
-        if not 0 <= size <= CATALOG_BYTES_MAX:
-            raise Corrupt(f"a catalog states a size of {size} bytes, over the limit of {CATALOG_BYTES_MAX}")
+        if not 0 <= size <= min(CATALOG_BYTES_MAX, SPARE_BYTES + EXPANSION_MAX * len(data)):
+            raise Corrupt(f"a catalog of {len(data)} bytes states {size} bytes when decompressed, over the limit")
         plain = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(data), type=_Catalog)
     except (zstandard.ZstdError, *UNDECODABLE) as error:
         raise Corrupt(f"this is no catalog: {error}") from error

@@ -33,6 +33,7 @@ PIECES_SIZE = "org.p2pdist.pieces.piece-size"
 
 LAYERS_MAX = 128
 PARTS_MAX = 1024
+CATALOGS_MAX = 256
 MANIFEST_BYTES_MAX = 4 << 20
 SMALL_BYTES_MAX = 64 << 20
 """Manifests, configs and piece lists are read whole; none may be larger than this."""
@@ -194,8 +195,12 @@ def decode_manifest(data: bytes) -> Manifest:
     piece_lists = {layer.digest: layer for layer in found if layer.media_type == PIECES_TYPE}
     if len(layers) > LAYERS_MAX:
         raise Corrupt(f"{digest_of(data)} has {len(layers)} layers, over the limit of {LAYERS_MAX}")
-    if len(parts) > PARTS_MAX:
-        raise Corrupt(f"{digest_of(data)} has {len(parts)} catalogs and packs, over the limit of {PARTS_MAX}")
+    catalogs = sum(part.media_type == CATALOG_TYPE for part in parts)
+    if len(parts) > PARTS_MAX or catalogs > CATALOGS_MAX:
+        raise Corrupt(
+            f"{digest_of(data)} has {catalogs} catalogs and {len(parts) - catalogs} packs, over the limits of {CATALOGS_MAX} "
+            f"and {PARTS_MAX} in all"
+        )
     for layer in (*layers, *parts):
         pieces = piece_lists.get(layer.pieces_digest)
         if pieces is None or pieces.size != encoded_size(layer.layout) or pieces.size > SMALL_BYTES_MAX:

@@ -15,6 +15,7 @@ The content of a file of more than WHOLE_MAX bytes is a list of chunks (ChunkLis
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from p2pdist.model.errors import UNDECODABLE, Corrupt
 
 PAGE_ENTRIES = 512
 PAGE_ENTRIES_MAX = 2048
+PAGE_BYTES_MAX = 32 << 20
 ENTRIES_MAX = 1 << 24
 PATH_BYTES_MAX = 4095
 NAME_BYTES_MAX = 255
@@ -38,6 +40,9 @@ WHOLE_MAX = 4 << 20
 """Bytes of the largest file that is one chunk."""
 
 CHUNK_MAX = WHOLE_MAX
+CHUNK_LEAST = 4096
+"""Chunks of a chunk list have at least so many bytes in the mean; they are cut much longer."""
+
 HASH_SIZE = 32
 MODE_MASK = 0o1777
 """Permission bits and the sticky bit; setuid and setgid are not carried."""
@@ -163,11 +168,17 @@ def decode_root(data: bytes) -> Root:
     count = len(plain.pages) // HASH_SIZE
     if not plain.files <= plain.entries <= ENTRIES_MAX or not (count <= plain.entries <= count * PAGE_ENTRIES_MAX):
         raise Corrupt(f"a tree of {plain.entries} entries in {count} pages is impossible")
-    return Root(*counts, tuple(plain.pages[at : at + HASH_SIZE] for at in range(0, len(plain.pages), HASH_SIZE)))
+    pages = tuple(plain.pages[at : at + HASH_SIZE] for at in range(0, len(plain.pages), HASH_SIZE))
+    if len(set(pages)) != count:
+        raise Corrupt("a tree names a page twice")
+    return Root(*counts, pages)
 
 
 def decode_page(data: bytes) -> list[Entry]:
-    """Parse one page; raises Corrupt unless it is in canonical form. What entries say of each other is checked by `check_entries`."""
+    """Parse one page; raises Corrupt unless it is in canonical form. What entries say of each other is checked by `check_page` and
+    `check_pages`."""
+    if len(data) > PAGE_BYTES_MAX:
+        raise Corrupt(f"a page of {len(data)} bytes is over the limit of {PAGE_BYTES_MAX}")
     try:
         entries = _unpack_page(data)
     except UNDECODABLE as error:
@@ -180,35 +191,60 @@ def decode_page(data: bytes) -> list[Entry]:
 def decode_tree(root: Root, pages: Mapping[bytes, bytes]) -> list[Entry]:
     """The entries of a tree in walking order, checked. `pages` are verified pages by BLAKE3. Raises Corrupt; KeyError for a page that is
     not among them."""
-    entries = [entry for name in root.pages for entry in decode_page(pages[name])]
-    check_entries(entries)
-    files = [entry for entry in entries if type(entry) is File]
-    if (len(entries), len(files), sum(entry.size for entry in files)) != (root.entries, root.files, root.bytes_total):
-        raise Corrupt("a tree has other entries than its root states")
-    return entries
+    found = [check_page(decode_page(pages[name])) for name in root.pages]
+    check_pages(root, found)
+    return [entry for page in found for entry in page.entries]
 
 
 def check_entries(entries: Sequence[Entry]) -> None:
     """Raises Corrupt unless the entries may be shown below a directory: paths in walking order, without `..` or other tricks, each in a
     directory of the tree; hard links to files before them; nothing over its limit."""
+    if entries:
+        _check_joined([check_page(entries)], ())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Page:
+    """Entries, at least one, that are right in themselves, and what they ask of other pages of a tree: to come between those with keys
+    (walking_order) below `first` and above `last`, and to have the directories `parents` and the files that `links` lead to.
+
+    `files` regular files have `bytes_total` bytes. Pages are compared by identity: an equal page is no reason to trust another one.
+    """
+
+    entries: Sequence[Entry]
+    first: bytes
+    last: bytes
+    parents: frozenset[bytes]
+    links: tuple[HardLink, ...]
+    files: int
+    bytes_total: int
+
+
+def check_page(entries: Sequence[Entry]) -> Page:
+    """The page with these entries. Raises Corrupt when no tree could have it."""
     directories = {b""}
     files: set[bytes] = set()
-    before = b""
+    parents: set[bytes] = set()
+    links: list[HardLink] = []
+    first = before = b""
+    size = 0
     for entry in entries:
         path = entry.path
         parent, _, name = path.rpartition(b"/")
         if parent not in directories:
-            raise _wrong(path, "is not in a directory of the tree")
+            parents.add(parent)
         if not name or len(name) > NAME_BYTES_MAX or name in (b".", b"..") or b"\0" in name or path[0] == 47:
             raise _wrong(path, "is no name of a file")
         key = walking_order(path)
         if key <= before:
             raise _wrong(path, "comes twice or out of order")
         before = key
+        first = first or key
         kind = type(entry)
         if kind is File:
             _check_file(entry)  # type: ignore[arg-type]
             files.add(path)
+            size += entry.size  # type: ignore[union-attr]
         elif kind is Directory:
             if path.count(b"/") >= DEPTH_MAX:
                 raise _wrong(path, f"is nested deeper than {DEPTH_MAX} directories")
@@ -220,9 +256,54 @@ def check_entries(entries: Sequence[Entry]) -> None:
                 raise _wrong(path, "is a symbolic link with an impossible target")
             _check_attributes(path, 0, entry.mtime_ns, ())  # type: ignore[union-attr]
         elif kind is HardLink and entry.target not in files:  # type: ignore[union-attr]
-            raise _wrong(path, "is a hard link to no file before it")
+            links.append(entry)  # type: ignore[arg-type]
         if len(path) > PATH_BYTES_MAX:
             raise _wrong(path, f"is longer than {PATH_BYTES_MAX} bytes")
+    return Page(entries, first, before, frozenset(parents), tuple(links), len(files), size)
+
+
+def check_pages(root: Root, pages: Sequence[Page], before: Sequence[Page] = ()) -> None:
+    """Raises Corrupt unless the pages make the tree of this root. `before` are the pages of a tree that has passed: what pages of both
+    ask of each other is not looked at again, so that the work goes with the pages that differ."""
+    _check_joined(pages, before)
+    counts = (sum(len(page.entries) for page in pages), sum(page.files for page in pages))
+    if (*counts, sum(page.bytes_total for page in pages)) != (root.entries, root.files, root.bytes_total):
+        raise Corrupt("a tree has other entries than its root states")
+
+
+def _check_joined(pages: Sequence[Page], before: Sequence[Page]) -> None:
+    """In order, a directory precedes what is in it. A page of `before` asks for nothing that was not there; so it can lack only what
+    stood in pages that are gone."""
+    last = b""
+    for page in pages:
+        if page.first <= last:
+            raise _wrong(page.entries[0].path, "comes twice or out of order")
+        last = page.last
+    common = set(before).intersection(pages)
+    gone = {entry.path for page in before if page not in common for entry in page.entries}
+    firsts = [page.first for page in pages]
+    for page in pages:
+        known = page in common
+        for path in page.parents & gone if known else page.parents:
+            if type(_find(path, pages, firsts)) is not Directory:
+                raise _wrong(path, "is not a directory of the tree, but has entries")
+        for link in page.links:
+            if known and link.target not in gone:
+                continue
+            target = _find(link.target, pages, firsts)
+            if type(target) is not File or walking_order(link.target) > walking_order(link.path):
+                raise _wrong(link.path, "is a hard link to no file before it")
+
+
+def _find(path: bytes, pages: Sequence[Page], firsts: Sequence[bytes]) -> Entry | None:
+    """The entry with a path in pages that are in order; `firsts` are their first keys."""
+    key = walking_order(path)
+    number = bisect_right(firsts, key) - 1
+    if number < 0:
+        return None
+    entries = pages[number].entries
+    at = bisect_left(entries, key, key=lambda entry: walking_order(entry.path))
+    return entries[at] if at < len(entries) and entries[at].path == path else None
 
 
 def _check_file(entry: File) -> None:
@@ -268,6 +349,8 @@ class ChunkList:
         """Raises Corrupt."""
         if len(data) % _RECORD.size:
             raise Corrupt("a chunk list is cut short")
+        if len(data) // _RECORD.size > 1 + sum(length for _, length in _RECORD.iter_unpack(data)) // CHUNK_LEAST:
+            raise Corrupt("a chunk list has more chunks than its content can be cut into")
         chunks = tuple(_RECORD.iter_unpack(data))
         if any(not 0 < length <= CHUNK_MAX for _, length in chunks):
             raise Corrupt("a chunk list holds a chunk of an impossible length")

@@ -1,9 +1,10 @@
 """Trees: which of them a store can show, and what makes them so.
 
 A tree is known here by the digest of its root. Its record names its catalogs and its contents, and keeps all of these in the store; it is
-complete while every content has an object and root and catalogs are complete blobs. An open Lack keeps what its tree needs, what is here
-and what is to come, before there is a record. What neither a record nor a lack names is garbage: a pull that was broken off left it, and it
-goes when room is needed, or at collect().
+complete while every content has an object and root and catalogs are complete blobs. A complete record vouches for its contents: it is made
+incomplete before an object goes, so that of the next version only contents of pages that differ are looked for. An open Lack keeps what
+its tree needs, what is here and what is to come, before there is a record. What neither a record nor a lack names is garbage: a pull that
+was broken off left it, and it goes when room is needed, or at collect().
 
 A tree that is pinned, held or being pulled is neither evicted nor removed. Lock order: a lack, store, objects.
 """
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, filterfalse
 from pathlib import Path
 
 from p2pdist.model.candidate import Candidate, Share
@@ -28,7 +29,7 @@ from p2pdist.store.blob import Blob
 from p2pdist.store.disk import failures
 from p2pdist.store.filling import Filled, Filling
 from p2pdist.store.index import Index, TreeRecord
-from p2pdist.store.lack import Lack, plan, tree_of
+from p2pdist.store.lack import Lack, plan
 from p2pdist.store.objects import Objects
 from p2pdist.store.paths import Paths
 from p2pdist.store.sharing import shared_bytes
@@ -109,6 +110,10 @@ class Trees:
             record = self._record(root)
         return self._reader.entries(record.root, record.catalogs)
 
+    def known_entries(self, root: Digest) -> Sequence[Entry] | None:
+        """The entries of a tree if they are in memory, in walking order."""
+        return self._reader.known(root)
+
     def image(self, root: Digest) -> Path:
         """Where the metadata image of a tree belongs: to be written beside it and renamed. It is removed with the tree."""
         return self._around.paths.image(root)
@@ -130,21 +135,19 @@ class Trees:
         with ExitStack() as claims:
             for digest in (root, *catalogs):
                 claims.enter_context(self._reader.blob(digest).held())
-            entries, decoded, lists = self._reader.read(root, catalogs)
-            tree = tree_of(entries)
+            read = self._reader.read(root, catalogs)
+            tree = read.tree
             allowed = None if packs is None else set(packs)
             listed = [
-                pack for catalog in decoded for pack in catalog.packs if allowed is None or pack.digest in allowed
+                pack for catalog in read.catalogs for pack in catalog.packs if allowed is None or pack.digest in allowed
             ]
-            lack = Lack(root, tuple(catalogs), tree, tuple({pack.digest for each in decoded for pack in each.packs}))
+            packs_listed = {pack.digest for catalog in read.catalogs for pack in catalog.packs}
+            lack = Lack(root, tuple(catalogs), tree, tuple(packs_listed))
             with self._lock:
                 self._lacks.append(lack)
                 self._shares = None
                 claims.callback(self._end, lack)
-                wrong = [c for c, size in tree.contents.items() if self._objects.sizes.get(c, size) != size]
-                if wrong:
-                    raise Corrupt(f"the tree {root} states another size for the content {wrong[0].hex()} than it has")
-                missing = self._missing(tree.contents)
+                missing = self._missing_of(lack)
                 lack.missing = {content: tree.contents[content] for content in missing}
                 lack.bytes_content = sum(lack.missing.values())
                 # Before room is made, and all of them until it is known which ones count.
@@ -155,7 +158,9 @@ class Trees:
                 claims.callback(self._objects.unexpect, missing)
             if missing:
                 listed.sort(key=lambda pack: self._remoteness(pack.digest))
-                plan(lack, lists, listed, old)
+                plan(lack, read.chunk_lists(), listed, old)
+                with self._lock:
+                    self._shares = None  # fewer objects are counted on from here on
             lack.close = claims.pop_all().close
         return lack
 
@@ -176,12 +181,12 @@ class Trees:
         """Record the tree of an open lack as complete. Raises Conflict when contents are missing."""
         with self._lock:
             self._require_open(lack)
-            if missing := self._missing(lack.tree.contents):
+            if missing := self._missing_of(lack):
                 raise Conflict(f"{lack.root} is not complete: {len(missing)} contents are missing", remedy="Pull again")
             packs = (*lack.packs, *(pack.blob.digest for pack in lack.selected.values()))
             record = TreeRecord(lack.root, lack.catalogs, packs, True, time.time())
             self._objects.save()
-            self._index.add_tree(record, b"".join(sorted(lack.tree.contents)))
+            self._index.add_tree(record, b"".join(lack.tree.contents))
             self._records[lack.root] = record
             self._shares = None
             self._around.settle()
@@ -238,10 +243,11 @@ class Trees:
     def drop_object(self, content: bytes) -> None:
         """Remove an object that is not what its name says, whoever needs it; trees that do are no longer complete."""
         with self._lock:
-            self._objects.remove([content])
+            # First, since a tree that is called complete vouches for its contents.
             for root in list(self._records):
                 if content in self._contents(root):
                     self._set_complete(root, False)
+            self._objects.remove([content])
 
     def collect(self) -> int:
         """Remove what neither a tree nor a pull names: objects, and images without a tree. Returns the bytes that the objects had."""
@@ -318,7 +324,20 @@ class Trees:
         return all(blob is not None and blob.complete for blob in blobs)
 
     def _missing(self, contents: Iterable[bytes]) -> Sequence[bytes]:
-        return [content for content in contents if content not in self._objects]
+        return list(filterfalse(self._objects.sizes.__contains__, contents))
+
+    def _missing_of(self, lack: Lack) -> Sequence[bytes]:
+        """Contents of its tree that have no object. Raises Corrupt when one has another size than the tree states. What a complete tree
+        has, too, is here and was compared."""
+        tree, sizes = lack.tree, self._objects.sizes
+        base = self._records.get(tree.base) if tree.base is not None else None
+        doubtful = tree.changed if base is not None and base.complete else tree.contents
+        if doubtful.items() <= sizes.items():
+            return ()
+        wrong = next((content for content, size in doubtful.items() if sizes.get(content, size) != size), None)
+        if wrong is not None:
+            raise Corrupt(f"the tree {lack.root} states another size for the content {wrong.hex()} than it has")
+        return self._missing(doubtful)
 
     def _set_complete(self, root: Digest, complete: bool) -> None:
         self._index.set_tree(root, complete=complete)

@@ -57,7 +57,8 @@ def test_a_pack_whose_chunks_do_not_add_up_is_refused(pack):
 def test_a_catalog_that_would_fill_the_memory_is_refused():
     bomb = zstandard.ZstdCompressor().compress(b"x")
     huge = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 20))
-    for wrong in (b"", b"noise", bomb, huge, encode_catalog(CATALOG)[:-3]):
+    vast = zstandard.ZstdCompressor().compress(bytes(1 << 26))
+    for wrong in (b"", b"noise", bomb, huge, vast, encode_catalog(CATALOG)[:-3]):
         with pytest.raises(Corrupt):
             decode_catalog(wrong)
 

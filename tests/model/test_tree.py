@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -24,6 +25,8 @@ from p2pdist.model.tree import (
     Symlink,
     Whiteout,
     check_entries,
+    check_page,
+    check_pages,
     content_hash,
     decode_page,
     decode_root,
@@ -176,10 +179,124 @@ def test_wrong_bytes_are_corrupt_and_nothing_else(noise, drawn):
                 check_entries(found)
 
 
+PATHS = [b"a", b"a/b", b"a/b/c", b"a/b/d", b"a/c", b"a-b", b"a-b/c", b"b", b"b/b", b"c", b"c/a", b"d"]
+KINDS = st.sampled_from(["file", "directory", "link", "symlink", "whiteout"])
+
+
+def entry(path: bytes, kind: str, target: bytes, size: int) -> Entry:
+    match kind:
+        case "file":
+            return file(path, size=size)
+        case "directory":
+            return Directory(path, 0o755, size)
+        case "link":
+            return HardLink(path, target)
+        case "symlink":
+            return Symlink(path, size, target)
+        case _:
+            return Whiteout(path)
+
+
+ENTRIES = st.builds(entry, st.sampled_from(PATHS), KINDS, st.sampled_from(PATHS), st.integers(0, 3))
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[list[Entry]]:
+    """Pages of a tree that may be shown, cut at random: what cannot stay becomes something else."""
+    made: dict[bytes, Entry] = {}
+    for path in sorted(draw(st.sets(st.sampled_from(PATHS), min_size=1)), key=walking_order):
+        parent = path.rpartition(b"/")[0]
+        if parent and not isinstance(made.get(parent), Directory):
+            continue
+        files = [other for other, entry in made.items() if isinstance(entry, File)]
+        kind = draw(st.sampled_from(["file", "directory", "directory", "link" if files else "whiteout"]))
+        made[path] = entry(path, kind, draw(st.sampled_from(files)) if files else b"", draw(st.integers(0, 3)))
+    return cut(draw, list(made.values()))
+
+
+def cut(draw: st.DrawFn, entries: list[Entry]) -> list[list[Entry]]:
+    ends = sorted(draw(st.sets(st.integers(1, max(1, len(entries))), max_size=6)) | {0, len(entries)})
+    return [page for start, end in pairwise(ends) if (page := entries[start:end])]
+
+
+@st.composite
+def changed(draw: st.DrawFn, pages: list[list[Entry]]) -> list[list[Entry]]:
+    """Another tree that has pages in common with one, or no tree at all."""
+    pages = list(pages)
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(pages) - 1)) if pages else 0
+        match draw(st.sampled_from(["edit", "edit", "edit", "drop", "repeat", "swap", "insert"])):
+            case "edit" if pages:
+                page = {each.path: each for each in pages[at]}
+                for each in draw(st.lists(ENTRIES, max_size=2)):
+                    page[each.path] = each
+                for path in draw(st.sets(st.sampled_from(PATHS), max_size=2)):
+                    page.pop(path, None)
+                pages[at : at + 1] = cut(draw, sorted(page.values(), key=lambda each: walking_order(each.path)))
+            case "drop" if pages:
+                del pages[at]
+            case "repeat" if pages:
+                pages.insert(draw(st.integers(0, len(pages))), pages[at])
+            case "swap" if pages:
+                other = draw(st.integers(0, len(pages) - 1))
+                pages[at], pages[other] = pages[other], pages[at]
+            case "insert":
+                pages.insert(at, draw(st.lists(ENTRIES, min_size=1, max_size=2)))
+    return pages
+
+
+def may_be_shown(entries: list[Entry]) -> bool:
+    """The rules on what entries are to each other, one by one."""
+    paths = [entry.path for entry in entries]
+    keys = [walking_order(path) for path in paths]
+    kinds = {entry.path: type(entry) for entry in entries}
+    return (
+        sorted(set(keys)) == keys
+        and all(kinds.get(path.rpartition(b"/")[0], Directory) is Directory for path in paths if b"/" in path)
+        and all(path.rpartition(b"/")[0] in kinds for path in paths if b"/" in path)
+        and all(
+            kinds.get(entry.target) is File and paths.index(entry.target) < paths.index(entry.path)
+            for entry in entries
+            if isinstance(entry, HardLink)
+        )
+    )
+
+
+@settings(max_examples=600)
+@given(trees(), st.data())
+def test_what_a_tree_has_in_common_with_one_that_passed_need_not_be_checked_again(before, drawn):
+    """The verdict is that on the whole tree, also where directories become files, links lose their targets, pages come twice."""
+    known = {id(page): check_page(page) for page in before}
+    after = drawn.draw(changed(before))
+
+    def accepted(before: tuple) -> bool:
+        try:
+            pages = [known.get(id(page)) or check_page(page) for page in after]
+            files = sum(page.files for page in pages)
+            root = Root(sum(map(len, after)), files, sum(page.bytes_total for page in pages), ())
+            check_pages(root, pages, before)
+        except Corrupt:
+            return False
+        return True
+
+    assert may_be_shown([entry for page in before for entry in page])
+    expected = may_be_shown([entry for page in after for entry in page])
+    assert accepted(tuple(known.values())) == expected
+    assert accepted(()) == expected
+
+
 def test_chunk_lists():
     chunks = ChunkList(((HASH, 1), (os.urandom(32), WHOLE_MAX)))
     assert ChunkList.decode(chunks.encode()) == chunks
     assert chunks.size == WHOLE_MAX + 1
-    for wrong in (ChunkList(((HASH, 0),)), ChunkList(((HASH, WHOLE_MAX + 1),))):
+    many = ChunkList(((HASH, 1),) * 100)
+    for wrong in (ChunkList(((HASH, 0),)), ChunkList(((HASH, WHOLE_MAX + 1),)), many):
         with pytest.raises(Corrupt):
             ChunkList.decode(wrong.encode())
+
+
+def test_a_page_is_named_once() -> None:
+    """Or a few bytes would stand for any number of entries."""
+    root, _ = packed(TREE)
+    with pytest.raises(Corrupt, match="twice"):
+        decode_root(encode_root(Root(2 * root.entries, 2 * root.files, 0, root.pages * 2)))
