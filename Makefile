@@ -10,7 +10,7 @@ BENCH_ARGS ?=
 # Programs that the product, its tests and its benchmarks start, each with the Debian package that brings it.
 PROGRAMS := mksquashfs=squashfs-tools squashfuse=squashfuse fusermount3=fuse3 nginx=nginx-light curl=curl socat=socat \
 	skopeo=skopeo aria2c=aria2 ip=iproute2 tc=iproute2 iptables=iptables mount=mount unshare=util-linux ps=procps git=git \
-	strace=strace flock=util-linux
+	strace=strace flock=util-linux chromium=chromium prometheus=prometheus promtool=prometheus
 
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 

@@ -39,6 +39,8 @@ VERBS = {
     "blob": "Push or pull a single file by its digest.",
     "preseed": "Have hosts hold a package by some time.",
     "rank": "Print which hosts lack the fewest bytes of packages.",
+    "top": "Watch the swarms of a fleet.",
+    "doctor": "Look for what would keep this host from working.",
     "status": "Print what the local agent or a tracker is doing.",
     "simulate": "Simulate a broadcast to many hosts.",
     "demo": "Show the whole system at work on this machine.",

@@ -11,7 +11,9 @@ import libtorrent
 import pytest
 from test_cli_main import run
 
-from p2pdist.model.digest import digest_of, hex_of
+from p2pdist.model.bencode import Value, decode
+from p2pdist.model.digest import digest_of, hex_of, parse_digest
+from p2pdist.model.torrent import torrent_info
 
 
 @pytest.fixture
@@ -58,3 +60,69 @@ def test_the_torrent_of_a_package_is_its_blobs_in_their_places(place: Path) -> N
 def test_what_is_not_there_has_no_torrent(place: Path) -> None:
     done(place, "torrent", "no:v1", code=3)
     done(place, "torrent", "no:v1", "-o", str(place / "t"), code=2)
+
+
+def torrents_at(place: Path) -> set[str]:
+    """The subjects of the torrents at the origin."""
+    listed = json.loads((place / "origin/index.json").read_text())["manifests"]
+    names = [each.get("annotations", {}).get("org.opencontainers.image.ref.name", "") for each in listed]
+    return {name.removeprefix("torrent:sha256-") for name in names if name.startswith("torrent:")}
+
+
+def document_of(place: Path, digest: object) -> dict[bytes, Value]:
+    body = decode((place / "origin/blobs/sha256" / hex_of(parse_digest(digest))).read_bytes())
+    assert isinstance(body, dict)
+    return body
+
+
+def test_a_blob_is_pushed_with_its_torrent(place: Path) -> None:
+    """It is the one that `p2pdist torrent` makes; a second push makes none."""
+    pushed = done(place, "blob", "push", str(place / "file"))
+    assert torrents_at(place) == {str(pushed["digest"]).removeprefix("sha256:")}
+    assert done(place, "blob", "push", str(place / "file"))["torrent"] == pushed["torrent"]
+    assert done(place, "torrent", str(pushed["digest"]))["document"] == pushed["torrent"]
+
+
+def test_a_blob_is_pushed_without_a_torrent_if_so_wanted(place: Path) -> None:
+    assert done(place, "blob", "push", str(place / "file"), "--no-torrent")["torrent"] is None
+    assert torrents_at(place) == set()
+
+
+def test_an_empty_blob_has_no_torrent(place: Path) -> None:
+    (place / "empty").touch()
+    assert done(place, "blob", "push", str(place / "empty"))["torrent"] is None
+
+
+def test_a_package_is_pushed_with_torrents_of_itself_and_of_its_blobs(place: Path) -> None:
+    """A blob that comes again in the next version is not hashed again. The package's torrent is the one of `p2pdist torrent`."""
+    done(place, "pack", str(place / "source"), "-t", "app:v1", "--format", "tree")
+    pushed = done(place, "push", "app:v1", "--torrent")
+    made = pushed["torrents"]
+    assert isinstance(made, dict)
+    assert len(made) == 4, "root, catalog, pack, and all of them"
+    assert torrents_at(place) == {hex_of(parse_digest(subject)) for subject in made}
+    assert done(place, "torrent", "app:v1")["document"] == made[pushed["digest"]]
+    for subject in made.keys() - {pushed["digest"]}:
+        (place / "blob").write_bytes((place / "origin/blobs/sha256" / hex_of(parse_digest(subject))).read_bytes())
+        body = document_of(place, made[subject])
+        assert body == decode(
+            torrent_info((place / "blob").open("rb"), (place / "blob").stat().st_size, hex_of(subject))
+        )
+    assert done(place, "push", "app:v1", "--torrent")["torrents"] == {}
+    (place / "source/more").write_bytes(os.urandom(1000))
+    done(place, "pack", str(place / "source"), "-t", "app:v2", "--format", "tree")
+    again = done(place, "push", "app:v2", "--torrent")["torrents"]
+    assert isinstance(again, dict)
+    assert not again.keys() & made.keys()
+
+
+def test_what_a_base_brought_is_read_from_the_origin(place: Path) -> None:
+    """The layout has the new version only."""
+    done(place, "pack", str(place / "source"), "-t", "app:v1", "--format", "tree")
+    done(place, "push", "app:v1")
+    for blob in (place / "layout/blobs/sha256").iterdir():
+        if blob.stat().st_size > 4_000_000:
+            blob.unlink()
+    made = done(place, "push", "app:v1", "--torrent")["torrents"]
+    assert isinstance(made, dict)
+    assert len(made) == 4

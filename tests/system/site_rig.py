@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -30,6 +31,17 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def free_pair() -> int:
+    """A port that is free together with the next one, where an agent's BitTorrent peers connect; none of those that the kernel gives to
+    outgoing connections."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return port
 
 
 class WebOrigin:
@@ -90,6 +102,8 @@ class WebOrigin:
                 raise web.HTTPRequestRangeNotSatisfiable(headers={"Content-Range": f"bytes */{size}"})
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
             data, status = data[start:stop], 206
+        if request.method == "HEAD":  # aiohttp sends no body
+            return web.Response(status=status, body=data, headers=headers)
         if self.rate_bytes_s:
             now = self._loop.time()
             self._free_at = max(now, self._free_at) + len(data) / self.rate_bytes_s
@@ -103,7 +117,7 @@ class Agent:
 
     def __init__(self, site: Site, name: str, **options: str) -> None:
         self.site, self.name, self.options = site, name, options
-        self.port = free_port()
+        self.port = free_pair()
         self.store = Path(options.pop("store", str(site.directory / f"store-{name}")))
         self.socket = site.directory / f"{name}.sock"
         self.log = site.directory / f"{name}.log"

@@ -55,8 +55,10 @@ async def test_a_broadcast_is_seen_from_its_beginning_to_a_dead_host(site: Site)
         assert racks == [f"z{n // 4}r{n // 2}" for n in range(8)]
         await page.screenshot("health-running")
 
-        await page.evaluate("(() => { const s = document.querySelector('#tree select'); s.value = '1';"
-                            " s.dispatchEvent(new Event('change')); })()")
+        await page.evaluate(
+            "(() => { const s = document.querySelector('#tree select'); s.value = '1';"
+            " s.dispatchEvent(new Event('change')); })()"
+        )
         await page.until(f"performance.getEntriesByType('resource').length > 0 && {NODES}.length === 8")
 
         for pull in pulls:

@@ -31,7 +31,9 @@ class StripeView:
     _rows: dict[str, tuple[int, Row]] = field(default_factory=dict)
 
     def update(self, swarm: Swarm | None, version: int) -> None:
-        """Take in how things are now; no swarm is one without members."""
+        """Take in how things are now; no swarm is one without members, and so is one that is cut otherwise since and lacks this stripe."""
+        if swarm is not None and self.stripe >= swarm.stripes:
+            swarm = None
         members = swarm.members if swarm is not None else {}
         for host in [host for host in self._rows if host not in members]:
             row = self._rows[host][1]

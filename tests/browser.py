@@ -20,7 +20,7 @@ import aiohttp
 CHROMIUM = shutil.which("chromium")
 START_S = 40.0
 ANSWER_S = 30.0
-SCREENSHOTS = Path(__file__).resolve().parents[2] / "test-output"
+SCREENSHOTS = Path(__file__).resolve().parents[1] / "test-output"
 FLAGS = (
     "--headless=new",
     "--no-first-run",
@@ -87,7 +87,9 @@ class Page:
                     await asyncio.sleep(0.05)
         except TimeoutError:
             text = await self.evaluate("document.body ? document.body.innerText : ''")
-            raise AssertionError(f"{expression} did not come to hold; {self.complaints}; the page says:\n{text}") from None
+            raise AssertionError(
+                f"{expression} did not come to hold; {self.complaints}; the page says:\n{text}"
+            ) from None
         return value
 
     async def screenshot(self, name: str) -> Path:

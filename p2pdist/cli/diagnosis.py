@@ -1,0 +1,309 @@
+"""What `p2pdist doctor` looks at, one function a finding or a few. None of them raises: what goes wrong is the finding."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from p2pdist.cli.output import amount
+from p2pdist.model.errors import P2PDistError, UsageError
+
+State = Literal["ok", "warning", "failed"]
+CLOCK_OFF_S_MAX = 2.0
+"""Tracker and host may differ by so much: deadlines and certificates go by the clock. The header says whole seconds."""
+
+FREE_MIN, FREE_LITTLE = 256 << 20, 10 << 30
+SAMPLE_BYTES = 64 << 20
+DISK_SLOW_BYTES_S = 100e6
+ANSWER_S, PROBE_S, ORIGIN_S = 5.0, 20.0, 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `remedy` says what to do unless it is ok."""
+
+    name: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+
+def versions() -> list[Finding]:
+    """Whether what the program needs is installed."""
+    missing = []
+    for line in importlib.metadata.requires("p2pdist") or ():
+        name, _, condition = line.partition(";")
+        found = re.match(r"[A-Za-z0-9._-]+", name.strip())
+        if found and "extra" not in condition:
+            try:
+                importlib.metadata.version(found.group())
+            except importlib.metadata.PackageNotFoundError:
+                missing.append(found.group())
+    said = f"p2pdist {importlib.metadata.version('p2pdist')}, Python {platform.python_version()}, Linux {platform.release()}"
+    if missing:
+        return [
+            Finding("versions", "failed", f"{said}; without {', '.join(missing)}", "Install p2pdist again with pip")
+        ]
+    return [Finding("versions", "ok", said)]
+
+
+async def trackers(urls: Sequence[str]) -> list[Finding]:
+    """Whether each tracker answers, and this host's clock against its."""
+    import aiohttp
+
+    from p2pdist.origin.origin import redacted
+
+    found: list[Finding] = []
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as http:
+        for url in urls:
+            shown = redacted(url)
+            try:
+                asked = time.time()
+                async with http.get(url.rstrip("/") + "/readyz") as answer:
+                    body = await answer.content.read(1 << 16)
+                    answered = time.time()
+                if answer.status != 200 or b'"sessions"' not in body:
+                    found.append(_tracker_failed(shown, f"answers HTTP {answer.status}, not as a tracker does"))
+                    continue
+                found.append(Finding("tracker", "ok", f"{shown} answers in {(answered - asked) * 1000:.0f} ms"))
+                found.append(_clock(shown, answer.headers.get("Date", ""), asked, answered))
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                found.append(_tracker_failed(shown, f"does not answer: {error or type(error).__name__}"))
+    return found
+
+
+def _tracker_failed(url: str, why: str) -> Finding:
+    remedy = "Start it, name it with --tracker, and see that no firewall is between"
+    return Finding("tracker", "failed", f"{url} {why}", remedy)
+
+
+def _clock(url: str, date: str, asked: float, answered: float) -> Finding:
+    """The header names a whole second, which may have begun up to a second before it was written."""
+    try:
+        theirs = email.utils.parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return Finding(
+            "clock", "warning", f"{url} does not say what time it is", "Ask it directly, not through a proxy"
+        )
+    ahead, behind = asked - (theirs + 1.0), theirs - answered
+    off = max(ahead, behind, 0.0)
+    if off > CLOCK_OFF_S_MAX:
+        way = "ahead of" if ahead > behind else "behind"
+        return Finding(
+            "clock", "failed", f"this host is {off:.0f} s {way} {url}", "Run chrony or systemd-timesyncd on both"
+        )
+    return Finding("clock", "ok", f"agrees with that of {url} to within {CLOCK_OFF_S_MAX:.0f} s")
+
+
+async def port(address: tuple[str, int]) -> list[Finding]:
+    """Whether an agent listens there already, or could."""
+    import aiohttp
+
+    from p2pdist.cli.daemon import address_text
+
+    host, number = address
+    where = address_text(host, number)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, number))
+            probe.listen(1)
+        return [Finding("port", "ok", f"{where} is free")]
+    except (OSError, UnicodeError) as error:
+        failure = error
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as http,
+            http.get(f"http://{address_text(local, number)}/metrics") as answer,
+        ):
+            if b"p2pdist_agent_" in await answer.content.read(1 << 20):
+                return [Finding("port", "ok", f"an agent answers at {where}")]
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        pass
+    why = getattr(failure, "strerror", None) or str(failure)
+    remedy = "Stop what listens there (ss -ltnp says what), or choose another address with --listen"
+    return [Finding("port", "failed", f"cannot listen on {where}, and no agent answers there: {why}", remedy)]
+
+
+async def agent(path: Path) -> list[Finding]:
+    """Whether an agent answers on its socket, and whether it has a tracker."""
+    from p2pdist.agent.client import LocalClient
+
+    if not path.exists():
+        return [
+            Finding("agent", "warning", f"none runs: there is no {path}", "Start `p2pdist agent`, or name its --socket")
+        ]
+    try:
+        async with asyncio.timeout(ANSWER_S), LocalClient(path) as client:
+            status = await client.status()
+    except P2PDistError as error:
+        return [Finding("agent", "failed", error.what, error.remedy)]
+    except TimeoutError:
+        return [Finding("agent", "failed", f"the agent on {path} takes long to answer", "See its log and its disk")]
+    tracker = status.get("tracker") or {}
+    if tracker.get("url") and not tracker.get("connected"):
+        why = f"the agent has no session with {tracker['url']}: {tracker.get('problem') or 'no answer'}"
+        return [Finding("agent", "failed", why, "See whether the tracker answers this host")]
+    return [Finding("agent", "ok", f"{status.get('host', '')} answers on {path}")]
+
+
+async def origin(url: str) -> list[Finding]:
+    """Whether central storage can be listed and read."""
+    from p2pdist.origin.origin import open_origin, redacted
+
+    if not url:
+        remedy = "Name what the tracker was given, with --origin"
+        return [Finding("origin", "warning", "it was not looked whether it can be read", remedy)]
+    shown = redacted(url)
+    try:
+        source = open_origin(url)
+        try:
+            async with asyncio.timeout(ORIGIN_S):
+                tags = await source.tags()
+                if tags:
+                    await source.read(tags[0][1].digest)
+        finally:
+            await source.close()
+    except P2PDistError as error:
+        return [
+            Finding("origin", "failed", error.what, error.remedy or "See that the URL and the credentials are right")
+        ]
+    except TimeoutError:
+        return [Finding("origin", "failed", f"{shown} does not answer in {ORIGIN_S:.0f} s", "See the network to it")]
+    if not tags:
+        return [
+            Finding("origin", "warning", f"{shown} has no packages", "See that the URL is right; p2pdist push fills it")
+        ]
+    return [Finding("origin", "ok", f"{shown} has {len(tags)} packages, and a manifest could be read")]
+
+
+def store(directory: Path) -> list[Finding]:
+    """Free space and speed of the disk that the store is on, or will be."""
+    place = directory
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        found = os.statvfs(place)
+        free = found.f_bavail * found.f_frsize
+        space = _space(directory, free)
+        if space.state == "failed":
+            return [space]
+        return [space, _disk(place)]
+    except OSError as error:
+        remedy = f"Let this user write there (chown {os.geteuid()} {place}), or give --store"
+        return [Finding("store", "failed", f"cannot write to {place}: {error.strerror}", remedy)]
+
+
+def _space(directory: Path, free: int) -> Finding:
+    said = f"{amount(free)} free for {directory}"
+    if free < FREE_MIN:
+        return Finding("store", "failed", said, "Free some space, or give --store on another disk")
+    if free < FREE_LITTLE:
+        return Finding("store", "warning", said, "Packages are often larger: give --store on a larger disk")
+    return Finding("store", "ok", said)
+
+
+def _disk(place: Path) -> Finding:
+    """Writes and reads a sample; what was written is brought to the disk and dropped from memory before it is read. Raises OSError."""
+    block = os.urandom(1 << 20)
+    with tempfile.TemporaryFile(dir=place, prefix=".p2pdist-doctor-", buffering=0) as sample:
+        began = time.perf_counter()
+        for _ in range(SAMPLE_BYTES // len(block)):
+            sample.write(block)
+        os.fsync(sample.fileno())
+        wrote = time.perf_counter()
+        os.posix_fadvise(sample.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        sample.seek(0)
+        while sample.read(1 << 20):
+            pass
+        read = time.perf_counter()
+    speeds = SAMPLE_BYTES / max(wrote - began, 1e-9), SAMPLE_BYTES / max(read - wrote, 1e-9)
+    said = f"writes {speeds[0] / 1e6:.0f} MB/s, reads {speeds[1] / 1e6:.0f} MB/s at {place}"
+    if min(speeds) < DISK_SLOW_BYTES_S:
+        return Finding(
+            "disk", "warning", said, "A host receives no faster than it writes: give --store on a faster disk"
+        )
+    return Finding("disk", "ok", said)
+
+
+def mounts(directory: Path) -> list[Finding]:
+    """Which ways of showing a package work here, for this user."""
+    from p2pdist.mount import userns
+
+    root = os.geteuid() == 0
+    found = []
+    if root:
+        found.append(Finding("root", "ok", "packages can be mounted for everybody"))
+    else:
+        found.append(
+            Finding("root", "warning", "not root", "Let the agent run as root to mount packages for everybody")
+        )
+    for way, needs, remedy in (
+        ("overlay", "layers of squashfs", "Load the module overlay, or use another file system for --store"),
+        ("erofs", "trees", "It takes Linux 6.12 and a --store on a disk; files are linked or copied instead"),
+    ):
+        why = _probe(way, directory) if root else "takes root"
+        state: State = "warning" if why else "ok"
+        found.append(Finding(way, state, why or f"{needs} can be mounted", remedy if why else ""))
+    why = "" if "squashfs" in _filesystems() or shutil.which("modprobe") else "this kernel knows no squashfs"
+    found.append(
+        Finding(
+            "squashfs",
+            "warning" if why else "ok",
+            why or "the kernel reads it",
+            "Load the module squashfs" if why else "",
+        )
+    )
+    why = userns.missing()
+    remedy = "Install squashfuse and fuse3, and let this user open /dev/fuse"
+    found.append(
+        Finding(
+            "squashfuse", "warning" if why else "ok", why or "images can be read without root", remedy if why else ""
+        )
+    )
+    why = _probe("userns", directory)
+    remedy = "Allow them: sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces"
+    found.append(Finding("user namespaces", "warning" if why else "ok", why or "can be made", remedy if why else ""))
+    return found
+
+
+def _filesystems() -> set[str]:
+    return {line.split()[-1] for line in Path("/proc/filesystems").read_text().splitlines() if line.strip()}
+
+
+def _probe(way: str, directory: Path) -> str:
+    """Why a way of mounting does not work here; empty when it does (probe.py)."""
+    place = directory if directory.is_dir() and os.access(directory, os.W_OK) else Path(tempfile.gettempdir())
+    with tempfile.TemporaryDirectory(dir=place, prefix=".p2pdist-doctor-", ignore_cleanup_errors=True) as scratch:
+        words = [sys.executable, "-m", "p2pdist.cli.probe", way, scratch]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_S, check=False)
+        except subprocess.TimeoutExpired:
+            return f"no answer within {PROBE_S:.0f} s"
+    if done.returncode != 0:
+        return (done.stderr.strip().splitlines() or ["it failed"])[-1][:200]
+    return done.stdout.strip()
+
+
+def tracker_urls(text: str) -> list[str]:
+    """The URLs of --tracker. Raises UsageError."""
+    urls = [url.strip() for url in text.split(",") if url.strip()]
+    if not all(url.startswith(("http://", "https://")) for url in urls):
+        raise UsageError("--tracker names no tracker", remedy="Write http://host:7070")
+    return urls

@@ -1,0 +1,71 @@
+"""`p2pdist doctor`: looks for what would keep this host from working, and says what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.local import socket_option
+from p2pdist.cli.trackers import tracker_option
+
+if TYPE_CHECKING:
+    from p2pdist.cli.diagnosis import Finding
+
+MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "failed": ("FAILED", "red")}
+
+
+@click.command("doctor")
+@tracker_option
+@click.option(
+    "--listen", default="0.0.0.0:7071", show_default=True, metavar="HOST:PORT", help="Where the agent listens."
+)
+@click.option(
+    "--store", default="/var/lib/p2pdist", show_default=True, type=click.Path(path_type=Path), help="Its store."
+)
+@click.option("--origin", default="", metavar="URL", help="Central storage: see whether this host can read it.")
+@socket_option
+@output.json_option
+def command(tracker: str, listen: str, store: Path, origin: str, socket: Path, as_json: bool) -> int:
+    """Look at this host as an agent would need it: clock, ports, mounts, origin, disk, versions and tracker. Takes the same options and
+    variables as the agent. Ends with 1 when something fails; warnings say what will be slower or less convenient.
+
+    \b
+    Example:
+      p2pdist doctor --tracker http://tracker:7070 --origin s3://packages/prod --store /var/lib/p2pdist
+    """
+    findings = asyncio.run(_look(tracker, listen, store.absolute(), origin, socket.absolute()))
+    failed = any(finding.state == "failed" for finding in findings)
+    if as_json:
+        output.print_json({"ok": not failed, "checks": findings})
+    else:
+        for finding in findings:
+            _print(finding)
+    return int(failed)
+
+
+async def _look(tracker: str, listen: str, store: Path, origin: str, socket: Path) -> list[Finding]:
+    from p2pdist.cli import diagnosis
+    from p2pdist.cli.daemon import listen_address
+
+    urls, address = diagnosis.tracker_urls(tracker), listen_address(listen)
+    parts: list[Any] = await asyncio.gather(
+        asyncio.to_thread(diagnosis.versions),
+        diagnosis.trackers(urls),
+        diagnosis.port(address),
+        diagnosis.agent(socket),
+        diagnosis.origin(origin),
+        asyncio.to_thread(diagnosis.store, store),
+        asyncio.to_thread(diagnosis.mounts, store),
+    )
+    return [finding for part in parts for finding in part]
+
+
+def _print(finding: Finding) -> None:
+    word, colour = MARKS[finding.state]
+    click.echo(f"{click.style(f'{word:8}', fg=colour)} {finding.name:16} {finding.detail}")
+    if finding.remedy:
+        click.echo(f"{'':8} {'':16} {finding.remedy}")

@@ -1,0 +1,153 @@
+"""Watching a fleet through a tracker's `/v1/events`: takes in what changes and keeps the whole.
+
+Events are those of the HTML standard (9.2, server-sent events): lines `event:` and `data:`, each event ended by an empty line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from p2pdist.model.errors import UNDECODABLE, Unavailable, UsageError, from_problem
+from tracker.core.stripe_view import ABSENT
+from tracker.core.view import AWAY, BLAMED, RECEIVING, SHUNNED, SLOW, Change, StoryLine, SwarmRow, Totals
+
+if TYPE_CHECKING:
+    import aiohttp
+
+EVENT_BYTES_MAX = 64 << 20
+CONNECT_S_MAX = 5.0
+SILENCE_S_MAX = 20.0
+"""Trackers say something every second."""
+
+STORY_MAX = 500
+
+
+@dataclass(slots=True)
+class HostState:
+    """`done` is in thousandths of what the host is receiving; see the flags of tracker/core/view.py."""
+
+    name: str
+    zone: str
+    rack: str
+    done: int = 1000
+    flags: int = 0
+
+
+@dataclass(slots=True)
+class FleetState:
+    """All that is known of a fleet; the tree is (thousandths, parent's number) by host number."""
+
+    totals: Totals | None = None
+    swarms: list[SwarmRow] = field(default_factory=list)
+    hosts: dict[int, HostState] = field(default_factory=dict)
+    troubled: list[tuple[int, str]] = field(default_factory=list)
+    story: deque[StoryLine] = field(default_factory=lambda: deque(maxlen=STORY_MAX))
+    tree: dict[int, tuple[int, int]] = field(default_factory=dict)
+    preseeds: list[dict[str, Any]] = field(default_factory=list)
+
+    def take(self, change: Change) -> None:
+        """Take in what changed."""
+        if change.whole:
+            self.hosts.clear()
+            self.tree.clear()
+            self.story.clear()
+        for number, name, zone, rack in change.hosts:
+            old = self.hosts.get(number)
+            self.hosts[number] = HostState(name, zone, rack, *((old.done, old.flags) if old else ()))
+        for number in change.forgotten:
+            self.hosts.pop(number, None)
+        for number, done, flags in change.states:
+            if number in self.hosts:
+                self.hosts[number].done, self.hosts[number].flags = done, flags
+        for number, done, parent in change.tree:
+            if done == ABSENT:
+                self.tree.pop(number, None)
+            else:
+                self.tree[number] = (done, parent)
+        self.totals, self.swarms, self.troubled = change.totals, change.swarms, change.troubled
+        self.story.extend(change.story)
+
+    def name(self, number: int) -> str:
+        """A host's name; empty when it is known no more."""
+        return self.hosts[number].name if number in self.hosts else ""
+
+    def document(self) -> dict[str, Any]:
+        """All of it, for scripts."""
+        return {
+            "totals": self.totals,
+            "swarms": self.swarms,
+            "hosts": [
+                {
+                    "host": host.name,
+                    "zone": host.zone,
+                    "rack": host.rack,
+                    "done": host.done / 1000,
+                    "away": bool(host.flags & AWAY),
+                    "receiving": bool(host.flags & RECEIVING),
+                    "slow": bool(host.flags & SLOW),
+                    "blamed": bool(host.flags & BLAMED),
+                    "shunned": bool(host.flags & SHUNNED),
+                }
+                for host in self.hosts.values()
+            ],
+            "troubled": [{"host": self.name(number), "why": why} for number, why in self.troubled],
+            "tree": [
+                {"host": self.name(number), "done": done / 1000, "parent": "" if parent < 0 else self.name(parent)}
+                for number, (done, parent) in self.tree.items()
+            ],
+            "preseeds": self.preseeds,
+            "story": [{"age_s": line.age_s, "swarm": line.swarm, "event": line.event} for line in self.story],
+        }
+
+
+async def follow(http: aiohttp.ClientSession, url: str, swarm: str = "", stripe: int = 0) -> AsyncIterator[FleetState]:
+    """The state of the fleet after each change. Raises Unavailable when the tracker does not answer, or no more."""
+    import aiohttp
+
+    from p2pdist.origin.origin import redacted
+
+    where = f"{url}/v1/events" + (f"?{urlencode({'swarm': swarm, 'stripe': stripe})}" if swarm else "")
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX, sock_read=SILENCE_S_MAX)
+    state = FleetState()
+    try:
+        async with http.get(where, timeout=timeout) as answer:
+            if answer.status >= 400:
+                raise from_problem(msgspec.json.decode(await answer.content.read(1 << 20), type=dict[str, Any]))
+            async for kind, data in _events(answer.content):
+                if kind == "change":
+                    state.take(msgspec.json.decode(data, type=Change))
+                    yield state
+                elif kind == "preseeds":
+                    state.preseeds = msgspec.json.decode(data, type=list[dict[str, Any]])
+    except UNDECODABLE as error:
+        raise Unavailable(
+            f"what answers at {redacted(url)} does not speak as a tracker of this version does: {error}",
+            remedy="Name the tracker with --tracker, and use the same version",
+        ) from error
+    except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as error:
+        said = str(error).replace(url, redacted(url)) or type(error).__name__
+        raise Unavailable(
+            f"the tracker {redacted(url)} does not answer: {said}", remedy="Start it, or name it with --tracker"
+        ) from error
+    raise Unavailable(f"the tracker {redacted(url)} has stopped", remedy="Start it again")
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:
+    buffer = bytearray()
+    async for chunk in content.iter_any():
+        looked = max(0, len(buffer) - 1)
+        buffer += chunk
+        while (end := buffer.find(b"\n\n", looked)) >= 0:
+            fields = dict(line.partition(b": ")[::2] for line in bytes(buffer[:end]).split(b"\n"))
+            del buffer[: end + 2]
+            looked = 0
+            yield fields.get(b"event", b"").decode(errors="replace"), fields.get(b"data", b"")
+        if len(buffer) > EVENT_BYTES_MAX:
+            raise UsageError(f"the tracker sent an event of more than {EVENT_BYTES_MAX} bytes")

@@ -1,0 +1,168 @@
+"""`p2pdist doctor`: a sound host, and one failure at a time, each with its remedy."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from fleet_rig import fleet_of, tracker_of
+from test_cli_main import run as run_quick
+
+from p2pdist.cli import diagnosis, probe
+from p2pdist.cli.diagnosis import Finding
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        number = int(held.getsockname()[1])
+    yield number
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> str:
+    """A layout with one package."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "file").write_text("content")
+    url = (tmp_path / "origin").as_uri()
+    layout = {"P2PDIST_LAYOUT": str(tmp_path / "layout")}
+    assert run_quick("pack", tmp_path / "source", "-t", "trainer:v1", **layout).returncode == 0
+    assert run_quick("push", "trainer:v1", "--origin", url, **layout).returncode == 0
+    return url
+
+
+async def run(*words: str | Path) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "p2pdist.cli.main", "doctor", *map(str, words), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode or 0, out.decode()
+
+
+@asynccontextmanager
+async def answering(text: bytes) -> AsyncIterator[str]:
+    """A server that gives every client the same bytes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(text)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def only(findings: list[Finding], name: str) -> Finding:
+    (found,) = [finding for finding in findings if finding.name == name]
+    return found
+
+
+async def test_a_sound_host_ends_with_0(tmp_path: Path, free_port: int, origin: str) -> None:
+    words = ["--listen", f"127.0.0.1:{free_port}", "--store", tmp_path / "store", "--origin", origin]
+    async with tracker_of(fleet_of(1)) as (_, url):
+        code, out = await run("--tracker", url, *words, "--socket", tmp_path / "none.sock", "--json")
+        plain_code, plain = await run("--tracker", url, *words, "--socket", tmp_path / "none.sock")
+    found = json.loads(out)
+    assert code == plain_code == 0 and found["ok"] is True
+    states = {check["name"]: check["state"] for check in found["checks"]}
+    sound = ("versions", "tracker", "clock", "port", "origin")
+    space = {name: states.pop(name) for name in ("store", "disk")}
+    assert set(space.values()) <= {"ok", "warning"}, "it depends on the machine"
+    assert {states[name] for name in sound} == {"ok"}
+    assert set(states) == {*sound, "agent", "root", "overlay", "erofs", "squashfs", "squashfuse", "user namespaces"}
+    assert all(bool(check["remedy"]) == (check["state"] != "ok") for check in found["checks"])
+    assert "has 1 packages, and a manifest could be read" in plain and "FAILED" not in plain
+    assert not (tmp_path / "store").exists() and not list(tmp_path.glob(".p2pdist-doctor*")), "nothing is left behind"
+
+
+async def test_what_fails_is_told_with_its_remedy_and_ends_with_1(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        words = [
+            "--listen",
+            f"127.0.0.1:{taken.getsockname()[1]}",
+            "--store",
+            tmp_path,
+            "--tracker",
+            "http://127.0.0.1:9",
+        ]
+        code, out = await run(*words, "--origin", f"file://{tmp_path}/nowhere", "--socket", tmp_path / "none.sock")
+    assert code == 1
+    for name, remedy in (("tracker", "Start it"), ("port", "ss -ltnp"), ("origin", "")):
+        lines = out.splitlines()
+        at = next(number for number, line in enumerate(lines) if line.startswith("FAILED") and f" {name} " in line)
+        assert remedy in lines[at + 1] and lines[at + 1].startswith(" " * 20), out
+
+
+@pytest.mark.parametrize(("off_s", "state"), [(0.0, "ok"), (-1.0, "ok"), (60.0, "failed"), (-3600.0, "failed")])
+async def test_the_clock_is_compared_with_that_of_the_tracker(off_s: float, state: str) -> None:
+    date = email.utils.formatdate(time.time() + off_s, usegmt=True)
+    body = b'{"sessions": 0}'
+    head = f"HTTP/1.1 200 OK\r\nDate: {date}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    async with answering(head + body) as url:
+        found = only(await diagnosis.trackers([url]), "clock")
+    assert found.state == state and bool(found.remedy) == (state == "failed")
+    if state == "failed":
+        assert ("behind" if off_s > 0 else "ahead of") in found.detail
+
+
+async def test_what_is_no_tracker_is_not_taken_for_one() -> None:
+    async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello") as url:
+        (found,) = await diagnosis.trackers([url])
+    assert found.state == "failed" and "not as a tracker does" in found.detail
+
+
+async def test_an_origin_whose_manifest_is_gone_or_altered_fails(tmp_path: Path, origin: str) -> None:
+    assert (await diagnosis.origin(origin))[0].state == "ok"
+    index = json.loads((tmp_path / "origin" / "index.json").read_text())
+    manifest = tmp_path / "origin" / "blobs" / "sha256" / index["manifests"][0]["digest"].removeprefix("sha256:")
+    manifest.chmod(0o600)
+    data = manifest.read_bytes()
+    manifest.write_bytes(data[:-2] + b"}}")
+    (altered,) = await diagnosis.origin(origin)
+    manifest.unlink()
+    (gone,) = await diagnosis.origin(origin)
+    assert altered.state == gone.state == "failed" and altered.remedy and gone.remedy
+    assert (await diagnosis.origin(""))[0].state == "warning"
+
+
+async def test_a_socket_that_nobody_answers_on_fails(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    (found,) = await diagnosis.agent(path)
+    assert found.state == "failed" and "no agent answers" in found.detail and "p2pdist agent" in found.remedy
+
+
+def test_a_place_without_room_or_right_to_write_fails(tmp_path: Path) -> None:
+    (full,) = diagnosis.store(Path("/proc/p2pdist"))
+    assert full.state == "failed" and "--store" in full.remedy
+    space, disk = diagnosis.store(tmp_path / "not" / "yet" / "there")
+    assert "free for" in space.detail and disk.state in ("ok", "warning") and str(tmp_path) in disk.detail
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("way", sorted(probe.WAYS))
+def test_trying_a_mount_leaves_nothing_behind(way: str, tmp_path: Path) -> None:
+    before = Path("/proc/self/mountinfo").read_text()
+    why = diagnosis._probe(way, tmp_path)
+    assert "Traceback" not in why and "\n" not in why
+    assert Path("/proc/self/mountinfo").read_text() == before and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.root
+def test_as_root_an_overlay_can_be_mounted(tmp_path: Path) -> None:
+    assert diagnosis._probe("overlay", tmp_path) == ""
+    states = {finding.name: finding.state for finding in diagnosis.mounts(tmp_path)}
+    assert states["root"] == states["overlay"] == "ok"

@@ -1,0 +1,220 @@
+"""`p2pdist top` as a process against a tracker whose hosts are spoken for: once, as JSON, live in a terminal, and without a tracker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from fleet_rig import BLOB, PIECES, Hosts, fleet_of, join_all, tracker_of
+
+from p2pdist.cli.fleet_watch import EVENT_BYTES_MAX, FleetState, follow
+from p2pdist.cli.top import picture
+from p2pdist.model.errors import Unavailable, UsageError
+from tracker.core.view import GONE_S, View
+
+TOP = [sys.executable, "-m", "p2pdist.cli.main", "top"]
+CELL = "■"
+
+
+@pytest.fixture
+def hosts() -> Hosts:
+    """Six hosts in three racks, half through; one is slow, one has gone."""
+    made = fleet_of(6, racks_of=2)
+    made.open("[bold]odd", zone="z1", rack="r9")
+    join_all(made)
+    for name in made.sessions:
+        made.report(name, (PIECES // 4, PIECES // 4))
+    made.fleet.capacities.condemn("h1", 0.1, downlink=False, now=made.now)
+    return made
+
+
+async def run(*words: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *TOP, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, errors = await asyncio.wait_for(process.communicate(), 30)
+    return process.returncode or 0, out.decode(), errors.decode()
+
+
+async def test_once_as_json_says_all_that_scripts_want(hosts: Hosts) -> None:
+    async with tracker_of(hosts) as (_, url):
+        code, out, errors = await run("--tracker", url, "--once", "--json", "--swarm", BLOB)
+    assert (code, errors) == (0, "")
+    found = json.loads(out)
+    (swarm,) = found["swarms"]
+    assert swarm["digest"] == BLOB and swarm["hosts"] == 7 and swarm["bytes_held"] * 2 == swarm["bytes_wanted"]
+    assert swarm["state"] == "running" and "eta_s" in swarm and "rate_bytes_s" in swarm
+    by_name = {host["host"]: host for host in found["hosts"]}
+    assert by_name["h1"]["slow"] and not by_name["h0"]["slow"] and by_name["h5"]["rack"] == "r2"
+    assert {host["done"] for host in found["hosts"]} == {0.5}
+    assert found["troubled"] == [{"host": "h1", "why": "slow uplink"}]
+    assert found["totals"]["slow"] == 1 and found["totals"]["receiving"] == 7
+    assert {row["host"] for row in found["tree"]} == set(by_name)
+    assert any(line["event"] == "h3 joins with 0 pieces" for line in found["story"])
+
+
+async def test_once_for_people_shows_the_same(hosts: Hosts) -> None:
+    async with tracker_of(hosts) as (_, url):
+        code, out, errors = await run("--tracker", url, "--once", "--swarm", BLOB, "--stripe", "1")
+    assert (code, errors) == (0, "")
+    assert BLOB.removeprefix("sha256:")[:12] in out and "50.0 %" in out and "0 of 7" in out
+    assert re.search(r"z0\s+r0\s+2\s+50 %\s+" + CELL * 2, out)
+    assert re.search(r"h1 +slow uplink", out) and "origin\n" in out
+    assert "[bold]odd" in out, "names are text, whatever is in them"
+
+
+async def test_json_without_once_is_a_line_a_second(hosts: Hosts) -> None:
+    async with tracker_of(hosts) as (_, url):
+        process = await asyncio.create_subprocess_exec(
+            *TOP, "--tracker", url, "--json", stdout=asyncio.subprocess.PIPE, limit=1 << 24
+        )
+        assert process.stdout is not None
+        try:
+            first = json.loads(await asyncio.wait_for(process.stdout.readline(), 30))
+            hosts.close("h2")
+            while not (found := json.loads(await asyncio.wait_for(process.stdout.readline(), 30)))["totals"]["away"]:
+                pass
+        finally:
+            process.send_signal(signal.SIGINT)
+            code = await process.wait()
+    assert first["totals"]["away"] == 0 and code == 0
+    assert [host["host"] for host in found["hosts"] if host["away"]] == ["h2"]
+
+
+async def test_live_in_a_terminal_it_follows_and_leaves_the_screen_as_it_was(hosts: Hosts) -> None:
+    async with tracker_of(hosts) as (_, url):
+        terminal, inner = pty.openpty()
+        os.set_blocking(terminal, False)
+        screen = {"TERM": "xterm-256color", "COLUMNS": "150", "LINES": "60"}
+        process = await asyncio.create_subprocess_exec(
+            *TOP, "--tracker", url, stdin=inner, stdout=inner, stderr=inner, env={**os.environ, **screen}
+        )
+        os.close(inner)
+        seen = b""
+        try:
+            async with asyncio.timeout(30):
+                told = False
+                while b"h4 is away" not in seen:
+                    await asyncio.sleep(0.05)
+                    try:
+                        seen += os.read(terminal, 1 << 20)
+                    except BlockingIOError:
+                        continue
+                    if b"6 hosts" in seen or b"7 hosts" in seen:
+                        if not told:
+                            hosts.close("h4")
+                        told = True
+            process.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(process.wait(), 20) == 0
+            seen += os.read(terminal, 1 << 20)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            os.close(terminal)
+    assert seen.count(b"\x1b[?1049h") == seen.count(b"\x1b[?1049l") == 1, "the other screen was taken and given back"
+
+
+async def test_without_a_tracker_it_ends_with_5_and_the_second_one_is_asked(hosts: Hosts) -> None:
+    code, out, errors = await run("--tracker", "http://127.0.0.1:9", "--once")
+    assert code == 5 and not out and "does not answer" in errors
+    async with tracker_of(hosts) as (_, url):
+        code, out, _ = await run("--tracker", f"http://127.0.0.1:9,{url}", "--once", "--json")
+    assert code == 0 and json.loads(out)["totals"]["hosts"] == 7
+    assert (await run("--tracker", "nonsense", "--once"))[0] == 2
+
+
+async def test_what_is_no_tracker_is_told_so(hosts: Hosts) -> None:
+    async def anything(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nevent: change\ndata: {}\n\n")
+        writer.close()
+
+    server = await asyncio.start_server(anything, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, aiohttp.ClientSession() as http:
+        with pytest.raises(Unavailable, match="does not speak as a tracker"):
+            await anext(follow(http, url))
+
+
+async def test_an_event_without_end_is_given_up() -> None:
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nevent: change\ndata: ")
+        block = b"x" * (1 << 20)
+        try:
+            for _ in range(2 * EVENT_BYTES_MAX // len(block)):
+                writer.write(block)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(endless, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, aiohttp.ClientSession() as http:
+        with pytest.raises(UsageError, match="more than"):
+            await anext(follow(http, url))
+
+
+async def test_what_is_kept_is_what_the_tracker_sees(hosts: Hosts) -> None:
+    async with tracker_of(hosts) as (_, url), aiohttp.ClientSession() as http:
+        states: AsyncIterator[FleetState] = follow(http, url, BLOB, 0)
+        state = await anext(states)
+        hosts.report("h0", (PIECES // 2, PIECES // 2))
+        hosts.close("h5")
+        state = await anext(states)
+        fresh = FleetState()
+        view = View(hosts.fleet)
+        view.update(now=hosts.now)
+        fresh.take(view.since(0, now=hosts.now))
+        assert sorted((h.name, h.done, h.flags) for h in state.hosts.values()) == sorted(
+            (h.name, h.done, h.flags) for h in fresh.hosts.values()
+        )
+
+
+def test_hosts_that_are_forgotten_go(hosts: Hosts) -> None:
+    view, state = View(hosts.fleet), FleetState()
+    tree = view.stripe(0)
+
+    def look() -> None:
+        known = view.version
+        view.update(now=hosts.now)
+        tree.update(hosts.fleet.swarms.get(BLOB), view.version)
+        state.take(view.since(known, now=hosts.now, tree=tree))
+
+    look()
+    assert len(state.hosts) == len(state.tree) == 7
+    hosts.close("h5")
+    look()
+    hosts.pass_time(GONE_S + 5)
+    look()
+    assert "h5" not in {host.name for host in state.hosts.values()} and len(state.hosts) == len(state.tree) == 6
+
+
+def test_a_large_fleet_fits_a_screen(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    hosts = fleet_of(3000)
+    join_all(hosts)
+    view, state = View(hosts.fleet), FleetState()
+    tree = view.stripe(0)
+    for number in range(0, 3000, 7):
+        hosts.fleet.capacities.condemn(f"h{number}", 0.1, downlink=False, now=hosts.now)
+    view.update(now=hosts.now)
+    tree.update(hosts.fleet.swarms[BLOB], view.version)
+    state.take(view.since(0, now=hosts.now, tree=tree))
+    with (tmp_path / "out").open("w") as file:
+        Console(file=file, width=120).print(picture(state))
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert len(lines) < 90 and all(len(line) <= 120 for line in lines)
+    assert sum("more" in line for line in lines) >= 3

@@ -1,0 +1,25 @@
+"""`p2pdist doctor` beside a running agent: its port and its socket answer, and a lost tracker is named."""
+
+from __future__ import annotations
+
+from site_rig import Agent, Site, until
+
+
+def test_an_agent_that_runs_is_found_and_its_lost_tracker_is_told(site: Site) -> None:
+    agent = Agent(site, "h0").start()
+    words = ["doctor", "--tracker", site.tracker_url, "--listen", f"127.0.0.1:{agent.port}"]
+    words += ["--store", str(agent.store), "--socket", str(agent.socket), "--origin", site.origin.url]
+    code, document, errors = site.command(*words)
+    found = {check["name"]: check for check in document["checks"]}
+    assert found["port"]["detail"].startswith("an agent answers at") and found["port"]["state"] == "ok"
+    assert found["agent"]["state"] == "ok" and "h0" in found["agent"]["detail"]
+    assert found["origin"]["state"] == "warning" and "no packages" in found["origin"]["detail"] and code == 0
+    site.publish(1000)
+    code, document, errors = site.command(*words)
+    assert code == 0 and document["ok"], errors
+    site.kill_tracker()
+    until(lambda: agent.metric("p2pdist_agent_tracker_connected") == 0)
+    code, document, _ = site.command(*words)
+    found = {check["name"]: check for check in document["checks"]}
+    assert code == 1 and found["agent"]["state"] == found["tracker"]["state"] == "failed"
+    assert site.tracker_url in found["agent"]["detail"]

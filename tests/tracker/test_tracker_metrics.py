@@ -1,0 +1,92 @@
+"""The tracker's metrics: the names that others rely on, zeros where nothing is yet, and labels that stay few."""
+
+from __future__ import annotations
+
+import time
+from typing import get_args
+
+from fleet_rig import BLOB, PIECES, Hosts, fleet_of, join_all
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tracker.content import Content
+from tracker.core.fleet import Fleet
+from tracker.core.preseed import ShownState
+from tracker.core.swarm_rates import STALLED_S
+from tracker.core.view import View
+from tracker.http.metrics import ZONES_MAX, registry
+from tracker.service import Service
+
+Samples = dict[str, dict[tuple[str, ...], float]]
+
+
+class Scraped:
+    """A tracker's metrics, scraped again and again."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self.view = View(hosts.fleet)
+        self._registry = registry(Service(hosts.fleet, Content(None)), self.view)
+
+    def samples(self) -> Samples:
+        """Values by sample name and label values, in the order of the labels' names."""
+        self.view.update(now=self.hosts.now)
+        found: Samples = {}
+        for family in text_string_to_metric_families(generate_latest(self._registry).decode()):
+            for sample in family.samples:
+                key = tuple(value for _, value in sorted(sample.labels.items()))
+                found.setdefault(sample.name, {})[key] = sample.value
+        return found
+
+
+def test_every_metric_of_the_interface_is_there_before_anything_happens() -> None:
+    found = Scraped(Hosts(Fleet(time.monotonic()))).samples()
+    assert found["p2pdist_tracker_hosts"] == {("absent", ""): 0, ("present", ""): 0}
+    assert found["p2pdist_tracker_swarms"] == {("running",): 0, ("stalled",): 0, ("seeded",): 0}
+    assert found["p2pdist_tracker_preseeds"] == {(state,): 0 for state in get_args(ShownState)}
+    assert found["p2pdist_tracker_origin_leases"] == {(): 0}
+    assert found["p2pdist_tracker_plan_seconds_count"] == {(): 0}
+
+
+def test_hosts_and_swarms_are_counted_by_state() -> None:
+    scraped = Scraped(fleet_of(4, origin_bytes_s=2e6, origin_streams_max=7))
+    hosts = scraped.hosts
+    join_all(hosts)
+    hosts.close("h3")
+    hosts.fleet.capacities.condemn("h1", 0.1, downlink=False, now=hosts.now)
+    found = scraped.samples()
+    assert found["p2pdist_tracker_hosts"] == {
+        ("present", "z0"): 2, ("absent", "z0"): 0, ("present", "z1"): 1, ("absent", "z1"): 1
+    }  # fmt: skip
+    assert found["p2pdist_tracker_swarms"] == {("running",): 1, ("stalled",): 0, ("seeded",): 0}
+    assert found["p2pdist_tracker_slow_hosts"] == {(): 1} and found["p2pdist_tracker_shunned_hosts"] == {(): 0}
+    assert found["p2pdist_tracker_origin_leases"] == {(): hosts.fleet.leases()} != {(): 0}
+    assert found["p2pdist_tracker_origin_leases_limit"] == {(): 7}
+    assert found["p2pdist_tracker_origin_budget_bytes_per_second"] == {(): 2e6}
+    assert found["p2pdist_tracker_replans_total"][("join",)] == 4
+
+
+def test_bytes_of_running_swarms_follow_reports() -> None:
+    scraped = Scraped(fleet_of(4))
+    hosts = scraped.hosts
+    join_all(hosts)
+    scraped.samples()
+    hosts.pass_time(1.0)
+    for name in hosts.sessions:
+        hosts.report(name, (PIECES // 8, PIECES // 8))
+    found = scraped.samples()
+    size = hosts.fleet.swarms[BLOB].layout.size
+    assert found["p2pdist_tracker_swarm_bytes"] == {("held",): size, ("missing",): 3 * size}
+    assert found["p2pdist_tracker_delivery_bytes_per_second"][()] > 0
+    hosts.pass_time(STALLED_S + 1)
+    assert scraped.samples()["p2pdist_tracker_swarms"][("stalled",)] == 1
+
+
+def test_zones_beyond_the_limit_are_one_label() -> None:
+    hosts = Hosts(Fleet(time.monotonic() - 100))
+    for number in range(ZONES_MAX + 10):
+        hosts.open(f"h{number}", zone=f"z{number}")
+    found = Scraped(hosts).samples()["p2pdist_tracker_hosts"]
+    assert ZONES_MAX == 32 and len({zone for _, zone in found}) == ZONES_MAX + 1
+    assert found["present", "other"] == 10
+    assert sum(found.values()) == ZONES_MAX + 10
