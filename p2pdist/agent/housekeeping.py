@@ -12,6 +12,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.messages import PinStatus, PullRequest, Removed, Verified
 from p2pdist.model.package import TREE_TYPE, Descriptor, Manifest, decode_manifest, parse_reference
+from p2pdist.mount.erofs_patch import is_intact
 from p2pdist.store.blobs import BlobStore
 from p2pdist.store.verification import Checked
 
@@ -183,8 +184,19 @@ class Housekeeping:
                 while not found.empty():
                     found.get_nowait()
                 await asyncio.wait([reading], timeout=0.05)
+        wrong += await asyncio.to_thread(self._drop_images)
         repaired, failed = await self._repair() if repair and wrong else ([], [])
         yield Verified(count, size, tuple(wrong), True, tuple(repaired), tuple(failed))
+
+    def _drop_images(self) -> list[str]:
+        """Remove metadata images that are damaged; whoever shows the tree next makes its image again. Returns their names."""
+        found = []
+        for tree in self._store.trees.list():
+            image = self._store.trees.image(tree.root)
+            if image.exists() and not is_intact(image):
+                image.unlink(missing_ok=True)
+                found.append(f"image {tree.root}")
+        return found
 
     async def _repair(self) -> tuple[list[str], list[str]]:
         """Pull the packages that are no longer complete: which ones are again, and which are not and why."""

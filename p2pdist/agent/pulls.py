@@ -205,9 +205,9 @@ class Pulls:
                 slots = large if blob.layout.stripes > 1 else small
                 return await self._fetch(pull, blob, slots, holds, selection=selection)
 
-            images = [layer for layer in manifest.layers if layer.media_type != TREE_TYPE]
+            images = {layer.digest: layer for layer in manifest.layers if layer.media_type != TREE_TYPE}
             trees = TreePull(manifest, self._store, fetch, self._packages.pieces, holds, pull.skip)
-            await together([*map(fetch, images), trees.run()])
+            await together([*map(fetch, images.values()), trees.run()])
             await asyncio.to_thread(self._store.record_package, pull.reference, package.digest)
         pull.package = package
 

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 
 from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pulls import Pulls
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import NotFound, P2PDistError
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
 from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.model.package import TREE_TYPE, Descriptor, Manifest, decode_manifest
+from p2pdist.mount.erofs_patch import is_intact
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
 
 _logger = logging.getLogger(__name__)
+
+
+def _drop_damaged(layers: Sequence[Layer]) -> bool:
+    """Remove images of trees that are not what was written; they are made again when they are needed. Returns whether there were any."""
+    damaged = [layer.image for layer in layers if isinstance(layer, TreeLayer) and not is_intact(layer.image)]
+    for image in damaged:
+        _logger.warning("the image %s is damaged and is made again", image)
+        image.unlink(missing_ok=True)
+    return bool(damaged)
 
 
 class Showing:
@@ -34,7 +46,13 @@ class Showing:
         def hold() -> Callable[[], None]:
             return self._hold(package.manifest)
 
-        return await self._mounts.show(str(package.reference), package.digest, layers, package.config, request, hold)
+        show = partial(self._mounts.show, str(package.reference), package.digest, layers, package.config, request, hold)
+        try:
+            return await show()
+        except Corrupt:
+            if not await asyncio.to_thread(_drop_damaged, layers):
+                raise
+            return await show()
 
     def _hold(self, manifest: Manifest) -> Callable[[], None]:
         """Keep all layers of a package; returns what gives them up. Raises NotFound, Conflict."""

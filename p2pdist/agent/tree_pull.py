@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Protocol
 
 from p2pdist.model.digest import Digest
@@ -16,9 +17,13 @@ from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.package import CATALOG_TYPE, PACK_TYPE, TREE_TYPE, Descriptor, Manifest
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection, pieces_covering
-from p2pdist.mount.erofs import write_image
+from p2pdist.model.tree import Entry
+from p2pdist.mount.erofs import is_image
+from p2pdist.mount.erofs_patch import draw
+from p2pdist.mount.layers import make_image
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
+from p2pdist.store.disk import failures
 from p2pdist.store.lack import Lack
 from p2pdist.store.selected import SelectedPack
 
@@ -122,9 +127,21 @@ class TreePull:
 
     def _draw(self, root: Digest) -> None:
         """Write the image by which the tree is mounted, so that showing it need not."""
-        image = self._store.trees.image(root)
-        if not image.exists():
-            write_image(self._store.trees.entries(root), image)
+        trees = self._store.trees
+        image = trees.image(root)
+        if not is_image(image):
+            entries = trees.entries(root)
+            with failures(image):
+                make_image(image, lambda: draw(image, entries, self._previous(root, len(entries))))
+
+    def _previous(self, root: Digest, count: int) -> tuple[Path, Sequence[Entry]] | None:
+        """Image and entries of the tree that was used last, of those with `count` entries that are in memory: likely an earlier version."""
+        trees = self._store.trees
+        for other in sorted(trees.list(), key=lambda status: status.last_used, reverse=True):
+            entries = trees.known_entries(other.root)
+            if other.root != root and entries is not None and len(entries) == count:
+                return trees.image(other.root), entries
+        return None
 
 
 async def together(work: Iterable[Awaitable[object]]) -> None:

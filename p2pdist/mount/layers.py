@@ -93,6 +93,11 @@ def prepare(layer: TreeLayer, *, checked: bool) -> None:
     entries = layer.entries()
     if not checked:
         check_objects(entries, layer.objects)
+    make_image(layer.image, lambda: write_image(entries, layer.image))
+
+
+def make_image(image: Path, write: Callable[[], object]) -> None:
+    """Have an image written, unless it is there. Raises what `write` raises."""
     with _writing:
-        if not is_image(layer.image):
-            write_image(entries, layer.image)
+        if not is_image(image):
+            write()

@@ -9,6 +9,7 @@ have these.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,10 +25,12 @@ from p2pdist.model.package import (
     Manifest,
     decode_manifest,
 )
-from p2pdist.model.tree import WHOLE_MAX, ChunkList, File, content_hash
+from p2pdist.model.tree import WHOLE_MAX, ChunkList, Entry, File, content_hash
 from p2pdist.package.depot import Depot, LocalDepot, read_small
 
 PACKAGES_MAX = 64
+_RECORD = struct.Struct("<32sII")
+"""A pack's record of a chunk (catalog.py): BLAKE3, length, stored length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +44,24 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class KnownPack:
-    """A pack, the number of its catalog, and where it lies: None when not in the layout."""
+    """A pack, the number of its catalog, and where it lies: None when not in the layout. `own` are the chunks that are taken from it and
+    from no other pack, with their stored lengths."""
 
     part: Part
     pack: Pack
     catalog: int
     path: Path | None
+    own: dict[bytes, int]
 
 
 @dataclass(slots=True)
 class Pool:
-    """Catalogs and packs by number; the number of the pack that has a chunk; of the catalog that has a page; of the catalog that has a
-    chunk list, with its encoded bytes. All keys are BLAKE3."""
+    """Catalogs and packs by number; the chunks that packs have; the number of the catalog that has a page; of the catalog that has a chunk
+    list, with its encoded bytes. All keys are BLAKE3."""
 
     catalogs: list[Part] = field(default_factory=list)
     packs: list[KnownPack] = field(default_factory=list)
-    chunks: dict[bytes, int] = field(default_factory=dict)
+    chunks: set[bytes] = field(default_factory=set)
     pages: dict[bytes, int] = field(default_factory=dict)
     chunk_lists: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
     sizes: dict[bytes, int] = field(default_factory=dict)
@@ -76,15 +81,22 @@ class Pool:
             self.sizes[name] = len(data)
         for pack in catalog.packs:
             if found := packs.get(pack.digest):
-                position = len(self.packs)
-                self.packs.append(KnownPack(found[0], pack, number, found[1]))
-                for stored in pack.chunks():
-                    self.chunks.setdefault(stored.chunk, position)
+                records = _RECORD.iter_unpack(pack.records)
+                own = {chunk: stored for chunk, _, stored in records if chunk not in self.chunks}
+                self.packs.append(KnownPack(found[0], pack, number, found[1], own))
+                self.chunks.update(own)
 
-    def available(self, file: File) -> bool:
-        """Whether packs have the whole content of a file."""
-        if file.size <= WHOLE_MAX:
-            return not file.size or file.content in self.chunks
+    def available(self, entries: Iterable[Entry]) -> bool:
+        """Whether packs have the whole contents of all files among the entries."""
+        chunks = self.chunks
+        for entry in entries:
+            if type(entry) is not File or not entry.size:
+                continue
+            if not (self._cut_available(entry) if entry.size > WHOLE_MAX else entry.content in chunks):
+                return False
+        return True
+
+    def _cut_available(self, file: File) -> bool:
         known = self.chunk_lists.get(file.chunks)
         return known is not None and all(name in self.chunks for name, _ in ChunkList.decode(known[1]).chunks)
 

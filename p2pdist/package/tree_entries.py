@@ -8,7 +8,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from blake3 import blake3
@@ -27,6 +27,7 @@ from p2pdist.model.tree import (
     Xattrs,
     check_entries,
     content_hash,
+    ends_page,
 )
 from p2pdist.package.scan import KINDS_DROPPED, printable, unreadable
 from p2pdist.package.tree_read import Read, Wanted, settled
@@ -49,17 +50,19 @@ class _Looked:
     dropped: list[tuple[bytes, str]] = field(default_factory=list)
     settled: bool = True
     linked: bool = False
+    ends: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class Draft:
-    """A tree that lacks the contents of `wanted`; their entries stand at `places`."""
+    """A tree that lacks the contents of `wanted`; their entries stand at `places`. `ends` are the paths behind which pages end."""
 
     entries: list[Entry]
     wanted: list[Wanted]
     places: list[int]
     kept: list[Remembered]
     looked: list[_Looked]
+    ends: set[bytes] = field(default_factory=set)
 
     @property
     def dropped(self) -> list[tuple[bytes, str]]:
@@ -68,7 +71,7 @@ class Draft:
         return sorted(found + [item for directory in self.looked for item in directory.dropped])
 
     def fill(self, results: list[Read]) -> None:
-        """Enter what was read; then the tree is complete and checked."""
+        """Enter what was read; then the tree is complete and checked. Raises Corrupt."""
         for place, read in zip(self.places, results, strict=True):
             draft = self.entries[place]
             assert isinstance(draft, File)
@@ -82,7 +85,17 @@ class Draft:
                 if place in unsettled:
                     directory.stamps[position] = None
                     directory.settled = False
-        check_entries(self.entries)
+            directory.ends = tuple(
+                position for position, place in enumerate(directory.numbers) if ends_page(self.entries[place].path)
+            )
+            self.ends.update(self.entries[directory.numbers[position]].path for position in directory.ends)
+        check_entries(self._unchecked())
+
+    def _unchecked(self) -> list[Entry]:
+        """What the last packing has not checked, and all directories. Names of hard links are never taken over, so this is a tree, too,
+        and when it is one the whole is."""
+        places = {place for directory in self.looked for place in directory.numbers}
+        return [entry for place, entry in enumerate(self.entries) if place in places or type(entry) is Directory]
 
     @property
     def settled(self) -> bool:
@@ -99,6 +112,7 @@ class Draft:
                 encode_entries([self.entries[place] for place in directory.numbers]),
                 encode_entries(directory.stamps),
                 tuple(directory.dropped),
+                directory.ends,
             )
             for directory in self.looked
         )
@@ -106,14 +120,14 @@ class Draft:
 
 
 class Assembler:
-    """Makes the draft of a tree. `available` says whether the content of a file need not be read because packs have it; `mtime` is the
+    """Makes the draft of a tree. `available` says whether contents of files need not be read because packs have them; `mtime` is the
     latest modification time, in seconds, that an entry may have."""
 
     def __init__(
         self,
         scan: TreeScan,
         remembered: dict[bytes, Remembered],
-        available: Callable[[File], bool],
+        available: Callable[[Sequence[Entry]], bool],
         *,
         xattrs: bool = False,
         mtime: int | None = None,
@@ -143,12 +157,9 @@ class Assembler:
         fingerprint = blake3(self._scan.directories[path]).digest()
         before = self._remembered.get(path)
         known = decode_entries(before.entries) if before else []
-        if (
-            before
-            and before.fingerprint == fingerprint
-            and all(type(entry) is not File or self._available(entry) for entry in known)
-        ):
+        if before and before.fingerprint == fingerprint and before.ends is not None and self._available(known):
             self._draft.kept.append(before)
+            self._draft.ends.update(known[position].path for position in before.ends)
             return iter(known)
         stamps = iter(decode_stamps(before.stamps)) if before else iter(())
         files = {entry.path: (entry, next(stamps)) for entry in known if type(entry) is File}
@@ -195,7 +206,7 @@ class Assembler:
         head = (path, row.mode & MODE_MASK, self._time(path, row), row.size)
         if not row.size:
             return File(*head, EMPTY, b"", xattrs)
-        if before and before[1] == stamp and before[0].size == row.size and self._available(before[0]):
+        if before and before[1] == stamp and before[0].size == row.size and self._available([before[0]]):
             return File(*head, before[0].content, before[0].chunks, xattrs)
         self._draft.places.append(len(self._draft.entries))
         self._draft.wanted.append(Wanted(self._scan.path(path), row))

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import filterfalse
 
 from p2pdist.package.pool import Pool
 
@@ -38,7 +40,7 @@ class Plan:
 
 
 def choose(
-    pool: Pool, chunks: Collection[bytes], pages: Collection[bytes], chunk_lists: Collection[bytes], *, adds: bool
+    pool: Pool, chunks: AbstractSet[bytes], pages: Collection[bytes], chunk_lists: Collection[bytes], *, adds: bool
 ) -> Plan:
     """The plan of a tree with these pages, chunk lists and chunks; `adds`: new chunks were written, so there will be a new catalog."""
     live = _live_bytes(pool, chunks)
@@ -68,17 +70,15 @@ def choose(
     )
 
 
-def _live_bytes(pool: Pool, chunks: Collection[bytes]) -> dict[int, int]:
+def _live_bytes(pool: Pool, chunks: AbstractSet[bytes]) -> dict[int, int]:
     """Stored bytes that the chunks take, by the number of their pack."""
-    touched = {pool.chunks[chunk] for chunk in chunks if chunk in pool.chunks}
-    return {
-        number: sum(
-            stored.stored
-            for stored in pool.packs[number].pack.chunks()
-            if pool.chunks[stored.chunk] == number and stored.chunk in chunks
-        )
-        for number in sorted(touched)
-    }
+    live = {}
+    for number, known in enumerate(pool.packs):
+        # Of a large pack nearly all is live.
+        dead = list(filterfalse(chunks.__contains__, known.own))
+        if len(dead) < len(known.own):
+            live[number] = sum(known.own.values()) - sum(known.own[chunk] for chunk in dead)
+    return live
 
 
 def _weights(

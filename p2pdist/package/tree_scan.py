@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,8 +39,16 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     device: int
 
 
+class _Named(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The beginning of a Row."""
+
+    name: bytes
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Row]).decode
+_decode_names = msgspec.msgpack.Decoder(list[_Named]).decode
+_FILE_SYSTEM = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +101,8 @@ def check_names(scan: TreeScan, *, ignore: Ignore | None = None, only: Collectio
     """Raises Corrupt naming a file that appeared or vanished since the scan, which was made with the same `ignore` and `only`."""
     wanted = None if only is None else with_parents(only)
     for directory, data in scan.directories.items():
-        rows, _ = _list(scan.source, directory, ignore, wanted)
-        if (now := {row[0] for row in rows}) != (then := {row.name for row in _decode(data)}):
+        now = _names(scan.source, directory, ignore, wanted)
+        if now != (then := {row.name for row in _decode_names(data)}):
             name = min(now ^ then)
             raise changed(scan.path(directory) + b"/" + name, "appeared" if name in now else "vanished")
 
@@ -111,39 +121,59 @@ def _list(
     root: bytes, directory: bytes, ignore: Ignore | None, wanted: Collection[bytes] | None
 ) -> tuple[list[_Row], list[bytes]]:
     """The rows of a directory, and the paths of the directories in it."""
-    path = root + b"/" + directory if directory else root
     prefix = directory + b"/" if directory else b""
     rows: list[_Row] = []
     below: list[bytes] = []
-    fsencode, filtered = os.fsencode, ignore is not None or wanted is not None
+    encoding, errors = _FILE_SYSTEM
+    filtered = ignore is not None or wanted is not None
+    with _opened(root, directory) as handle, os.scandir(handle) as entries:
+        for entry in entries:
+            status = entry.stat(follow_symlinks=False)
+            name, mode = entry.name.encode(encoding, errors), status.st_mode
+            kind = mode & _S_IFMT
+            if filtered and leaves_out(prefix + name, kind == stat.S_IFDIR, ignore, wanted):
+                continue
+            size = status.st_size
+            if kind == stat.S_IFDIR:
+                below.append(prefix + name)
+            elif kind in (stat.S_IFCHR, stat.S_IFBLK):
+                size = status.st_rdev
+            rows.append(
+                (
+                    name,
+                    mode,
+                    status.st_ino,
+                    size,
+                    status.st_mtime_ns,
+                    status.st_ctime_ns,
+                    status.st_nlink,
+                    status.st_dev,
+                )
+            )
+    return rows, below
+
+
+def _names(root: bytes, directory: bytes, ignore: Ignore | None, wanted: Collection[bytes] | None) -> set[bytes]:
+    """The names of a directory's rows; nothing is asked of the entries themselves."""
+    prefix = directory + b"/" if directory else b""
+    encoding, errors = _FILE_SYSTEM
+    with _opened(root, directory) as handle:
+        if ignore is None and wanted is None:
+            return {name.encode(encoding, errors) for name in os.listdir(handle)}
+        with os.scandir(handle) as entries:
+            found = {entry.name.encode(encoding, errors): entry.is_dir(follow_symlinks=False) for entry in entries}
+    return {name for name, below in found.items() if not leaves_out(prefix + name, below, ignore, wanted)}
+
+
+@contextmanager
+def _opened(root: bytes, directory: bytes) -> Iterator[int]:
+    """A descriptor of a directory. An OSError in the block is told as one of reading it."""
+    path = root + b"/" + directory if directory else root
     try:
         # Relative to a descriptor the kernel walks no path for each entry.
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if directory else 0))
         try:
-            with os.scandir(handle) as entries:
-                for entry in entries:
-                    status = entry.stat(follow_symlinks=False)
-                    name, mode = fsencode(entry.name), status.st_mode
-                    kind = mode & _S_IFMT
-                    if filtered and leaves_out(prefix + name, kind == stat.S_IFDIR, ignore, wanted):
-                        continue
-                    size = status.st_size
-                    if kind == stat.S_IFDIR:
-                        below.append(prefix + name)
-                    elif kind in (stat.S_IFCHR, stat.S_IFBLK):
-                        size = status.st_rdev
-                    rows.append(
-                        (
-                            name,
-                            mode,
-                            status.st_ino,
-                            size,
-                            status.st_mtime_ns,
-                            status.st_ctime_ns,
-                            status.st_nlink,
-                            status.st_dev,
-                        )
-                    )
+            yield handle
         finally:
             os.close(handle)
     except FileNotFoundError as error:
@@ -151,7 +181,6 @@ def _list(
     except OSError as error:
         where = error.filename if isinstance(error.filename, str | bytes) else path
         raise unreadable(os.fsdecode(where), error.strerror or str(error)) from error
-    return rows, below
 
 
 def _name(row: Row) -> bytes:

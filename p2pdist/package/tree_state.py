@@ -59,13 +59,15 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class Remembered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A directory: BLAKE3 of its rows, empty when its entries may not be taken over as they are; its encoded entries, and the stamps of
-    those of them that are files, None where a file has to be read again; what was dropped in it."""
+    those of them that are files, None where a file has to be read again; what was dropped in it; the positions of entries behind which a
+    page ends, None in states of earlier releases."""
 
     path: bytes
     fingerprint: bytes
     entries: bytes
     stamps: bytes
     dropped: tuple[tuple[bytes, str], ...] = ()
+    ends: tuple[int, ...] | None = None
 
 
 encode_entries = msgspec.msgpack.Encoder().encode

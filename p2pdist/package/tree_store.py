@@ -6,7 +6,7 @@ import asyncio
 import io
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
@@ -15,7 +15,7 @@ from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, P2PDistError, UsageError
 from p2pdist.model.package import CATALOG_TYPE, PACK_TYPE, TREE_TYPE
 from p2pdist.model.pieces import PieceList
-from p2pdist.model.tree import WHOLE_MAX, ChunkList, File, Root, content_hash, encode_pages, encode_root
+from p2pdist.model.tree import PAGE_ENTRIES_MAX, WHOLE_MAX, ChunkList, Entry, File, Root, content_hash, encode_root
 from p2pdist.package.content import Content
 from p2pdist.package.depot import LocalDepot
 from p2pdist.package.pack_writer import PackWriter, Written
@@ -23,7 +23,7 @@ from p2pdist.package.pool import Pool
 from p2pdist.package.scan import DROPPED_SHOWN_MAX
 from p2pdist.package.tree_entries import Draft
 from p2pdist.package.tree_plan import Plan, choose
-from p2pdist.package.tree_state import Outcome
+from p2pdist.package.tree_state import Outcome, encode_entries
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -41,8 +41,8 @@ class Built:
 
 async def store_tree(built: Built, pool: Pool, layout: LocalDepot, stopped: threading.Event) -> tuple[Outcome, int]:
     """Store what the pool lacks; returns how many bytes that were. Raises UsageError, DiskFull, Corrupt and P2PDistError."""
-    pages, root = await asyncio.to_thread(_pages, built.draft)
     files = [entry for entry in built.draft.entries if type(entry) is File]
+    pages, root = await asyncio.to_thread(_pages, built.draft, files)
     lists = _chunk_lists(files, built, pool)
     chunks = _chunks(files, lists.values())
     plan = await asyncio.to_thread(choose, pool, chunks, pages, lists, adds=bool(built.new.packs))
@@ -95,10 +95,20 @@ def _outcome(
     )
 
 
-def _pages(draft: Draft) -> tuple[dict[bytes, bytes], Root]:
-    pages = {content_hash(page): page for page in encode_pages(draft.entries)}
-    sizes = [entry.size for entry in draft.entries if type(entry) is File]
-    return pages, Root(len(draft.entries), len(sizes), sum(sizes), tuple(pages))
+def _pages(draft: Draft, files: Sequence[File]) -> tuple[dict[bytes, bytes], Root]:
+    encoded = (encode_entries(page) for page in cut_pages(draft.entries, draft.ends))
+    pages = {content_hash(page): page for page in encoded}
+    return pages, Root(len(draft.entries), len(files), sum(file.size for file in files), tuple(pages))
+
+
+def cut_pages(entries: Sequence[Entry], ends: Collection[bytes]) -> Iterator[Sequence[Entry]]:
+    """The entries of each page of a tree (tree.py); `ends` are the paths of the entries behind which a page ends."""
+    begin = 0
+    for end in (*(place for place, entry in enumerate(entries, start=1) if entry.path in ends), len(entries)):
+        while begin < end:
+            page = entries[begin : min(end, begin + PAGE_ENTRIES_MAX)]
+            yield page
+            begin += len(page)
 
 
 def _chunk_lists(files: Iterable[File], built: Built, pool: Pool) -> dict[bytes, bytes]:
@@ -123,7 +133,7 @@ def _rewrite(pool: Pool, plan: Plan, chunks: set[bytes], writer: PackWriter, sto
         try:
             with known.path.open("rb") as stream:
                 for stored in known.pack.chunks():
-                    if stored.chunk not in chunks or pool.chunks[stored.chunk] != number:
+                    if stored.chunk not in chunks or stored.chunk not in known.own:
                         continue
                     if stopped.is_set():
                         raise P2PDistError("packing was cancelled")

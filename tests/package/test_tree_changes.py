@@ -10,17 +10,32 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tree_rig import listed, read_back
 
+from p2pdist.model.catalog import Catalog, Pack, record
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound
 from p2pdist.model.package import CATALOG_TYPE, PACK_TYPE, Descriptor, Reference, parse_reference
-from p2pdist.model.tree import WHOLE_MAX, File, HardLink
+from p2pdist.model.tree import (
+    PAGE_ENTRIES_MAX,
+    WHOLE_MAX,
+    Entry,
+    File,
+    HardLink,
+    Whiteout,
+    decode_root,
+    encode_pages,
+    ends_page,
+)
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import Packed, Settings, pack
+from p2pdist.package.pool import Part, Pool
 from p2pdist.package.push import push
-from p2pdist.package.tree_plan import CATALOGS_KEPT, CATALOGS_MAX
+from p2pdist.package.tree_plan import CATALOGS_KEPT, CATALOGS_MAX, choose
+from p2pdist.package.tree_state import StateFile, encode_entries
+from p2pdist.package.tree_store import cut_pages
 
 BASE, V1, V2, V3 = (parse_reference(text) for text in ("team/env:1", "trainer:v1", "trainer:v2", "trainer:v3"))
 
@@ -118,6 +133,61 @@ async def test_unchanged_files_are_not_read_again(layout: LocalLayout, source: P
     assert package.content(b"lib/0/000.py") == b"edited"
     without = [entry for entry in listed(source) if entry.path != b"weights"]
     assert [entry for entry in package.trees[0] if entry.path != b"weights"] == without
+
+
+async def test_versions_have_the_digests_that_they_have_alone(
+    layout: LocalLayout, source: Path, tmp_path: Path
+) -> None:
+    """Of directories that did not change entries, checks and ends of pages are taken over: the result is that of packing from nothing. The
+    tree has pages of every kind: short ones, and ones that are cut because they are long."""
+    for number in range(6000):
+        path = source / f"many/{'all' if number < 5000 else number % 9}/{number:04}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    os.link(source / "many/0/5004", source / "linked")
+    for reference, path in ((V1, "lib/0/000.py"), (V2, "many/all/2222"), (V3, "many/3/new"), (V3, "zz/last")):
+        (source / path).parent.mkdir(exist_ok=True)
+        (source / path).write_bytes(path.encode())
+        age(source)
+        packed = await pack_tree(source, reference, layout)
+        alone = LocalLayout(tmp_path / f"alone-{path.replace('/', '-')}")
+        assert (await pack_tree(source, reference, alone)).layers == packed.layers
+        await alone.close()
+    root = decode_root(await layout.read(Digest(packed.layers[0].digest)))
+    assert len(root.pages) > root.entries // PAGE_ENTRIES_MAX + 1
+
+
+async def test_notes_of_an_earlier_release_are_used(layout: LocalLayout, source: Path) -> None:
+    """They do not say where pages end; the files need not be read again for that."""
+    (source / "weights").write_bytes(random.Random(2).randbytes(WHOLE_MAX))
+    age(source)
+    first = await pack_tree(source, V1, layout)
+    (notes,) = [path for path in (layout.directory / ".pack").iterdir() if path.is_file()]
+    state = StateFile(layout.directory, ())
+    state.path = notes
+    head, directories = state.head(), state.directories().values()
+    assert head is not None and all(directory.ends is not None for directory in directories)
+    state.save(head, [msgspec.structs.replace(directory, ends=None) for directory in directories])
+    (source / "lib/0/new").write_bytes(b"new")
+    seen = reads()
+    packed = await pack_tree(source, V2, layout)
+    assert reads() - seen < 2 << 20
+    assert packed.warnings == ()
+    assert packed.digest != first.digest
+    assert (await read_back(layout, packed)).trees[0] == listed(source)
+    assert all(directory.ends is not None for directory in state.directories().values())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_pages_are_cut_as_the_format_says(seed: int) -> None:
+    """By paths that are known to end one as by looking at every path."""
+    choose = random.Random(seed)
+    names = sorted({b"%08x" % choose.getrandbits(32) for _ in range([0, 1, 2048, 5000, 9000, 20_000][seed])})
+    entries: list[Entry] = [Whiteout(name) for name in names]
+    if seed % 2:  # nothing but the largest pages
+        entries = [entry for entry in entries if not ends_page(entry.path)]
+    ends = {entry.path for entry in entries if ends_page(entry.path)}
+    assert [encode_entries(page) for page in cut_pages(entries, ends)] == list(encode_pages(entries))
 
 
 async def test_a_known_tree_in_another_place_adds_nothing(layout: LocalLayout, source: Path, tmp_path: Path) -> None:
@@ -259,6 +329,25 @@ async def test_an_edit_costs_the_file_and_little_more(
         assert sent == packed.bytes_written
         assert 4000 < sent < 4000 + (128 << 10), (version, kinds(packed))
     assert (await read_back(layout, packed)).trees[0] == listed(source)
+
+
+def test_a_chunk_counts_for_the_first_pack_that_has_it() -> None:
+    """A tree does not draw on two packs for the same bytes, and one that is dead but for what others have is not needed at all."""
+    pool = Pool()
+    names = [bytes([number]) * 32 for number in range(4)]
+    packs = []
+    for number, chunks in enumerate((names[:2], names[1:], names[:3])):
+        records = b"".join(record(name, 100, 50) for name in chunks)
+        packs.append(Pack(Digest(f"sha256:{number:064x}"), 50 * len(chunks), records))
+        described = Descriptor(PACK_TYPE, packs[-1].digest, packs[-1].size)
+        part = Part(described, described, False)
+        pool.add(part, Catalog(packs=(packs[-1],)), {packs[-1].digest: (part, None)})
+    assert [known.own for known in pool.packs] == [dict.fromkeys(part, 50) for part in (names[:2], names[2:], ())]
+    assert choose(pool, set(names), (), (), adds=False).packs == {0, 1}
+    assert choose(pool, {names[1]}, (), (), adds=False).packs == {0}
+    files = [File(b"a", 0o644, 0, 100, name) for name in names]
+    assert pool.available(files)
+    assert not pool.available([*files, File(b"b", 0o644, 0, 100, bytes(range(32)))])
 
 
 async def test_packs_that_are_mostly_dead_are_left_behind(layout: LocalLayout, source: Path) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.model.tree import File, content_hash
-from p2pdist.package.tree_entries import Assembler
+from p2pdist.model.errors import Corrupt
+from p2pdist.model.tree import File, HardLink, content_hash
+from p2pdist.package.tree_entries import Assembler, Draft
 from p2pdist.package.tree_read import SETTLED_COARSE_NS, SETTLED_NS, Read, settled
 from p2pdist.package.tree_scan import Row, scan_tree
 from p2pdist.package.tree_state import Remembered, decode_stamps
@@ -66,3 +67,34 @@ def test_a_file_that_is_not_settled_is_read_again(tmp_path: Path, is_settled: bo
     assert contents[b"sub/b"] == content_hash(b"b")
     nothing = Assembler(scan_tree(tmp_path), remembered, lambda _: False).assemble()
     assert len(nothing.wanted) == 3
+
+
+def test_what_was_looked_at_is_checked(tmp_path: Path) -> None:
+    """A tree that nobody would show is not packed: entries of directories that have changed are checked among those that have not."""
+    for name in ("kept/a", "sub/a", "sub/b"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+
+    def draft(remembered: dict[bytes, Remembered]) -> Draft:
+        made = Assembler(scan_tree(tmp_path), remembered, lambda _: True).assemble()
+        assert [entry.path for entry in made.entries] == [b"kept", b"kept/a", b"sub", b"sub/a", b"sub/b"]
+        return made
+
+    first = draft({})
+    first.fill([])
+    for directory in first.looked:
+        directory.settled = True  # however new it is
+    remembered = {directory.path: directory for directory in first.remember() if directory.path != b"sub"}
+    draft(remembered).fill([])
+    wrong = (
+        (4, File(b"sub/b", 0o4644, 0, 0, content_hash(b""))),
+        (3, File(b"sub/b", 0o644, 0, 0, content_hash(b""))),  # comes twice
+        (4, HardLink(b"sub/b", b"kept")),
+        (2, File(b"sub", 0o644, 0, 0, content_hash(b""))),  # holds the others
+    )
+    for place, entry in wrong:
+        second = draft(remembered)
+        assert [directory.path for directory in second.looked] == [b"sub"]
+        second.entries[place] = entry
+        with pytest.raises(Corrupt):
+            second.fill([])

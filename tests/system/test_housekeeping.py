@@ -204,3 +204,22 @@ def test_many_mounts_of_one_package_at_once(site: Site) -> None:
     finally:
         for target in targets:
             call(agent, "umount", str(target))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_damaged_image_is_found_and_made_again(agent: Agent) -> None:
+    target = agent.site.directory / "shown"
+    for number, offset in enumerate((1152, -100)):  # the root directory; something in the end
+        image = sorted(agent.store.glob("images/*"))[number]
+        data = bytearray(image.read_bytes())
+        data[offset] ^= 0xFF
+        image.write_bytes(data)
+    if agent.site.command("mount", "app:v1", str(target), "--socket", str(agent.socket))[0] == 0:
+        call(agent, "umount", str(target))
+    found = call(agent, "verify")
+    assert all(name.startswith("image ") for name in found["wrong"]) and not found["failed"]
+    assert call(agent, "verify")["wrong"] == []
+    for number in (1, 2):
+        call(agent, "mount", f"app:v{number}", str(target))
+        assert (target / "own").read_bytes() == random.Random(number + 5).randbytes(MIB)
+        call(agent, "umount", str(target))

@@ -1,0 +1,115 @@
+"""What EROFS images of ours are made of: superblock, inodes, extended attributes.
+
+Source: fs/erofs/erofs_fs.h and Documentation/filesystems/erofs.rst in the Linux kernel. All numbers are little-endian; inodes are the
+extended ones of 64 bytes, and lie at multiples of SLOT. What the image as a whole looks like is said by erofs.py.
+"""
+
+from __future__ import annotations
+
+import stat
+import struct
+from binascii import hexlify
+
+from p2pdist.model.tree import File, Xattrs
+
+BLOCK_SIZE = 4096
+SUPERBLOCK = struct.Struct("<IIIBBHQqIIII16s16sIHHHBBIQ24x")
+SUPERBLOCK_AT = 1024
+MAGIC = 0xE0F5E1E2
+_COMPAT_MTIME = 2
+_INCOMPAT_CHUNKED_FILE = 4
+
+INODE = struct.Struct("<HHHHQIIIIqII16x")
+PLAIN, INLINE, CHUNKED = 1, 1 | 2 << 1, 1 | 4 << 1
+"""i_format of an extended inode: its data is in blocks, in blocks but for the last one, which is behind the inode, or in chunks."""
+
+SLOT = 32
+ROOT_AT = SUPERBLOCK_AT + SUPERBLOCK.size
+REST_AT = ROOT_AT + 128
+"""Behind the root and the one attribute that it may have."""
+
+DIRENT_SIZE = 12
+TYPE_FILE, TYPE_DIRECTORY, TYPE_DEVICE, TYPE_SYMLINK = (number << 16 for number in (1, 2, 3, 7))
+"""The type of a directory entry, where it stands in the 32 bits that begin with the offset of the name."""
+
+_USER, _TRUSTED = 1, 4
+CHUNK_BITS = 31
+CHUNK_SIZE = BLOCK_SIZE << CHUNK_BITS
+"""Chunks are as long as they can be, 8 TiB, so nearly every file has one."""
+
+HOLE = b"\xff\xff\xff\xff"
+_SECOND_NS = 10**9
+
+
+def _xattr(index: int, name: bytes, value: bytes) -> bytes:
+    entry = struct.pack("<BBH", len(name), index, len(value)) + name + value
+    return entry + bytes(-len(entry) % 4)
+
+
+def xattr_body(attributes: Xattrs, *more: bytes) -> bytes:
+    """The extended attributes behind an inode: nothing, or a header without a filter and without shared ones, and the entries."""
+    entries = b"".join((*more, *(_xattr(_USER, name[5:], value) for name, value in attributes)))
+    return bytes(XATTR_HEADER_SIZE) + entries if entries else b""
+
+
+def xattr_count(body: bytes) -> int:
+    """How an inode states the length of its extended attributes."""
+    return (len(body) - 8) // 4 if body else 0
+
+
+XATTR_HEADER_SIZE = 12
+METACOPY = _xattr(_TRUSTED, b"overlay.metacopy", b"")
+OPAQUE = _xattr(_TRUSTED, b"overlay.opaque", b"y")
+HOLDS_WHITEOUTS = _xattr(_TRUSTED, b"overlay.origin", b"")
+"""Of a directory with whiteouts: where no other layer has the directory, an overlay would list them if it had not this attribute, which
+says that the directory was copied from a lower layer (fs/overlayfs/inode.c, ovl_get_inode)."""
+
+
+def object_path(content: bytes) -> bytes:
+    """Where a content lies below the directory of objects: two hexadecimal digits, a slash, the other 62."""
+    return hexlify(content, b"/", 31)
+
+
+def redirect(content: bytes) -> bytes:
+    """The attribute that sends an overlay to the object with this content."""
+    return _xattr(_TRUSTED, b"overlay.redirect", b"/" + object_path(content))
+
+
+def inode(
+    layout: int,
+    mode: int,
+    number: int,
+    mtime_ns: int = 0,
+    size: int = 0,
+    data: int = 0,
+    links: int = 1,
+    body: bytes = b"",
+) -> bytes:
+    """An inode with its extended attributes. `data` is the first block, or what the layout makes of it."""
+    seconds, rest = divmod(mtime_ns, _SECOND_NS)
+    return INODE.pack(layout, xattr_count(body), mode, 0, size, data, number, 0, 0, seconds, rest, links) + body
+
+
+def file_inode(entry: File, number: int, links: int) -> bytes:
+    """The inode of a regular file, with the one chunk, or several, that its content is said to be."""
+    more = (METACOPY, redirect(entry.content)) if entry.size else ()
+    layout, data = (CHUNKED, CHUNK_BITS) if entry.size else (PLAIN, 0)
+    body = xattr_body(entry.xattrs, *more)
+    head = inode(layout, stat.S_IFREG | entry.mode, number, entry.mtime_ns, entry.size, data, links, body)
+    return head + HOLE * file_chunks(entry.size)
+
+
+def file_chunks(size: int) -> int:
+    """How many chunks a file of `size` bytes has."""
+    return -(-size // CHUNK_SIZE)
+
+
+def superblock(inodes: int, blocks: int, identity: bytes) -> bytes:
+    """The superblock of an image of `blocks` blocks. `identity` is the BLAKE3, cut to 16 bytes, of all from REST_AT on and then the
+    root."""
+    # fmt: off
+    return SUPERBLOCK.pack(
+        MAGIC, 0, _COMPAT_MTIME, BLOCK_SIZE.bit_length() - 1, 0, ROOT_AT // SLOT, inodes, 0, 0, blocks, 0, 0,
+        identity, b"", _INCOMPAT_CHUNKED_FILE, 0, 0, 0, 0, 0, 0, 0,
+    )
+    # fmt: on
