@@ -5,11 +5,14 @@ writes. Overlay options name them through a descriptor of that directory, /proc/
 character that needs quoting, whatever the directory is called, and 128 layers fit into the one page that the kernel reads.
 
 The layer of a tree is an EROFS image without file contents. These are in directories of objects, which come last in the list of lower
-layers, behind "::": their names are not seen, but files of the layers above are redirected to them (Linux 6.5 and newer).
+layers, behind "::": their names are not seen, but files of the layers above are redirected to them (Linux 6.5 and newer). Every layer
+may redirect so, by attributes `trusted.overlay.*`; that of a squashfs image could lead to any object of the store, of whatever package.
+So an image that has attributes at all, which those that are packed here never have, is not mounted beside a tree.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -57,11 +60,17 @@ def mount_layers(
     layers: Sequence[Image | TreeLayer], directory: Path, target: Path, *, source: str, writable: bool
 ) -> None:
     """Mount every layer below `directory` and the merged view at `target`. One squashfs image that is not to be written to needs no
-    overlay and is mounted straight. Trees must be prepared. Raises Corrupt or OSError, and may then leave some layers mounted: see
-    `unmount_layers`."""
+    overlay and is mounted straight. Trees must be prepared. Raises Corrupt or OSError (EOPNOTSUPP: show it as plain files), and may then
+    leave some layers mounted: see `unmount_layers`."""
     if len(layers) == 1 and isinstance(layers[0], Image) and not writable:
         squashfs.mount_image(layers[0], target)
         return
+    trees = [layer for layer in layers if isinstance(layer, TreeLayer)]
+    for layer in layers:
+        if trees and isinstance(layer, Image) and layer.has_xattrs:
+            raise OSError(
+                errno.EOPNOTSUPP, "a squashfs layer beside a tree has extended attributes", os.fspath(layer.path)
+            )
     for number, layer in enumerate(layers):
         point = directory / str(number)
         point.mkdir()
@@ -69,7 +78,7 @@ def mount_layers(
             erofs.mount_image(layer.image, point)
         else:
             squashfs.mount_image(layer, point)
-    objects = dict.fromkeys(layer.objects.resolve() for layer in layers if isinstance(layer, TreeLayer))
+    objects = dict.fromkeys(layer.objects.resolve() for layer in trees)
     uppers = directory if writable else None
     merge(directory, len(layers), target, source=source, uppers=uppers, objects=list(objects))
 

@@ -4,7 +4,12 @@ The self-mounting file is a shell script of whole blocks of 4096 bytes, followed
 that of XAR (github.com/facebookincubator/xar). It needs neither p2pdist nor an agent: mount(8) for root, or squashfuse, and flock(1),
 setsid(1) and mountpoint(1) of util-linux. Runs of one user share a mount in a directory that only this user may enter. Every run
 holds a shared lock on a file beside the mount, in a descriptor that the program and its children inherit; one cleaner for each mount
-waits for an exclusive lock and unmounts then, so the mount lasts as long as anything that was started from it.
+waits for an exclusive lock. Some programs close descriptors for their children, as subprocess of Python does, so the cleaner also waits
+until no process has P2PDIST_ROOT of the mount in its environment, and tries again where something else keeps the mount busy. So the
+mount lasts as long as anything that was started from it.
+
+The script's own variables begin with `_p2pdist_`, so that no other that a program expects is overwritten, and those of the package are set
+last.
 """
 
 from __future__ import annotations
@@ -13,11 +18,12 @@ import errno
 import hashlib
 import os
 import posixpath
+import re
 import secrets
 import shlex
 import stat
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
@@ -27,6 +33,8 @@ from p2pdist.model.package import Config
 
 BLOCK = 4096
 HEADER_BYTES_MAX = 1 << 20
+POLL_S = 3
+"""How often the cleaner looks for processes that hold no lock."""
 CHUNK_BYTES = 1 << 20
 _ROOT = "${P2PDIST_ROOT}"
 
@@ -35,57 +43,68 @@ Report = Callable[[str, int, int], None]
 _SCRIPT = r"""#!/bin/sh
 # A package that mounts itself: behind this script, from byte @OFFSET@ on, lies a squashfs image.
 set -u
+unset P2PDIST_ROOT  # when one such file starts another
 fail() { echo "$0: $1" >&2; exit 1; }
-self=$0
-case $self in */*) ;; *) self=$(command -v -- "$self") ;; esac
-self=$(readlink -f -- "$self") || fail 'cannot find itself'
-for tool in flock setsid mountpoint; do
-    command -v $tool >/dev/null || fail "$tool is not installed: install util-linux"
+_p2pdist_self=$0
+case $_p2pdist_self in */*) ;; *) _p2pdist_self=$(command -v -- "$_p2pdist_self") ;; esac
+_p2pdist_self=$(readlink -f -- "$_p2pdist_self") || fail 'cannot find itself'
+for _p2pdist_tool in flock setsid mountpoint; do
+    command -v $_p2pdist_tool >/dev/null || fail "$_p2pdist_tool is not installed: install util-linux"
 done
-user=$(id -u)
-place=${XDG_RUNTIME_DIR:-/tmp}
-[ -d "$place" ] && [ -w "$place" ] || place=/tmp
-place=$place/p2pdist-xar-$user
-mkdir -m 700 "$place" 2>/dev/null
-{ [ -d "$place" ] && [ ! -L "$place" ] && [ -O "$place" ] && chmod 700 "$place"; } || fail "$place is not a directory of this user"
-root=$place/@ID@
-lock=$root.lock
+_p2pdist_user=$(id -u)
+_p2pdist_place=${XDG_RUNTIME_DIR:-/tmp}
+[ -d "$_p2pdist_place" ] && [ -w "$_p2pdist_place" ] || _p2pdist_place=/tmp
+_p2pdist_place=$_p2pdist_place/p2pdist-xar-$_p2pdist_user
+mkdir -m 700 "$_p2pdist_place" 2>/dev/null
+{ [ -d "$_p2pdist_place" ] && [ ! -L "$_p2pdist_place" ] && [ -O "$_p2pdist_place" ] && chmod 700 "$_p2pdist_place"; } ||
+    fail "$_p2pdist_place is not a directory of this user"
+_p2pdist_root=$_p2pdist_place/@ID@
+_p2pdist_lock=$_p2pdist_root.lock
 
 attach() {
-    if [ "$user" = 0 ] && mount -t squashfs -o ro,nosuid,nodev,loop,offset=@OFFSET@ "$self" "$root" 2>/dev/null 9>&-; then
-        return 0
-    fi
-    for tool in squashfuse_ll squashfuse; do
-        command -v $tool >/dev/null && $tool -o ro,nosuid,nodev,offset=@OFFSET@ "$self" "$root" >/dev/null 9>&- && return 0
+    [ "$_p2pdist_user" = 0 ] &&
+        mount -t squashfs -o ro,nosuid,nodev,loop,offset=@OFFSET@ "$_p2pdist_self" "$_p2pdist_root" 2>/dev/null 9>&- && return 0
+    for _p2pdist_tool in squashfuse_ll squashfuse; do
+        command -v $_p2pdist_tool >/dev/null &&
+            $_p2pdist_tool -o ro,nosuid,nodev,offset=@OFFSET@ "$_p2pdist_self" "$_p2pdist_root" >/dev/null 9>&- && return 0
     done
     return 1
 }
-detach='umount "$1" 2>/dev/null || fusermount3 -u "$1" 2>/dev/null || fusermount -u "$1" 2>/dev/null'
+_p2pdist_detach='umount "$1" 2>/dev/null || fusermount3 -u "$1" 2>/dev/null || fusermount -u "$1" 2>/dev/null'
 
-exec 9>>"$lock" || fail "cannot write $lock"
-tries=0
+exec 9>>"$_p2pdist_lock" || fail "cannot write $_p2pdist_lock"
+_p2pdist_tries=0
 while :; do
-    flock -s 9 || fail "cannot lock $lock"
-    mountpoint -q "$root" && break
-    tries=$((tries + 1))
-    [ $tries -le 20 ] || fail "$root does not stay mounted"
+    flock -s 9 || fail "cannot lock $_p2pdist_lock"
+    mountpoint -q "$_p2pdist_root" && break
+    _p2pdist_tries=$((_p2pdist_tries + 1))
+    [ $_p2pdist_tries -le 20 ] || fail "$_p2pdist_root does not stay mounted"
     flock 9
-    mountpoint -q "$root" && continue
-    sh -c "$detach" sh "$root" 9>&-  # a FUSE mount whose process is gone is no mount point
-    mkdir -p "$root"
+    mountpoint -q "$_p2pdist_root" && continue
+    sh -c "$_p2pdist_detach" sh "$_p2pdist_root" 9>&-  # a FUSE mount whose process is gone is no mount point
+    mkdir -p "$_p2pdist_root"
     attach || fail 'cannot mount: install squashfuse, or run it as root'
 done
 # Whoever takes the cleaner's lock cleans; it is given up before the other one, so that no run is left without a cleaner.
-clean='exec 8>>"$1.cleaner" && flock -n 8 || exit 0
-exec 7>>"$1.lock"; flock 7
-'"$detach"'
+_p2pdist_clean='exec 8>>"$1.cleaner" && flock -n 8 || exit 0
+exec 7>>"$1.lock"
+while flock 7; do
+    if ! printf "%s/environ\n" /proc/[0-9]* | xargs grep -lszxF -e "P2PDIST_ROOT=$1" | grep -q .; then
+        '"$_p2pdist_detach"'
+        mountpoint -q "$1" || break
+    fi
+    flock -u 7
+    sleep @POLL_S@
+done
 rmdir "$1"; exec 8>&-'
-(setsid sh -c "$clean" sh "$root" </dev/null >/dev/null 2>&1 9>&- &)
+(setsid sh -c "$_p2pdist_clean" sh "$_p2pdist_root" </dev/null >/dev/null 2>&1 9>&- &)
 
-P2PDIST_ROOT=$root
-export P2PDIST_ROOT
-PATH=$root/bin:${PATH:-/usr/bin:/bin}
-@SETTINGS@
+@PROGRAM@
+[ $# -gt 0 ] || fail 'the package names no program: give one'
+@ENVIRONMENT@
+PATH=$_p2pdist_root/bin:${PATH:-/usr/bin:/bin}
+P2PDIST_ROOT=$_p2pdist_root
+export PATH P2PDIST_ROOT
 exec "$@"
 """
 
@@ -93,28 +112,34 @@ exec "$@"
 def xar_header(config: Config, identity: str) -> bytes:
     """The script in front of an image, padded to whole blocks. `identity` names the mount: equal packages share it. Raises UsageError
     when the settings are too long, or the working directory is outside the package."""
-    lines = []
+    environment = []
     for entry in config.env:
         name, _, value = entry.partition("=")
-        if not name.isidentifier() or not name.isascii():
+        if not name.isidentifier() or not name.isascii() or name.startswith("_p2pdist_"):
             raise UsageError(f"{name[:100]!r} cannot be set by a shell script", remedy="Pack it without this variable")
-        lines.append(f"{name}={_quoted(value)}; export {name}")
-    # As for p2pdist run, the package's PATH comes after its own bin.
-    if any(entry.startswith("PATH=") for entry in config.env):
-        lines.append("PATH=$root/bin:$PATH")
-    lines.append(
-        f'cd "$root"/{shlex.quote(_working_directory(config.working_dir))} || fail "cannot enter the working directory"'
-    )
+        environment.append(f"{name}={_quoted(value)}; export {name}")
+    directory = shlex.quote(_working_directory(config.working_dir))
+    program = f'cd "$_p2pdist_root"/{directory} || fail "cannot enter the working directory"'
     if config.entrypoint:
-        lines.append(f'set -- {" ".join(_quoted(word) for word in config.entrypoint)} "$@"')
-    lines.append("""[ $# -gt 0 ] || fail 'the package names no program: give one'""")
-    script = _SCRIPT.replace("@ID@", identity).replace("@SETTINGS@", "\n".join(lines))
+        program += f'\nset -- {" ".join(_quoted(word) for word in config.entrypoint)} "$@"'
     size = BLOCK
-    while len(script.replace("@OFFSET@", str(size)).encode()) > size:
+    while len(script := _script(identity, size, program, environment)) > size:
         size += BLOCK
         if size > HEADER_BYTES_MAX:
             raise UsageError(f"the entrypoint and environment take over {HEADER_BYTES_MAX} bytes")
-    return script.replace("@OFFSET@", str(size)).encode().ljust(size, b"\n")
+    return script.ljust(size, b"\n")
+
+
+def _script(identity: str, offset: int, program: str, environment: Sequence[str]) -> bytes:
+    """The script, with what the package says put in at once: it may hold the words that stand for other parts."""
+    parts = {
+        "ID": identity,
+        "OFFSET": str(offset),
+        "POLL_S": str(POLL_S),
+        "PROGRAM": program,
+        "ENVIRONMENT": "\n".join(environment),
+    }
+    return re.sub("@([A-Z_]+)@", lambda found: parts[found[1]], _SCRIPT).encode()
 
 
 def write_xar(image: Path, config: Config, output: Path, *, report: Report = lambda what, done, total: None) -> int:
@@ -226,7 +251,7 @@ def _quoted(text: str) -> str:
     """A shell word in which `${P2PDIST_ROOT}` stands for the root, and nothing else for anything."""
     if "\0" in text:
         raise UsageError("the package's settings hold a zero byte, which no shell script can")
-    return '"$root"'.join(shlex.quote(part) if part else "" for part in text.split(_ROOT)) or "''"
+    return '"$_p2pdist_root"'.join(shlex.quote(part) if part else "" for part in text.split(_ROOT)) or "''"
 
 
 def _working_directory(text: str) -> str:

@@ -6,11 +6,13 @@ order whoever was faster, and what is under way is bounded. A file must have the
 was scanned; else it changed meanwhile, and nothing is packed.
 
 A file that was written to just before it was read could be written to again without a change of its times. It is not `settled`, and
-read again next time, as git does with entries that are as new as its index ("racy git").
+read again next time, as git does with entries that are as new as its index ("racy git"). On a file system that is all in memory a page
+that is mapped and written to is never written back, and the times never change: there no file is ever settled.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import threading
@@ -38,6 +40,12 @@ WORKERS_MAX = 8
 SETTLED_NS = 100_000_000
 """A time stamp of a local file system is at most a tick of the kernel, 10 ms, old when it is set; whole seconds betray a coarser one."""
 SETTLED_COARSE_NS = 2_000_000_000
+IN_MEMORY = {0x01021994, 0x858458F6}
+"""tmpfs and ramfs, by f_type (statfs(2), linux/magic.h)."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_STATFS_BYTES_MAX = 256
+_TYPE = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,8 @@ class ContentReader:
     on_bytes: Callable[[int], None]
     stopped: threading.Event
     chunk_lists: dict[bytes, bytes] = field(default_factory=dict)
+    _in_memory: dict[int, bool] = field(default_factory=dict)
+    """By device, whether its files are in memory alone."""
     _depth: int = 2 * min(os.cpu_count() or 1, WORKERS_MAX)
     """Batches and windows that are under way at a time."""
     _waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = field(default_factory=deque)
@@ -124,7 +134,7 @@ class ContentReader:
             if data and content not in own and not self._has(content):
                 own.add(content)
                 stored = encode_chunk(data)
-            found.append((Read(content, settled=settled(file.row, now)), len(data), stored))
+            found.append((Read(content, settled=self._settled(file, now)), len(data), stored))
         return found
 
     def _add_files(self, results: list[Read], found: list[tuple[Read, int, bytes | None]]) -> None:
@@ -137,6 +147,12 @@ class ContentReader:
     def _has(self, chunk: bytes) -> bool:
         # A thread may ask while another chunk is being added: what it misses then is compressed once in vain.
         return chunk in self.known or chunk in self.writer.chunks
+
+    def _settled(self, file: Wanted, now_ns: int) -> bool:
+        device = file.row.device
+        if device not in self._in_memory:
+            self._in_memory[device] = _file_system(file.path) in IN_MEMORY
+        return not self._in_memory[device] and settled(file.row, now_ns)
 
     # -- large files
 
@@ -160,7 +176,7 @@ class ContentReader:
             raise unreadable(os.fsdecode(file.path), error.strerror or str(error)) from error
         finally:
             os.close(handle)
-        read = Read(whole.digest(), settled=settled(file.row, now))
+        read = Read(whole.digest(), settled=self._settled(file, now))
         done: Future[None] = Future()
         done.set_result(None)
         self._waiting.append((done, lambda _: self._add_list(read, chunks, results)))
@@ -192,6 +208,15 @@ class ContentReader:
         read.chunks = content_hash(data)
         self.chunk_lists[read.chunks] = data
         results.append(read)
+
+
+def _file_system(path: bytes) -> int:
+    """The type of the file system that a file is on: f_type of statfs(2), the first word of what it fills in."""
+    filled = ctypes.create_string_buffer(_STATFS_BYTES_MAX)
+    if _libc.statfs(path, filled):
+        number = ctypes.get_errno()
+        raise unreadable(os.fsdecode(path), os.strerror(number))
+    return ctypes.c_ulong.from_buffer(filled).value & _TYPE
 
 
 def settled(row: Row, now_ns: int) -> bool:

@@ -5,6 +5,10 @@ The tar may be hostile. Nothing is written outside the directory: names with "..
 link whose target lies, beyond a symbolic link. Symbolic links are made as they are and never followed. Devices, FIFOs, set-uid and
 set-gid bits are dropped. The filters of tarfile itself are not used: they refuse the absolute links that images are full of, and
 change modes.
+
+tarfile keeps whole headers (long names, pax records, maps of sparse files) in memory, of whatever length they are said to be, and follows
+them as far as they go. So what may be read for one entry besides its content is limited, and pax records are checked before tarfile
+parses them: its time is quadratic in the length of some that are broken.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import errno
 import lzma
 import os
+import re
 import shutil
 import stat
 import tarfile
@@ -20,12 +25,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
 import zstandard
 
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, TooLarge
-from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX, MODE_MASK, NAME_BYTES_MAX, PATH_BYTES_MAX
+from p2pdist.model.tree import (
+    DEPTH_MAX,
+    ENTRIES_MAX,
+    MODE_MASK,
+    NAME_BYTES_MAX,
+    PATH_BYTES_MAX,
+    TARGET_BYTES_MAX,
+)
 from p2pdist.package.scan import Scan, printable
 
 WHITEOUT = b".wh."
@@ -33,6 +45,14 @@ OPAQUE = b".wh..wh..opq"
 CHUNK_BYTES = 1 << 20
 BYTES_MAX = 1 << 44
 """Of all files of an archive: 16 TiB."""
+HEADER_BYTES_MAX = 1 << 20
+"""Of one entry, with the headers in front of it that tell more."""
+GLOBAL_RECORDS_MAX = 100
+"""Pax records that hold for all entries that follow."""
+DIGITS_MAX = 256
+"""In a row, in a pax header."""
+TIME_CHARACTERS_MAX = 40
+TIME_S_MAX = 1 << 34
 
 BROKEN = (
     tarfile.TarError,
@@ -68,8 +88,11 @@ def apply_tar(
     """Apply the uncompressed tar in `stream` to the directory `target`. Without `whiteouts` files of such names are plain files. Raises
     Corrupt, TooLarge, DiskFull or P2PDistError; then `target` is half done."""
     layer = _Layer(os.fsencode(target), applied, whiteouts, on_bytes)
+    limited = cast(IO[bytes], _Limited(stream))
     try:
-        with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="surrogateescape") as archive:
+        with tarfile.open(
+            fileobj=limited, mode="r|", encoding="utf-8", errors="surrogateescape", tarinfo=_limited_by(limited)
+        ) as archive:
             for member in archive:
                 layer.add(archive, member)
                 archive.members = []  # type: ignore[attr-defined] # it would keep all of them
@@ -178,7 +201,10 @@ class _Layer:
     def _make(self, archive: tarfile.TarFile, member: tarfile.TarInfo, path: bytes) -> None:
         full = self._full(path)
         if member.issym():
-            os.symlink(os.fsencode(member.linkname), full)
+            link = os.fsencode(member.linkname)
+            if not 0 < len(link) <= TARGET_BYTES_MAX:
+                raise _wrong(path, f"is a symbolic link to a name of {len(link)} bytes")
+            os.symlink(link, full)
         elif member.islnk():
             other = _checked(member.linkname)
             self._parents(os.path.dirname(other))
@@ -233,6 +259,82 @@ class _Layer:
                 self._hide(os.path.join(path, name))
 
 
+class _Limited:
+    """Reads on from a stream, no further than `left` bytes while an entry's header is read (None: as far as it goes)."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.left: int | None = None
+
+    def read(self, length: int) -> bytes:
+        if self.left is None:
+            return self._stream.read(length)
+        # What tarfile asks for is a few blocks; what it gathers of them is what counts.
+        if self.left <= 0:
+            raise Corrupt(f"the archive has an entry whose header is over {HEADER_BYTES_MAX} bytes", remedy=_REMEDY)
+        data = self._stream.read(length)
+        self.left -= len(data)
+        return data
+
+
+def _limited_by(stream: Any) -> type[tarfile.TarInfo]:
+    """A TarInfo for tarfile.open that reads its headers within the limit of `stream`, a _Limited."""
+
+    class Header(tarfile.TarInfo):
+        @classmethod
+        def fromtarfile(cls, archive: tarfile.TarFile) -> Header:
+            if stream.left is not None:  # a header that tells more of the next one
+                return super().fromtarfile(archive)
+            stream.left = HEADER_BYTES_MAX
+            try:
+                return super().fromtarfile(archive)
+            finally:
+                stream.left = None
+                if len(archive.pax_headers) > GLOBAL_RECORDS_MAX:
+                    raise Corrupt(f"the archive has over {GLOBAL_RECORDS_MAX} global pax records", remedy=_REMEDY)
+
+        def _proc_pax(self, archive: Any) -> Header:
+            source = archive.fileobj
+            data = source.read(-(-self.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
+            _check_records(data)
+            archive.fileobj = _Again(archive, data)
+            return cast(Header, super()._proc_pax(archive))  # type: ignore[misc] # typeshed keeps silent about it
+
+    return Header
+
+
+@dataclass(slots=True)
+class _Again:
+    """Stands for the stream of an archive until `data` has been read once more."""
+
+    archive: Any
+    data: bytes
+    stream: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stream = self.archive.fileobj
+
+    def read(self, _length: int) -> bytes:
+        self.archive.fileobj = self.stream
+        return self.data
+
+
+_RECORD = re.compile(rb"(\d{1,9}) ")
+
+
+def _check_records(data: bytes) -> None:
+    """See that pax records ("LENGTH KEYWORD=VALUE\n", LENGTH that of all of it) lie one behind the other. Raises Corrupt."""
+    if any(len(digits) > DIGITS_MAX for digits in re.findall(rb"\d+", data)):
+        raise Corrupt(f"the archive has a pax header with over {DIGITS_MAX} digits in a row", remedy=_REMEDY)
+    position = 0
+    while data[position : position + 1].isdigit():
+        found = _RECORD.match(data, position)
+        end = position + int(found[1]) if found else 0
+        if not found or data[end - 1 : end] != b"\n" or data.find(b"=", found.end(), end) <= found.end():
+            raise Corrupt("the archive has a pax header that is none", remedy=_REMEDY)
+        position = end
+
+
 def _checked(text: str) -> bytes:
     """The name of an entry as a path below the target; b"" is the target itself."""
     parts = [part for part in os.fsencode(text).split(b"/") if part not in (b"", b".")]
@@ -253,16 +355,21 @@ def _mode_of(full: bytes) -> int:
 
 def _time_ns(member: tarfile.TarInfo) -> int:
     """To the nanosecond where a pax header says it so; 0 for an impossible time."""
+    told = member.pax_headers.get("mtime", member.mtime)
+    if isinstance(told, str) and len(told) > TIME_CHARACTERS_MAX:
+        return 0
     try:
-        time_ns = int(Decimal(member.pax_headers.get("mtime", member.mtime)).scaleb(9))
+        time_s = Decimal(told)
+        # An exponent may be huge: only a number that is not may become an int.
+        time_ns = int(time_s.scaleb(9)) if 0 <= time_s < TIME_S_MAX else 0
     except (ArithmeticError, ValueError):
         return 0
-    return time_ns if 0 <= time_ns < 1 << 63 else 0
+    return time_ns if time_ns < 1 << 63 else 0
 
 
 def _wrong(path: bytes, what: str) -> Corrupt:
     shown = printable(os.fsdecode(path[:200]))
-    return Corrupt(f"the archive is not safe to unpack: {shown!r} {what}", remedy="Make it again; nothing was imported")
+    return Corrupt(f"the archive is not safe to unpack: {shown!r} {what}", remedy=_REMEDY)
 
 
 def _full(target: Path, needed: int) -> DiskFull:
@@ -270,4 +377,5 @@ def _full(target: Path, needed: int) -> DiskFull:
     return DiskFull(str(target), needed=needed, free=free.f_bavail * free.f_frsize)
 
 
+_REMEDY = "Make it again; nothing was imported"
 _KINDS = {tarfile.CHRTYPE: "character device", tarfile.BLKTYPE: "block device", tarfile.FIFOTYPE: "FIFO"}

@@ -152,6 +152,117 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "untouched"
 
 
+@pytest.mark.parametrize("target", ["", "x" * 5000])
+def test_a_link_to_an_impossible_name_is_corrupt(tmp_path: Path, target: str) -> None:
+    with pytest.raises(Corrupt, match="symbolic link"):
+        applied(tmp_path / "root", tar_of(("link", ("link", target))))
+
+
+def header(kind: bytes, data: bytes, *, size: int | None = None) -> bytes:
+    """A header of a type of tarfile's, with what follows it."""
+    member = tarfile.TarInfo("x")
+    member.type, member.size = kind, len(data) if size is None else size
+    return member.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
+
+
+class Endless(io.RawIOBase):
+    """A beginning, then one block over and over. Counts what is read."""
+
+    def __init__(self, beginning: bytes, block: bytes) -> None:
+        self._rest, self._block, self.count = beginning, block, 0
+
+    def read(self, length: int = -1) -> bytes:
+        self._rest += self._block * (-(-(length - len(self._rest)) // len(self._block)))
+        data, self._rest = self._rest[:length], self._rest[length:]
+        self.count += len(data)
+        return data
+
+
+SPARSE = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n"
+MORE_SPARSE = b"1".rjust(12, b"0") * 42 + bytes([1]) + bytes(7)
+"""A block of 21 pieces of a sparse file, with another one behind it."""
+
+
+@pytest.mark.parametrize(
+    ("beginning", "block"),
+    [
+        *((header(kind, b"", size=1 << 40), b"a" * 512) for kind in (b"L", b"K", b"x", b"g", b"X")),
+        (b"", header(b"L", b"a" * 500)),
+        (b"", header(b"g", b"9 a=bcde\n")),
+        (header(b"x", SPARSE) + header(b"0", b"", size=512), b"99999999\n" + b"1\n" * 200),
+        (header(b"S", b"")[:386] + MORE_SPARSE[:96] + b"\1" + bytes(29), MORE_SPARSE),
+    ],
+    ids=["name", "link", "pax", "global", "solaris", "names", "globals", "sparse 1.0", "sparse"],
+)
+def test_endless_headers_are_not_kept(tmp_path: Path, beginning: bytes, block: bytes) -> None:
+    """Neither one that is said to be long, nor many that each tell more of the next."""
+    (tmp_path / "root").mkdir()
+    if beginning[156:157] == b"S":
+        head = bytearray(beginning)
+        head[148:156] = b"%06o\0 " % (sum(head[:148]) + 8 * 32 + sum(head[156:512]))
+        beginning = bytes(head)
+    stream = Endless(beginning, block)
+    with pytest.raises(Corrupt):
+        apply_tar(stream, tmp_path / "root", Applied())
+    assert stream.count < 2 << 20
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        b"2 " * 200_000 + b"=",
+        b"1" * 500_000,
+        b"9 a=" + b"1" * 500_000,
+        b"8 001=1\n30 a=1\n",
+        b"5 =1\n",
+    ],
+)
+@pytest.mark.parametrize("kind", [b"x", b"g"])
+def test_broken_pax_records_are_corrupt(tmp_path: Path, kind: bytes, records: bytes) -> None:
+    """Before anything is made of them: each of a row of records that overlap would have a key up to the end of all of them."""
+    with pytest.raises(Corrupt, match="pax header"):
+        applied(tmp_path / "root", header(kind, records) + header(b"0", b"") + bytes(1024))
+
+
+def test_global_records_are_few(tmp_path: Path) -> None:
+    entries = b"".join(header(b"g", b"8 %03d=1\n" % number) + header(b"0", b"") for number in range(200))
+    with pytest.raises(Corrupt, match="global"):
+        applied(tmp_path / "root", entries + bytes(1024))
+
+
+@pytest.mark.parametrize(
+    ("told", "expected_ns"),
+    [
+        ("1600000000.123456789", 1_600_000_000_123_456_789),
+        ("1e900000", 0), ("9" * 200, 0), ("nan", 0), ("-1", 0), ("1e-900000", 0), ("17179869183", 0), ("inf", 0),
+    ],
+)  # fmt: skip
+def test_times_of_pax_headers(tmp_path: Path, told: str, expected_ns: int) -> None:
+    """Impossible ones are 0, and cost nothing."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("file")
+        member.pax_headers = {"mtime": told}
+        archive.addfile(member)
+    applied(tmp_path / "root", out.getvalue())
+    assert (tmp_path / "root/file").stat().st_mtime_ns == expected_ns
+
+
+@pytest.mark.parametrize("form", ["gnu", "pax"])
+def test_sparse_files_and_long_names_of_another_tool(tmp_path: Path, form: str) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with (source / ("long" * 50)).open("wb") as file:
+        for number in range(300):
+            file.seek(number * 65536)
+            file.write(b"x")
+    command = ["tar", "-S", f"--format={form}", "-C", source, "-cf", tmp_path / "a.tar", "."]
+    subprocess.run(command, check=True)
+    assert (tmp_path / "a.tar").stat().st_size < 300 * 16384
+    found = unpacked(tmp_path / "a.tar", tmp_path / "work")
+    assert (found.root / ("long" * 50)).read_bytes() == (source / ("long" * 50)).read_bytes()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_damaged_archives_are_corrupt(tmp_path: Path, seed: int) -> None:
     """Whatever is broken, a failure of the project is raised, never one of the library."""

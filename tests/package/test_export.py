@@ -135,6 +135,60 @@ async def test_runs_share_a_mount_until_the_last_ends(tree: Path, tmp_path: Path
     assert left.read_text() == "data\n"
 
 
+CHILD = """#!/usr/bin/env python3
+import os, subprocess, sys
+os.chdir("/")
+command = 'touch "$1.started"; sleep 1; cat "$P2PDIST_ROOT/data" > "$1.new" 2>&1; mv "$1.new" "$1"'
+subprocess.Popen(["/bin/sh", "-c", command, "sh", sys.argv[1]], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("how", ["environment", "in use"])
+async def test_children_without_the_lock_keep_the_mount(tree: Path, tmp_path: Path, place: Path, how: str) -> None:
+    """They are known by their environment; without it the mount stays while it is in use, and goes later."""
+    text = (
+        CHILD
+        if how == "environment"
+        else CHILD.replace("DEVNULL, stdout", 'DEVNULL, env={"P": os.environ["P2PDIST_ROOT"]}, stdout')
+    )
+    text = text if how == "environment" else text.replace("P2PDIST_ROOT/", "P/").replace("'touch", '\'cd "$P"; touch')
+    (tree / "bin/child").write_text(text)
+    (tree / "bin/child").chmod(0o755)
+    file = await xar_of(tree, tmp_path / "program", Config(("child",)))
+    environ = {"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(place)}
+    left = tmp_path / "left"
+    subprocess.run([file, left], env=environ, check=True, timeout=20)
+    deadline = time.monotonic() + 20
+    while not left.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert left.read_text() == "data\n"
+    assert unmounted(place)
+
+
+@pytest.mark.root
+async def test_no_variable_of_the_package_or_the_user_is_in_the_way(tree: Path, tmp_path: Path, place: Path) -> None:
+    """Also those whose values look like parts of the script."""
+    names = ("root", "lock", "user", "IFS", "P2PDIST_ROOT", "_")
+    env = tuple(f"{name}=1@OFFSET@ @ID@ @ENVIRONMENT@" for name in names)
+    file = await xar_of(tree, tmp_path / "program", Config(("${P2PDIST_ROOT}/bin/go", "@OFFSET@"), ("A=@ID@", *env)))
+    environ = {
+        "PATH": "/usr/bin:/bin",
+        "XDG_RUNTIME_DIR": str(place),
+        "P2PDIST_ROOT": "/",
+        "place": "mine",
+        "self": "me",
+    }
+    done = subprocess.run([file], env=environ, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (3, "")
+    value, root, directory, words = done.stdout.splitlines()[0].split("|")
+    assert (value, directory, words) == ("@ID@", root, "@OFFSET@")
+    assert Path(root).parent.parent == place
+    other = await xar_of(tree, tmp_path / "another", Config(("sh", "-c", 'echo "$place $self $root"'), ("root=mine",)))
+    done = subprocess.run([other], env=environ, capture_output=True, text=True, timeout=30)
+    assert done.stdout == "mine me mine\n"
+
+
 @pytest.mark.root
 async def test_many_runs_at_once(tree: Path, tmp_path: Path, place: Path) -> None:
     """None of them finds the mount gone."""
@@ -176,7 +230,7 @@ async def test_equal_packages_give_equal_files(tree: Path, tmp_path: Path) -> No
 
 
 def test_long_settings_take_more_blocks() -> None:
-    header = xar_header(Config(("go", "x" * 10_000)), "id")
+    header = xar_header(Config(("go", "x" * 7_000)), "id")
     assert len(header) == 3 * BLOCK
     assert b"offset=12288" in header
     assert len(xar_header(Config(("go",)), "id")) == BLOCK

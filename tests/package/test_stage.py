@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.model.errors import Conflict
+from p2pdist.model.errors import Conflict, Corrupt
 from p2pdist.package.ignore import matcher
 from p2pdist.package.stage import remove, stage, staging, walk, with_parents
 
@@ -47,6 +47,27 @@ def test_a_whole_copy_looks_the_same(source: Path, tmp_path: Path) -> None:
     assert stage(source, tmp_path / "made") == []
     assert listing(tmp_path / "made") == listing(source)
     assert (tmp_path / "made/run").stat().st_ino == (tmp_path / "made/a/again").stat().st_ino
+
+
+def test_the_source_is_not_touched(source: Path, tmp_path: Path) -> None:
+    """Not even the ctime of a file, by which packing tells that somebody writes to it."""
+    before = {path: path.lstat() for path in source.rglob("*")}
+    stage(source, tmp_path / "made", only=with_parents({b"run", b"a/one", b"link"}))
+    remove(tmp_path / "made")
+    for path, status in before.items():
+        assert (path.lstat().st_ctime_ns, path.lstat().st_nlink) == (status.st_ctime_ns, status.st_nlink)
+
+
+def test_what_changes_meanwhile_is_told(source: Path, tmp_path: Path) -> None:
+    """A file that is written to between the look at it and the end of the copy."""
+
+    def ignore(path: bytes, _is_directory: bool) -> bool:
+        if path == b"a/one":
+            (source / "a/one").write_text("other")
+        return False
+
+    with pytest.raises(Corrupt, match="one changed"):
+        stage(source, tmp_path / "made", ignore=ignore)
 
 
 def test_on_another_file_system_it_is_copied(source: Path, tmp_path: Path) -> None:
