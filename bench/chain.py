@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,8 @@ class Host:
         self.pacer = Pacer(Downlink())
         self.origin_share = Bucket(None)
         self.kept = KeptConnections()
+        self.swarming = None
+        self.writers: Counter[Digest] = Counter()
 
     def origin(self) -> Origin:
         raise AssertionError("nobody reads an origin here")

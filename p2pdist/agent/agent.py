@@ -19,6 +19,7 @@ from p2pdist.agent.packages import WAIT_S, Packages
 from p2pdist.agent.preseeding import Preseeding
 from p2pdist.agent.pulls import Pulls
 from p2pdist.agent.showing import Showing
+from p2pdist.agent.swarming import SwarmSettings, open_swarming
 from p2pdist.agent.tracker_session import TrackerSession
 from p2pdist.agent.turns import Turn, Turns
 from p2pdist.core.bucket import Bucket
@@ -67,7 +68,7 @@ class AgentSettings:
     """How an agent is set up. `address` is where other agents reach it (host:port); `origin` overrides the tracker's;
     `tracker_wait_s` is how long a new pull waits for a tracker; with `tls` it speaks TLS with other agents; `upload_bytes_s` and
     `download_bytes_s` limit what it gives and takes over the network, `preseed_bytes_s` what of either is for preseeds; with `discovery`
-    it looks for trackers and others on its network, and is found by them."""
+    it looks for trackers and others on its network, and is found by them; with `swarm` blobs may come by BitTorrent, too."""
 
     trackers: tuple[str, ...]
     host: str
@@ -83,6 +84,7 @@ class AgentSettings:
     download_bytes_s: float | None = None
     preseed_bytes_s: float | None = None
     discovery: DiscoverySettings | None = None
+    swarm: SwarmSettings | None = None
 
 
 class Agent:
@@ -91,6 +93,7 @@ class Agent:
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
         self.host = settings.host
+        self.swarming = open_swarming(settings.swarm, self)
         hello = Hello(
             PROTOCOL_VERSION,
             settings.host,
@@ -98,6 +101,7 @@ class Agent:
             settings.zone,
             settings.rack,
             settings.upload_bytes_s or 0.0,
+            self.swarming.port if self.swarming is not None else 0,
         )
         check_hello(hello)
         self.session = TrackerSession(
@@ -109,12 +113,13 @@ class Agent:
             on_change=self._on_tracker_change,
         )
         self.tls = Tls(settings.tls) if settings.tls is not None else None
-        self._own_origin = open_origin(settings.origin) if settings.origin else None
+        self.own_origin = open_origin(settings.origin) if settings.origin else None
         self.neighbourhood = neighbourhood(settings.discovery, hello, self.session, self.tls, settings.origin)
         self._tracker_origins: dict[str, Origin] = {}
         self._preparing: asyncio.Task[None] | None = None
+        evict = self.swarming.choose if self.swarming is not None else choose
         # What can be wrong with the settings is found before the store is opened, which may take long after a crash.
-        self.store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=choose)
+        self.store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=evict)
         try:
             self.mounts = Mounts(settings.store / "mounts")
         except BaseException:
@@ -128,11 +133,12 @@ class Agent:
         self.sources = Sources()
         self.received_bytes: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
-        self._packages = Packages(self.store, self.session, self._own_origin, wait_s=settings.tracker_wait_s)
+        self._packages = Packages(self.store, self.session, self.own_origin, wait_s=settings.tracker_wait_s)
         self.pulls = Pulls(self.store, self._packages, self)
         self.preseeding = Preseeding(self.store, self.pulls, self._packages, self.session.send)
         self.showing = Showing(self.store, self.pulls, self.mounts)
         self.housekeeping = Housekeeping(self.store, self.pulls)
+        self.writers: Counter[Digest] = Counter()
         self._fetching: dict[Digest, BlobPull] = {}
         self._served: set[Digest] = set()
         self._unwanted: set[Digest] = set()
@@ -143,6 +149,8 @@ class Agent:
         for blob in self.store.blobs():
             if blob.complete:
                 self._serve(blob)
+        if self.swarming is not None:
+            self.swarming.start()
         self._session_task = asyncio.create_task(self.session.run(), name="tracker-session")
         if self.neighbourhood is not None:
             await self.neighbourhood.start()
@@ -155,6 +163,8 @@ class Agent:
             fetching.stop()
         await self.preseeding.stop()
         await self.pulls.stop()
+        if self.swarming is not None:
+            await self.swarming.stop()
         self.turns.stop()
         if self._expiring is not None:
             self._expiring.cancel()
@@ -163,7 +173,7 @@ class Agent:
             self._session_task.cancel()
             await asyncio.gather(self._session_task, return_exceptions=True)
         await self.mounts.close()
-        for origin in (*self._tracker_origins.values(), *([self._own_origin] if self._own_origin else [])):
+        for origin in (*self._tracker_origins.values(), *([self.own_origin] if self.own_origin else [])):
             await origin.close()
         await asyncio.to_thread(self.store.close)
 
@@ -227,6 +237,8 @@ class Agent:
         blob.release()
         error = None if done.cancelled() else done.exception()
         if error is None:
+            if self.swarming is not None:
+                self.swarming.changed()
             self.session.send(Report(tuple(filter(None, [fetching.advance()]))))
             return
         self._unserve(blob.digest)
@@ -286,8 +298,8 @@ class Agent:
 
     def origin(self) -> Origin:
         """Central storage: this agent's own setting, else the tracker's. Raises Unavailable."""
-        if self._own_origin is not None:
-            return self._own_origin
+        if self.own_origin is not None:
+            return self.own_origin
         url = self.session.origin
         if not url:
             raise Unavailable(
@@ -358,10 +370,12 @@ class Agent:
                     fetching.reject(error)
 
     def _on_tracker_change(self, present: bool) -> None:
-        if present and self._own_origin is None and self.session.origin:
+        if present and self.own_origin is None and self.session.origin:
             self._preparing = asyncio.create_task(self._prepare_origin(), name="prepare-origin")
         for fetching in list(self._fetching.values()):
             fetching.tracker_changed(present)
+        if self.swarming is not None:
+            self.swarming.tracker_changed(present)
         if present:
             self.preseeding.connected()
 

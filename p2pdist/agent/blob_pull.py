@@ -1,7 +1,9 @@
-"""One blob on its way into the store: runs the download core's commands on real streams.
+"""One blob on its way into the store: runs the download core's commands on real streams, or takes part in a BitTorrent swarm.
 
 Receiver threads write into the blob and post what happened; everything else is on the event loop. A verified piece goes to the uplink
-at once, so this host's children get it while the rest is still arriving.
+at once, so this host's children get it while the rest is still arriving, whichever way it came.
+
+Which way is taken, and how one is left for the other, is told in ways.py. The pull ends only after a transfer has let go of the file.
 """
 
 from __future__ import annotations
@@ -9,10 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from typing import Protocol
 
 from p2pdist.agent.origin_reader import OriginReader
+from p2pdist.agent.swarm_fetch import SWARM
+from p2pdist.agent.swarming import Swarming
 from p2pdist.agent.turns import Turns
+from p2pdist.agent.ways import Ways
 from p2pdist.core.bucket import Bucket
 from p2pdist.core.download import (
     CloseStream,
@@ -22,6 +28,7 @@ from p2pdist.core.download import (
     Event,
     GaveUp,
     OpenStream,
+    Paused,
     PieceStored,
     Planned,
     Rejected,
@@ -30,10 +37,11 @@ from p2pdist.core.download import (
     TrackerChanged,
 )
 from p2pdist.core.sources import Sources
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Unavailable
-from p2pdist.model.messages import Advance, Complaint, Holding, Priority, StreamRequest
+from p2pdist.model.messages import Advance, Complaint, Holding, Priority, Reason, StreamRequest
 from p2pdist.model.pieces import PieceSet
-from p2pdist.model.plan import Plan, Source
+from p2pdist.model.plan import ORIGIN, Plan, Source
 from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin
 from p2pdist.store.blob import Blob
@@ -57,6 +65,8 @@ class Surroundings(Protocol):
     pacer: Pacer
     origin_share: Bucket
     kept: KeptConnections
+    swarming: Swarming | None
+    writers: Counter[Digest]
 
     def origin(self) -> Origin: ...
     def tell_tracker(self, message: Complaint) -> None: ...
@@ -96,19 +106,26 @@ class BlobPull:
         self._hurried = asyncio.Event()
         self._completing: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
+        self._outcome: tuple[P2PDistError | None] | None = None
+        # A selection has no torrent of its own, and an empty blob needs none.
+        swarming = agent.swarming if selection is None and blob.size else None
+        self._ways = Ways(self, agent.host, swarming, agent.writers, self._mail.post)
         agent.turns.held(blob.digest, blob.layout, self._stripes, self._core.have)
         if not tracker_present:
-            self._submit(TrackerChanged(False))
+            self.tracker_changed(False)
 
     def start(self) -> None:
         """Begin; a blob that lacks nothing is done at once."""
+        self._ways.start()
         self._tick()
 
     def holding(self) -> Holding:
         """What a tracker must know to take this pull into its swarm."""
         layout = self.blob.layout
         counts = self._reported = tuple(self._core.counts)
-        return Holding(self.blob.digest, layout.size, layout.piece_size, counts, self._core.parents(), self.priority)
+        read = self._ways.reading
+        parents = tuple("" if stripe in read else host for stripe, host in enumerate(self._core.parents()))
+        return Holding(self.blob.digest, layout.size, layout.piece_size, counts, parents, self.priority)
 
     def advance(self) -> Advance | None:
         """Progress since the last report, None when there is none."""
@@ -119,9 +136,11 @@ class BlobPull:
         return Advance(self.blob.digest, counts)
 
     def planned(self, plan: Plan) -> None:
+        self._ways.planned(plan)
         self._submit(Planned(plan))
 
     def tracker_changed(self, present: bool) -> None:
+        self._ways.tracker_changed(present)
         self._submit(TrackerChanged(present))
 
     def hurry(self) -> None:
@@ -166,12 +185,13 @@ class BlobPull:
                     _logger.warning("source=%s stripe=%d blob=%s reason=%s", source, stripe, self.blob.digest, reason)
                     self._agent.tell_tracker(Complaint(self.blob.digest, stripe, source.host, reason, piece))
                 case Completed():
-                    self._completing = asyncio.create_task(self._complete())
+                    self._end(None)
                 case GaveUp(error):
-                    self._finish(error)
+                    self._end(error)
 
     def _tick(self) -> None:
         self._find_untold()
+        self._ways.steer()
         self._submit(Tick())
         if not self._core.finished:
             self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
@@ -186,6 +206,16 @@ class BlobPull:
         for piece in sorted(unknown & self._untold):
             self._stored(0, piece)
         self._untold = unknown
+
+    def _end(self, error: P2PDistError | None) -> None:
+        """The core has ended; so does the pull, once a transfer, if there is one, has let go of the file."""
+        self._outcome = (error,)
+        if not self._ways.end():
+            return
+        if error is None:
+            self._completing = asyncio.create_task(self._complete())
+        else:
+            self._finish(error)
 
     async def _complete(self) -> None:
         try:
@@ -213,10 +243,41 @@ class BlobPull:
         for piece in list(self._waiting):
             self._wake(piece, error)
 
+    # -- the other way (ways.py)
+
+    def pause(self, paused: bool) -> None:
+        """See Pull in ways.py; so are those that follow."""
+        self._submit(Paused(paused))
+
+    def close_streams(self) -> None:
+        for stream in self._streams.values():
+            stream.close()
+
+    def fed(self) -> bool:
+        parents = enumerate(self._core.parents())
+        return all(host is not None or not self.blob.have.missing(stripe, self._stripes) for stripe, host in parents)
+
+    def origin_ranks(self) -> dict[int, int]:
+        return self._core.origin_ranks()
+
+    async def read_origin(self, piece: int) -> bytes:
+        layout = self.blob.layout
+        await self._may_read(piece % self._stripes, layout.length(piece))
+        data = await self._agent.origin().read_range(self.blob.digest, layout.offset(piece), layout.length(piece))
+        await self._pause(len(data))
+        return data
+
+    def complain_of_origin(self, stripe: int, reason: Reason, error: P2PDistError) -> None:
+        _logger.warning("source=origin stripe=%d blob=%s: %s", stripe, self.blob.digest, error)
+        if reason == "corrupt":
+            self._agent.count_rejected("corrupt")
+        self._agent.tell_tracker(Complaint(self.blob.digest, stripe, ORIGIN.host, reason))
+
     # -- streams
 
     def _open(self, number: int, source: Source, stripe: int) -> None:
         self._sources[number] = (source, stripe)
+        self._ways.begin_write()
         stream: IncomingStream | OriginReader
         if source.is_origin:
             try:
@@ -286,6 +347,10 @@ class BlobPull:
                 case PieceReceived(number, piece, ok):
                     self._received(number, piece, ok)
                 case StreamClosed(number, reason, detail, error):
+                    self._ways.end_write()
+                    if number == SWARM:
+                        self._swarm_closed(event)
+                        continue
                     self._streams.pop(number, None)
                     source, stripe = self._sources.pop(number)
                     if reason not in ("done", "closed"):
@@ -294,21 +359,29 @@ class BlobPull:
                         self._submit(StreamEnded(number, "unavailable", error=error))
                     else:
                         self._submit(StreamEnded(number, reason, error=error))
+                    self._ways.steer()
+
+    def _swarm_closed(self, closed: StreamClosed) -> None:
+        self._ways.swarm_closed(closed)
+        if self._outcome is not None:
+            self._end(self._outcome[0])
+        self._ways.steer()
 
     def _received(self, number: int, piece: int, ok: bool) -> None:
-        source, _ = self._sources[number]
+        source, _ = self._sources[number] if number != SWARM else (None, 0)
         if not ok:
             _logger.warning("source=%s sent wrong bytes for piece %d of %s", source, piece, self.blob.digest)
             self._agent.count_rejected("corrupt")
             return
-        kind = "origin" if source.is_origin else "peer"
+        from_origin = source.is_origin if source is not None else self._ways.read_here(piece)
         length = self.blob.layout.length(piece)
-        self.bytes_by_source[kind] += length
-        self._agent.count_received(kind, length)
+        self.bytes_by_source["origin" if from_origin else "peer"] += length
+        self._agent.count_received("origin" if from_origin else "peer" if source is not None else "bittorrent", length)
         self._stored(number, piece)
 
     def _stored(self, number: int, piece: int) -> None:
         self._agent.turns.verified(self.blob.digest, piece)
+        self._ways.progressed(piece)
         self._submit(PieceStored(number, piece))
         self._wake(piece, None)
 

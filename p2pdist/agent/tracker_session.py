@@ -183,13 +183,17 @@ class TrackerSession:
             raise Corrupt(f"the tracker {self.url} sent something else for {reference}")
         return bundle
 
+    async def resolve(self, reference: Reference) -> Descriptor:
+        """Ask the tracker what a reference names. Raises NotFound, Corrupt, Unavailable."""
+        return _descriptor(await self.get("/v1/resolve", {"reference": str(reference)}))
+
     async def layer(self, digest: Digest) -> Descriptor:
         """Ask the tracker for the descriptor of a layer that it met in some manifest. Raises NotFound, Unavailable."""
-        return _descriptor(await self._get(f"/v1/layers/{digest}", {}))
+        return _descriptor(await self.get(f"/v1/layers/{digest}", {}))
 
     async def content(self, digest: Digest, *, manifest: bool = False) -> bytes:
         """Ask the tracker for a small blob; verified. Raises NotFound, Corrupt, Unavailable."""
-        data = await self._get(f"/v1/content/{digest}", {"as": "manifest"} if manifest else {})
+        data = await self.get(f"/v1/content/{digest}", {"as": "manifest"} if manifest else {})
         if digest_of(data) != digest:
             raise Corrupt(f"the tracker {self.url} sent something else for {digest}")
         return data
@@ -331,7 +335,8 @@ class TrackerSession:
 
     # -- small reads
 
-    async def _get(self, path: str, query: dict[str, str]) -> bytes:
+    async def get(self, path: str, query: dict[str, str]) -> bytes:
+        """What the tracker answers to a GET. Raises what its problem document says, Corrupt, Unavailable."""
         _, body = await self._exchange(path, query, {})
         return body
 

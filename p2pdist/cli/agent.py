@@ -17,6 +17,8 @@ from p2pdist.model.errors import UsageError
 if TYPE_CHECKING:
     from p2pdist.agent.agent import Agent, AgentSettings
     from p2pdist.agent.links import DiscoverySettings
+    from p2pdist.agent.swarming import SwarmSettings
+    from p2pdist.core.transport import Policy
     from p2pdist.transfer.tls import TlsFiles
 
 
@@ -82,6 +84,18 @@ ANY = ("0.0.0.0", "::")
     metavar="NAME",
     help="The name in all agents' certificates [default: each one's own address].",
 )
+@click.option(
+    "--transport",
+    type=click.Choice(["trees", "swarm", "auto"]),
+    help="How blobs come: by the tracker's trees, from BitTorrent swarms, or by trees as long as that goes well [default: auto, with TLS"
+    " trees].",
+)
+@click.option(
+    "--bt-listen",
+    default="",
+    metavar="HOST:PORT",
+    help="Where BitTorrent peers connect [default: the address of --listen, at the next port].",
+)
 @discovery_options
 @click.option(
     "--discover/--no-discovery",
@@ -115,6 +129,8 @@ def command(
     tls_key: Path | None,
     tls_ca: Path | None,
     tls_name: str,
+    transport: Policy | None,
+    bt_listen: str,
     network_id: str,
     discovery_interface: tuple[str, ...],
     discover: bool | None,
@@ -128,16 +144,15 @@ def command(
       p2pdist agent --store /var/lib/p2pdist
       p2pdist agent --tracker http://tracker:7070 --listen 10.0.0.7:7071 --store /var/lib/p2pdist
       p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --preseed-limit 200MB/s
+      p2pdist agent --tracker http://tracker:7070 --transport swarm --bt-listen 10.0.0.7:6881
     """
     from p2pdist.agent.agent import AgentSettings
-    from p2pdist.cli.daemon import listen_address, raise_file_limit, run, set_up_logging
+    from p2pdist.cli.daemon import listen_address, run, set_up_logging
 
     set_up_logging(log_level)
-    raise_file_limit()
     address = listen_address(listen)
     trackers = tuple(url.strip() for url in tracker.split(",") if url.strip())
-    if discover is None:
-        discover = not trackers
+    discover = not trackers if discover is None else discover
     settings = AgentSettings(
         trackers=trackers,
         host=name or sockets.gethostname(),
@@ -153,8 +168,40 @@ def command(
         preseed_bytes_s=parse_rate(preseed_limit) if preseed_limit else None,
         tls=_tls_files(tls_cert, tls_key, tls_ca, tls_name),
         discovery=_discovery(address, advertise, network_id, discovery_interface) if discover else None,
+        swarm=_swarm(transport, address, bt_listen, tls=tls_cert is not None),
     )
     run(_serve(settings, address, socket.absolute()))
+
+
+def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *, tls: bool) -> SwarmSettings | None:
+    """How blobs may come by BitTorrent; None for trees only. Raises UsageError."""
+    from p2pdist.agent.swarming import SwarmSettings
+    from p2pdist.transfer.dial import parse_address
+
+    policy: Policy = transport or ("trees" if tls else "auto")
+    if policy == "trees":
+        if bt_listen:
+            raise UsageError("--bt-listen is of no use with trees only", remedy="Give --transport auto or swarm")
+        return None
+    if tls:
+        raise UsageError(
+            "BitTorrent peers show no certificates, and agents that speak TLS serve nobody without one",
+            remedy="Give --transport trees, or no --tls options",
+        )
+    host, port = address[0], address[1] + 1
+    try:
+        if bt_listen:
+            host, port = parse_address(bt_listen)
+        host = str(sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0][4][0])
+    except (OSError, ValueError) as error:
+        if not bt_listen:
+            return None  # nor can the agent itself listen there, which says more of it
+        raise UsageError(
+            f"BitTorrent cannot listen on {bt_listen}: {error}", remedy="Write --bt-listen 0.0.0.0:7072"
+        ) from error
+    if port >= 1 << 16:
+        raise UsageError("there is no port for BitTorrent next to port 65535", remedy="Give --bt-listen, too")
+    return SwarmSettings(policy, (host, port), required=bool(bt_listen))
 
 
 def _discovery(
@@ -175,8 +222,17 @@ async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path
 
     from p2pdist.agent.agent import Agent
     from p2pdist.agent.http import make_apps
-    from p2pdist.cli.daemon import address_text, close, listen, listen_unix, stop_listening, until_stopped
+    from p2pdist.cli.daemon import (
+        address_text,
+        close,
+        listen,
+        listen_unix,
+        raise_file_limit,
+        stop_listening,
+        until_stopped,
+    )
 
+    raise_file_limit()
     agent = Agent(settings)
     runners = []
     try:

@@ -10,7 +10,7 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.depots import origin_option, required_origin
-from p2pdist.model.digest import parse_digest
+from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import P2PDistError, from_problem
 from p2pdist.model.messages import PullRequest, PullStatus
 
@@ -28,22 +28,27 @@ def command() -> None:
 @command.command("push")
 @click.argument("file", type=click.Path(path_type=Path))
 @origin_option
+@click.option("--torrent/--no-torrent", default=True, help="Make its torrent as well, for swarms [default: make it].")
 @output.json_option
-def push(file: Path, origin: str | None, as_json: bool) -> None:
+def push(file: Path, origin: str | None, torrent: bool, as_json: bool) -> None:
     """Send FILE to an origin and print its digest.
+
+    Its torrent is kept there, too: hosts need it to go on from a BitTorrent swarm where no tracker plans.
 
     \b
     Example:
       p2pdist blob push weights.safetensors --origin s3://packages/prod
     """
     from p2pdist.package.push import push_blob
+    from p2pdist.package.torrents import make_file_torrent
 
-    async def work(progress: output.Progress) -> Pushed:
+    async def work(progress: output.Progress) -> tuple[Pushed, Digest | None]:
         async with required_origin(origin) as central:
-            return await push_blob(file, central, on_progress=progress)
+            pushed = await push_blob(file, central, on_progress=progress)
+            return pushed, await make_file_torrent(pushed.digest, file, central) if torrent else None
 
     with output.Progress(quiet=as_json) as progress:
-        pushed = asyncio.run(work(progress))
+        pushed, document = asyncio.run(work(progress))
     if as_json:
         output.print_json(
             {
@@ -53,6 +58,7 @@ def push(file: Path, origin: str | None, as_json: bool) -> None:
                 "bytes_sent": pushed.bytes_sent,
                 "bytes_skipped": pushed.bytes_skipped,
                 "seconds": round(pushed.seconds, 3),
+                "torrent": document,
             }
         )
     else:

@@ -14,30 +14,41 @@ from p2pdist.model.package import parse_reference
 
 if TYPE_CHECKING:
     from p2pdist.package.push import Pushed
+    from p2pdist.package.torrents import Made
 
 
 @click.command("push")
 @click.argument("ref")
 @layout_option
 @origin_option
+@click.option("--torrent", is_flag=True, help="Make the torrents of the package and of its blobs as well.")
 @output.json_option
-def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
+def command(ref: str, layout: Path, origin: str | None, torrent: bool, as_json: bool) -> None:
     """Send the package REF from the local layout to an origin. What is there already is not sent again.
+
+    With --torrent, hosts can go on from BitTorrent swarms where no tracker plans, and any BitTorrent client can fetch the package. What has
+    a torrent already is not read again.
 
     \b
     Example:
       p2pdist push team/trainer:v1 --origin s3://packages/prod
     """
     from p2pdist.package.push import push
+    from p2pdist.package.torrents import make_torrents
 
     reference = parse_reference(ref)
 
-    async def work(progress: output.Progress) -> Pushed:
+    async def work(progress: output.Progress) -> tuple[Pushed, list[Made]]:
         async with required_origin(origin) as central, opened_layout(layout) as local:
-            return await push(reference, local, central, on_progress=progress)
+            pushed = await push(reference, local, central, on_progress=progress)
+
+            def hashed(done: int, total: int) -> None:
+                progress("hashing", done, total)
+
+            return pushed, await make_torrents(reference, local, central, on_progress=hashed) if torrent else []
 
     with output.Progress(quiet=as_json) as progress:
-        pushed = asyncio.run(work(progress))
+        pushed, made = asyncio.run(work(progress))
     if as_json:
         output.print_json(
             {
@@ -46,6 +57,7 @@ def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
                 "bytes_sent": pushed.bytes_sent,
                 "bytes_skipped": pushed.bytes_skipped,
                 "seconds": round(pushed.seconds, 3),
+                "torrents": {each.subject: each.document for each in made},
             }
         )
         return
@@ -53,3 +65,5 @@ def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
     click.echo(
         f"{output.amount(pushed.bytes_sent)} sent, {output.amount(pushed.bytes_skipped)} already there, {pushed.seconds:.1f} s"
     )
+    if torrent:
+        click.echo(f"{len(made)} torrents made")

@@ -13,7 +13,7 @@ its zone, and reads the origin when it is a keeper and those before it failed it
 one stands still all below it do.
 
 A stripe that gets far fewer pieces than another over SLOW_WINDOW_S is complained of as slow, again with growing pauses; that changes
-nothing here, and lets the tracker look closer.
+nothing here, and lets the tracker look closer. While it is paused, another transport brings the pieces and no stream is opened.
 
 Invariants: a piece counts once; a source that sent wrong bytes is not opened again while it is avoided; no stream is opened for a
 stripe that lacks nothing; exactly one of Completed and GaveUp is given, and nothing after it.
@@ -92,7 +92,14 @@ class Tick:
     pass
 
 
-Event = PieceStored | Planned | StreamEnded | TrackerChanged | Rejected | Tick
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Another transport brings the pieces from now on, once the streams have ended; or does so no more."""
+
+    paused: bool
+
+
+Event = PieceStored | Planned | StreamEnded | TrackerChanged | Rejected | Paused | Tick
 
 # -- commands
 
@@ -171,6 +178,7 @@ class Download:
     _next_stream: int = 1
     _progressed_at: float = 0.0
     _tracker: bool = True
+    _paused: bool = False
     _alone_since: float = 0.0
     _origin_corrupt: int = 0
     _window_from: float = 0.0
@@ -207,6 +215,10 @@ class Download:
                         stripe.retry_at = 0.0
             case Rejected(error):
                 self._give_up(error, out)
+            case Paused(paused):
+                self._paused = paused
+                if paused:
+                    self._close_all(out, after_piece=True)
             case Tick():
                 self._tick(now, out)
         if not self.finished and self.have.complete:
@@ -220,6 +232,12 @@ class Download:
         return tuple(
             stripe.source.host if stripe.source and stripe.stream is not None else None for stripe in self._stripes
         )
+
+    def origin_ranks(self) -> dict[int, int]:
+        """The stripes that this host may read from the origin: 0 with the lease; while no tracker answers, a keeper's place, from 1."""
+        ranks = {each.number: 0 for each in self._stripes if each.candidates.parent == ORIGIN}
+        keeper = ((each.number, each.candidates.rank) for each in self._stripes if not self._tracker)
+        return {number: rank + 1 for number, rank in keeper if rank is not None} | ranks
 
     def _stored(self, number: int, piece: int, now: float, out: list[Command]) -> None:
         if not self.have.add(piece):
@@ -258,7 +276,7 @@ class Download:
         self._open(stripe, now, out)
 
     def _open(self, stripe: _Stripe, now: float, out: list[Command]) -> None:
-        if stripe.stream is not None or stripe.missing == 0 or now < stripe.retry_at:
+        if self._paused or stripe.stream is not None or stripe.missing == 0 or now < stripe.retry_at:
             return
         source, stripe.retry_at = stripe.candidates.choose(self.sources, alone=not self._tracker, now=now)
         if source is None:
@@ -277,9 +295,9 @@ class Download:
         del self._streams[stripe.stream]
         stripe.stream = stripe.source = None
 
-    def _close_all(self, out: list[Command]) -> None:
+    def _close_all(self, out: list[Command], *, after_piece: bool = False) -> None:
         for stripe in self._stripes:
-            self._close(stripe, out, after_piece=False)
+            self._close(stripe, out, after_piece=after_piece)
 
     def _ended(self, event: StreamEnded, now: float, out: list[Command]) -> None:
         stripe = self._streams.get(event.stream)
@@ -302,12 +320,7 @@ class Download:
             return
         reason: Reason = "short" if ended_well else "unavailable" if event.reason == "failed" else event.reason  # type: ignore[assignment]
         self._last_failure = f"{source}: {event.error.what if event.error else reason}"
-        if (
-            source == ORIGIN
-            and not unasked
-            and isinstance(event.error, P2PDistError)
-            and event.error.exit_code in (3, 4)
-        ):
+        if source == ORIGIN and not unasked and event.error is not None and event.error.exit_code in (3, 4):
             out.append(Complain(stripe.number, source, reason, event.piece))
             self._give_up(event.error, out)
             return

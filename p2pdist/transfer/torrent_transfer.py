@@ -150,6 +150,14 @@ class TorrentTransfer:
         self.close()
         return self.join(timeout_s)
 
+    def give_piece(self, piece: int, data: bytes) -> None:
+        """Bring a piece that came from elsewhere into the swarm. It is told of like any other once it has verified."""
+        self._session.call(lambda: self._give(piece, data))
+
+    def look_around(self, tell: Callable[[list[int]], object]) -> None:
+        """Call `tell` in the session's thread with how many of the peers that are connected have each piece."""
+        self._session.call(lambda: self._look_around(tell))
+
     def add_peers(self, peers: Sequence[Address]) -> None:
         """Try these too. Raises UsageError."""
         check_peers(peers)
@@ -307,6 +315,14 @@ class TorrentTransfer:
                 self._endpoints.clear()
             self._endpoints[endpoint] = found
         return found
+
+    def _look_around(self, tell: Callable[[list[int]], object]) -> None:
+        if self._handle is not None:
+            tell(self._handle.piece_availability())
+
+    def _give(self, piece: int, data: bytes) -> None:
+        if self._handle is not None and self._closed is None:
+            self._handle.add_piece(piece, data, 0)
 
     # -- the end
 

@@ -15,6 +15,7 @@ from p2pdist.core.download import (
     Event,
     GaveUp,
     OpenStream,
+    Paused,
     PieceStored,
     Planned,
     Rejected,
@@ -413,3 +414,42 @@ def test_the_callers_set_is_not_the_cores() -> None:
 
 def test_plans_for_stripes_that_do_not_exist_are_ignored() -> None:
     assert Pull(stripes=2).plan(2, A) == []
+
+
+def test_while_it_is_paused_another_transport_brings_the_pieces() -> None:
+    """Streams end after the pieces under way, none is opened, whatever is planned; then they are opened for what is lacking."""
+    pull = Pull(count=4, stripes=2)
+    pull.plan(0, A)
+    pull.plan(1, B)
+    assert pull(Paused(True)) == [CloseStream(1, after_piece=True), CloseStream(2, after_piece=True)]
+    assert pull.core.parents() == (None, None)
+    pull(StreamEnded(1, "closed"))
+    assert pull.plan(0, C) == []
+    assert pull(Tick(), 30.0) == []
+    assert pull(PieceStored(-1, 0)) == []
+    assert pull(PieceStored(-1, 2)) == []
+    pull(Paused(False))
+    assert pull(Tick()) == [OpenStream(3, B, 1)]
+    assert pull(PieceStored(3, 1)) == []
+    assert pull(PieceStored(3, 3)) == [CloseStream(3, after_piece=True), Completed()]
+
+
+def test_patience_ends_while_paused_as_well() -> None:
+    pull = Pull(patience_s=10.0)
+    pull(Paused(True))
+    assert isinstance(pull(Tick(), 10.1)[-1], GaveUp)
+
+
+def test_who_may_read_the_origin() -> None:
+    """The holder of a lease, always; while no tracker answers the keepers, in their order."""
+    names = ranked(f"{BLOB}/0".encode(), ["A", "B", "C"], 3)
+    for place, name in enumerate(names, start=1):
+        pull = Pull(stripes=2, host=name)
+        pull.plan(1, ORIGIN)
+        pull(Planned(Plan(BLOB, (), (A, B, C))))
+        assert pull.core.origin_ranks() == {1: 0}
+        pull(TrackerChanged(False))
+        assert pull.core.origin_ranks() == {0: place, 1: 0}
+    other = Pull(host="D")
+    other.alone(A, B, C)
+    assert other.core.origin_ranks() == {}

@@ -120,6 +120,29 @@ def test_a_swarm_brings_a_blob_to_all_and_the_origin_is_read_about_once(site: Si
     assert sum(agent.metric(BY_TREES) for agent in agents) == 0
 
 
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_an_agent_that_ends_in_the_middle_of_a_swarm_goes_on_where_it_was(site: Site, how: str) -> None:
+    """What had verified is kept, and nothing else; a clean stop leaves libtorrent no time to hang."""
+    digest = site.publish(SIZE)
+    site.origin.rate_bytes_s = 4 * MIB
+    agents = site.agents(2, transport="swarm")
+    pulls = [agent.start_pull(blob=digest, output=str(output(site, agent))) for agent in agents]
+    first, second = agents
+    until(lambda: first.received() > SIZE / 4)
+    before = first.received()
+    if how == "killed":
+        first.kill()
+    else:
+        assert first.stop() == 0
+    with contextlib.suppress(Exception):  # its agent is gone
+        pulls[0].result()
+    status = first.start().pull(blob=digest, output=str(output(site, first)))
+    assert before <= status.bytes_cached < SIZE
+    assert status.bytes_cached + status.bytes_origin + status.bytes_peers == SIZE
+    assert pulls[1].result().state == "done"
+    assert right(output(site, first), digest) and right(output(site, second), digest)
+
+
 def test_a_late_agent_fetches_from_the_seeds_and_not_from_the_origin(site: Site) -> None:
     digest = site.publish(SIZE // 4)
     first, second = site.agents(2, transport="swarm")

@@ -1,0 +1,174 @@
+"""One blob's pull as a member of a BitTorrent swarm: its torrent, its peers, the transfer while there is one, and what it brings from the
+origin.
+
+Theory. A pull that may come to need a swarm looks for the torrent document while a tracker answers. When its turn comes (`begin`) a
+TorrentTransfer fetches what the blob lacks into the store's own file, and an OriginFeed brings what no peer has, where this host may read
+that. Peers are the hosts of the tracker's plans, those that were discovered, and whoever a tracker's /announce names.
+
+Invariants: between begin() and its StreamClosed, which carries SWARM, the blob is libtorrent's to write; one transfer at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Protocol
+
+from p2pdist.agent.origin_feed import FeedSide, OriginFeed
+from p2pdist.agent.swarming import Swarming
+from p2pdist.core.transport import Way
+from p2pdist.model.errors import P2PDistError, Unavailable
+from p2pdist.model.plan import Plan
+from p2pdist.model.torrent import Torrent
+from p2pdist.store.blob import Blob
+from p2pdist.transfer.client import StreamClosed, StreamEvent
+from p2pdist.transfer.torrent_swarm import Address, Swarm
+from p2pdist.transfer.torrent_transfer import TorrentTransfer
+
+SWARM = -1
+"""The number of a transfer in its events, which no stream has."""
+
+LOOK_UP_S = (0.3, 2.0)
+"""When a pull by trees asks for its torrent, which it may never need: thousands begin at once, and many are over sooner."""
+
+LOOK_UP_AGAIN_S = 2.0
+ADDRESSES_MAX = 256
+
+_logger = logging.getLogger(__name__)
+
+
+class Pull(FeedSide, Protocol):
+    """What is needed of a blob's pull."""
+
+    blob: Blob
+
+
+class SwarmFetch:
+    """See the module's text. `post` hears the transfer's events."""
+
+    def __init__(self, pull: Pull, host: str, swarming: Swarming, post: Callable[[StreamEvent], None]) -> None:
+        self._pull, self._blob = pull, pull.blob
+        self._host, self._swarming, self._post = host, swarming, post
+        self._torrent: Torrent | None = None
+        self._addresses: dict[str, None] = {}
+        self._transfer: TorrentTransfer | None = None
+        self._feed: OriginFeed | None = None
+        self._from_origin: set[int] = set()
+        self._peers: dict[Address, None] = {}
+        self._closing = False
+        self.running = False
+        """From begin() until StreamClosed has come."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def find(self, *, at_once: bool) -> bool:
+        """Whether the blob has a torrent; waits until somebody can say."""
+        if not at_once:
+            await asyncio.sleep(random.uniform(*LOOK_UP_S))
+        while True:
+            try:
+                self._torrent = await self._swarming.torrents.find(self._blob.digest, self._blob.layout)
+                return self._torrent is not None
+            except Unavailable:
+                await asyncio.sleep(LOOK_UP_AGAIN_S * random.uniform(0.5, 1.0))
+            except P2PDistError as error:
+                _logger.warning("%s comes by trees only: %s", self._blob.digest, error)
+                return False
+
+    async def peers_v1(self) -> bool:
+        """Whether a tracker knows peers that have this blob by version 1 alone."""
+        return self._torrent is not None and await self._swarming.torrents.count_peers(self._torrent.v1_only()) > 0
+
+    def planned(self, plan: Plan) -> None:
+        """Hosts that a plan names are peers."""
+        sources = [*plan.keepers]
+        for stripe in plan.stripes:
+            sources += [stripe.parent, *stripe.alternates] if stripe.parent is not None else stripe.alternates
+        new = {source.address: None for source in sources if source.address not in self._addresses and source.address}
+        self._addresses.update(new)
+        while len(self._addresses) > ADDRESSES_MAX:
+            del self._addresses[next(iter(self._addresses))]
+        if new and self._transfer is not None:
+            self._spawn(self._meet(self._transfer, list(new)))
+
+    def begin(self, way: Way) -> None:
+        """Take part. StreamClosed follows in any case."""
+        self._closing, self.running = False, True
+        self._spawn(self._begin(way))
+
+    def close(self) -> None:
+        """End soon: StreamClosed follows when libtorrent has let go of the file."""
+        self._closing = True
+        if self._feed is not None:
+            self._feed.stop()
+            self._from_origin |= self._feed.given
+            self._feed = None
+        if self._transfer is not None:
+            self._transfer.close()
+
+    def closed(self) -> None:
+        """StreamClosed came."""
+        self.close()
+        self._transfer, self.running = None, False
+        self._swarming.left(self._blob.digest, tuple(self._peers)[:ADDRESSES_MAX])
+
+    def lying(self) -> None:
+        """The torrent is not one of this blob."""
+        self._torrent = None
+        self._swarming.torrents.forget(self._blob.digest)
+
+    def held(self, piece: int) -> None:
+        """A piece has been stored."""
+        if self._feed is not None:
+            self._feed.held(piece)
+
+    def read_here(self, piece: int) -> bool:
+        """Whether this host brought a piece from the origin into the swarm."""
+        return piece in self._from_origin or (self._feed is not None and piece in self._feed.given)
+
+    @property
+    def reading(self) -> set[int]:
+        """The stripes that are being read from the origin."""
+        return self._feed.stripes if self._feed is not None else set()
+
+    def stop(self) -> None:
+        """The pull has ended, and no transfer runs."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _begin(self, way: Way) -> None:
+        blob = self._blob
+        try:
+            session = await self._swarming.open()
+            await asyncio.to_thread(self._swarming.release, blob.digest)
+            peers = await self._swarming.peers(self._addresses)
+            self._peers.update(dict.fromkeys(peers))
+            swarm = Swarm(self._swarming.announces(blob.digest), peers)
+            if self._closing or self._torrent is None:
+                self._post(StreamClosed(SWARM, "closed"))
+                return
+            torrent = self._torrent.v1_only() if way == "swarm-v1" else self._torrent
+            transfer = TorrentTransfer(session, blob, torrent, swarm, self._post, number=SWARM)
+            transfer.start()
+        except P2PDistError as error:
+            self._post(StreamClosed(SWARM, "failed", error.what, error))
+            return
+        except Exception as error:
+            _logger.exception("%s cannot come by BitTorrent", blob.digest)
+            self._post(StreamClosed(SWARM, "failed", repr(error), P2PDistError(f"BitTorrent failed: {error!r}")))
+            return
+        self._transfer = transfer
+        self._feed = OriginFeed(blob, self._host, transfer, self._pull)
+
+    async def _meet(self, transfer: TorrentTransfer, addresses: list[str]) -> None:
+        with suppress(P2PDistError):  # an address that nobody could have
+            peers = await self._swarming.peers(addresses)
+            self._peers.update(dict.fromkeys(peers))
+            transfer.add_peers(peers)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

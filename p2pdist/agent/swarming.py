@@ -1,0 +1,339 @@
+"""BitTorrent at an agent: the one session, the torrents that are known, the complete blobs that are seeded.
+
+Theory. The session starts when it is first needed: a pull takes part in a swarm, a peer knocks at the port (doorbell.py), or no tracker has
+answered for a while, and others may be looking for what is here; where all is to come from swarms, that is at once. From then on it stays.
+While it runs the complete blobs that were used last are seeded, as far as they have a torrent, and the last few of them as torrents of
+version 1, too, which aria2 and transmission need.
+
+A peer is an agent at the port next to the one where other agents reach it, or whoever a tracker's /announce names; agents that complete
+blobs are known to trackers by their sessions there, so only seeds of version 1 announce themselves.
+
+Invariants: what is remembered is limited. A blob that is chosen for eviction is released first (`release`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import Counter, OrderedDict
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Protocol
+
+from p2pdist.agent.doorbell import Doorbell
+from p2pdist.agent.torrents import Torrents
+from p2pdist.agent.tracker_session import TrackerSession
+from p2pdist.agent.turns import Turns
+from p2pdist.core.eviction import choose
+from p2pdist.core.transport import AWAY_S, Policy
+from p2pdist.model.candidate import Candidate, Share
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
+from p2pdist.origin.origin import Origin, redacted
+from p2pdist.store.blob import Blob
+from p2pdist.store.blobs import BlobStore
+from p2pdist.transfer.dial import parse_address
+from p2pdist.transfer.torrent_seeds import SEEDS_MAX, Seed, TorrentSeeds
+from p2pdist.transfer.torrent_session import TorrentSession
+from p2pdist.transfer.torrent_settings import TorrentSettings
+from p2pdist.transfer.torrent_swarm import PEERS_MAX, Address, Swarm
+
+if TYPE_CHECKING:
+    from p2pdist.agent.neighbourhood import Neighbourhood
+
+SEEDED_MAX = SEEDS_MAX // 2
+SEEDED_V1_MAX = 16
+SEEDS_S = 5.0
+"""How often it is looked at what there is to seed, if nothing happens before."""
+
+LOOKUPS_FIRST, LOOKUPS = 4, 1
+"""Torrents that are asked for in the first look and in each one after it: all agents of a fleet may be looking."""
+
+START_AGAIN_S = 30.0
+ANNOUNCES_MAX = 8
+MET_MAX = 16
+SHARE_S = 0.5
+SHARE_MIN = 1 / 16
+"""What of a limit BitTorrent has left in any case."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmSettings:
+    """`listen` is an IP address and the port for BitTorrent peers; where that is taken, and it is not `required`, the agent does
+    without."""
+
+    policy: Policy
+    listen: tuple[str, int]
+    required: bool = False
+
+
+class Limits(Protocol):
+    """What is needed of the agent's settings: the URLs of trackers that it was given, and how fast it may send and receive."""
+
+    @property
+    def trackers(self) -> tuple[str, ...]: ...
+    @property
+    def upload_bytes_s(self) -> float | None: ...
+    @property
+    def download_bytes_s(self) -> float | None: ...
+
+
+class Surroundings(Protocol):
+    """What is needed of the agent, when something is done with it: not all of it is there from the beginning."""
+
+    @property
+    def settings(self) -> Limits: ...
+
+    store: BlobStore
+    session: TrackerSession
+    own_origin: Origin | None
+    neighbourhood: Neighbourhood | None
+    turns: Turns
+    received_bytes: Counter[str]
+
+
+def open_swarming(settings: SwarmSettings | None, agent: Surroundings) -> Swarming | None:
+    """None where blobs come by trees only. Raises Conflict when the port is required and taken."""
+    if settings is None or settings.policy == "trees":
+        return None
+    try:
+        return Swarming(settings, agent)
+    except Conflict as error:
+        if settings.required:
+            raise
+        _logger.warning("%s; blobs come by trees only", error)
+        return None
+
+
+class Swarming:
+    """See the module's text. Listens from the beginning; raises Conflict when the address is taken. Lives on the event loop, but for
+    `choose` and `release`."""
+
+    def __init__(self, settings: SwarmSettings, agent: Surroundings) -> None:
+        self.policy = settings.policy
+        self._settings, self._agent = settings, agent
+        self._bell = Doorbell(*settings.listen)
+        self.port = self._bell.port
+        self._session: TorrentSession | None = None
+        self._seeds: TorrentSeeds | None = None
+        self._opening = asyncio.Lock()
+        self._failed: tuple[float, P2PDistError] | None = None
+        self.torrents = Torrents(agent)
+        self._met: OrderedDict[Digest, tuple[Address, ...]] = OrderedDict()
+        self._due, self._seeded = asyncio.Event(), asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._alone: asyncio.TimerHandle | None = None
+
+    @property
+    def sent_bytes(self) -> int:
+        """By BitTorrent."""
+        return self._session.sent_bytes if self._session is not None else 0
+
+    def start(self) -> None:
+        """Wait for peers."""
+        self._bell.wait(self._open_with_seeds)
+        if self.policy == "swarm":
+            self._spawn(self._open_quietly())
+
+    async def stop(self) -> None:
+        """Leave all swarms, and close all files."""
+        if self._alone is not None:
+            self._alone.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._bell.stop()
+        if self._session is not None and not await asyncio.to_thread(self._session.close):
+            _logger.warning("libtorrent does not end")
+
+    async def open(self) -> TorrentSession:
+        """The session, started if need be. Raises Unavailable."""
+        async with self._opening:
+            if self._session is not None and self._session.call(lambda: None):
+                return self._session
+            now = asyncio.get_running_loop().time()
+            if self._failed is not None and now < self._failed[0] + START_AGAIN_S:
+                raise self._failed[1]
+            self._bell.close()
+            host, _ = self._settings.listen
+            first = self._seeds is None
+            self._session = session = TorrentSession(TorrentSettings(host, self._bell.port))
+            try:
+                await asyncio.to_thread(session.start)
+            except P2PDistError as error:
+                self._session, self._failed = None, (now, error)
+                raise
+            _logger.info("BitTorrent listens on %s port %d", host, session.port)
+            self._seeds = TorrentSeeds(session)
+            self._share(session, (0, 0))
+            if first:
+                self._spawn(self._keep_seeding())
+                if any(self._limits()):
+                    self._spawn(self._keep_sharing())
+            self._due.set()
+            return session
+
+    def tracker_changed(self, present: bool) -> None:
+        """Without a tracker others may look for what is here, and nobody tells them that it is."""
+        if self._alone is not None:
+            self._alone.cancel()
+        if not present:
+            self._alone = asyncio.get_running_loop().call_later(AWAY_S, lambda: self._spawn(self._open_quietly()))
+
+    def left(self, digest: Digest, peers: tuple[Address, ...]) -> None:
+        """A pull has left a swarm, whose peers are not to wait for it if it comes back as a seed."""
+        self._met[digest] = peers
+        if len(self._met) > MET_MAX:
+            self._met.popitem(last=False)
+
+    def changed(self) -> None:
+        """A blob has become complete."""
+        self._due.set()
+
+    def choose(self, candidates: Sequence[Candidate], needed: int, shares: Sequence[Share] = ()) -> list[Digest] | None:
+        """What the store is to evict; BitTorrent lets go of it first. Blocks; from any thread."""
+        chosen = choose(candidates, needed, shares)
+        for digest in chosen or ():
+            self.release(digest)
+        return chosen
+
+    def release(self, digest: Digest) -> None:
+        """Close the file of a blob that is about to go. Blocks; from any thread."""
+        if self._seeds is not None and not self._seeds.release(digest):
+            _logger.warning("libtorrent does not let go of %s; its room is free later", digest)
+
+    # -- what a pull asks
+
+    def announces(self, digest: Digest) -> tuple[str, ...]:
+        """Where peers of a blob's torrents are known: the trackers, the present one first."""
+        given = {redacted(url.rstrip("/")): url.rstrip("/") for url in self._agent.settings.trackers}
+        urls = sorted(self._agent.session.urls, key=lambda url: url != self._agent.session.url)
+        return tuple(f"{given.get(url, url)}/announce?blob={digest}" for url in urls[:ANNOUNCES_MAX])
+
+    async def peers(self, addresses: Iterable[str]) -> tuple[Address, ...]:
+        """Where the agents at these addresses (host:port), and those that were discovered, answer BitTorrent."""
+        neighbourhood = self._agent.neighbourhood
+        neighbours = (each.address for each in neighbourhood.agents()) if neighbourhood is not None else ()
+        wanted = dict.fromkeys((*addresses, *neighbours))
+        found = await asyncio.gather(*(_next_port(address) for address in list(wanted)[:PEERS_MAX]))
+        return tuple(dict.fromkeys(peer for peer in found if peer is not None))
+
+    # -- seeds
+
+    async def _keep_seeding(self) -> None:
+        while True:
+            self._due.clear()
+            try:
+                await self._seed()
+            except P2PDistError as error:
+                _logger.warning("what is here cannot be seeded: %s", error)
+            self._seeded.set()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._due.wait(), SEEDS_S)
+
+    async def _seed(self) -> None:
+        blobs = [blob for blob in self._agent.store.blobs() if blob.complete and blob.size]
+        blobs.sort(key=lambda blob: blob.last_used, reverse=True)
+        lookups = LOOKUPS if self._seeded.is_set() else LOOKUPS_FIRST
+        for blob in [blob for blob in blobs[:SEEDED_MAX] if self.torrents.open_question(blob.digest)][:lookups]:
+            await self._look_up(blob)
+        seeds: list[Seed] = []
+        known = ((blob, self.torrents.known(blob.digest)) for blob in blobs[:SEEDED_MAX])
+        pairs = [(blob, torrent) for blob, torrent in known if torrent is not None]
+        for place, (blob, torrent) in enumerate(pairs):
+            seeds.append(
+                Seed(blob.digest, blob.path, torrent, blob.last_used, Swarm(peers=self._met.get(blob.digest, ())))
+            )
+            if place < SEEDED_V1_MAX:
+                swarm = Swarm(trackers=self.announces(blob.digest))
+                seeds.append(Seed(blob.digest, blob.path, torrent.v1_only(), blob.last_used, swarm))
+        if self._seeds is not None:
+            self._seeds.keep(seeds)
+
+    async def _look_up(self, blob: Blob) -> None:
+        """Ask for the torrent of a blob. Central storage is not asked by a fleet that has lost its trackers."""
+        session = self._agent.session
+        try:
+            await self.torrents.find(blob.digest, blob.layout, at_origin=not (session.urls or session.searching))
+        except Unavailable as error:
+            _logger.debug("%s is not seeded yet: %s", blob.digest, error)
+        except P2PDistError as error:
+            _logger.warning("%s is not seeded: %s", blob.digest, error)
+            self.torrents.forget(blob.digest)
+
+    # -- limits
+
+    async def _keep_sharing(self) -> None:
+        """Both transports together keep to the agent's limits: what trees took in the last moment BitTorrent goes without in the next."""
+        before = self._moved_by_trees()
+        while True:
+            await asyncio.sleep(SHARE_S)
+            now = self._moved_by_trees()
+            if self._session is not None:
+                self._share(self._session, (now[0] - before[0], now[1] - before[1]))
+            before = now
+
+    def _limits(self) -> tuple[float | None, float | None]:
+        return self._agent.settings.upload_bytes_s, self._agent.settings.download_bytes_s
+
+    def _moved_by_trees(self) -> tuple[int, int]:
+        """Bytes sent and received so far."""
+        received = self._agent.received_bytes
+        return self._agent.turns.sent_bytes_total, received["origin"] + received["peer"]
+
+    def _share(self, session: TorrentSession, moved: tuple[int, int]) -> None:
+        left = [
+            int(max(limit * SHARE_MIN, limit - count / SHARE_S)) if limit else 0
+            for limit, count in zip(self._limits(), moved, strict=True)
+        ]
+        session.set_limits(left[0], left[1])
+
+    # -- tasks
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _logger.error("BitTorrent at this agent fails", exc_info=task.exception())
+
+    async def _open_with_seeds(self) -> None:
+        """Who knocks is not let in before there is something to ask for."""
+        session = await self.open()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._seeded.wait(), SEEDS_S)
+        loop, added = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(added.set)
+
+        if session.call(tell):
+            await added.wait()
+
+    async def _open_quietly(self) -> None:
+        try:
+            await self.open()
+        except P2PDistError as error:
+            _logger.warning("%s", error)
+
+
+async def _next_port(address: str) -> Address | None:
+    """The BitTorrent address of the agent at `address`, None where that does not resolve."""
+    try:
+        host, port = parse_address(address)
+        try:
+            return str(ip_address(host)), port + 1
+        except ValueError:
+            loop = asyncio.get_running_loop()
+            found = await loop.getaddrinfo(host, port + 1, type=socket.SOCK_STREAM)
+            return str(found[0][4][0]), port + 1
+    except (OSError, ValueError, OverflowError):
+        return None

@@ -1,0 +1,80 @@
+"""`p2pdist agent --transport`: what is said of settings that cannot be used, and of a port that is taken."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROGRAM = [sys.executable, "-m", "p2pdist.cli.main", "agent", "--no-discovery"]
+TLS = ["--tls-cert", "a.pem", "--tls-key", "b.pem", "--tls-ca", "c.pem"]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="transport-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield int(listener.getsockname()[1])
+
+
+def words(place: Path, *more: str, port: int = 0) -> list[str]:
+    if not port:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = int(probe.getsockname()[1])
+    places = ["--listen", f"127.0.0.1:{port}", "--store", str(place / "store"), "--socket", str(place / "s")]
+    return [*PROGRAM, *places, *more]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ([*TLS, "--transport", "swarm"], "BitTorrent peers show no certificates"),
+        ([*TLS, "--transport", "auto"], "BitTorrent peers show no certificates"),
+        (["--transport", "trees", "--bt-listen", "127.0.0.1:7072"], "--bt-listen is of no use"),
+        (["--bt-listen", "7072"], "BitTorrent cannot listen on 7072"),
+        (["--bt-listen", "no.such.host.invalid:7072"], "BitTorrent cannot listen on no.such.host.invalid:7072"),
+        (["--transport", "pigeons"], "pigeons"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_told(place: Path, more: list[str], told: str) -> None:
+    ended = subprocess.run(words(place, *more), capture_output=True, text=True, timeout=60, cwd=place, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert told in ended.stderr
+    assert not (place / "store").exists()
+
+
+def test_a_port_that_was_named_and_is_taken_ends_the_agent(place: Path, taken: int) -> None:
+    more = ("--bt-listen", f"127.0.0.1:{taken}")
+    ended = subprocess.run(words(place, *more), capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert f"BitTorrent cannot listen on 127.0.0.1 port {taken}" in ended.stderr
+    assert "--bt-listen" in ended.stderr
+
+
+def test_without_the_next_port_an_agent_goes_on_by_trees(place: Path, taken: int) -> None:
+    """Nobody asked for BitTorrent."""
+    log = place / "log"
+    with log.open("wb") as output:
+        agent = subprocess.Popen(words(place, port=taken - 1), stdout=output, stderr=output)
+    try:
+        deadline = time.monotonic() + 20
+        while "host=" not in log.read_text():
+            assert agent.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        assert f"BitTorrent cannot listen on 127.0.0.1 port {taken}" in log.read_text()
+        assert "blobs come by trees only" in log.read_text()
+    finally:
+        agent.terminate()
+        assert agent.wait(20) == 0
