@@ -27,6 +27,7 @@ class AgentCollector(Collector):
         yield received
         sent = CounterMetricFamily("p2pdist_agent_sent_bytes", "Bytes sent to other agents", labels=["transport"])
         sent.add_metric(["trees"], agent.turns.sent_bytes_total)
+        sent.add_metric(["bittorrent"], agent.swarming.sent_bytes if agent.swarming is not None else 0)
         yield sent
         rejected = CounterMetricFamily("p2pdist_agent_pieces_rejected", "Pieces that did not verify", labels=["reason"])
         for reason in ("corrupt",):
