@@ -47,9 +47,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "store without verifying",
         "p2pdist/store/blob.py",
-        "            if not self.pieces.verify(piece, data):",
-        "            if False:",
+        "            if not self.pieces.verify(piece, data):\n                return False\n            with self._lock:",
+        "            with self._lock:",
         ("tests/store/test_store_blob.py",),
+    ),
+    Mutant(
+        "adopt without verifying",
+        "p2pdist/store/blob.py",
+        "            if not self.pieces.verify(piece, data):\n                return False\n            self._mark(piece)",
+        "            self._mark(piece)",
+        ("tests/store/test_store_adopt.py",),
     ),
     Mutant(
         "allow a cycle",
