@@ -64,8 +64,6 @@ class P2PDist(Packer):
         self.program = program
         self.origin = f"file://{place / 'origin'}"
         self.layout = place / "layout"
-        self.packed_s = 0.0
-        self.written = 0
 
     @classmethod
     def missing(cls) -> str:
@@ -75,8 +73,7 @@ class P2PDist(Packer):
         started = time.monotonic()
         reference = f"{source.name.lower()}:v{number}"
         options = ("--layout", str(self.layout), "--json")
-        packed = json.loads(call(self.program, "pack", str(source), "-t", reference, "--format", "tree", *options))
-        self.packed_s = packed["seconds"]
+        call(self.program, "pack", str(source), "-t", reference, "--format", "tree", *options)
         sent = json.loads(call(self.program, "push", reference, "--origin", self.origin, *options))["bytes_sent"]
         return Packing(time.monotonic() - started, sent)
 

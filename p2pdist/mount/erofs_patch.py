@@ -23,6 +23,7 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from p2pdist.model.tree import Directory, Entry, File, Symlink
+from p2pdist.mount import kernel
 from p2pdist.mount.erofs import partial_file, write_image
 from p2pdist.mount.erofs_format import (
     BLOCK_SIZE,
@@ -50,7 +51,6 @@ from p2pdist.mount.erofs_format import (
 CHANGED_DIVISOR = 32
 """When more than one entry in so many has changed, writing the whole image is faster than searching for them."""
 
-_FICLONE = 0x40049409
 _PART_SIZE = 1 << 20
 _COMPARED = 512
 """Entries that are compared at a time."""
@@ -349,7 +349,7 @@ def _by_part(edits: Iterable[tuple[int, bytes]], size: int) -> dict[int, list[tu
 def _clone(source: BinaryIO, file: BinaryIO) -> bool:
     """Let a file share the blocks of another one (ioctl_ficlone(2)); False where the file system cannot."""
     try:
-        fcntl.ioctl(file.fileno(), _FICLONE, source.fileno())
+        fcntl.ioctl(file.fileno(), kernel.FICLONE, source.fileno())
     except OSError:
         return False
     return True

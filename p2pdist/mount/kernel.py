@@ -26,6 +26,8 @@ MNT_DETACH = 0x2
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 PR_SET_PDEATHSIG = 1
+FICLONE = 0x40049409
+"""ioctl_ficlone(2)"""
 
 OPTIONS_BYTES_MAX = 4095
 """The kernel reads mount options from one page, the last byte of which is the terminating zero."""

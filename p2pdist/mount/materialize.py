@@ -15,10 +15,11 @@ from pathlib import Path
 
 from p2pdist.model.errors import DiskFull, P2PDistError
 from p2pdist.model.tree import Directory, Entry, File
+from p2pdist.mount import kernel
 from p2pdist.mount.erofs import object_name
 from p2pdist.mount.layers import TreeLayer, check_object, check_objects
 from p2pdist.mount.squashfs import Image
-from p2pdist.mount.tree_files import FICLONE, Given, TreeWriter, finish
+from p2pdist.mount.tree_files import Given, TreeWriter, finish
 from p2pdist.mount.unpack import Listing, list_layers, unpack
 
 WAYS = ("reflink", "hardlink", "copy")
@@ -154,6 +155,6 @@ def _probe(way: str, source: Path, probe: Path) -> None:
             probe.hardlink_to(source)
         else:
             with source.open("rb") as shared, probe.open("wb") as file:
-                fcntl.ioctl(file, FICLONE, shared.fileno())
+                fcntl.ioctl(file, kernel.FICLONE, shared.fileno())
     finally:
         probe.unlink(missing_ok=True)

@@ -21,12 +21,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, walking_order
+from p2pdist.mount import kernel
 from p2pdist.mount.descent import Descent
 from p2pdist.mount.erofs import object_name
 from p2pdist.mount.layers import check_object, wrong_object
 from p2pdist.mount.removal import remove_tree
 
-FICLONE = 0x40049409
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -107,7 +107,7 @@ class TreeWriter:
         source = os.open(object_name(entry.content), _READ, dir_fd=self._objects)
         try:
             if self._way == "reflink":
-                fcntl.ioctl(file, FICLONE, source)
+                fcntl.ioctl(file, kernel.FICLONE, source)
             else:
                 _copy(entry, source, file)
         finally:

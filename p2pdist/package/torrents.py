@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from p2pdist.model.digest import Digest, hex_of
+from p2pdist.model.digest import Digest, digest_of, hex_of
 from p2pdist.model.errors import Corrupt, NotFound
 from p2pdist.model.package import MANIFEST_BYTES_MAX, Descriptor, Reference, decode_manifest
 from p2pdist.model.pieces import piece_size_for
@@ -28,7 +28,8 @@ from p2pdist.model.torrent import (
     package_torrent,
     torrent_reference,
 )
-from p2pdist.package.depot import Depot
+from p2pdist.package.lease import Lease
+from p2pdist.package.push import Target
 
 READ_BYTES = 8 << 20
 
@@ -39,7 +40,7 @@ OnHashed = Callable[[int, int], None]
 """Hears how many bytes of how many have been hashed."""
 
 
-class Readable(Depot, Protocol):
+class Readable(Target, Protocol):
     """A depot whose blobs can be read in ranges, and whose tags can be listed, as at every origin."""
 
     async def read_range(self, digest: Digest, start: int, length: int) -> bytes: ...
@@ -95,7 +96,7 @@ async def make_torrents(
     return await _make(read, depot, lacking, whole, described.digest, on_progress)
 
 
-async def make_file_torrent(digest: Digest, file: Path, depot: Depot) -> Digest | None:
+async def make_file_torrent(digest: Digest, file: Path, depot: Target) -> Digest | None:
     """The torrent document of a file that was pushed as the blob `digest`, made now unless there is one; an empty file has none. Raises
     Corrupt when the file has changed."""
     size = file.stat().st_size
@@ -116,7 +117,7 @@ async def make_file_torrent(digest: Digest, file: Path, depot: Depot) -> Digest 
 
 async def _make(
     read: ReadRange,
-    depot: Depot,
+    depot: Target,
     alone: Iterable[Descriptor],
     together: Iterable[Descriptor],
     package: Digest | None,
@@ -166,8 +167,9 @@ class _Hashers:
         return {size: hasher.finish() for size, hasher in self._hashers.items()}
 
 
-async def publish(subject: Digest, document: bytes, depot: Depot) -> Made:
+async def publish(subject: Digest, document: bytes, depot: Target) -> Made:
     """Keep a torrent document at a depot, and tag it as the one about `subject`."""
-    described = Descriptor(TORRENT_TYPE, await depot.write_small(document), len(document))
-    await depot.tag(torrent_reference(subject), described)
+    async with Lease(depot, [digest_of(document)]):  # until the tag leads to it
+        described = Descriptor(TORRENT_TYPE, await depot.write_small(document), len(document))
+        await depot.tag(torrent_reference(subject), described)
     return Made(subject, described.digest, decode_torrent(document))
