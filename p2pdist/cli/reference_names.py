@@ -1,0 +1,60 @@
+"""References on the command line: text, for which a shell offers what lies in the local layout and at this host's agent.
+
+Completing must not make anybody wait: the layout's list of tags is one small file, and the agent is asked for so long as a key press may
+take. What cannot be had is not offered, and nothing is said of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+ARGUMENTS = frozenset({"ref", "reference", "references", "old", "new", "alias"})
+"""Arguments of verbs that are references."""
+
+INDEX_BYTES_MAX = 16 << 20
+OFFERED_MAX = 1000
+AGENT_ANSWERS_S = 0.5
+
+
+class ReferenceName(click.types.StringParamType):
+    """See the module's text."""
+
+    name = "reference"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
+        from click.shell_completion import CompletionItem
+
+        found = {name for name in _known(ctx) if name.startswith(incomplete)}
+        return [CompletionItem(name) for name in sorted(found)[:OFFERED_MAX]]
+
+
+def _known(ctx: click.Context) -> Iterator[str]:
+    from p2pdist.agent.client import DEFAULT_SOCKET, LocalClient
+    from p2pdist.cli.depots import default_layout
+    from p2pdist.model.errors import P2PDistError
+
+    yield from _tags(Path(ctx.params.get("layout") or default_layout()))
+    try:
+        client = LocalClient(Path(ctx.params.get("socket") or DEFAULT_SOCKET), answer_s=AGENT_ANSWERS_S)
+        yield from (str(package["reference"]) for package in client.packages())
+    except P2PDistError:
+        return  # no agent, or one that has no time
+
+
+def _tags(layout: Path) -> Iterator[str]:
+    """The tags of an OCI layout."""
+    from p2pdist.model.errors import P2PDistError
+    from p2pdist.origin.index import Index
+
+    try:
+        with (layout / "index.json").open("rb") as file:
+            yield from (name for name, _ in Index(file.read(INDEX_BYTES_MAX), str(layout)).tags())
+    except (OSError, P2PDistError):
+        return  # there is none, or it is none
