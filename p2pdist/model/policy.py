@@ -1,0 +1,64 @@
+"""What a tracker tells an agent about a package: how it is to be moved and kept.
+
+It comes as one JSON document in the header `P2pdist-Policy` of the tracker's answer about the package (GET /v1/packages), or alone (GET
+/v1/policies?reference=). What is left out is as the agent is set up. No header means that nothing is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from p2pdist.model.errors import UNDECODABLE, Corrupt
+from p2pdist.model.messages import Priority
+
+POLICY_HEADER = "P2pdist-Policy"
+POLICY_BYTES_MAX = 4096
+PATTERN_CHARACTERS_MAX = 255
+SECONDS_MAX = 10 * 365 * 86400.0
+
+Transport = Literal["trees", "swarm", "auto"]
+Keeping = Literal["lru", "pin", "ttl", "none"]
+"""How a store keeps a package: until room is needed, least recently used first; always; for a time after its last use; not at all once
+nobody uses it."""
+
+Rate = Annotated[float, Meta(gt=0, le=1e15)]
+
+
+class PackagePolicy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """See the module's text. `match` is the pattern of the policy, "" for none: packages of one policy share its rates. `ttl_s` is set when
+    `cache` is "ttl", and only then."""
+
+    match: Annotated[str, Meta(max_length=PATTERN_CHARACTERS_MAX)] = ""
+    priority: Priority | None = None
+    upload_bytes_s: Rate | None = None
+    download_bytes_s: Rate | None = None
+    transport: Transport | None = None
+    cache: Keeping = "lru"
+    ttl_s: Annotated[float, Meta(gt=0, le=SECONDS_MAX)] | None = None
+
+
+NO_POLICY = PackagePolicy()
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(PackagePolicy)
+
+
+def encode_policy(policy: PackagePolicy) -> str:
+    """One line of ASCII, as patterns are (tracker/core/policy/pattern.py)."""
+    return _encoder.encode(policy).decode()
+
+
+def decode_policy(text: str | bytes) -> PackagePolicy:
+    """Raises Corrupt when `text` is no policy."""
+    if len(text) > POLICY_BYTES_MAX:
+        raise Corrupt(f"a policy of {len(text)} bytes is over the limit of {POLICY_BYTES_MAX}")
+    try:
+        policy = _decoder.decode(text)
+    except UNDECODABLE as error:
+        raise Corrupt(f"what was sent is no policy: {' '.join(str(error).split())[:300]}") from error
+    if (policy.cache == "ttl") != (policy.ttl_s is not None):
+        raise Corrupt("what was sent is no policy: it keeps for a time that it does not name, or the other way round")
+    return policy

@@ -1,0 +1,140 @@
+"""Which policy holds for packages, blobs and leases."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+
+import pytest
+from fleet_rig import PIECE, Hosts
+
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.errors import Refused
+from p2pdist.model.messages import Holding
+from p2pdist.model.package import parse_reference
+from p2pdist.model.policy import NO_POLICY
+from tracker.core.fleet import Fleet
+from tracker.core.policy import book as books
+from tracker.core.policy.book import PolicyBook
+from tracker.core.policy.table import read_table
+
+MANIFEST, OTHER = digest_of(b"manifest"), digest_of(b"other")
+FIRST, SECOND, THIRD = (digest_of(each) for each in (b"1", b"2", b"3"))
+
+
+def book(*policies: str, into: PolicyBook | None = None) -> PolicyBook:
+    """A book of policies, each a pattern and lines of TOML."""
+    text = "".join(f'[[policy]]\nmatch = "{each.partition(" ")[0]}"\n{each.partition(" ")[2]}\n' for each in policies)
+    table, mistakes = read_table(tomllib.loads(text))
+    assert mistakes == []
+    found = into or PolicyBook()
+    found.replace(table)
+    return found
+
+
+def wants(blob: Digest, count: int = 0) -> Holding:
+    return Holding(blob, 512 * PIECE, PIECE, (count, count))
+
+
+def test_a_package_by_digest_goes_by_the_tags_that_lead_to_it() -> None:
+    policies = book("app:v* cache = 'pin'")
+    by_digest = parse_reference(f"app@{MANIFEST}")
+    assert policies.told(by_digest, "") == NO_POLICY
+    policies.note(parse_reference("app:v1"), MANIFEST, [FIRST])
+    assert policies.told(by_digest, "").cache == "pin"
+    assert policies.told(parse_reference("app:v2"), "").cache == "pin", "a pattern needs no acquaintance"
+    assert policies.told(parse_reference("other:v1"), "") == NO_POLICY
+
+
+def test_what_is_known_of_packages_outlives_a_new_table() -> None:
+    policies = book()
+    reference = parse_reference("app:v1")
+    assert not policies.known(reference, MANIFEST)
+    policies.note(reference, MANIFEST, [FIRST])
+    assert policies.known(reference, MANIFEST)
+    assert not policies.known(parse_reference("app:v2"), MANIFEST), "another tag is news"
+    assert policies.readers(FIRST) is None
+    book("app:v1 readers = 3", into=policies)
+    assert policies.readers(FIRST) == ("app:v1", 3)
+    book(into=policies)
+    assert policies.readers(FIRST) is None
+
+
+def test_a_zone_is_refused_a_blob_when_all_its_packages_refuse_it() -> None:
+    policies = book("near:* zones = ['a']", "far:* zones = ['b']")
+    policies.admit("c", wants(FIRST))  # nobody knows of what it is
+    policies.note(parse_reference("near:v1"), MANIFEST, [FIRST, SECOND])
+    policies.note(parse_reference("far:v1"), OTHER, [SECOND])
+    policies.admit("a", wants(FIRST))
+    policies.admit("b", wants(SECOND))
+    for zone, blob in (("b", FIRST), ("c", SECOND)):
+        with pytest.raises(Refused):
+            policies.admit(zone, wants(blob))
+    policies.admit("c", wants(FIRST, 256))  # it has everything, and may give it
+    policies.note(parse_reference("free:v1"), THIRD, [SECOND])
+    policies.admit("c", wants(SECOND))
+
+
+def test_of_limits_on_readers_the_first_in_the_file_holds() -> None:
+    policies = book("b:* readers = 2", "a:* readers = 1", "c:* cache = 'pin'")
+    policies.note(parse_reference("a:v1"), MANIFEST, [FIRST, SECOND])
+    policies.note(parse_reference("b:v1"), OTHER, [SECOND])
+    policies.note(parse_reference("c:v1"), THIRD, [SECOND, THIRD])
+    assert policies.readers(FIRST) == ("a:*", 1)
+    assert policies.readers(SECOND) == ("b:*", 2)
+    assert policies.readers(THIRD) is None
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MANIFESTS_MAX", "BLOBS_MAX", "NAMES_MAX"):
+        monkeypatch.setattr(books, name, 4)
+    policies = book("*")
+    for number in range(20):
+        policies.note(parse_reference(f"app:v{number}"), MANIFEST, [FIRST])
+        policies.note(parse_reference("app:v0"), digest_of(bytes([number])), [FIRST, digest_of(bytes([number, 0]))])
+        policies.of(parse_reference(f"app:v{number}"))
+    tables = (policies._tags, policies._packages, policies._known, policies._found)
+    assert all(len(each) <= 4 for each in tables)
+    assert all(len(each) <= 4 for each in (*policies._tags.values(), *policies._packages.values()))
+
+
+# -- at work in the fleet
+
+
+def fleet(*policies: str) -> Hosts:
+    """Hosts in zones a and b, and blobs of a package app:v1."""
+    core = Fleet(time.monotonic() - 100.0)
+    book(*policies, into=core.policies)
+    core.policies.note(parse_reference("app:v1"), MANIFEST, [FIRST, SECOND])
+    hosts = Hosts(core)
+    hosts.open("a1", "a2", zone="a")
+    hosts.open("b1", zone="b")
+    return hosts
+
+
+@pytest.mark.parametrize(("policies", "leases"), [((), 8), (("app:* readers = 3",), 3), (("app:* readers = 1",), 1)])
+def test_leases_on_a_policys_blobs_are_limited_together(policies: tuple[str, ...], leases: int) -> None:
+    """Two blobs of the package, and one of none, each wanted in two zones: a root in each for either stripe unless there is a limit."""
+    hosts = fleet(*policies)
+    for blob in (FIRST, SECOND, THIRD):
+        for host in ("a1", "a2", "b1"):
+            hosts.hold(host, blob=blob)
+    hosts.pass_time(2.0)
+    swarms = hosts.fleet.swarms
+    assert sum(swarms[blob].leases() for blob in (FIRST, SECOND)) == leases
+    assert swarms[THIRD].leases() == 4, "what is under no policy is not limited"
+
+
+def test_a_host_elsewhere_is_kept_from_the_swarm() -> None:
+    hosts = fleet("app:* zones = ['a']")
+    hosts.hold("a1", blob=FIRST)
+    hosts.hold("b1", blob=FIRST)
+    assert list(hosts.fleet.swarms[FIRST].members) == ["a1"]
+    hosts.hold("b1", (256, 256), blob=FIRST)
+    assert list(hosts.fleet.swarms[FIRST].members) == ["a1", "b1"]
+
+
+def test_who_keeps_to_a_rate_is_not_called_slow() -> None:
+    assert fleet("app:* upload = '1MB/s'").fleet.policies.paced(FIRST)
+    assert not fleet("app:* upload = '1MB/s'").fleet.policies.paced(THIRD)
+    assert not fleet("app:* cache = 'pin'").fleet.policies.paced(FIRST)

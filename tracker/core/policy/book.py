@@ -1,0 +1,123 @@
+"""The book of policies: which hold now, and which blobs and tags are of which packages.
+
+Theory. Policies are for packages, by reference; swarms and leases are of blobs. So the book notes what tags turned out to mean and which
+blobs manifests name, as the tracker reads them for agents. All of this is soft and bounded: what is forgotten, or was never read here, goes
+by no policy until somebody asks for the package again.
+
+A manifest has the names of the tags that lead, or led, to it. A blob may be of several packages: hosts of a zone may have it when they may
+have one of these, and of the limits on readers the one that stands first in the file holds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.messages import Holding
+from p2pdist.model.package import Reference
+from p2pdist.model.policy import NO_POLICY, PackagePolicy
+from tracker.core.policy.pattern import names_of
+from tracker.core.policy.table import Policy, PolicyTable
+from tracker.core.swarm import layout_of
+
+MANIFESTS_MAX = 20_000
+BLOBS_MAX = 200_000
+NAMES_MAX = 64
+"""Tags that are remembered of one manifest, and manifests of one blob."""
+
+
+@dataclass(slots=True)
+class PolicyBook:
+    """See the module's text. `problem`: why the policies that were written last are not those that hold, "" when they are."""
+
+    table: PolicyTable = field(default_factory=PolicyTable)
+    problem: str = ""
+    _tags: OrderedDict[Digest, dict[Reference, None]] = field(default_factory=OrderedDict)
+    _packages: OrderedDict[Digest, dict[Reference, None]] = field(default_factory=OrderedDict)
+    _known: OrderedDict[Reference, None] = field(default_factory=OrderedDict)
+    _found: dict[Reference, Policy | None] = field(default_factory=dict)
+
+    def replace(self, table: PolicyTable) -> None:
+        """These policies hold from now on."""
+        self.table, self.problem = table, ""
+        self._found.clear()
+
+    # -- what is of what
+
+    def known(self, reference: Reference, digest: Digest) -> bool:
+        """Whether it has been noted what `reference`, which means the manifest `digest`, consists of."""
+        tags = self._tags.get(digest, {})
+        return Reference(reference.name, digest=digest) in self._known and (
+            reference.digest is not None or reference in tags
+        )
+
+    def note(self, reference: Reference, digest: Digest, blobs: Iterable[Digest]) -> None:
+        """A reference turned out to mean the manifest `digest`, which consists of these blobs."""
+        package = Reference(reference.name, digest=digest)
+        if reference.digest is None:
+            _note(self._tags, digest, reference, MANIFESTS_MAX)
+            self._found.pop(package, None)
+        for blob in blobs:
+            _note(self._packages, blob, package, BLOBS_MAX)
+        self._known[package] = None
+        if len(self._known) > MANIFESTS_MAX:
+            self._known.popitem(last=False)
+
+    # -- what holds
+
+    def of(self, reference: Reference) -> Policy | None:
+        """The policy of a package."""
+        if not self.table.policies:
+            return None
+        if reference not in self._found:
+            if len(self._found) >= MANIFESTS_MAX:
+                self._found.clear()
+            tags = self._tags.get(reference.digest, {}) if reference.digest is not None else {}
+            self._found[reference] = self.table.find([*names_of(reference), *map(str, tags)])
+        return self._found[reference]
+
+    def told(self, reference: Reference, zone: str) -> PackagePolicy:
+        """What an agent in `zone` is told of a package. Raises Refused when it may not have it."""
+        policy = self.of(reference)
+        if policy is None:
+            return NO_POLICY
+        policy.zones.check(zone, str(reference), policy.match)
+        return policy.told()
+
+    def admit(self, zone: str, holding: Holding) -> None:
+        """Raises Refused for a host in `zone` that wants a blob of which it may have no package. Who holds it all may give it."""
+        packages = self._packages.get(holding.blob)
+        if not self.table.policies or packages is None or sum(holding.counts) >= layout_of(holding).count:
+            return
+        refusing = [policy for policy in map(self.of, packages) if policy is not None and not policy.zones.allow(zone)]
+        if len(refusing) == len(packages):
+            refusing[0].zones.check(zone, holding.blob, refusing[0].match)
+
+    def paced(self, blob: Digest) -> bool:
+        """Whether a policy limits how fast hosts send or receive a blob, so that their pace says nothing of them."""
+        if not self.table.policies:
+            return False
+        return any(policy is not None and policy.rates.any for policy in map(self.of, self._packages.get(blob, ())))
+
+    def readers(self, blob: Digest) -> tuple[str, int] | None:
+        """The policy, by its pattern, that limits the leases on a blob, and to how many together with all others of that policy."""
+        if not self.table.policies or blob not in self._packages:
+            return None
+        held = {policy.match for policy in map(self.of, self._packages[blob]) if policy is not None}
+        for policy in self.table.policies if held else ():
+            if policy.match in held and policy.readers.readers is not None:
+                return policy.match, policy.readers.readers
+        return None
+
+
+def _note(table: OrderedDict[Digest, dict[Reference, None]], key: Digest, value: Reference, most: int) -> None:
+    """Note one thing more of a key, forgetting the oldest over the limits."""
+    known = table.setdefault(key, {})
+    table.move_to_end(key)
+    known[value] = None
+    if len(known) > NAMES_MAX:
+        del known[next(iter(known))]
+    if len(table) > most:
+        table.popitem(last=False)

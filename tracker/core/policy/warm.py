@@ -1,0 +1,132 @@
+"""Keep-warm: hosts always hold what a tag means, whoever asked for it or not.
+
+Theory. For each meaning of a tag there is one preseed, an order. Its name follows from what is kept warm, for whom, and the manifest that
+the tag means, so that a tracker that was started again, and each of several trackers of one fleet with the same policies, arrive at the
+same order. When the tag moves the new order is given and the old one cancelled at once: what it held stays in the stores until room is
+needed, and both need not fit. An order that ended is given anew under the next number. While nobody can say what a tag means, its order
+stays.
+
+Invariant: only preseeds whose names begin with PREFIX are touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Self
+
+from p2pdist.model.digest import Digest, hex_of
+from p2pdist.model.errors import P2PDistError
+from p2pdist.model.package import Reference, parse_reference
+from p2pdist.model.preseed import COUNT_MAX, PreseedRequest
+from p2pdist.model.quantities import parse_duration
+from tracker.core.policy.rule import Rule
+from tracker.core.policy.section import Section
+from tracker.core.selectors import parse_selector
+
+PREFIX = "warm-"
+TAGS_MAX = 64
+EVERY_S = 60.0
+EVERY_S_MIN, EVERY_S_MAX = 1.0, 86400.0
+EXAMPLE = '[policy.warm] with count = 10 or selector = "zone=eu-1"'
+
+
+@dataclass(frozen=True)
+class Warm(Rule):
+    """`[policy.warm]` with `selector`, `count` or both, `tags` (without them the one tag that the pattern is), and `every`: how often, in
+    seconds here, the origin is asked what they mean."""
+
+    tags: tuple[str, ...] = ()
+    selector: str | None = None
+    count: int | None = None
+    every_s: float = EVERY_S
+
+    @classmethod
+    def read(cls, section: Section) -> Self:
+        """See Rule; `match` stands for the tag where it is one."""
+        warm = section.table("warm", EXAMPLE)
+        if warm is None:
+            return cls()
+        tags = warm.texts("tags", TAGS_MAX, '["team/trainer:prod"]')
+        match = section.raw("match")
+        if not warm.has("tags"):
+            if isinstance(match, str) and not any(mark in match for mark in "*?["):
+                tags = (match,)
+            else:
+                warm.wrong("tags", "it does not say which", f'Write tags = ["team/trainer:prod"] ({match!r} is many)')
+        for tag in tags or ():
+            _check_tag(tag, warm)
+        selector, count = warm.text("selector", 'Write it like "zone=eu-1,rack=r1"'), warm.number("count", 1, COUNT_MAX)
+        if selector is not None:
+            try:
+                parse_selector(selector)
+            except P2PDistError as error:
+                warm.wrong("selector", error.what, error.remedy)
+        if not warm.has("selector") and not warm.has("count"):
+            warm.wrong("count", "it does not say on which hosts", 'Write count = 10, or selector = "zone=eu-1"')
+        every_s = warm.parsed("every", parse_duration, "60s")
+        if every_s is not None and not EVERY_S_MIN <= every_s <= EVERY_S_MAX:
+            warm.wrong("every", f"{every_s:g} s is not from 1 s to 1 d", 'Write every = "60s"')
+        warm.end()
+        return cls(tags or (), selector, count, every_s or EVERY_S)
+
+
+def _check_tag(tag: str, warm: Section) -> None:
+    try:
+        reference = parse_reference(tag)
+    except P2PDistError as error:
+        warm.wrong("tags", error.what, error.remedy)
+        return
+    if reference.digest is not None or str(reference) != tag:
+        warm.wrong(
+            "tags", f"{tag[:80]!r} is no tag", "A digest never moves: order a preseed of it. A tag reads name:tag"
+        )
+
+
+def stem(warm: Warm, tag: str) -> str:
+    """The part of an order's name that says what is kept warm, and for whom."""
+    said = f"{tag} {warm.selector or ''} {warm.count or ''}"
+    return PREFIX + blake2b(said.encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Preseeds to order and ids of those to cancel."""
+
+    order: tuple[PreseedRequest, ...]
+    cancel: tuple[str, ...]
+
+
+def changes(warms: Iterable[Warm], meanings: Mapping[str, Digest], live: Mapping[str, bool]) -> Changes:
+    """What is to be done so that what `meanings` says of tags is kept warm, and nothing else. `live`: the preseeds that are known by id,
+    and whether they go on."""
+    order: list[PreseedRequest] = []
+    kept: dict[str, str | None] = {}
+    for warm in warms:
+        for tag in warm.tags:
+            begin, digest = stem(warm, tag), meanings.get(tag)
+            if digest is None:
+                kept[begin] = None
+                continue
+            name = kept[begin] = _name(f"{begin}-{hex_of(digest)[:16]}", live)
+            if name not in live:
+                package = str(Reference(parse_reference(tag).name, digest=digest))
+                order.append(PreseedRequest(package, name, selector=warm.selector, count=warm.count))
+    ours = (name for name, goes_on in live.items() if goes_on and name.startswith(PREFIX))
+    cancel = (name for name in ours if not _stays(name, kept))
+    return Changes(tuple(order), tuple(cancel))
+
+
+def _name(begin: str, live: Mapping[str, bool]) -> str:
+    """The name of the order that goes on, else the first that is free."""
+    number, name = 1, begin
+    while live.get(name) is False:
+        number += 1
+        name = f"{begin}-{number}"
+    return name
+
+
+def _stays(name: str, kept: Mapping[str, str | None]) -> bool:
+    begin = name[: len(PREFIX) + 16]
+    return begin in kept and kept[begin] in (None, name)

@@ -1,0 +1,119 @@
+"""Policies in a file: read at the start, and again whenever the file changes or SIGHUP says so. And what packages consist of, noted for
+them.
+
+A file with a mistake never counts: at the start the tracker does not run, later the policies that were in force stay, and logs,
+/healthz and metrics say that they are old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import tomllib
+from pathlib import Path
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.package import Reference, decode_manifest
+from tracker.content import Content
+from tracker.core.policy.book import PolicyBook
+from tracker.core.policy.section import Mistake
+from tracker.core.policy.table import PolicyTable, read_table
+
+POLL_S = 1.0
+BYTES_MAX = 4 << 20
+NAMED_MAX = 3
+
+Stamp = tuple[int, int, int] | None
+_logger = logging.getLogger(__name__)
+
+
+def check_policies(path: Path) -> tuple[PolicyTable, list[Mistake]]:
+    """The policies in a file, and every mistake in it. Never raises: a file that cannot be read is a mistake, too."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(BYTES_MAX + 1)
+    except OSError as error:
+        return PolicyTable(), [Mistake("", "", f"it cannot be read: {error.strerror}", "Name a file that is there")]
+    if len(data) > BYTES_MAX:
+        return PolicyTable(), [Mistake("", "", f"it has more than {BYTES_MAX} bytes", "Name a file of policies")]
+    try:
+        document = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        said = " ".join(str(error).split())[:300]
+        return PolicyTable(), [Mistake("", "", f"it is no TOML: {said}", "Correct that place; see https://toml.io")]
+    return read_table(document)
+
+
+class PolicyFile:
+    """Keeps a book at what a file says."""
+
+    def __init__(self, path: Path, book: PolicyBook) -> None:
+        self._path, self._book = path, book
+        self._stamp: Stamp = None
+        self._asked = asyncio.Event()
+
+    def load(self) -> None:
+        """Read the file and put it in force. Raises UsageError, after which nothing has changed."""
+        self._stamp = self._look()
+        self._take(*check_policies(self._path))
+
+    def _take(self, table: PolicyTable, mistakes: list[Mistake]) -> None:
+        if mistakes:
+            more = f"; and {len(mistakes) - NAMED_MAX} more" if len(mistakes) > NAMED_MAX else ""
+            raise UsageError(
+                f"the policies in {self._path} cannot be used: {'; '.join(map(str, mistakes[:NAMED_MAX]))}{more}",
+                remedy=f"p2pdist doctor --policies {self._path} names every mistake",
+            )
+        self._book.replace(table)
+        _logger.info("%d policies of %s hold", len(table.policies), self._path)
+
+    def reload(self) -> None:
+        """Read the file again soon, whether or not it looks changed."""
+        self._asked.set()
+
+    async def watch(self) -> None:
+        """Read the file again when it has changed, until cancelled."""
+        while True:
+            asked = await self._woken()
+            try:
+                stamp = await asyncio.to_thread(self._look)
+                if asked or stamp != self._stamp:
+                    self._stamp = stamp
+                    self._take(*await asyncio.to_thread(check_policies, self._path))
+            except UsageError as error:
+                self._book.problem = error.what
+                _logger.warning("the policies stay as they were: %s", error)
+            except Exception:
+                _logger.exception("the policies in %s are not watched", self._path)
+
+    async def _woken(self) -> bool:
+        """Wait for the time to look; whether somebody asked for it."""
+        try:
+            await asyncio.wait_for(self._asked.wait(), POLL_S)
+        except TimeoutError:
+            return False
+        self._asked.clear()
+        return True
+
+    def _look(self) -> Stamp:
+        """What changes with the file."""
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+async def note_package(book: PolicyBook, content: Content, reference: Reference, digest: Digest) -> None:
+    """Note which blobs a package has, if it is not known: that it is asked for may be all that this tracker hears of it. Where that cannot
+    be found out now, its blobs go by no policy until it is asked for again."""
+    if book.known(reference, digest):
+        return
+    try:
+        manifest = decode_manifest(await content.manifest(digest))
+    except P2PDistError as error:
+        _logger.debug("what %s consists of is not known: %s", reference, error)
+        return
+    book.note(reference, digest, [blob.digest for blob in manifest.blobs])

@@ -1,0 +1,87 @@
+"""Keeps warm what policies say (tracker/core/policy/warm.py): asks at intervals what their tags mean, and orders preseeds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import P2PDistError
+from p2pdist.model.package import parse_reference
+from p2pdist.model.preseed import ENDED
+from tracker.content import Content
+from tracker.core.policy.book import PolicyBook
+from tracker.core.policy.warm import Warm, changes
+from tracker.preseeding import Preseeding
+
+TICK_S = 0.5
+RETRY_S = 5.0
+"""After an order that could not be given."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Warming:
+    """See the module's text."""
+
+    def __init__(self, book: PolicyBook, content: Content, preseeding: Preseeding) -> None:
+        self._book, self._content, self._preseeding = book, content, preseeding
+        self._meanings: dict[str, Digest] = {}
+        self._due: dict[str, float] = {}
+        self._said: dict[str, str] = {}
+        self._rest_until = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self._step()
+            except Exception:
+                _logger.exception("tags are not kept warm")
+            await asyncio.sleep(TICK_S)
+
+    async def _step(self) -> None:
+        warms = [policy.warm for policy in self._book.table.policies if policy.warm.tags]
+        tags = {tag for warm in warms for tag in warm.tags}
+        for gone in self._due.keys() - tags:
+            del self._due[gone]
+            self._meanings.pop(gone, None)
+            self._said.pop(gone, None)
+        for warm in warms:
+            for tag in warm.tags:
+                if time.monotonic() >= self._due.get(tag, 0.0):
+                    self._due[tag] = time.monotonic() + warm.every_s
+                    await self._ask(tag)
+        if time.monotonic() >= self._rest_until:
+            await self._order(warms)
+
+    async def _ask(self, tag: str) -> None:
+        """What a tag means now. When that cannot be said, what it meant."""
+        try:
+            self._meanings[tag] = (await self._content.resolve(parse_reference(tag))).digest
+            self._said.pop(tag, None)
+        except P2PDistError as error:
+            self._complain(tag, error)
+
+    async def _order(self, warms: list[Warm]) -> None:
+        known = self._preseeding.core.known
+        live = {name: preseed.record.state not in ENDED for name, preseed in known.items()}
+        wanted = changes(warms, self._meanings, live)
+        for request in wanted.order:
+            try:
+                await self._preseeding.create(request)
+            except P2PDistError as error:
+                self._rest_until = time.monotonic() + RETRY_S
+                self._complain("", error)
+                return  # the orders before stay until there are new ones
+            _logger.info("%s is kept warm by the preseed %s", request.package, request.id)
+        for name in wanted.cancel:
+            await self._preseeding.cancel(name)
+            _logger.info("the preseed %s ends: another one, or none, keeps that warm", name)
+
+    def _complain(self, about: str, error: P2PDistError) -> None:
+        """Once for each new reason."""
+        if self._said.get(about) != error.what:
+            self._said[about] = error.what
+            _logger.warning("%s is not kept warm: %s", about or "what a tag means", error)
