@@ -14,7 +14,7 @@ PROGRAMS := mksquashfs=squashfs-tools squashfuse=squashfuse fusermount3=fuse3 ng
 
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: help setup demo test test-slow check lint types mutants bench clean distclean
+.PHONY: help setup demo test test-slow compose check lint types mutants bench clean distclean
 
 help:
 	@echo 'make setup      create $(VENV) with the project installed ($(BIN)/p2pdist) and look for the programs it needs'
@@ -22,6 +22,7 @@ help:
 	@echo 'make test       all tests that take less than ten seconds each'
 	@echo 'make check      formatting, lint, types, then the tests: what CI runs'
 	@echo 'make test-slow  the long tests'
+	@echo 'make compose    the image, the services and the systemd units for real; needs root, docker with compose, systemd'
 	@echo 'make mutants    break the code on purpose and see that the tests notice'
 	@echo 'make bench      the benchmarks; broadcasts need root and YARDSTICK=path/to/swarm.py (bench/README.md)'
 	@echo 'make clean      remove what builds and tests leave; make distclean removes $(VENV) as well'
@@ -69,6 +70,9 @@ test: setup
 
 test-slow: setup
 	$(PYTEST) -m slow $(TEST_ARGS)
+
+compose: setup
+	$(BIN)/pytest -m slow tests/system/test_compose.py tests/system/test_units.py
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -61,6 +61,9 @@ class Host:
         self.swarming = None
         self.writers: Counter[Digest] = Counter()
 
+    def pacer_of(self, blob: Digest) -> Pacer:
+        return self.pacer
+
     def origin(self) -> Origin:
         raise AssertionError("nobody reads an origin here")
 

@@ -3,8 +3,8 @@
     python bench/rank.py --hosts 10000 --blobs 20 --json
 
 The tracker's own core, filled as agents fill it: a share of the hosts holds every blob, a share holds part of them, the rest nothing. Each
-question ranks hosts and encodes the answer; while it does, the tracker serves no session. The goal is 50 ms. The first
-question about a package takes longer than those that follow, and so do those after its swarms have changed.
+question ranks hosts and encodes the answer; while it does, the tracker serves no session. The goal is 50 ms of CPU, for the first
+question about a package, too. Each round asks a fleet that was made anew.
 """
 
 from __future__ import annotations
@@ -38,35 +38,48 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=10_000)
     parser.add_argument("--blobs", type=int, default=20)
-    parser.add_argument("--repeat", type=int, default=9)
+    parser.add_argument("--repeat", type=int, default=9, help="questions of each kind in a round")
+    parser.add_argument("--rounds", type=int, default=3, help="fleets that are made anew and asked for the first time")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
-    fleet = filled(chosen.hosts, blobs(chosen.blobs))
-    affinity = Affinity(fleet.hosts, fleet.swarms, fleet.capacities)
-    parts = dict.fromkeys(blobs(chosen.blobs), SIZE)
-    names, few = list(fleet.hosts), list(fleet.hosts)[: max(1, chosen.hosts // 100)]
-    half = chosen.hosts // 2
     gc.set_threshold(*COLLECT_AFTER)
-    first = measure(lambda: affinity.rank(parts, names), 1)
+    rounds = [one_round(chosen.hosts, chosen.blobs, chosen.repeat) for _ in range(chosen.rounds)]
+    found = {name: [each[name] for each in rounds] for name in rounds[0]}
+    figures = {name: round(statistics.median(took), 2) for name, took in found.items()}
+    worst = {name: round(max(took), 2) for name, took in found.items()}
+    result = {"hosts": chosen.hosts, "blobs": chosen.blobs, "rounds": chosen.rounds, "goal_ms": GOAL_MS}
+    result |= {"cpu_ms": figures, "cpu_ms_worst": worst}
+    result["met"] = max(figures["first"], figures["all"]) <= GOAL_MS
+    if chosen.json:
+        print(json.dumps(result))
+        return 0
+    print(f"{'ms of CPU':28} {'median':>8} {'worst':>8}   of {chosen.rounds} rounds")
+    for name, took_ms in figures.items():
+        print(f"{name.replace('_', ' '):28} {took_ms:8.1f} {worst[name]:8.1f}")
+    print(f"goal for all hosts, the first time and again: {GOAL_MS:.0f} ms {'met' if result['met'] else 'MISSED'}")
+    return 0
+
+
+def one_round(hosts: int, count: int, repeat: int) -> dict[str, float]:
+    """Milliseconds of CPU by question, about a fleet that was never asked before."""
+    digests = blobs(count)
+    fleet = filled(hosts, digests)
+    affinity = Affinity(fleet.hosts, fleet.swarms, fleet.capacities)
+    parts = dict.fromkeys(digests, SIZE)
+    names, few, half = list(fleet.hosts), list(fleet.hosts)[: max(1, hosts // 100)], hosts // 2
+    roles = [
+        Wanted("load", dict.fromkeys(digests[: count // 2], SIZE), hosts // 10),
+        Wanted("train", parts, half),
+    ]
     questions: dict[str, Callable[[], object]] = {
         "all": lambda: affinity.rank(parts, names),
         "selection": lambda: affinity.rank(parts, few),
         "best_half_in_whole_racks": lambda: affinity.coherent(affinity.rank(parts, names), half),
         "pick_half": lambda: affinity.pick(parts, names, half),
-        "two_roles": lambda: affinity.assign(
-            [Wanted("train", parts, half), Wanted("load", dict(list(parts.items())[:2]), chosen.hosts // 10)], names
-        ),
+        "two_roles": lambda: affinity.assign(roles, names),
     }
-    figures = {"first": first} | {name: measure(ask, chosen.repeat) for name, ask in questions.items()}
-    result = {"hosts": chosen.hosts, "blobs": chosen.blobs, "cpu_ms": figures, "goal_ms": GOAL_MS}
-    result["met"] = figures["all"] <= GOAL_MS
-    if chosen.json:
-        print(json.dumps(result))
-        return 0
-    for name, took_ms in figures.items():
-        print(f"{name.replace('_', ' '):28} {took_ms:8.1f} ms of CPU")
-    print(f"goal for all hosts: {GOAL_MS:.0f} ms {'met' if result['met'] else 'MISSED'}")
-    return 0
+    took = {"first": measure(questions["all"], 1)}
+    return took | {name: measure(ask, repeat) for name, ask in questions.items()}
 
 
 def measure(ask: Callable[[], object], repeat: int) -> float:
@@ -76,7 +89,7 @@ def measure(ask: Callable[[], object], repeat: int) -> float:
         started = time.thread_time()
         msgspec.json.encode(ask())
         took.append(1000 * (time.thread_time() - started))
-    return round(statistics.median(took), 2)
+    return statistics.median(took)
 
 
 def blobs(count: int) -> list[Digest]:

@@ -20,6 +20,10 @@ import aiohttp
 CHROMIUM = shutil.which("chromium")
 START_S = 40.0
 ANSWER_S = 30.0
+WIDTH = 1400
+STILL = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(swarmHealth.idle()))))"
+"""Everything that the page of swarm health was told is shown."""
+
 SCREENSHOTS = Path(__file__).resolve().parents[1] / "test-output"
 FLAGS = (
     "--headless=new",
@@ -31,7 +35,7 @@ FLAGS = (
     "--disable-sync",
     "--no-proxy-server",
     "--remote-debugging-port=0",
-    "--window-size=1400,1300",
+    f"--window-size={WIDTH},1300",
 )
 
 
@@ -92,9 +96,19 @@ class Page:
             ) from None
         return value
 
+    async def dress(self, scheme: str) -> None:
+        """Have the page drawn for people who prefer this scheme, light or dark."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        await self.call("Emulation.setEmulatedMedia", features=[feature])
+
     async def screenshot(self, name: str) -> Path:
-        """The page as a PNG under test-output/."""
-        answer = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=False)
+        """The whole page, also what one has to scroll to, as a PNG under test-output/."""
+        height = await self.evaluate("document.documentElement.scrollHeight")
+        window = {"width": WIDTH, "height": max(height, 600), "deviceScaleFactor": 1, "mobile": False}
+        await self.call("Emulation.setDeviceMetricsOverride", **window)
+        await self.until(STILL)
+        answer = await self.call("Page.captureScreenshot", format="png")
+        await self.call("Emulation.clearDeviceMetricsOverride")
         SCREENSHOTS.mkdir(exist_ok=True)
         file = SCREENSHOTS / f"{name}.png"
         file.write_bytes(base64.b64decode(answer["data"]))

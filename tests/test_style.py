@@ -38,11 +38,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tracker.state": (MODEL, "tracker.state"),
     "tracker.content": (MODEL, "p2pdist.origin", "tracker.state", "tracker.content"),
     "tracker.preseeding": (MODEL, "tracker.core", "tracker.state", "tracker.content", "tracker.preseeding"),
+    "tracker.policies": (MODEL, "tracker.core", "tracker.content", "tracker.policies"),
+    "tracker.warming": (MODEL, "tracker.core", "tracker.content", "tracker.preseeding", "tracker.warming"),
     "tracker.http": (
         MODEL,
         "p2pdist.transfer.problems",
         "tracker.core",
         "tracker.http",
+        "tracker.policies",
         "tracker.preseeding",
         "tracker.service",
     ),
@@ -94,7 +97,25 @@ FORBIDDEN_WORDS: tuple[str, ...] = (
 """The project speaks of itself alone: no path of one machine, no package index, no tool that had a hand in it."""
 
 TEXT_SUFFIXES = frozenset(
-    [".py", ".md", ".toml", ".yml", ".yaml", ".json", ".sh", ".cfg", ".txt", ".ini", ".html", ".css", ".js", ".sql"]
+    [
+        ".py",
+        ".md",
+        ".toml",
+        ".yml",
+        ".yaml",
+        ".json",
+        ".sh",
+        ".cfg",
+        ".txt",
+        ".ini",
+        ".html",
+        ".css",
+        ".js",
+        ".sql",
+        ".service",
+        ".conf",
+        ".example",
+    ]
 )
 TEXT_NAMES = frozenset(["Makefile", "LICENSE", ".gitignore", "run", "Dockerfile"])
 

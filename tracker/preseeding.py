@@ -19,7 +19,7 @@ import msgspec
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
-from p2pdist.model.messages import Keep, Kept, Release
+from p2pdist.model.messages import Keep, Kept, Release, Spares
 from p2pdist.model.package import Reference, decode_manifest, parse_reference
 from p2pdist.model.preseed import PreseedRecord, PreseedRequest, RankRequest, canonical
 from tracker.content import Content
@@ -30,6 +30,7 @@ from tracker.core.preseed_events import Event, Gone, Joined, Loaded, Said, SaveF
 from tracker.core.preseed_progress import Progress
 from tracker.core.preseeds import GRACE_S, Preseeds
 from tracker.core.selectors import parse_selector
+from tracker.core.spares import SparedBlobs
 from tracker.state.preseeds import PreseedDatabase
 
 TICK_S = 0.25
@@ -56,7 +57,8 @@ class Preseeding:
 
     def __init__(self, sessions: Sessions, database: PreseedDatabase, *, grace_s: float = GRACE_S) -> None:
         fleet = sessions.fleet
-        self.affinity = Affinity(fleet.hosts, fleet.swarms, fleet.capacities)
+        self._spared = SparedBlobs()
+        self.affinity = Affinity(fleet.hosts, fleet.swarms, fleet.capacities, self._spared.hosts)
         self.core = Preseeds(self.affinity, started_at=time.time(), shared=database.shared, grace_s=grace_s)
         self._sessions, self._database = sessions, database
         self._saving: set[asyncio.Task[None]] = set()
@@ -103,13 +105,21 @@ class Preseeding:
     # -- what sessions say (see Listener in service.py)
 
     def opened(self, host: str) -> None:
+        self._spared.forget(host)
         self.submit(Joined(host))
 
     def closed(self, host: str) -> None:
+        self._spared.forget(host)
         self.submit(Gone(host))
 
-    def heard(self, host: str, kept: Kept) -> None:
-        self.submit(Said(host, kept))
+    def leaving(self, host: str) -> None:
+        self.submit(Gone(host))
+
+    def heard(self, host: str, message: Kept | Spares) -> None:
+        if isinstance(message, Spares):
+            self._spared.said(host, message)
+        else:
+            self.submit(Said(host, message))
 
     # -- the database
 
@@ -244,7 +254,7 @@ class Preseeding:
 
     def _present(self, name: str) -> bool:
         host = self.affinity.hosts.get(name)
-        return host is not None and host.session is not None
+        return host is not None and host.available
 
     async def _needed(self, packages: Sequence[str]) -> dict[Digest, int]:
         """The blobs of packages, each once, with their sizes."""
@@ -261,6 +271,7 @@ class Preseeding:
             manifest = decode_manifest(await content.manifest(digest))
             parts = {blob.digest: blob.size for blob in manifest.blobs}
         self._parts[digest] = parts
+        self._sessions.fleet.policies.note(reference, digest, parts)
         while len(self._parts) > PACKAGES_REMEMBERED_MAX:
             self._parts.popitem(last=False)
         return digest, parts

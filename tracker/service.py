@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from p2pdist.model.errors import Conflict
-from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Pace, Reject
+from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Leaving, Pace, Reject, Spares
 from tracker.content import Content
 from tracker.core.announce import Announces
 from tracker.core.events import Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
@@ -67,13 +67,15 @@ class Outbox:
 
 
 class Listener(Protocol):
-    """Hears which hosts are connected, and what they say of preseeds."""
+    """Hears which hosts are connected, and what they say of preseeds and of blobs that they need not fetch."""
 
     def opened(self, host: str) -> None: ...
 
     def closed(self, host: str) -> None: ...
 
-    def heard(self, host: str, kept: Kept) -> None: ...
+    def leaving(self, host: str) -> None: ...
+
+    def heard(self, host: str, message: Kept | Spares) -> None: ...
 
 
 class Service:
@@ -171,8 +173,8 @@ class Service:
                 outbox.put(Pace(interval_s))
 
     def submit(self, event: Event) -> None:
-        """Hand an event to the core and queue what it answers. What is said of preseeds is the listener's."""
-        if isinstance(event, Received) and isinstance(event.message, Kept):
+        """Hand an event to the core and queue what it answers. What is said of preseeds and spare blobs is the listener's."""
+        if isinstance(event, Received) and isinstance(event.message, Kept | Spares):
             host = self._host_of(event.session)
             if self.listener is not None and host is not None:
                 self.listener.heard(host, event.message)
@@ -196,6 +198,10 @@ class Service:
                     outbox.put(message)
                 case Drop():
                     outbox.put(None)
+        if isinstance(event, Received) and isinstance(event.message, Leaving):
+            host = self._host_of(event.session)
+            if self.listener is not None and host is not None:
+                self.listener.leaving(host)
         if planned:
             self.observe_plan(time.perf_counter() - started)
 

@@ -7,12 +7,19 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
+python=${PYTHON:-python3}
 p2pdist=${P2PDIST:-$root/.venv/bin/p2pdist}
 swarm=$1
 shift
-exec "${PYTHON:-python3}" "$swarm" --method custom --label p2pdist --py "$root/.venv/bin/python" \
+# Every host waits at a FIFO (pull.py), and all are told at once, unless they are to join one after the other.
+go="for host in {work}/*/; do if [ -p \$host/go ]; then : > \$host/GO; : > \$host/go; fi; done"
+how=--go-cmd
+case " $* " in
+*" --join-spread"*) how=--host-go-cmd go=": > {dir}/GO; : > {dir}/go" ;;
+esac
+exec "$python" "$swarm" --method custom --label p2pdist --py "$root/.venv/bin/python" \
   --ctl-cmd "$p2pdist tracker --listen {ctl_ip}:7070 --origin http://{origin_ip} --state {dir}/state --no-discovery --log-level warning" \
   --origin-cmd "$here/origin.sh $p2pdist {file} {dir} {ip} ${WARM_MIB:-0} {work}/warm" \
-  --agent-cmd "$p2pdist agent --tracker http://{ctl_ip}:7070 --listen {ip}:7071 --store {dir}/store --socket {dir}/sock --name h{i} --rack {rack} --log-level ${LOG_LEVEL:-warning} & while ! curl -sf -o /dev/null --unix-socket {dir}/sock http://agent/readyz; do sleep 0.2; done; $here/warm.sh {dir}/sock ${WARM_MIB:-0} {work}/warm {dir}; touch {dir}/READY; wait" \
-  --host-go-cmd "$here/pull.sh {dir}/sock {sha} {out} {done}" \
+  --agent-cmd "$p2pdist agent --tracker http://{ctl_ip}:7070 --listen {ip}:7071 --store {dir}/store --socket {dir}/sock --name h{i} --rack {rack} --log-level ${LOG_LEVEL:-warning} & while ! curl -sf -o /dev/null --unix-socket {dir}/sock http://agent/readyz; do sleep 0.2; done; $here/warm.sh $python ${WARM_MIB:-0} {work}/warm {dir}; $python $here/pull.py {dir} {sha} {out} {done} wait; wait" \
+  $how "$go" \
   --warmup 2 --wait-ready --work "${WORK:-/dev/shm/p2pdist-yardstick}" --prefix pd- "$@"

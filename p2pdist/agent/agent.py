@@ -6,16 +6,19 @@ import asyncio
 import logging
 from collections import Counter
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
 from p2pdist.agent.blob_pull import BlobPull
+from p2pdist.agent.caching import CacheOrder, Caching
+from p2pdist.agent.departure import DRAIN_S, Departure
 from p2pdist.agent.housekeeping import Housekeeping
 from p2pdist.agent.links import DiscoverySettings
 from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.neighbourhood import neighbourhood
+from p2pdist.agent.origins import Origins
 from p2pdist.agent.packages import WAIT_S, Packages
+from p2pdist.agent.policies import Policies
 from p2pdist.agent.preseeding import Preseeding
 from p2pdist.agent.pulls import Pulls
 from p2pdist.agent.showing import Showing
@@ -27,7 +30,7 @@ from p2pdist.core.downlink import Downlink
 from p2pdist.core.eviction import choose
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, Unavailable, from_problem
+from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, from_problem
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
     PROTOCOL_VERSION,
@@ -36,6 +39,7 @@ from p2pdist.model.messages import (
     Hello,
     Holding,
     Keep,
+    Leaving,
     Left,
     OriginShare,
     Priority,
@@ -45,8 +49,9 @@ from p2pdist.model.messages import (
     StreamRequest,
     check_hello,
 )
-from p2pdist.model.package import Descriptor
+from p2pdist.model.package import Descriptor, Manifest
 from p2pdist.model.pieces import PieceSet
+from p2pdist.model.policy import PackagePolicy
 from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin, open_origin
 from p2pdist.store.blob import Blob
@@ -57,8 +62,6 @@ from p2pdist.transfer.tls import Tls, TlsFiles
 
 DISCARD_TRIES = 50
 DISCARD_PAUSE_S = 0.1
-ORIGINS_MAX = 16
-"""Origins that trackers may name in the life of an agent."""
 
 _logger = logging.getLogger(__name__)
 
@@ -68,7 +71,8 @@ class AgentSettings:
     """How an agent is set up. `address` is where other agents reach it (host:port); `origin` overrides the tracker's;
     `tracker_wait_s` is how long a new pull waits for a tracker; with `tls` it speaks TLS with other agents; `upload_bytes_s` and
     `download_bytes_s` limit what it gives and takes over the network, `preseed_bytes_s` what of either is for preseeds; with `discovery`
-    it looks for trackers and others on its network, and is found by them; with `swarm` blobs may come by BitTorrent, too."""
+    it looks for trackers and others on its network, and is found by them; with `swarm` blobs may come by BitTorrent, too. It may hand over
+    to others for `drain_s` before it ends."""
 
     trackers: tuple[str, ...]
     host: str
@@ -85,6 +89,7 @@ class AgentSettings:
     preseed_bytes_s: float | None = None
     discovery: DiscoverySettings | None = None
     swarm: SwarmSettings | None = None
+    drain_s: float = DRAIN_S
 
 
 class Agent:
@@ -115,34 +120,41 @@ class Agent:
         self.tls = Tls(settings.tls) if settings.tls is not None else None
         self.own_origin = open_origin(settings.origin) if settings.origin else None
         self.neighbourhood = neighbourhood(settings.discovery, hello, self.session, self.tls, settings.origin)
-        self._tracker_origins: dict[str, Origin] = {}
-        self._preparing: asyncio.Task[None] | None = None
-        evict = self.swarming.choose if self.swarming is not None else choose
+        self._origins = Origins(self.own_origin, self.session)
+        order = CacheOrder(self.swarming.choose if self.swarming is not None else choose)
         # What can be wrong with the settings is found before the store is opened, which may take long after a crash.
-        self.store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=evict)
+        self.store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose)
         try:
             self.mounts = Mounts(settings.store / "mounts")
         except BaseException:
             self.store.close()
             raise
         self.turns = Turns(limit_bytes_s=settings.upload_bytes_s, preseed_limit_bytes_s=settings.preseed_bytes_s)
-        self.pacer = Pacer(Downlink(settings.download_bytes_s, settings.preseed_bytes_s))
+        self.departure = Departure(self.turns, lambda: self.session.send(Leaving()), self._stop_fetching)
+        downlink = Downlink(settings.download_bytes_s, settings.preseed_bytes_s)
+        self.policies = Policies(self.store, downlink, Pacer(downlink), self.turns.relimit)
+        self.turns.limit_of = self.policies.upload_limit
+        if self.swarming is not None:
+            self.swarming.wanted_for = self.policies.transport
         self.origin_share = Bucket(None)
         self.kept = KeptConnections()
         self._expiring: asyncio.TimerHandle | None = None
         self.sources = Sources()
         self.received_bytes: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
-        self._packages = Packages(self.store, self.session, self.own_origin, wait_s=settings.tracker_wait_s)
+        wait_s = settings.tracker_wait_s
+        self._packages = Packages(self.store, self.session, self.own_origin, wait_s=wait_s, learn=self._learned)
         self.pulls = Pulls(self.store, self._packages, self)
         self.preseeding = Preseeding(self.store, self.pulls, self._packages, self.session.send)
         self.showing = Showing(self.store, self.pulls, self.mounts)
-        self.housekeeping = Housekeeping(self.store, self.pulls)
+        self.housekeeping = Housekeeping(self.store, self.pulls, self.mounts)
+        self._caching = Caching(self.store, self.policies, self.housekeeping, order)
         self.writers: Counter[Digest] = Counter()
         self._fetching: dict[Digest, BlobPull] = {}
         self._served: set[Digest] = set()
         self._unwanted: set[Digest] = set()
         self._session_task: asyncio.Task[None] | None = None
+        self._caching_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Serve what the store holds and begin to look for a tracker."""
@@ -152,6 +164,7 @@ class Agent:
         if self.swarming is not None:
             self.swarming.start()
         self._session_task = asyncio.create_task(self.session.run(), name="tracker-session")
+        self._caching_task = asyncio.create_task(self._caching.run(), name="caching")
         if self.neighbourhood is not None:
             await self.neighbourhood.start()
 
@@ -159,30 +172,36 @@ class Agent:
         """A clean stop: end pulls and streams, unmount what was mounted, close the store."""
         if self.neighbourhood is not None:
             await self.neighbourhood.stop()
-        for fetching in list(self._fetching.values()):
-            fetching.stop()
-        await self.preseeding.stop()
-        await self.pulls.stop()
+        await self._stop_fetching()
         if self.swarming is not None:
             await self.swarming.stop()
         self.turns.stop()
         if self._expiring is not None:
             self._expiring.cancel()
         self.kept.close()
-        if self._session_task is not None:
-            self._session_task.cancel()
-            await asyncio.gather(self._session_task, return_exceptions=True)
+        for task in filter(None, (self._session_task, self._caching_task)):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         await self.mounts.close()
-        for origin in (*self._tracker_origins.values(), *([self.own_origin] if self.own_origin else [])):
-            await origin.close()
+        await self._origins.close()
         await asyncio.to_thread(self.store.close)
+
+    async def _stop_fetching(self) -> None:
+        """End all pulls and begin no more; what has arrived stays, and is served."""
+        for fetching in list(self._fetching.values()):
+            fetching.stop()
+        await self.preseeding.stop()
+        await self.pulls.stop()
 
     # -- blobs
 
     async def fetch(
         self, layer: Descriptor, priority: Priority = "start", selection: Selection | None = None
     ) -> tuple[Blob, BlobPull | None]:
-        """See Fetcher in pulls.py."""
+        """See Fetcher in pulls.py. A policy's priority holds whatever was asked for."""
+        if selection is not None:
+            self.policies.selected(layer.digest, selection.blob.digest)
+        priority = self.policies.priority(layer.digest, priority)
         running = self._join(layer.digest, priority)
         if running is not None:
             return running.blob, running
@@ -241,7 +260,8 @@ class Agent:
                 self.swarming.changed()
             self.session.send(Report(tuple(filter(None, [fetching.advance()]))))
             return
-        self._unserve(blob.digest)
+        if not (self.departure.leaving and self.session.connected):  # else its children are being given other parents
+            self._unserve(blob.digest)
 
     def _expire_kept(self) -> None:
         left = self.kept.expire()
@@ -280,6 +300,9 @@ class Agent:
     def serves(self, digest: Digest) -> bool:
         return digest in self._served
 
+    async def _learned(self, reference: str, digest: Digest, manifest: Manifest, policy: PackagePolicy) -> None:
+        await self._caching.learned(reference, digest, manifest, policy)
+
     def _serve(self, blob: Blob) -> None:
         self.turns.held(blob.digest, blob.layout, blob.layout.stripes, blob.have)
         self._served.add(blob.digest)
@@ -297,24 +320,13 @@ class Agent:
     # -- what a blob's pull needs (Surroundings in blob_pull.py)
 
     def origin(self) -> Origin:
-        """Central storage: this agent's own setting, else the tracker's. Raises Unavailable."""
-        if self.own_origin is not None:
-            return self.own_origin
-        url = self.session.origin
-        if not url:
-            raise Unavailable(
-                "neither this agent nor its tracker was given an origin", remedy="Start one with --origin"
-            )
-        if url not in self._tracker_origins:
-            if len(self._tracker_origins) >= ORIGINS_MAX:
-                raise Unavailable(
-                    f"trackers have named {ORIGINS_MAX} origins by now",
-                    remedy="Restart this agent, or give it --origin",
-                )
-            self._tracker_origins[url] = open_origin(url)
-        return self._tracker_origins[url]
+        """Central storage. Raises Unavailable."""
+        return self._origins.get()
 
-    def tell_tracker(self, message: Complaint) -> None:
+    def pacer_of(self, blob: Digest) -> Pacer:
+        return self.policies.pacer(blob)
+
+    def tell_tracker(self, message: Complaint | Holding) -> None:
         self.session.send(message)
 
     def count_received(self, source: str, length: int) -> None:
@@ -322,14 +334,6 @@ class Agent:
 
     def count_rejected(self, reason: str) -> None:
         self.rejected[reason] += 1
-
-    async def _prepare_origin(self) -> None:
-        """Load the driver of central storage now: the holder of a lease keeps everybody below it waiting."""
-        try:
-            await asyncio.to_thread(import_module, "p2pdist.origin.bucket")
-            self.origin()
-        except P2PDistError as error:
-            _logger.warning("the origin that the tracker names cannot be used: %s", error)
 
     # -- the tracker
 
@@ -339,7 +343,7 @@ class Agent:
             blob = self.store.get(digest)
             if blob is not None and blob.complete:
                 held.append(_holding_of(blob))
-        return [holding for holding in held if holding.size]
+        return [holding for holding in held if holding.size and not self.departure.leaving]
 
     def _report(self) -> Report | None:
         for digest in self._served - self._fetching.keys():
@@ -357,7 +361,8 @@ class Agent:
             case OriginShare(bytes_s):
                 self.origin_share.limit_bytes_s = bytes_s
             case Keep() | Release():
-                self.preseeding.heard(message)
+                if not self.departure.leaving:  # else it is told again when it has been started again
+                    self.preseeding.heard(message)
             case Assign(plan):
                 fetching = self._fetching.get(plan.blob)
                 if fetching is not None:
@@ -370,13 +375,15 @@ class Agent:
                     fetching.reject(error)
 
     def _on_tracker_change(self, present: bool) -> None:
-        if present and self.own_origin is None and self.session.origin:
-            self._preparing = asyncio.create_task(self._prepare_origin(), name="prepare-origin")
+        if present:
+            self._origins.prepare()
         for fetching in list(self._fetching.values()):
             fetching.tracker_changed(present)
         if self.swarming is not None:
             self.swarming.tracker_changed(present)
-        if present:
+        if present and self.departure.leaving:
+            self.session.send(Leaving())
+        elif present:
             self.preseeding.connected()
 
 

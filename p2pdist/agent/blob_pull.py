@@ -36,6 +36,7 @@ from p2pdist.core.download import (
     Tick,
     TrackerChanged,
 )
+from p2pdist.core.readers import Readers
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Unavailable
@@ -62,14 +63,14 @@ class Surroundings(Protocol):
     turns: Turns
     sources: Sources
     tls: Tls | None
-    pacer: Pacer
     origin_share: Bucket
     kept: KeptConnections
     swarming: Swarming | None
     writers: Counter[Digest]
 
     def origin(self) -> Origin: ...
-    def tell_tracker(self, message: Complaint) -> None: ...
+    def pacer_of(self, blob: Digest) -> Pacer: ...
+    def tell_tracker(self, message: Complaint | Holding) -> None: ...
     def count_received(self, source: str, length: int) -> None: ...
     def count_rejected(self, reason: str) -> None: ...
 
@@ -125,7 +126,9 @@ class BlobPull:
         counts = self._reported = tuple(self._core.counts)
         read = self._ways.reading
         parents = tuple("" if stripe in read else host for stripe, host in enumerate(self._core.parents()))
-        return Holding(self.blob.digest, layout.size, layout.piece_size, counts, parents, self.priority)
+        return Holding(
+            self.blob.digest, layout.size, layout.piece_size, counts, parents, self.priority, self._ways.tell()
+        )
 
     def advance(self) -> Advance | None:
         """Progress since the last report, None when there is none."""
@@ -137,11 +140,11 @@ class BlobPull:
 
     def planned(self, plan: Plan) -> None:
         self._ways.planned(plan)
-        self._submit(Planned(plan))
+        self._mail.context.run(self._submit, Planned(plan))
 
     def tracker_changed(self, present: bool) -> None:
         self._ways.tracker_changed(present)
-        self._submit(TrackerChanged(present))
+        self._mail.context.run(self._submit, TrackerChanged(present))
 
     def hurry(self) -> None:
         """Somebody waits for this preseed from now on. Its streams end after the pieces under way and are opened again, at the priority
@@ -192,6 +195,8 @@ class BlobPull:
     def _tick(self) -> None:
         self._find_untold()
         self._ways.steer()
+        if self._ways.changed:
+            self._agent.tell_tracker(self.holding())
         self._submit(Tick())
         if not self._core.finished:
             self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
@@ -224,9 +229,7 @@ class BlobPull:
             self._finish(error)
         except Exception as error:
             _logger.exception("%s cannot be completed", self.blob.digest)
-            self._finish(
-                P2PDistError(f"{self.blob.digest} cannot be completed: {error!r}", remedy="See the agent's log")
-            )
+            self._finish(P2PDistError(f"{self.blob.digest} stays incomplete: {error!r}", remedy="See the agent's log"))
         else:
             self._finish(None)
 
@@ -257,8 +260,8 @@ class BlobPull:
         parents = enumerate(self._core.parents())
         return all(host is not None or not self.blob.have.missing(stripe, self._stripes) for stripe, host in parents)
 
-    def origin_ranks(self) -> dict[int, int]:
-        return self._core.origin_ranks()
+    def readers(self) -> Readers:
+        return self._core.readers()
 
     async def read_origin(self, piece: int) -> bytes:
         layout = self.blob.layout
@@ -312,7 +315,7 @@ class BlobPull:
                 self._mail.post,
                 number=number,
                 tls=self._agent.tls,
-                pacer=self._agent.pacer,
+                pacer=self._agent.pacer_of(self.blob.digest),
                 kept=self._agent.kept if self._stripes == 1 else None,
             )
         self._streams[number] = stream
@@ -328,7 +331,7 @@ class BlobPull:
 
     async def _pause(self, length: int) -> None:
         """After a piece from the origin: hold back as streams do."""
-        pacer, priority = self._agent.pacer, self.priority
+        pacer, priority = self._agent.pacer_of(self.blob.digest), self.priority
         woken = self._hurried if priority == "preseed" else asyncio.Event()
         await pacer.sleep(priority, pacer.received(priority, length), woken)
 

@@ -1,20 +1,29 @@
-"""Talking to the agent of this host over its Unix socket (docs/protocol.md, the local API)."""
+"""Talking to the agent of this host over its Unix socket (docs/protocol.md, the local API).
+
+Calls block. This module is loaded by every command that asks an agent, also by `run`, of which many start at once: it needs neither an
+event loop nor an HTTP library, whose loading takes several times as long as all the rest of such a command. Each call is one connection and
+an HTTP/1.0 request, so that an answer is never in chunks: it has a stated length, or ends with the connection and says in itself that it
+is whole.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import os
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
-import aiohttp
 import msgspec
 
 from p2pdist.model.errors import P2PDistError, Unavailable, UsageError, from_problem
 from p2pdist.model.messages import (
+    DRAIN_S_MAX,
+    Drained,
+    DrainRequest,
     MountRequest,
     MountStatus,
     PinRequest,
@@ -25,12 +34,14 @@ from p2pdist.model.messages import (
     Verified,
     VerifyRequest,
 )
+from p2pdist.model.request_id import HEADER
 
 DEFAULT_SOCKET = Path("/run/p2pdist/agent.sock")
 SOCKET_PATH_BYTES_MAX = 107
 """sockaddr_un.sun_path has 108 bytes, the last of which is zero (unix(7))."""
 
 POLL_S = 0.2
+HEAD_BYTES_MAX = 64 << 10
 ANSWER_BYTES_MAX = 64 << 20
 CONNECT_S_MAX = 10.0
 REQUEST_S_MAX = 60.0
@@ -40,6 +51,7 @@ PIN_S_MAX = MOUNT_S_MAX = 3600.0
 AWAY_S_MAX = 5.0
 """How long a pull is asked after while the agent does not answer, as when it is being restarted."""
 
+_READ = 1 << 16
 _T = TypeVar("_T")
 
 
@@ -56,36 +68,22 @@ class _Pins(msgspec.Struct):
 
 
 class LocalClient:
-    """A client of one agent; an asynchronous context manager. Every call raises the failure that the agent reports, or Unavailable when
-    no agent answers."""
+    """A client of one agent. Every call raises the failure that the agent reports, or Unavailable when no agent answers, in
+    `answer_s` seconds where the call itself does not take long. May be used by several threads."""
 
-    def __init__(self, socket_path: Path = DEFAULT_SOCKET) -> None:
+    def __init__(self, socket_path: Path = DEFAULT_SOCKET, *, answer_s: float = REQUEST_S_MAX) -> None:
         length = len(os.fsencode(socket_path))
         if length > SOCKET_PATH_BYTES_MAX:
             raise UsageError(
                 f"the socket path {socket_path} has {length} bytes; Unix sockets allow {SOCKET_PATH_BYTES_MAX}",
                 remedy="Give a shorter one with --socket or P2PDIST_SOCKET",
             )
-        self._path = socket_path
-        self._session: aiohttp.ClientSession | None = None
+        self._path, self._answer_s = socket_path, answer_s
+        self._named = {HEADER: os.urandom(8).hex()}  # all that this client asks for is one request of somebody
 
-    async def __aenter__(self) -> LocalClient:
-        self._session = aiohttp.ClientSession(
-            base_url="http://agent",
-            connector=aiohttp.UnixConnector(path=str(self._path)),
-            timeout=aiohttp.ClientTimeout(total=REQUEST_S_MAX, sock_connect=CONNECT_S_MAX),
-        )
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._session is not None:
-            await self._session.close()
-
-    async def pull(self, request: PullRequest, on_progress: Callable[[PullStatus], None] | None = None) -> PullStatus:
+    def pull(self, request: PullRequest, on_progress: Callable[[PullStatus], None] | None = None) -> PullStatus:
         """Start a pull and follow it to its end, with `on_progress` told every POLL_S seconds. Raises why the pull failed."""
-        status = await self._ask("POST", "/v1/pulls", PullStatus, body=request)
+        status = self._ask("POST", "/v1/pulls", PullStatus, body=request)
         answered = time.monotonic()
         while True:
             if on_progress is not None:
@@ -94,74 +92,74 @@ class LocalClient:
                 return status
             if status.state == "failed":
                 raise from_problem(status.error or {"detail": f"the pull of {status.reference} failed"})
-            await asyncio.sleep(POLL_S)
+            asked = time.monotonic()
             try:
-                status = await self._ask("GET", f"/v1/pulls/{status.id}", PullStatus)
+                status = self._ask("GET", f"/v1/pulls/{status.id}", PullStatus, query={"wait_s": str(POLL_S)})
                 answered = time.monotonic()
             except Unavailable:
                 if time.monotonic() - answered > AWAY_S_MAX:
                     raise
+            if status.state not in ("done", "failed"):  # it did not wait: it is away, or an older one
+                time.sleep(max(0.0, asked + POLL_S - time.monotonic()))
 
-    async def mount(self, request: MountRequest) -> MountStatus:
+    def mount(self, request: MountRequest) -> MountStatus:
         """Show a package that is in the store, or hand out its images."""
-        return await self._ask("POST", "/v1/mounts", MountStatus, body=request, timeout_s=MOUNT_S_MAX)
+        return self._ask("POST", "/v1/mounts", MountStatus, body=request, timeout_s=MOUNT_S_MAX)
 
-    async def unmount(self, path: str, force: bool = False) -> None:
+    def unmount(self, path: str, force: bool = False) -> None:
         """Take down what is shown at `path`."""
         query = {"path": path, "force": "1" if force else "0"}
-        await self._ask("DELETE", "/v1/mounts", None, query=query, timeout_s=MOUNT_S_MAX)
+        self._ask("DELETE", "/v1/mounts", None, query=query, timeout_s=MOUNT_S_MAX)
 
-    async def mounts(self) -> list[MountStatus]:
+    def mounts(self) -> list[MountStatus]:
         """What the agent shows."""
-        return (await self._ask("GET", "/v1/mounts", _Mounts)).mounts
+        return self._ask("GET", "/v1/mounts", _Mounts).mounts
 
-    async def packages(self) -> list[dict[str, Any]]:
+    def packages(self) -> list[dict[str, Any]]:
         """Packages in the store: reference, digest, size (bytes), complete."""
-        return (await self._ask("GET", "/v1/packages", _Packages)).packages
+        return self._ask("GET", "/v1/packages", _Packages).packages
 
-    async def remove(self, reference: str) -> Removed:
+    def remove(self, reference: str) -> Removed:
         """Remove a package from the store."""
-        return await self._ask("DELETE", "/v1/packages", Removed, query={"reference": reference})
+        return self._ask("DELETE", "/v1/packages", Removed, query={"reference": reference})
 
-    async def collect(self) -> Removed:
+    def collect(self) -> Removed:
         """Remove what nothing names."""
-        return await self._ask("POST", "/v1/collect", Removed, timeout_s=MOUNT_S_MAX)
+        return self._ask("POST", "/v1/collect", Removed, timeout_s=MOUNT_S_MAX)
 
-    async def pin(self, reference: str, owner: str = "") -> PinStatus:
+    def pin(self, reference: str, owner: str = "") -> PinStatus:
         """Pull a package and keep it."""
-        return await self._ask("POST", "/v1/pins", PinStatus, body=PinRequest(reference, owner), timeout_s=PIN_S_MAX)
+        return self._ask("POST", "/v1/pins", PinStatus, body=PinRequest(reference, owner), timeout_s=PIN_S_MAX)
 
-    async def unpin(self, reference: str = "", owner: str = "") -> PinStatus:
+    def unpin(self, reference: str = "", owner: str = "") -> PinStatus:
         """Keep a package no longer."""
-        return await self._ask("DELETE", "/v1/pins", PinStatus, query={"package": reference, "owner": owner})
+        return self._ask("DELETE", "/v1/pins", PinStatus, query={"package": reference, "owner": owner})
 
-    async def pins(self) -> list[PinStatus]:
+    def pins(self) -> list[PinStatus]:
         """Who keeps what."""
-        return (await self._ask("GET", "/v1/pins", _Pins)).pins
+        return self._ask("GET", "/v1/pins", _Pins).pins
 
-    async def verify(self, request: VerifyRequest, on_progress: Callable[[Verified], None]) -> Verified:
+    def verify(self, request: VerifyRequest, on_progress: Callable[[Verified], None]) -> Verified:
         """Read everything in the store, with `on_progress` told now and then; returns what was found in the end."""
-        assert self._session is not None, "a LocalClient is used inside `async with`"
         last = Verified(0, 0, ())
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX)
-        try:
-            async with self._session.post("/v1/verify", data=_encode(request), timeout=timeout) as response:
-                if response.status >= 400:
-                    self._decode(response.status, await response.read(), None)
-                async for line in response.content:
-                    last = self._decode(200, line, Verified)
-                    on_progress(last)
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise self._no_answer(error) from error
+        with closing(self._lines("POST", "/v1/verify", request)) as lines:
+            for line in lines:
+                last = self._decode(200, line, Verified)
+                on_progress(last)
         if not last.done:
             raise Unavailable("the agent ended before everything was verified", remedy="See its log; verify again")
         return last
 
-    async def status(self) -> dict[str, Any]:
-        """The agent, its tracker, its store and its pulls, as one document."""
-        return await self._ask("GET", "/v1/status", dict[str, Any])
+    def drain(self, seconds: float | None = None) -> Drained:
+        """Have the agent hand over to others, within `seconds` or as long as it was told to take, and end."""
+        limit_s = REQUEST_S_MAX + (DRAIN_S_MAX if seconds is None else seconds)
+        return self._ask("POST", "/v1/drain", Drained, body=DrainRequest(seconds), timeout_s=limit_s)
 
-    async def _ask(
+    def status(self) -> dict[str, Any]:
+        """The agent, its tracker, its store and its pulls, as one document."""
+        return self._ask("GET", "/v1/status", dict[str, Any])
+
+    def _ask(
         self,
         method: str,
         path: str,
@@ -169,31 +167,33 @@ class LocalClient:
         *,
         body: msgspec.Struct | None = None,
         query: dict[str, str] | None = None,
-        timeout_s: float = REQUEST_S_MAX,
+        timeout_s: float = 0.0,
     ) -> _T:
-        assert self._session is not None, "a LocalClient is used inside `async with`"
+        target = f"{path}?{urlencode(query)}" if query else path
+        request = _request(method, target, body, self._named)
         try:
-            async with self._session.request(
-                method,
-                path,
-                params=query,
-                data=_encode(body) if body is not None else None,
-                headers={"Content-Type": "application/json"} if body is not None else None,
-                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S_MAX),
-            ) as response:
-                data = await response.content.read(ANSWER_BYTES_MAX + 1)
-                while len(data) <= ANSWER_BYTES_MAX and (more := await response.content.read(1 << 20)):
-                    data += more
-                return self._decode(response.status, data, kind)
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            with _Exchange(self._path, request, time.monotonic() + (timeout_s or self._answer_s)) as exchange:
+                data = exchange.body(ANSWER_BYTES_MAX)
+        except OSError as error:
+            raise self._no_answer(error) from error
+        if data is None:
+            raise P2PDistError(f"the agent on {self._path} answered more than {ANSWER_BYTES_MAX} bytes")
+        return self._decode(exchange.status, data, kind)
+
+    def _lines(self, method: str, path: str, body: msgspec.Struct) -> Iterator[bytes]:
+        """The lines of an answer as they come, however long it takes."""
+        try:
+            with _Exchange(self._path, _request(method, path, body, self._named), None) as exchange:
+                if exchange.status >= 400:
+                    self._decode(exchange.status, exchange.body(ANSWER_BYTES_MAX) or b"", None)
+                yield from exchange.lines(ANSWER_BYTES_MAX)
+        except OSError as error:
             raise self._no_answer(error) from error
 
     def _decode(self, code: int, data: bytes, kind: type[_T] | None) -> _T:
         try:
             if code >= 400:
                 raise from_problem(msgspec.json.decode(data, type=dict[str, Any]))
-            if len(data) > ANSWER_BYTES_MAX:
-                raise P2PDistError(f"the agent on {self._path} answered more than {ANSWER_BYTES_MAX} bytes")
             return msgspec.json.decode(data, type=kind) if kind is not None else None  # type: ignore[return-value]
         except msgspec.DecodeError as error:
             raise Unavailable(
@@ -201,19 +201,93 @@ class LocalClient:
                 remedy="See what listens there, and that agent and command have the same version",
             ) from error
 
-    def _no_answer(self, error: Exception) -> Unavailable:
-        if isinstance(error, PermissionError) or isinstance(getattr(error, "os_error", None), PermissionError):
+    def _no_answer(self, error: OSError) -> Unavailable:
+        if isinstance(error, PermissionError):
             reason, remedy = "permission denied", "Ask to be let into the group of the socket, or use sudo"
         elif isinstance(error, TimeoutError):
             reason, remedy = "it took too long", "See the agent's log"
         else:
-            reason = str(getattr(error, "strerror", None) or error or type(error).__name__)
+            reason = str(error.strerror or error or type(error).__name__)
             remedy = "Start `p2pdist agent`, or name its socket with --socket or P2PDIST_SOCKET"
         return Unavailable(f"no agent answers on {self._path} ({reason})", remedy=remedy)
 
 
-def _encode(body: msgspec.Struct) -> bytes:
+class _Exchange:
+    """One request and its answer (RFC 9112), whose head has come when the block begins. Raises OSError, TimeoutError after `deadline` on
+    the monotonic clock, and ConnectionError for what is no whole answer."""
+
+    def __init__(self, path: Path, request: bytes, deadline: float | None) -> None:
+        self._deadline = deadline
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.settimeout(CONNECT_S_MAX)
+            self._socket.connect(os.fspath(path))
+            self._socket.sendall(request)
+            self._rest = bytearray()
+            self.status, self._length = self._head()
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> _Exchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def body(self, limit: int) -> bytes | None:
+        """All of it; None when it is over the limit."""
+        rest = self._rest
+        while len(rest) <= limit and len(rest) != self._length and self._more():
+            pass
+        if len(rest) > limit:
+            return None
+        if self._length is not None and len(rest) != self._length:
+            raise ConnectionError("its answer was cut off")
+        return bytes(rest)
+
+    def lines(self, limit: int) -> Iterator[bytes]:
+        """Whole lines, each once it is here. Of what is longer than `limit` nothing is told."""
+        more = True
+        while more and len(self._rest) <= limit:
+            *found, self._rest = self._rest.split(b"\n")
+            yield from map(bytes, found)
+            more = self._more()
+
+    def _head(self) -> tuple[int, int | None]:
+        """Status and length of the body, None when it ends with the connection."""
+        while (end := self._rest.find(b"\r\n\r\n")) < 0:
+            if len(self._rest) > HEAD_BYTES_MAX or not self._more():
+                raise ConnectionError("its answer is not HTTP")
+        first, *fields = bytes(self._rest[:end]).split(b"\r\n")
+        del self._rest[: end + 4]
+        version, _, said = first.partition(b" ")
+        lengths = [field.partition(b":")[2].strip() for field in fields if field.lower().startswith(b"content-length:")]
+        status = said[:3]
+        if not version.startswith(b"HTTP/1.") or not all(number.isdigit() for number in (status, *lengths)):
+            raise ConnectionError("its answer is not HTTP")
+        return int(status), int(lengths[0]) if lengths else None
+
+    def _more(self) -> bool:
+        """Read what comes next; False at the end."""
+        left = None
+        if self._deadline is not None:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+        self._socket.settimeout(left)
+        data = self._socket.recv(_READ)
+        self._rest += data
+        return bool(data)
+
+
+def _request(method: str, target: str, body: msgspec.Struct | None, named: dict[str, str]) -> bytes:
+    fields = "".join(f"{key}: {value}\r\n" for key, value in named.items())
+    head = f"{method} {target} HTTP/1.0\r\nHost: agent\r\n{fields}"
+    if body is None:
+        return f"{head}\r\n".encode()
     try:
-        return msgspec.json.encode(body)
+        data = msgspec.json.encode(body)
     except UnicodeEncodeError as error:
         raise UsageError("a name that is not UTF-8 cannot be given to the agent", remedy="Name another path") from error
+    return f"{head}Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data

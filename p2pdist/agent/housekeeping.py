@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable
 
+from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pulls import Pulls
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
@@ -26,8 +27,8 @@ BATCH = 256
 class Housekeeping:
     """Used from the event loop."""
 
-    def __init__(self, store: BlobStore, pulls: Pulls) -> None:
-        self._store, self._pulls = store, pulls
+    def __init__(self, store: BlobStore, pulls: Pulls, mounts: Mounts) -> None:
+        self._store, self._pulls, self._mounts = store, pulls, mounts
 
     async def packages(self) -> list[dict[str, object]]:
         """The packages that were pulled here; `complete` says whether all their layers are still there."""
@@ -71,6 +72,14 @@ class Housekeeping:
         package = await self._pulls.package(name)
         for layer in package.manifest.layers:
             await asyncio.to_thread(self._store.pin, layer.digest, owner)
+        if not all(
+            map(self._is_here, package.manifest.layers)
+        ):  # evicted between the pull and the pin; it will not be again
+            try:
+                await self._pulls.package(name)
+            except P2PDistError:
+                await asyncio.to_thread(self._store.unpin, owner)
+                raise
         return PinStatus(owner, tuple(layer.digest for layer in package.manifest.layers))
 
     async def unpin(self, reference: str = "", owner: str = "") -> PinStatus:
@@ -90,7 +99,22 @@ class Housekeeping:
 
     async def remove(self, reference: str) -> Removed:
         """Remove a package with what no other package here needs. Raises NotFound, Conflict when it is pinned or in use."""
-        return await asyncio.to_thread(self._remove, str(parse_reference(reference)))
+        name = str(parse_reference(reference))
+        self._require_free(name)
+        return await asyncio.to_thread(self._remove, name)
+
+    def _require_free(self, reference: str) -> None:
+        """Raises Conflict for a package that is pinned by this name, shown or being pulled, even where another one has all its layers."""
+        if self._store.pins().get(PIN_PREFIX + reference):
+            raise Conflict(
+                f"{reference} is pinned by {PIN_PREFIX}{reference}", remedy=f"p2pdist pin --remove {reference}"
+            )
+        record = self._store.package(reference)
+        shown = [mount.path for mount in self._mounts.list() if record and mount.digest == record.manifest_digest]
+        if shown:
+            raise Conflict(f"{reference} is in use: it is shown at {shown[0]}", remedy=f"p2pdist umount {shown[0]}")
+        if any(pull.reference == reference and pull.state in ("waiting", "running") for pull in self._pulls.list()):
+            raise Conflict(f"{reference} is in use: it is being pulled", remedy="Wait for that to end")
 
     def _remove(self, reference: str) -> Removed:
         record = self._store.package(reference)

@@ -18,15 +18,16 @@ from p2pdist.agent.metrics import registry
 from p2pdist.agent.turns import RangeTurn
 from p2pdist.model.digest import parse_digest
 from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, UsageError
-from p2pdist.model.messages import BlobHolding, MountRequest, PinRequest, PullRequest, VerifyRequest
+from p2pdist.model.messages import BlobHolding, DrainRequest, MountRequest, PinRequest, PullRequest, VerifyRequest
 from p2pdist.model.pieces import PieceSet
 from p2pdist.transfer.frames import stream_length
-from p2pdist.transfer.problems import problems
+from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.ranges import serve_range
 from p2pdist.transfer.server import read_stream_request, serve_stream
 
 BODY_BYTES_MAX = 1 << 20
 BODY_S_MAX = 30.0
+WAIT_S_MAX = 60.0
 AGENT: web.AppKey[Agent] = web.AppKey("agent", Agent)
 REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry", CollectorRegistry)
 
@@ -44,6 +45,17 @@ async def _decode(request: web.Request, kind: type[Body]) -> Body:
         raise UsageError(f"malformed request: {error}", remedy="See docs/protocol.md") from error
 
 
+def _seconds(text: str) -> float:
+    """Raises UsageError unless it says how long to wait: up to WAIT_S_MAX."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= WAIT_S_MAX:
+        raise UsageError(f"{text[:50]!r} is not a time to wait", remedy=f"Give 0 to {WAIT_S_MAX:.0f} seconds")
+    return seconds
+
+
 # -- for everybody
 
 
@@ -53,10 +65,12 @@ async def _healthz(request: web.Request) -> web.Response:
 
 
 async def _readyz(request: web.Request) -> web.Response:
-    """GET /readyz: 200 while a tracker answers, else 503 and why not; an agent without trackers is ready."""
-    session = request.app[AGENT].session
-    ready = session.connected or not session.urls
-    status = "ok" if ready else "waiting for a tracker"
+    """GET /readyz: 200 while a tracker answers, else 503 and why not; an agent without trackers is ready, one that is about to end
+    is not."""
+    agent = request.app[AGENT]
+    session, leaving = agent.session, agent.departure.leaving
+    ready = (session.connected or not session.urls) and not leaving
+    status = "ok" if ready else "leaving" if leaving else "waiting for a tracker"
     return _answer(
         {"status": status, "tracker": session.url, "problem": session.problem},
         200 if ready else 503,
@@ -153,15 +167,18 @@ async def _pull(request: web.Request) -> web.Response:
     if not wanted.wait:
         return _answer(pull.status(), 202)
     assert pull.task is not None
-    await asyncio.shield(pull.task)
+    await asyncio.wait([pull.task])
     if pull.error is not None:
         raise pull.error
     return _answer(pull.status())
 
 
 async def _pull_status(request: web.Request) -> web.Response:
-    """GET /v1/pulls/{id}"""
-    return _answer(request.app[AGENT].pulls.get(request.match_info["id"]).status())
+    """GET /v1/pulls/{id}?wait_s=: how far it is, at once or when it has ended or so many seconds have passed"""
+    pull = request.app[AGENT].pulls.get(request.match_info["id"])
+    if (wait_s := _seconds(request.query.get("wait_s", "0"))) and pull.task is not None:
+        await asyncio.wait((pull.task,), timeout=wait_s)
+    return _answer(pull.status())
 
 
 async def _pull_list(request: web.Request) -> web.Response:
@@ -231,6 +248,13 @@ async def _verify(request: web.Request) -> web.StreamResponse:
     return response
 
 
+async def _drain(request: web.Request) -> web.Response:
+    """POST /v1/drain: answers when everything is handed over or the time is up; the agent ends then."""
+    wanted, agent = await _decode(request, DrainRequest), request.app[AGENT]
+    agent.departure.ask(agent.settings.drain_s if wanted.seconds is None else wanted.seconds)
+    return _answer(await agent.departure.over())
+
+
 async def _status(request: web.Request) -> web.Response:
     """GET /v1/status"""
     agent = request.app[AGENT]
@@ -246,6 +270,7 @@ async def _status(request: web.Request) -> web.Response:
             },
             "store": {"path": str(agent.settings.store), "usage": usage},
             "streams": agent.turns.streams,
+            "leaving": agent.departure.leaving,
             "pulls": agent.pulls.list(),
         }
     )
@@ -253,6 +278,7 @@ async def _status(request: web.Request) -> web.Response:
 
 def _common(agent: Agent, metrics: CollectorRegistry) -> web.Application:
     app = web.Application(middlewares=[problems], client_max_size=BODY_BYTES_MAX)
+    app.on_response_prepare.append(name_request)
     app[AGENT], app[REGISTRY] = agent, metrics
     app.add_routes(
         [
@@ -291,6 +317,7 @@ def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
             web.delete("/v1/pins", _unpin),
             web.post("/v1/collect", _collect),
             web.post("/v1/verify", _verify),
+            web.post("/v1/drain", _drain),
             web.get("/v1/status", _status),
         ]
     )

@@ -22,6 +22,7 @@ from p2pdist.core.neighbours import Announcement, Kind, plan_without_tracker
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UNDECODABLE
 from p2pdist.model.messages import BlobHolding, Hello
+from p2pdist.model.request_id import passed_on
 from p2pdist.transfer.dial import parse_address
 from p2pdist.transfer.tls import Tls
 
@@ -132,7 +133,7 @@ class Neighbourhood:
         try:
             async with (
                 asyncio.timeout(ASK_S),
-                self._http.get(url, params=query, ssl=secure, server_hostname=name) as answer,
+                self._http.get(url, params=query, ssl=secure, server_hostname=name, headers=passed_on()) as answer,
             ):
                 body = await answer.content.read(ANSWER_BYTES_MAX)
                 return msgspec.json.decode(body, type=BlobHolding) if answer.status == 200 else None

@@ -22,6 +22,7 @@ from p2pdist.model.package import (
     decode_manifest,
 )
 from p2pdist.model.pieces import PieceList
+from p2pdist.model.policy import PackagePolicy
 from p2pdist.origin.origin import Origin
 from p2pdist.store.blobs import BlobStore
 
@@ -32,7 +33,15 @@ PAUSE_FIRST_S = 0.2
 PAUSE_MAX_S = 3.0
 """Between two questions to a tracker that cannot answer them now; thousands of agents may be asking."""
 
+POLICY_WAIT_S = 2.0
+"""How long the policy of a package that is here is waited for; without an answer what was heard of it last holds."""
+
 Value = TypeVar("Value")
+Learn = Callable[[str, Digest, Manifest, PackagePolicy], Awaitable[None]]
+
+
+async def _nothing(reference: str, digest: Digest, manifest: Manifest, policy: PackagePolicy) -> None:
+    """Policies concern nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +55,46 @@ class Package:
 
 
 class Packages:
-    """Small blobs come from the store, else from the tracker, else from the origin if the agent was given one of its own."""
+    """Small blobs come from the store, else from the tracker, else from the origin if the agent was given one of its own. `learn` hears
+    what the tracker says of each package that is found: reference, manifest and its digest, policy."""
 
     def __init__(
-        self, store: BlobStore, session: TrackerSession, own_origin: Origin | None, *, wait_s: float = WAIT_S
+        self,
+        store: BlobStore,
+        session: TrackerSession,
+        own_origin: Origin | None,
+        *,
+        wait_s: float = WAIT_S,
+        learn: Learn = _nothing,
     ) -> None:
         self._store, self._session, self._own_origin = store, session, own_origin
-        self._wait_s = wait_s
+        self._wait_s, self._learn = wait_s, learn
 
     async def find(self, reference: Reference, note: Callable[[str], None]) -> Package:
-        """Raises NotFound, Corrupt, Unavailable. `note` hears what is being waited for."""
+        """Raises NotFound, Refused, Corrupt, Unavailable. `note` hears what is being waited for."""
         here = await self._last_known(reference)
         if here is not None and reference.digest is not None:
-            return here
-        bundle = await self._bundle(reference, here.digest if here is not None else None, note)
+            return await self._heed(here, await self._policy(reference))
+        bundle, policy = await self._bundle(reference, here.digest if here is not None else None, note)
         if here is not None and here.digest == bundle.digest:
-            return here
+            return await self._heed(here, policy)
         package = await asyncio.to_thread(self._keep, reference, bundle)
-        return package or await self._one_by_one(reference, bundle.digest, note)
+        return await self._heed(package or await self._one_by_one(reference, bundle.digest, note), policy)
+
+    async def _heed(self, package: Package, policy: PackagePolicy | None) -> Package:
+        """Let what the tracker said hold before anything of the package is fetched."""
+        if policy is not None:
+            await self._learn(str(package.reference), package.digest, package.manifest, policy)
+        return package
+
+    async def _policy(self, reference: Reference) -> PackagePolicy | None:
+        """What a tracker says, None where none answers in time. Raises Refused, Corrupt."""
+        if not self._session.connected:
+            return None
+        try:
+            return await asyncio.wait_for(self._session.policy(reference), POLICY_WAIT_S)
+        except (TimeoutError, NotFound, Unavailable):
+            return None
 
     async def _last_known(self, reference: Reference) -> Package | None:
         """The package as this host last saw it, when all its small parts are here. What a tag means may have changed since."""
@@ -120,6 +151,10 @@ class Packages:
                     return layer
         return None
 
+    def lost(self, manifest: Manifest) -> bool:
+        """Whether a piece list of a package that was found is here no more: it goes with its blob when that is evicted."""
+        return any(self._store.read_small(blob.pieces_digest) is None for blob in manifest.blobs)
+
     def pieces(self, layer: Descriptor) -> PieceList:
         """The piece list of a layer whose small parts were found. Raises Corrupt."""
         data = self._store.read_small(layer.pieces_digest)
@@ -130,15 +165,18 @@ class Packages:
             raise Corrupt(f"the piece list of {layer.digest} is for a blob of another size")
         return pieces
 
-    async def _bundle(self, reference: Reference, known: Digest | None, note: Callable[[str], None]) -> Bundle:
+    async def _bundle(
+        self, reference: Reference, known: Digest | None, note: Callable[[str], None]
+    ) -> tuple[Bundle, PackagePolicy | None]:
         own = self._own_origin
 
-        async def from_origin(origin: Origin) -> Bundle:
-            return Bundle(reference.digest or (await origin.resolve(reference)).digest)
+        async def from_origin(origin: Origin) -> tuple[Bundle, PackagePolicy | None]:
+            return Bundle(reference.digest or (await origin.resolve(reference)).digest), None
 
-        return await self._ask(
-            lambda: self._session.bundle(reference, known), (lambda: from_origin(own)) if own else None, note
-        )
+        async def from_tracker() -> tuple[Bundle, PackagePolicy | None]:
+            return await self._session.bundle(reference, known)
+
+        return await self._ask(from_tracker, (lambda: from_origin(own)) if own else None, note)
 
     async def _small(self, digest: Digest, note: Callable[[str], None], *, manifest: bool = False) -> bytes:
         data = await asyncio.to_thread(self._store.read_small, digest)

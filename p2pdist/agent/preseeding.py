@@ -5,6 +5,8 @@ the last has come. Pins are in the store's index and survive the agent: one that
 has something for them (`Kept`, waiting), and hears from the tracker for which packages (`Keep`), or that they are over (`Release`).
 
 A few preseeds are fetched at a time, in the order in which they were asked for.
+
+So that trackers pick and rank hosts well, they are also told what need not be fetched here (spares.py).
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from typing import Any
 
 from p2pdist.agent.packages import Packages
 from p2pdist.agent.pulls import Pull, Pulls
+from p2pdist.agent.spares import SparePacks
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
-from p2pdist.model.messages import REASON_CHARACTERS_MAX, Keep, Kept, KeptState, PullRequest, Release
+from p2pdist.model.messages import REASON_CHARACTERS_MAX, Keep, Kept, KeptState, PullRequest, Release, Spares
 from p2pdist.model.package import PACK_TYPE, Manifest, parse_reference
 from p2pdist.store.blobs import BlobStore
 
@@ -52,8 +55,11 @@ class _Kept:
 class Preseeding:
     """See the module's text. `send` says something to the tracker, if one answers."""
 
-    def __init__(self, store: BlobStore, pulls: Pulls, packages: Packages, send: Callable[[Kept], None]) -> None:
+    def __init__(
+        self, store: BlobStore, pulls: Pulls, packages: Packages, send: Callable[[Kept | Spares], None]
+    ) -> None:
         self._store, self._pulls, self._packages, self._send = store, pulls, packages, send
+        self._spares = SparePacks(store.trees.spare, send)
         self._kept: dict[str, _Kept] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._pinning = asyncio.Lock()
@@ -64,7 +70,8 @@ class Preseeding:
                     self._kept.setdefault(owner.removeprefix(OWNER), _Kept())
 
     def connected(self) -> None:
-        """A tracker answers: tell it of everything that is kept."""
+        """A tracker answers: tell it of everything that is kept, and of packs that are needed no more."""
+        self._spares.connected()
         for identifier in self._kept:
             self._tell(identifier, again=True)
 
@@ -78,6 +85,7 @@ class Preseeding:
 
     async def stop(self) -> None:
         """Fetch nothing more; pins stay."""
+        await self._spares.stop()
         tasks = [kept.task for kept in self._kept.values() if kept.task is not None]
         for kept in self._kept.values():
             if kept.expiry is not None:

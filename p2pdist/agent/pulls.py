@@ -8,7 +8,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -31,6 +31,8 @@ SMALL_BLOBS_AT_ONCE = 16
 
 PULLS_MAX = 1000
 REMEMBERED_MAX = 1000
+ATTEMPTS = 3
+"""At taking hold of a blob that is here and may be evicted that very moment."""
 
 _logger = logging.getLogger(__name__)
 
@@ -118,7 +120,7 @@ class Pulls:
         if sum(1 for pull in self._pulls.values() if pull.seconds is None) >= PULLS_MAX:
             raise Unavailable(f"{PULLS_MAX} pulls are running", remedy="Wait for some to end")
         if self._stopped:
-            raise Unavailable("the agent stops", remedy="Pull again when it has been started")
+            raise _stops()
         pull = Pull(f"{self._boot}-{next(self._numbers)}", request, name)
         self._pulls[pull.id] = pull
         for old in [each for each in self._pulls.values() if each.seconds is not None][:-REMEMBERED_MAX]:
@@ -161,7 +163,7 @@ class Pulls:
         """Pull a package and wait for it; raises its failure."""
         pull = self.start(PullRequest(package=reference))
         assert pull.task is not None
-        await asyncio.shield(pull.task)
+        await asyncio.wait([pull.task])
         if pull.error is not None:
             raise pull.error
         assert pull.package is not None
@@ -180,6 +182,10 @@ class Pulls:
         except Exception as error:
             pull.state, pull.error = "failed", P2PDistError(f"the agent failed: {error!r}", remedy="See its log")
             _logger.exception("pull=%s reference=%s failed", pull.id, pull.reference)
+        except asyncio.CancelledError:
+            if self._stopped:
+                pull.state, pull.error = "failed", _stops()
+            raise
         finally:
             pull.seconds = time.monotonic() - pull.started
             pull.note = ""
@@ -189,9 +195,21 @@ class Pulls:
                 _logger.info("pull=%s reference=%s done seconds=%.3f", pull.id, pull.reference, pull.seconds)
 
     async def _run_package(self, pull: Pull) -> None:
-        package = await self._packages.find(parse_reference(pull.reference), lambda text: setattr(pull, "note", text))
-        pull.digest = package.digest
+        for attempt in range(ATTEMPTS):
+            package = await self._packages.find(
+                parse_reference(pull.reference), lambda text: setattr(pull, "note", text)
+            )
+            try:
+                await self._bring(pull, package)
+                break
+            except Corrupt:
+                if attempt + 1 == ATTEMPTS or not await asyncio.to_thread(self._packages.lost, package.manifest):
+                    raise
+        pull.package = package
+
+    async def _bring(self, pull: Pull, package: Package) -> None:
         manifest = package.manifest
+        pull.digest, pull.bytes_cached = package.digest, 0
         pull.bytes_total = sum(blob.size for blob in manifest.blobs)
         pull.state, pull.note = "running", ""
         large, small = asyncio.Semaphore(BLOBS_AT_ONCE), asyncio.Semaphore(SMALL_BLOBS_AT_ONCE)
@@ -199,7 +217,8 @@ class Pulls:
             for blob in manifest.blobs:  # first of all, so that what is here does not make room for what is not
                 here = self._store.get(blob.digest)
                 if here is not None and here.complete and here.pieces_digest == blob.pieces_digest:
-                    holds.enter_context(here.held())
+                    with suppress(NotFound):  # evicted this very moment
+                        holds.enter_context(here.held())
 
             async def fetch(blob: Descriptor, selection: Selection | None = None) -> Blob:
                 slots = large if blob.layout.stripes > 1 else small
@@ -209,7 +228,6 @@ class Pulls:
             trees = TreePull(manifest, self._store, fetch, self._packages.pieces, holds, pull.skip)
             await together([*map(fetch, images.values()), trees.run()])
             await asyncio.to_thread(self._store.record_package, pull.reference, package.digest)
-        pull.package = package
 
     async def _run_blob(self, pull: Pull, digest: Digest) -> None:
         pull.digest = digest
@@ -237,15 +255,28 @@ class Pulls:
     ) -> Blob:
         """Bring one blob here. It is held by `holds` from then on, so that no other layer is put in its place."""
         async with slots:
-            blob, fetching = await self._fetcher.fetch(layer, pull.request.priority, selection)
             with ExitStack() as hold:
-                hold.enter_context(blob.held())
+                blob, fetching = await self._held(pull, layer, selection, hold)
                 failure = await self._arrival(pull, layer, fetching, whole=whole)
                 if failure is None:
                     holds.push(hold.pop_all())
                     return blob
         await self._fetcher.discard(layer.digest)
         raise failure
+
+    async def _held(
+        self, pull: Pull, layer: Descriptor, selection: Selection | None, hold: ExitStack
+    ) -> tuple[Blob, BlobPull | None]:
+        """A blob that is here or on its way, held. What is here may give way to something else before it is."""
+        for attempt in range(ATTEMPTS):
+            blob, fetching = await self._fetcher.fetch(layer, pull.request.priority, selection)
+            try:
+                hold.enter_context(blob.held())
+                break
+            except NotFound:
+                if attempt + 1 == ATTEMPTS:
+                    raise
+        return blob, fetching
 
     async def _arrival(
         self, pull: Pull, layer: Descriptor, fetching: BlobPull | None, *, whole: bool
@@ -264,3 +295,7 @@ class Pulls:
         except (Corrupt, NotFound) as error:
             return error
         return None
+
+
+def _stops() -> Unavailable:
+    return Unavailable("the agent stops", remedy="Pull again when it has been started")

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 
 from p2pdist.agent.mounts import Mounts
+from p2pdist.agent.packages import Package
 from p2pdist.agent.pulls import Pulls
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
+from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError
 from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.model.package import TREE_TYPE, Descriptor, Manifest, decode_manifest
 from p2pdist.mount.erofs_patch import is_intact
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
+
+ATTEMPTS = 3
+"""At pulling a package that is evicted again before it can be claimed."""
 
 _logger = logging.getLogger(__name__)
 
@@ -40,7 +44,22 @@ class Showing:
 
     async def mount(self, request: MountRequest) -> MountStatus:
         """Pull a package and show it. Raises what pulling and showing raise."""
-        package = await self._pulls.package(request.package)
+        package, release = await self._pulled(request.package)
+        try:
+            return await self._show(package, request)
+        finally:
+            release()
+
+    async def _pulled(self, reference: str) -> tuple[Package, Callable[[], None]]:
+        """A package that is here and kept, and what gives it up. Between the end of a pull and the claim others may take its place."""
+        for _ in range(ATTEMPTS - 1):
+            package = await self._pulls.package(reference)
+            with suppress(NotFound, Conflict):
+                return package, self._hold(package.manifest)
+        package = await self._pulls.package(reference)
+        return package, self._hold(package.manifest)
+
+    async def _show(self, package: Package, request: MountRequest) -> MountStatus:
         layers = [self._layer(layer) for layer in package.manifest.layers]
 
         def hold() -> Callable[[], None]:

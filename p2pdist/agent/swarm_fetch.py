@@ -108,11 +108,12 @@ class SwarmFetch:
         if self._transfer is not None:
             self._transfer.close()
 
-    def closed(self) -> None:
-        """StreamClosed came."""
+    def closed(self, *, done: bool) -> None:
+        """StreamClosed came; `done`: the blob is complete, and its torrent stays."""
         self.close()
-        self._transfer, self.running = None, False
-        self._swarming.left(self._blob.digest, tuple(self._peers)[:ADDRESSES_MAX])
+        transfer, self._transfer, self.running = self._transfer, None, False
+        peers = tuple(self._peers)[:ADDRESSES_MAX]
+        self._swarming.left(self._blob, peers, transfer if done else None)
 
     def lying(self) -> None:
         """The torrent is not one of this blob."""
@@ -150,7 +151,7 @@ class SwarmFetch:
                 self._post(StreamClosed(SWARM, "closed"))
                 return
             torrent = self._torrent.v1_only() if way == "swarm-v1" else self._torrent
-            transfer = TorrentTransfer(session, blob, torrent, swarm, self._post, number=SWARM)
+            transfer = TorrentTransfer(session, blob, torrent, swarm, self._post, number=SWARM, stay=True)
             transfer.start()
         except P2PDistError as error:
             self._post(StreamClosed(SWARM, "failed", error.what, error))

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -40,6 +40,7 @@ from p2pdist.transfer.torrent_seeds import SEEDS_MAX, Seed, TorrentSeeds
 from p2pdist.transfer.torrent_session import TorrentSession
 from p2pdist.transfer.torrent_settings import TorrentSettings
 from p2pdist.transfer.torrent_swarm import PEERS_MAX, Address, Swarm
+from p2pdist.transfer.torrent_transfer import TorrentTransfer
 
 if TYPE_CHECKING:
     from p2pdist.agent.neighbourhood import Neighbourhood
@@ -65,11 +66,12 @@ _logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class SwarmSettings:
     """`listen` is an IP address and the port for BitTorrent peers; where that is taken, and it is not `required`, the agent does
-    without."""
+    without. `forced`: the transport was asked for at this agent, and the policies of packages change nothing."""
 
     policy: Policy
     listen: tuple[str, int]
     required: bool = False
+    forced: bool = False
 
 
 class Limits(Protocol):
@@ -116,6 +118,7 @@ class Swarming:
 
     def __init__(self, settings: SwarmSettings, agent: Surroundings) -> None:
         self.policy = settings.policy
+        self.wanted_for: Callable[[Digest], Policy | None] = lambda blob: None
         self._settings, self._agent = settings, agent
         self._bell = Doorbell(*settings.listen)
         self.port = self._bell.port
@@ -133,6 +136,11 @@ class Swarming:
     def sent_bytes(self) -> int:
         """By BitTorrent."""
         return self._session.sent_bytes if self._session is not None else 0
+
+    def policy_of(self, blob: Digest) -> Policy:
+        """How a blob is to come; `wanted_for` says what its package's policy asks for."""
+        wanted = self.wanted_for(blob) if not self._settings.forced else None
+        return wanted or self.policy
 
     def start(self) -> None:
         """Wait for peers."""
@@ -185,9 +193,12 @@ class Swarming:
         if not present:
             self._alone = asyncio.get_running_loop().call_later(AWAY_S, lambda: self._spawn(self._open_quietly()))
 
-    def left(self, digest: Digest, peers: tuple[Address, ...]) -> None:
-        """A pull has left a swarm, whose peers are not to wait for it if it comes back as a seed."""
-        self._met[digest] = peers
+    def left(self, blob: Blob, peers: tuple[Address, ...], done: TorrentTransfer | None) -> None:
+        """A pull has left a swarm, whose peers are not to wait for it if it comes back as a seed; or it is done, and stays as one."""
+        self._met[blob.digest] = peers
+        if done is not None and self._seeds is not None:
+            seed = Seed(blob.digest, blob.path, done.torrent, blob.last_used, Swarm(peers=peers))
+            self._seeds.take_over(seed, done)
         if len(self._met) > MET_MAX:
             self._met.popitem(last=False)
 

@@ -45,6 +45,8 @@ from p2pdist.model.messages import (
     encode,
 )
 from p2pdist.model.package import SMALL_BYTES_MAX, Descriptor, Reference
+from p2pdist.model.policy import POLICY_HEADER, PackagePolicy, decode_policy
+from p2pdist.model.request_id import passed_on
 from p2pdist.origin.origin import redacted
 
 RETRY_FIRST_S = 0.2
@@ -103,9 +105,8 @@ class TrackerSession:
         self._url = self._urls[0] if self._urls else ""
         self.searching = False
         self.port_by_link: int | None = None
-        self.origin = ""
         self.connected = False
-        self.problem = ""
+        self.origin = self.problem = ""
 
     @property
     def url(self) -> str:
@@ -173,15 +174,22 @@ class TrackerSession:
             return False
         return True
 
-    async def bundle(self, reference: Reference, known: Digest | None = None) -> Bundle:
-        """Ask the tracker for all small documents of a package; they are unverified. Where the reference still names the manifest `known`,
-        none are sent. Raises NotFound, Corrupt, Unavailable."""
+    async def bundle(self, reference: Reference, known: Digest | None = None) -> tuple[Bundle, PackagePolicy]:
+        """Ask the tracker for all small documents of a package, and its policy; the documents are unverified. Where the reference still
+        names the manifest `known`, none are sent. Raises NotFound, Refused, Corrupt, Unavailable."""
         headers = {"If-None-Match": f'"{known}"'} if known is not None else {}
-        status, body = await self._exchange("/v1/packages", {"reference": str(reference)}, headers)
+        status, body, told = await self._exchange("/v1/packages", self._about(reference), headers)
         bundle = Bundle(known) if status == 304 and known is not None else decode_bundle(body)
         if reference.digest is not None and bundle.digest != reference.digest:
             raise Corrupt(f"the tracker {self.url} sent something else for {reference}")
-        return bundle
+        return bundle, decode_policy(told)
+
+    async def policy(self, reference: Reference) -> PackagePolicy:
+        """Ask the tracker what holds for a package. Raises NotFound, Refused, Corrupt, Unavailable."""
+        return decode_policy(await self.get("/v1/policies", self._about(reference)))
+
+    def _about(self, reference: Reference) -> dict[str, str]:
+        return {"reference": str(reference), "zone": self._hello.zone}
 
     async def resolve(self, reference: Reference) -> Descriptor:
         """Ask the tracker what a reference names. Raises NotFound, Corrupt, Unavailable."""
@@ -337,23 +345,22 @@ class TrackerSession:
 
     async def get(self, path: str, query: dict[str, str]) -> bytes:
         """What the tracker answers to a GET. Raises what its problem document says, Corrupt, Unavailable."""
-        _, body = await self._exchange(path, query, {})
-        return body
+        return (await self._exchange(path, query, {}))[1]
 
-    async def _exchange(self, path: str, query: dict[str, str], headers: dict[str, str]) -> tuple[int, bytes]:
-        """Status, 200 or 304, and body of a GET; raises what a problem document says."""
+    async def _exchange(self, path: str, query: dict[str, str], headers: dict[str, str]) -> tuple[int, bytes, str]:
+        """Status, 200 or 304, body and policy of a GET; raises what a problem document says."""
         if self._http is None or not self._url:
             raise Unavailable("this agent knows no tracker", remedy="Give it --tracker")
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, connect=3.0)
         try:
-            async with self._http.get(self._url + path, params=query, headers=headers, timeout=timeout) as answer:
+            async with self._http.get(self._url + path, params=query, headers=headers | passed_on(), timeout=timeout) as answer:
                 body = await _limited(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             said = str(error).replace(self._url, self.url) or type(error).__name__
             raise Unavailable(f"the tracker {self.url} does not answer: {said}") from error
         if answer.status not in (200, 304):
             raise _problem(body, f"the tracker {self.url} answered {answer.status}")
-        return answer.status, body
+        return answer.status, body, answer.headers.get(POLICY_HEADER, "{}")
 
 
 def _checked(url: str) -> str:

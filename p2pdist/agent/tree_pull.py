@@ -75,8 +75,7 @@ class TreePull:
             for lack in lacks:
                 await asyncio.to_thread(self._store.trees.finish, lack)
                 self._hold(lack.root)
-        for root in absent:
-            await asyncio.to_thread(self._draw, root)
+                await asyncio.to_thread(self._draw, lack.root)  # its room is kept as long as the lack is open
 
     def _hold(self, root: Digest) -> bool:
         """Hold a tree that is here whole; False when it is not."""

@@ -7,7 +7,9 @@ import itertools
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 
+from p2pdist.core.bucket import Bucket
 from p2pdist.core.uplink import (
     BlockSent,
     Closed,
@@ -15,6 +17,7 @@ from p2pdist.core.uplink import (
     End,
     Event,
     Held,
+    Limited,
     Opened,
     Ready,
     Send,
@@ -95,20 +98,39 @@ class Turns:
 
     def __init__(self, *, limit_bytes_s: float | None = None, preseed_limit_bytes_s: float | None = None) -> None:
         self.sent_bytes_total = 0
+        self.limit_of: Callable[[Digest], Bucket | None] = lambda blob: None
         self._core = Uplink(limit_bytes_s=limit_bytes_s, preseed_limit_bytes_s=preseed_limit_bytes_s)
         self._turns: dict[int, Turn] = {}
         self._blobs: dict[int, Digest] = {}
         self._numbers = itertools.count(1)
         self._moved: asyncio.Future[None] | None = None
+        self._emptied: asyncio.Future[None] | None = None
         self._ticking: asyncio.TimerHandle | None = None
 
     @property
     def streams(self) -> int:
         return len(self._blobs)
 
+    @property
+    def open_count(self) -> int:
+        """Streams and readers of ranges."""
+        return len(self._turns)
+
+    async def idle(self) -> None:
+        """Return once there is neither stream nor reader."""
+        while self._turns:
+            if self._emptied is None:
+                self._emptied = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._emptied])
+
     def held(self, blob: Digest, layout: PieceLayout, stripes: int, have: PieceSet) -> None:
         """The blob can be served from now on, as far as it is there."""
         self.submit(Held(blob, layout, stripes, have))
+        self.relimit(blob)
+
+    def relimit(self, blob: Digest) -> None:
+        """`limit_of`, which says what limit a blob shares with others, may say otherwise now."""
+        self.submit(Limited(blob, self.limit_of(blob)))
 
     def verified(self, blob: Digest, piece: int) -> None:
         self.submit(Verified(blob, piece))
@@ -152,6 +174,9 @@ class Turns:
         self._blobs.pop(number, None)
         if self._turns.pop(number, None) is not None:
             self.submit(Closed(number))
+        if not self._turns and self._emptied is not None:
+            self._emptied.set_result(None)
+            self._emptied = None
 
     async def wait_for_children(self, blob: Digest, stripe: int) -> None:
         """Return once this host's children are not far behind what it has of a stripe, or after LEAD_WAIT_S."""

@@ -1,9 +1,7 @@
-"""Changes the way that one blob's pull goes, from trees to a swarm and back, as core/transport.py decides.
+"""Changes the way that one blob's pull goes, from trees to a swarm and back, as core/transport.py and core/handover.py decide.
 
-One way writes into the blob at a time: streams end after the pieces under way, or after LEAVE_S, and a transfer has ended when its
-StreamClosed comes. Only when no writer of the blob is left, those of an earlier pull included (`writers` counts them), the other way
-begins, with what is held by then. While a swarm brings the pieces the download core is paused: it counts them, and knows the tracker's
-plan.
+One way writes into the blob at a time: a transfer has ended when its StreamClosed comes, and `writers` counts all who write, those of an
+earlier pull included. While a swarm brings the pieces the download core is paused: it counts them, and knows the tracker's plan.
 """
 
 from __future__ import annotations
@@ -16,16 +14,15 @@ from typing import Any, Protocol
 
 from p2pdist.agent.swarm_fetch import SwarmFetch
 from p2pdist.agent.swarming import Swarming
-from p2pdist.core.transport import TransportChoice, Way
+from p2pdist.core.handover import Begin, CutShort, Handover, Leave
+from p2pdist.core.readers import Readers
+from p2pdist.core.transport import TransportChoice
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Priority, Reason
 from p2pdist.model.plan import Plan
 from p2pdist.store.blob import Blob
 from p2pdist.transfer.client import StreamClosed, StreamEvent
-
-LEAVE_S = 1.0
-"""How long streams may take to finish the pieces under way when the way changes."""
 
 PEERS_V1_S = 2.0
 """A swarm that gives nothing for so long is a reason to ask whether there are peers of version 1."""
@@ -48,7 +45,7 @@ class Pull(Protocol):
     def fed(self) -> bool:
         """Whether every stripe that lacks something has a source."""
 
-    def origin_ranks(self) -> dict[int, int]:
+    def readers(self) -> Readers:
         """See Download in core/download.py."""
 
     async def read_origin(self, piece: int) -> bytes:
@@ -70,12 +67,12 @@ class Ways:
     ) -> None:
         self._pull, self._blob, self._writers = pull, pull.blob, writers
         now = asyncio.get_running_loop().time()
-        policy = swarming.policy if swarming is not None else "trees"
+        policy = swarming.policy_of(pull.blob.digest) if swarming is not None else "trees"
+        swarming = swarming if policy != "trees" else None
         self._choice = TransportChoice(policy, host, self._blob.digest, now)
         self._fetch = SwarmFetch(pull, host, swarming, post) if swarming is not None else None
-        self._way: Way | None = "trees"
-        self._target: Way | None = "trees"
-        self._leave_by = 0.0
+        self._handover = Handover()
+        self._told = False
         self._over = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -83,6 +80,21 @@ class Ways:
     def reading(self) -> set[int]:
         """The stripes that are being read from the origin for a swarm."""
         return self._fetch.reading if self._fetch is not None else set()
+
+    @property
+    def changed(self) -> bool:
+        """Whether the tracker was told that the blob comes by a swarm and it does not, or the reverse."""
+        return self._by_swarm != self._told
+
+    def tell(self) -> bool:
+        """What the tracker is told now: whether the blob comes by a swarm, or is to."""
+        self._told = self._by_swarm
+        return self._told
+
+    @property
+    def _by_swarm(self) -> bool:
+        waits = self._choice.way is None and self._choice.policy == "swarm" and self._choice.torrent is not False
+        return waits or self._handover.target in ("swarm", "swarm-v1")
 
     def read_here(self, piece: int) -> bool:
         """Whether this host brought a piece from the origin into the swarm."""
@@ -108,28 +120,28 @@ class Ways:
         """Leave the present way when it is time for another, and begin that once nothing else writes into the blob."""
         if self._over or self._fetch is None:
             return
-        now = asyncio.get_running_loop().time()
-        if self._way == self._target:
-            waited_for = self._pull.priority == "start"
-            target = self._choice.choose(fed=self._pull.fed(), waited_for=waited_for, now=now)
-            if target == self._way:
-                return
-            _logger.info("blob=%s comes by %s from now on, by %s before", self._blob.digest, target, self._way)
-            left, self._way, self._target, self._leave_by = self._way, None, target, now + LEAVE_S
-            if left == "trees":
-                self._pull.pause(True)
-            elif left is not None:
-                self._fetch.close()
-        if self._writers[self._blob.digest]:
-            if now >= self._leave_by:
-                self._pull.close_streams()
-            return
-        self._way = self._target
-        if self._way == "trees":
-            self._pull.pause(False)
-        elif self._way is not None:
-            self.begin_write()
-            self._fetch.begin(self._way)
+        steps = self._handover.steer(
+            self._choice,
+            writers=self._writers[self._blob.digest],
+            fed=self._pull.fed(),
+            waited_for=self._pull.priority == "start",
+            now=asyncio.get_running_loop().time(),
+        )
+        for step in steps:
+            match step:
+                case Leave(way, target):
+                    _logger.info("blob=%s comes by %s from now on, by %s before", self._blob.digest, target, way)
+                    if way == "trees":
+                        self._pull.pause(True)
+                    else:
+                        self._fetch.close()
+                case CutShort():
+                    self._pull.close_streams()
+                case Begin("trees"):
+                    self._pull.pause(False)
+                case Begin(way):
+                    self.begin_write()
+                    self._fetch.begin(way)
 
     def planned(self, plan: Plan) -> None:
         """A tracker, or this host itself, has planned."""
@@ -150,7 +162,7 @@ class Ways:
     def swarm_closed(self, closed: StreamClosed) -> None:
         """The transfer has let go of the file."""
         assert self._fetch is not None
-        self._fetch.closed()
+        self._fetch.closed(done=closed.reason == "done")
         if closed.reason in ("failed", "corrupt"):
             _logger.warning("blob=%s no longer comes by BitTorrent: %s", self._blob.digest, closed.detail)
             self._choice.torrent = False
@@ -178,7 +190,7 @@ class Ways:
         self.steer()
         while choice.torrent:
             await asyncio.sleep(PEERS_V1_S)
-            if self._way == "swarm" and choice.still_s(now=loop.time()) > PEERS_V1_S:
+            if self._handover.way == "swarm" and choice.still_s(now=loop.time()) > PEERS_V1_S:
                 choice.peers_v1 = await fetch.peers_v1()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

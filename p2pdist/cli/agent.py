@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import socket as sockets
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from p2pdist.cli.logs import log_options, set_level
+from p2pdist.cli.main import read_again
 from p2pdist.cli.network import discovery_options
 from p2pdist.cli.quantities import parse_rate
 from p2pdist.cli.seconds import Seconds
 from p2pdist.cli.sizes import parse_size
-from p2pdist.model.errors import UsageError
+from p2pdist.model.errors import P2PDistError, UsageError
 
 if TYPE_CHECKING:
     from p2pdist.agent.agent import Agent, AgentSettings
@@ -103,14 +107,16 @@ ANY = ("0.0.0.0", "::")
     default=None,
     help="Look for trackers and agents on this network, and be found by agents [default: if no --tracker is given].",
 )
-@click.option("--name", default="", metavar="HOST", help="The name of this host [default: its hostname].")
 @click.option(
-    "--log-level",
-    default="info",
+    "--drain-seconds",
+    default=5.0,
     show_default=True,
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    help="How much to log.",
+    type=Seconds(0.0, 3600.0),
+    metavar="SECONDS",
+    help="How long to hand over to others at SIGTERM, at most; a second signal ends the agent at once.",
 )
+@click.option("--name", default="", metavar="HOST", help="The name of this host [default: its hostname].")
+@log_options
 def command(
     tracker: str,
     listen: str,
@@ -134,8 +140,8 @@ def command(
     network_id: str,
     discovery_interface: tuple[str, ...],
     discover: bool | None,
+    drain_seconds: float,
     name: str,
-    log_level: str,
 ) -> None:
     """Run the agent of this host: it fetches, keeps, shares and shows packages.
 
@@ -147,9 +153,8 @@ def command(
       p2pdist agent --tracker http://tracker:7070 --transport swarm --bt-listen 10.0.0.7:6881
     """
     from p2pdist.agent.agent import AgentSettings
-    from p2pdist.cli.daemon import listen_address, run, set_up_logging
+    from p2pdist.cli.daemon import listen_address, run
 
-    set_up_logging(log_level)
     address = listen_address(listen)
     trackers = tuple(url.strip() for url in tracker.split(",") if url.strip())
     discover = not trackers if discover is None else discover
@@ -169,8 +174,9 @@ def command(
         tls=_tls_files(tls_cert, tls_key, tls_ca, tls_name),
         discovery=_discovery(address, advertise, network_id, discovery_interface) if discover else None,
         swarm=_swarm(transport, address, bt_listen, tls=tls_cert is not None),
+        drain_s=drain_seconds,
     )
-    run(_serve(settings, address, socket.absolute()))
+    run(_serve(settings, address, socket.absolute(), partial(read_again, click.get_current_context(), "log_level")))
 
 
 def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *, tls: bool) -> SwarmSettings | None:
@@ -201,7 +207,7 @@ def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *
         ) from error
     if port >= 1 << 16:
         raise UsageError("there is no port for BitTorrent next to port 65535", remedy="Give --bt-listen, too")
-    return SwarmSettings(policy, (host, port), required=bool(bt_listen))
+    return SwarmSettings(policy, (host, port), required=bool(bt_listen), forced=transport is not None)
 
 
 def _discovery(
@@ -215,7 +221,7 @@ def _discovery(
     return replace(settings, by_link=not advertise and address[0] in ANY) if settings is not None else None
 
 
-async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path) -> None:
+async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path, level_now: Callable[[], Any]) -> None:
     import asyncio
     import logging
     import signal
@@ -229,10 +235,11 @@ async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path
         listen_unix,
         raise_file_limit,
         stop_listening,
-        until_stopped,
     )
 
     raise_file_limit()
+    # Until there is something to read again: opening a store may take long.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     agent = Agent(settings)
     runners = []
     try:
@@ -240,11 +247,14 @@ async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path
         runners.append(await listen(public, address, tls=agent.tls.server if agent.tls else None))
         runners.append(await listen_unix(local, socket))
         await agent.start()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_certificates, agent)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, _read_again, agent, level_now)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, agent.departure.insist, settings.drain_s)
         logging.getLogger("p2pdist.agent").info(
             "host=%s listening on %s socket=%s", settings.host, address_text(*address), socket
         )
-        await until_stopped()
+        await agent.departure.run()
     finally:
         await stop_listening(runners)
         if len(runners) == 2:  # else the socket may be another agent's
@@ -265,11 +275,16 @@ def _tls_files(certificate: Path | None, key: Path | None, authority: Path | Non
     return TlsFiles(certificate.absolute(), key.absolute(), authority.absolute(), name)
 
 
-def _read_certificates(agent: Agent) -> None:
-    """SIGHUP: certificates are renewed while an agent runs. What cannot be used changes nothing."""
+def _read_again(agent: Agent, level_now: Callable[[], Any]) -> None:
+    """SIGHUP: the configuration file is read again for the level of the log, and certificates are renewed while an agent runs. What cannot
+    be used changes nothing."""
     import logging
 
     logger = logging.getLogger("p2pdist.agent")
+    try:
+        set_level(str(level_now()))
+    except (P2PDistError, click.ClickException) as error:
+        logger.error("the level of the log stays as it was: %s", error)
     if agent.tls is None:
         logger.info("SIGHUP: there are no certificates to read again")
         return

@@ -81,7 +81,7 @@ def pull(digest: str, target: Path, socket: Path, as_json: bool) -> None:
     """
     blob = parse_digest(digest)
     with output.Progress(quiet=as_json) as progress:
-        status = asyncio.run(_pull(PullRequest(blob=blob, output=str(target.absolute())), socket, progress))
+        status = _pull(PullRequest(blob=blob, output=str(target.absolute())), socket, progress)
     if status.error is not None:
         raise from_problem(status.error)
     if status.state != "done":
@@ -102,11 +102,10 @@ def pull(digest: str, target: Path, socket: Path, as_json: bool) -> None:
         click.echo(f"{target}  {output.amount(status.bytes_total)}, {status.seconds:.1f} s")
 
 
-async def _pull(request: PullRequest, socket: Path, progress: output.Progress) -> PullStatus:
+def _pull(request: PullRequest, socket: Path, progress: output.Progress) -> PullStatus:
     from p2pdist.agent.client import LocalClient
 
     def show(status: PullStatus) -> None:
         progress(status.note or "pulling", status.bytes_done, status.bytes_total)
 
-    async with LocalClient(socket) as client:
-        return await client.pull(request, show)
+    return LocalClient(socket).pull(request, show)

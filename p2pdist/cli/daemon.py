@@ -1,4 +1,4 @@
-"""Running a service in the foreground: logging, listening, and a clean stop on SIGTERM or Ctrl-C."""
+"""Running a service in the foreground: listening, and a clean stop on SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import Any
 
 import uvloop
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 
 from p2pdist.agent.links import DiscoverySettings
 from p2pdist.model.errors import Conflict, P2PDistError, UsageError
@@ -26,26 +25,6 @@ SHUTDOWN_S = 2.0
 THREADS_S = 3.0
 IDLE_S = 75.0
 """A connection that sends no whole request for so long is closed, also before its first."""
-
-
-def set_up_logging(level: str) -> None:
-    """Log to standard error, one line an event."""
-    logging.basicConfig(
-        level=getattr(logging, level.upper()),
-        stream=sys.stderr,
-        format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s",
-    )
-    logging.getLogger("aiohttp.server").addFilter(_malformed_in_one_line)
-
-
-def _malformed_in_one_line(record: logging.LogRecord) -> bool:
-    """What strangers send to an open port is no failure of ours: no traceback, and nothing of it in the log."""
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError):
-        record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}", ()
-        record.exc_info = None
-        record.levelno, record.levelname = logging.INFO, "INFO"
-    return True
 
 
 def run(service: Coroutine[Any, Any, None]) -> None:

@@ -110,22 +110,16 @@ def _clock(url: str, date: str, asked: float, answered: float) -> Finding:
 
 
 async def port(address: tuple[str, int]) -> list[Finding]:
-    """Whether an agent listens there already, or could."""
+    """Whether an agent listens there already, or could, and at the port next to it, where BitTorrent peers come."""
     import aiohttp
 
     from p2pdist.cli.daemon import address_text
 
     host, number = address
     where = address_text(host, number)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, number))
-            probe.listen(1)
-        return [Finding("port", "ok", f"{where} is free")]
-    except (OSError, UnicodeError) as error:
-        failure = error
+    failure = _why_taken(host, number)
+    if not failure:
+        return [Finding("port", "ok", f"{where} is free"), _bittorrent_port(host, number + 1)]
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:
         async with (
@@ -133,12 +127,40 @@ async def port(address: tuple[str, int]) -> list[Finding]:
             http.get(f"http://{address_text(local, number)}/metrics") as answer,
         ):
             if b"p2pdist_agent_" in await answer.content.read(1 << 20):
-                return [Finding("port", "ok", f"an agent answers at {where}")]
+                found = Finding("port", "ok", f"an agent answers at {where}")
+                return [found, _bittorrent_port(host, number + 1, agent=True)]
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         pass
-    why = getattr(failure, "strerror", None) or str(failure)
     remedy = "Stop what listens there (ss -ltnp says what), or choose another address with --listen"
-    return [Finding("port", "failed", f"cannot listen on {where}, and no agent answers there: {why}", remedy)]
+    return [
+        Finding("port", "failed", f"cannot listen on {where}, and no agent answers there: {failure}", remedy),
+        _bittorrent_port(host, number + 1),
+    ]
+
+
+def _bittorrent_port(host: str, number: int, *, agent: bool = False) -> Finding:
+    """With `agent` one answers next to it, and may be what listens there."""
+    from p2pdist.cli.daemon import address_text
+
+    where, failure = address_text(host, number), _why_taken(host, number)
+    if not failure:
+        return Finding("BitTorrent port", "ok", f"{where} is free")
+    if agent:
+        return Finding("BitTorrent port", "ok", f"{where} is in use, as it is when the agent speaks BitTorrent")
+    remedy = "Choose another with --bt-listen; else blobs come by the tracker's trees alone"
+    return Finding("BitTorrent port", "warning", f"cannot listen on {where}: {failure}", remedy)
+
+
+def _why_taken(host: str, number: int) -> str:
+    """Why nobody else can listen there; empty when one can."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, number))
+            probe.listen(1)
+    except (OSError, UnicodeError, OverflowError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return ""
 
 
 async def agent(path: Path) -> list[Finding]:
@@ -150,12 +172,9 @@ async def agent(path: Path) -> list[Finding]:
             Finding("agent", "warning", f"none runs: there is no {path}", "Start `p2pdist agent`, or name its --socket")
         ]
     try:
-        async with asyncio.timeout(ANSWER_S), LocalClient(path) as client:
-            status = await client.status()
+        status = await asyncio.to_thread(LocalClient(path, answer_s=ANSWER_S).status)
     except P2PDistError as error:
         return [Finding("agent", "failed", error.what, error.remedy)]
-    except TimeoutError:
-        return [Finding("agent", "failed", f"the agent on {path} takes long to answer", "See its log and its disk")]
     tracker = status.get("tracker") or {}
     if tracker.get("url") and not tracker.get("connected"):
         why = f"the agent has no session with {tracker['url']}: {tracker.get('problem') or 'no answer'}"
@@ -191,6 +210,17 @@ async def origin(url: str) -> list[Finding]:
             Finding("origin", "warning", f"{shown} has no packages", "See that the URL is right; p2pdist push fills it")
         ]
     return [Finding("origin", "ok", f"{shown} has {len(tags)} packages, and a manifest could be read")]
+
+
+def policies(path: Path) -> list[Finding]:
+    """Every mistake in a tracker's policies, by table and key."""
+    from tracker.policies import check_policies
+
+    table, mistakes = check_policies(path)
+    if not mistakes:
+        return [Finding("policies", "ok", f"{len(table.policies)} policies in {path}")]
+    named = ((", ".join(part for part in (each.table, each.key) if part) or str(path), each) for each in mistakes)
+    return [Finding("policies", "failed", f"{where}: {each.what}", each.remedy) for where, each in named]
 
 
 def store(directory: Path) -> list[Finding]:

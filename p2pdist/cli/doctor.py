@@ -27,17 +27,29 @@ MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "failed": ("FA
     "--store", default="/var/lib/p2pdist", show_default=True, type=click.Path(path_type=Path), help="Its store."
 )
 @click.option("--origin", default="", metavar="URL", help="Central storage: see whether this host can read it.")
+@click.option(
+    "--policies",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Look at a tracker's policies instead, and name every mistake in them.",
+)
 @socket_option
 @output.json_option
-def command(tracker: str, listen: str, store: Path, origin: str, socket: Path, as_json: bool) -> int:
+def command(
+    tracker: str, listen: str, store: Path, origin: str, policies: Path | None, socket: Path, as_json: bool
+) -> int:
     """Look at this host as an agent would need it: clock, ports, mounts, origin, disk, versions and tracker. Takes the same options and
     variables as the agent. Ends with 1 when something fails; warnings say what will be slower or less convenient.
 
     \b
-    Example:
+    Examples:
       p2pdist doctor --tracker http://tracker:7070 --origin s3://packages/prod --store /var/lib/p2pdist
+      p2pdist doctor --policies /etc/p2pdist/policies.toml
     """
-    findings = asyncio.run(_look(tracker, listen, store.absolute(), origin, socket.absolute()))
+    if policies is not None:
+        findings = _policies(policies)
+    else:
+        findings = asyncio.run(_look(tracker, listen, store.absolute(), origin, socket.absolute()))
     failed = any(finding.state == "failed" for finding in findings)
     if as_json:
         output.print_json({"ok": not failed, "checks": findings})
@@ -62,6 +74,12 @@ async def _look(tracker: str, listen: str, store: Path, origin: str, socket: Pat
         asyncio.to_thread(diagnosis.mounts, store),
     )
     return [finding for part in parts for finding in part]
+
+
+def _policies(path: Path) -> list[Finding]:
+    from p2pdist.cli import diagnosis
+
+    return diagnosis.policies(path)
 
 
 def _print(finding: Finding) -> None:

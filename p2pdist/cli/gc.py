@@ -15,7 +15,6 @@ from p2pdist.cli.local import socket_option
 from p2pdist.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from p2pdist.model.messages import Removed
     from p2pdist.package.collect import Collected
 
 DAY_S = 86_400.0
@@ -88,7 +87,9 @@ def command(
             "--older-than, --force-age and --dry-run are not for the agent's store",
             remedy="Add --at-origin or --layout DIR",
         )
-    removed = asyncio.run(_collect(socket))
+    from p2pdist.agent.client import LocalClient
+
+    removed = LocalClient(socket).collect()
     if as_json:
         output.print_json({"bytes_freed": removed.bytes_freed})
         return
@@ -112,13 +113,6 @@ def _show(done: Collected, *, dry_run: bool, as_json: bool) -> None:
         f"{done.blobs_removed} blobs and {done.unfinished} unfinished files {would}removed, "
         f"{output.amount(done.bytes_freed)} {would}freed, {done.blobs_kept} blobs kept"
     )
-
-
-async def _collect(socket: Path) -> Removed:
-    from p2pdist.agent.client import LocalClient
-
-    async with LocalClient(socket) as client:
-        return await client.collect()
 
 
 async def _collect_elsewhere(

@@ -28,7 +28,7 @@ def socket_option(function: Function) -> Function:
     )(function)
 
 
-async def follow_pull(client: LocalClient, reference: str, *, quiet: bool, priority: Priority = "start") -> PullStatus:
+def follow_pull(client: LocalClient, reference: str, *, quiet: bool, priority: Priority = "start") -> PullStatus:
     """Pull a package and show how far it is, by source. A reference without a tag means `latest`."""
     name = str(parse_reference(reference))
     noted = ""
@@ -45,7 +45,7 @@ async def follow_pull(client: LocalClient, reference: str, *, quiet: bool, prior
                 if count:
                     progress(source, count, status.bytes_total - status.bytes_cached)
 
-        return await client.pull(PullRequest(package=name, priority=priority), show)
+        return client.pull(PullRequest(package=name, priority=priority), show)
 
 
 def pulled_name(reference: str, pulled: PullStatus) -> str:

@@ -26,7 +26,7 @@ def command(at_origin: bool, origin: str | None, socket: Path, as_json: bool) ->
       p2pdist ls
       p2pdist ls --at-origin --origin file:///srv/packages
     """
-    found = asyncio.run(_at_origin(origin) if at_origin else _here(socket))
+    found = asyncio.run(_at_origin(origin)) if at_origin else _here(socket)
     if as_json:
         output.print_json(found)
         return
@@ -40,11 +40,10 @@ def command(at_origin: bool, origin: str | None, socket: Path, as_json: bool) ->
         click.echo(f"{entry['reference']!s:<{width}}  {entry['digest']}  {size:>10}{state}".rstrip())
 
 
-async def _here(socket: Path) -> list[dict[str, Any]]:
+def _here(socket: Path) -> list[dict[str, Any]]:
     from p2pdist.agent.client import LocalClient
 
-    async with LocalClient(socket) as client:
-        return await client.packages()
+    return LocalClient(socket).packages()
 
 
 async def _at_origin(url: str | None) -> list[dict[str, Any]]:

@@ -7,12 +7,16 @@ import json
 import keyword
 import os
 import sys
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+
+from p2pdist.cli.reference_names import ARGUMENTS, ReferenceName
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 VERBS = {
     "tracker": "Run a tracker, which decides who sends what to whom.",
@@ -39,9 +43,12 @@ VERBS = {
     "blob": "Push or pull a single file by its digest.",
     "preseed": "Have hosts hold a package by some time.",
     "rank": "Print which hosts lack the fewest bytes of packages.",
+    "slurm": "Bring packages to the jobs of a Slurm cluster.",
     "top": "Watch the swarms of a fleet.",
     "doctor": "Look for what would keep this host from working.",
+    "drain": "Let the agent of this host hand over to others, and end.",
     "status": "Print what the local agent or a tracker is doing.",
+    "completion": "Print what a shell needs to complete verbs, options and references.",
     "simulate": "Simulate a broadcast to many hosts.",
     "demo": "Show the whole system at work on this machine.",
 }
@@ -49,6 +56,7 @@ VERBS = {
 which is a keyword of Python ends in an underscore); a verb whose module is absent is not listed. Nothing is imported to print the list."""
 
 CONFIG_BYTES_MAX = 1 << 20
+CONFIGURED = "p2pdist.configured"
 
 
 class Verbs(click.Group):
@@ -75,11 +83,23 @@ class Verbs(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(verb, VERBS[verb]) for verb in self.list_commands(ctx)])
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+        """The verbs by their names alone; click would load them all."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        from click.shell_completion import CompletionItem
+
+        return [
+            CompletionItem(verb, help=VERBS[verb]) for verb in self.list_commands(ctx) if verb.startswith(incomplete)
+        ]
+
     def main(self, args: Sequence[str] | None = None, *rest: Any, **more: Any) -> NoReturn:
         """Run, and end the process with the exit code that fits; failures are told in one line.
 
         An int that a verb returns is its exit code.
         """
+        if "_P2PDIST_COMPLETE" in os.environ:
+            importlib.import_module("p2pdist.cli.completion")
         given = list(sys.argv[1:] if args is None else args)
         more["standalone_mode"] = False
         try:
@@ -116,6 +136,8 @@ def _prepare(command: click.Command, path: tuple[str, ...]) -> None:
             _prepare(child, (*path, name))
         return
     for option in command.params:
+        if isinstance(option, click.Argument) and option.name in ARGUMENTS and option.type is click.STRING:
+            option.type = ReferenceName()
         if isinstance(option, click.Option) and option.name and not option.envvar:
             names = {flag.lstrip("-").replace("-", "_").upper() for flag in option.opts if flag.startswith("--")}
             verb = "_".join(path).upper()
@@ -137,6 +159,7 @@ def _prepare(command: click.Command, path: tuple[str, ...]) -> None:
 def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None:
     """Let the file's values be the defaults of this verb's options. A file named before the verb is used where the verb names none."""
     file = file or ctx.find_root().params.get("config")
+    ctx.meta[CONFIGURED] = (file, path)
     if file is None:
         return
     body = _read_config(file)
@@ -158,7 +181,22 @@ def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None
     ctx.default_map = {known[key].name or "": _as_given(known[key], value) for key, value in values.items()}
 
 
+def read_again(ctx: click.Context, name: str) -> Any:
+    """The value that a verb's option has by now: what was given by flag or variable, else what the file says when it is read again, else
+    its default. Raises UsageError, NotFound, click.UsageError."""
+    if ctx.get_parameter_source(name) in (
+        click.core.ParameterSource.COMMANDLINE,
+        click.core.ParameterSource.ENVIRONMENT,
+    ):
+        return ctx.params[name]
+    _apply(ctx, *ctx.meta[CONFIGURED])
+    option = next(option for option in ctx.command.params if option.name == name)
+    return option.type_cast_value(ctx, option.get_default(ctx))
+
+
 def _read_config(file: Path) -> dict[str, Any]:
+    import tomllib
+
     from p2pdist.model.errors import NotFound, TooLarge, UsageError
 
     try:

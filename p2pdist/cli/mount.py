@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def command(reference: str, directory: Path, writable: bool, how: str | None, so
       p2pdist mount team/trainer:v3 /srv/trainer
     """
     request = MountRequest("", os.path.abspath(directory), writable, how or "")
-    status = asyncio.run(_mount(reference, request, socket, quiet=as_json))
+    status = _mount(reference, request, socket, quiet=as_json)
     if as_json:
         output.print_json(
             {
@@ -45,11 +44,11 @@ def command(reference: str, directory: Path, writable: bool, how: str | None, so
     click.echo(status.path)
 
 
-async def _mount(reference: str, request: MountRequest, socket: Path, *, quiet: bool) -> MountStatus:
+def _mount(reference: str, request: MountRequest, socket: Path, *, quiet: bool) -> MountStatus:
     from msgspec.structs import replace
 
     from p2pdist.agent.client import LocalClient
 
-    async with LocalClient(socket) as client:
-        pulled = await follow_pull(client, reference, quiet=quiet)
-        return await client.mount(replace(request, package=pulled_name(reference, pulled)))
+    client = LocalClient(socket)
+    pulled = follow_pull(client, reference, quiet=quiet)
+    return client.mount(replace(request, package=pulled_name(reference, pulled)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,7 @@ def command(ref: str | None, remove: bool, listing: bool, socket: Path, as_json:
     """
     if listing == (ref is not None):
         raise UsageError("say which package, or --list", remedy="p2pdist pin REF, or p2pdist pin --list")
-    pins = asyncio.run(_pins(ref, remove, socket))
+    pins = _pins(ref, remove, socket)
     if as_json:
         output.print_json(pins if listing else pins[0])
         return
@@ -41,10 +40,10 @@ def command(ref: str | None, remove: bool, listing: bool, socket: Path, as_json:
         click.echo(f"{word}{pin.owner}  {len(pin.layers)} {'layer' if len(pin.layers) == 1 else 'layers'}")
 
 
-async def _pins(ref: str | None, remove: bool, socket: Path) -> list[PinStatus]:
+def _pins(ref: str | None, remove: bool, socket: Path) -> list[PinStatus]:
     from p2pdist.agent.client import LocalClient
 
-    async with LocalClient(socket) as client:
-        if ref is None:
-            return await client.pins()
-        return [await (client.unpin(ref) if remove else client.pin(ref))]
+    client = LocalClient(socket)
+    if ref is None:
+        return client.pins()
+    return [client.unpin(ref) if remove else client.pin(ref)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,9 +13,12 @@ from p2pdist.cli.quantities import parse_share
 from p2pdist.cli.trackers import hosts_options, tracker_option
 from p2pdist.model.errors import NotFound, P2PDistError, Unavailable, UsageError
 from p2pdist.model.package import parse_reference
+from p2pdist.model.quantities import parse_duration
 
 if TYPE_CHECKING:
     from p2pdist.cli.trackers import TrackerClient
+
+__all__ = ["command", "parse_duration"]
 
 POLL_S = 0.5
 AWAY_S_MAX = 120.0
@@ -24,19 +26,6 @@ AWAY_S_MAX = 120.0
 
 FAILURES_TOLD_MAX = 20
 ENDED = ("failed", "cancelled", "expired")
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
-
-
-def parse_duration(text: str) -> float:
-    """Seconds of a time such as 90s, 10m, 1h30m or 1d, more than 0. Raises UsageError."""
-    parts = _DURATION.findall(text.strip())
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if "".join(number + unit for number, unit in parts) != text.strip() or seconds <= 0:
-        raise UsageError(
-            f"{text[:100]!r} is not a time", remedy="Write a number and a unit, such as 90s, 10m, 1h30m or 1d"
-        )
-    return seconds
 
 
 @click.command("preseed")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import click
 
 from p2pdist.cli import output
 from p2pdist.cli.local import follow_pull, socket_option
-from p2pdist.model.messages import Priority, PullStatus
+from p2pdist.model.messages import Priority
 
 
 @click.command("pull")
@@ -31,7 +30,9 @@ def command(reference: str, priority: Priority, socket: Path, as_json: bool) -> 
       p2pdist pull team/trainer:v3
       p2pdist pull team/trainer:v4 --priority preseed
     """
-    status = asyncio.run(_pull(reference, priority, socket, quiet=as_json))
+    from p2pdist.agent.client import LocalClient
+
+    status = follow_pull(LocalClient(socket), reference, quiet=as_json, priority=priority)
     if as_json:
         output.print_json(
             {
@@ -49,10 +50,3 @@ def command(reference: str, priority: Priority, socket: Path, as_json: bool) -> 
     said = ", ".join(f"{output.amount(count)} from {source}" for source, count in sources if count)
     click.echo(f"{status.reference}  {status.digest}")
     click.echo(f"{output.amount(status.bytes_total)} in {status.seconds:.1f} s{': ' if said else ''}{said}")
-
-
-async def _pull(reference: str, priority: Priority, socket: Path, *, quiet: bool) -> PullStatus:
-    from p2pdist.agent.client import LocalClient
-
-    async with LocalClient(socket) as client:
-        return await follow_pull(client, reference, quiet=quiet, priority=priority)

@@ -5,25 +5,14 @@ from __future__ import annotations
 import math
 import re
 
-from p2pdist.cli.sizes import parse_size
 from p2pdist.model.errors import UsageError
+from p2pdist.model.quantities import parse_rate
 
-_BITS = re.compile(r"([0-9.]+) ?([KMGT]?)bit/s\Z", re.IGNORECASE)
+__all__ = ["parse_rate", "parse_ratio", "parse_share", "parse_time"]
+
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s|)\Z")
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+) ?(%?)\Z")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-
-
-def parse_rate(text: str) -> float:
-    """Bytes per second of a rate such as 300MB/s, 1GiB/s or 25Gbit/s, more than 0. Raises UsageError."""
-    bits = _BITS.match(text.strip())
-    try:
-        rate = parse_size(f"{bits[1]}{bits[2].upper()}B" if bits else text.strip().removesuffix("/s"))
-    except UsageError:
-        raise UsageError(
-            f"{text!r} is no rate", remedy="Write a number and a unit, such as 300MB/s or 10Gbit/s"
-        ) from None
-    return rate / (8 if bits else 1)
 
 
 def parse_time(text: str, *, bare: bool = False) -> float:

@@ -15,7 +15,7 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.package import parse_reference
 
 if TYPE_CHECKING:
-    from p2pdist.model.messages import Removed
+    pass
 
 
 @click.command("rm")
@@ -43,18 +43,13 @@ def command(ref: str, *, at_origin: bool, origin: str | None, layout: Path | Non
             return
         click.echo(f"{done['reference']} removed at {done['at']}; it named {done['digest']}")
         return
-    removed = asyncio.run(_remove(ref, socket))
+    from p2pdist.agent.client import LocalClient
+
+    removed = LocalClient(socket).remove(ref)
     if as_json:
         output.print_json(removed)
         return
     click.echo(f"{removed.reference} removed, {output.amount(removed.bytes_freed)} freed")
-
-
-async def _remove(ref: str, socket: Path) -> Removed:
-    from p2pdist.agent.client import LocalClient
-
-    async with LocalClient(socket) as client:
-        return await client.remove(ref)
 
 
 async def _untag(ref: str, at_origin: bool, origin: str | None, layout: Path | None) -> dict[str, Any]:

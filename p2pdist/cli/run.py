@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.model.package import Config
 
 if TYPE_CHECKING:
+    from p2pdist.agent.client import LocalClient
     from p2pdist.mount.program import Program
 
 
@@ -46,27 +46,25 @@ def command(reference: str, arguments: tuple[str, ...], writable: bool, how: str
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     arguments = arguments[1:] if arguments[:1] == ("--",) else arguments
-    name = asyncio.run(_pull(reference, socket))
-    return _Run(name, arguments, writable, how, socket).run()
+    from p2pdist.agent.client import LocalClient
+
+    client = LocalClient(socket)
+    name = pulled_name(reference, follow_pull(client, reference, quiet=False))
+    return _Run(name, arguments, writable, how, client).run()
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-async def _pull(reference: str, socket: Path) -> str:
-    from p2pdist.agent.client import LocalClient
-
-    async with LocalClient(socket) as client:
-        return pulled_name(reference, await follow_pull(client, reference, quiet=False))
-
-
 class _Run:
-    """One package, to be shown in one way or another and run. The event loop is not running while the program is."""
+    """One package, to be shown in one way or another and run."""
 
-    def __init__(self, name: str, arguments: tuple[str, ...], writable: bool, how: str | None, socket: Path) -> None:
+    def __init__(
+        self, name: str, arguments: tuple[str, ...], writable: bool, how: str | None, client: LocalClient
+    ) -> None:
         self._name, self._arguments = name, arguments
-        self._writable, self._how, self._socket = writable, how, socket
+        self._writable, self._how, self._client = writable, how, client
 
     def run(self) -> int:
         """The program's exit code. Without root the program is shown the package in a namespace of its own where that works."""
@@ -84,7 +82,7 @@ class _Run:
         return self._show_and_run("", f"a user namespace cannot be used: {reason}")
 
     def _show_and_run(self, how: str, reason: str = "") -> int:
-        shown = asyncio.run(self._mount(how))
+        shown = self._client.mount(MountRequest(self._name, "", self._writable, how))
         try:
             if shown.how == "images":
                 return self._run_inside(shown)
@@ -115,30 +113,19 @@ class _Run:
         config = Config(shown.entrypoint, shown.env, shown.working_dir)
         return program(config, self._arguments, root=root, environ=os.environ)
 
-    async def _mount(self, how: str) -> MountStatus:
-        from p2pdist.agent.client import LocalClient
-
-        async with LocalClient(self._socket) as client:
-            return await client.mount(MountRequest(self._name, "", self._writable, how))
-
     def _unmount(self, shown: MountStatus) -> None:
         """The program's exit code matters more than a mount that stays; so that is said, and no failure."""
         try:
-            asyncio.run(self._take_away(shown.path))
+            self._take_away(shown.path)
         except P2PDistError as error:
             output.line(f"p2pdist: the package stays shown: {error}")
 
-    async def _take_away(self, path: str) -> None:
-        from p2pdist.agent.client import LocalClient
-
-        async with LocalClient(self._socket) as client:
-            try:
-                await client.unmount(path)
-            except Conflict as conflict:
-                output.line(
-                    f"p2pdist: {conflict.what}: the program left processes behind, which lose sight of the package"
-                )
-                await client.unmount(path, force=True)
+    def _take_away(self, path: str) -> None:
+        try:
+            self._client.unmount(path)
+        except Conflict as conflict:
+            output.line(f"p2pdist: {conflict.what}: the program left processes behind, which lose sight of the package")
+            self._client.unmount(path, force=True)
 
 
 class _NotHere(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -10,7 +9,6 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.local import socket_option
-from p2pdist.model.messages import MountStatus
 
 PULLS_SHOWN = 5
 """When none is running, the last ones are shown."""
@@ -26,7 +24,10 @@ def command(socket: Path, as_json: bool) -> None:
     Example:
       p2pdist status --socket /run/p2pdist/agent.sock
     """
-    status, mounts = asyncio.run(_ask(socket))
+    from p2pdist.agent.client import LocalClient
+
+    client = LocalClient(socket)
+    status, mounts = client.status(), client.mounts()
     if as_json:
         output.print_json({**status, "mounts": mounts})
         return
@@ -57,10 +58,3 @@ def _pull_line(pull: dict[str, Any]) -> str:
     problem = (pull.get("error") or {}).get("detail", "")
     words = [pull.get("reference", ""), pull.get("state", ""), f"{done} of {total}", pull.get("note", ""), problem]
     return "  ".join(str(word) for word in words if word)
-
-
-async def _ask(socket: Path) -> tuple[dict[str, Any], list[MountStatus]]:
-    from p2pdist.agent.client import LocalClient
-
-    async with LocalClient(socket) as client:
-        return await client.status(), await client.mounts()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from p2pdist.cli.logs import log_options
 from p2pdist.cli.network import discovery_options
 from p2pdist.cli.quantities import parse_rate
 from p2pdist.cli.seconds import Seconds
@@ -16,6 +17,10 @@ from p2pdist.cli.seconds import Seconds
 if TYPE_CHECKING:
     from p2pdist.agent.discovery import Discovery
     from p2pdist.agent.links import DiscoverySettings
+    from tracker.core.fleet import Fleet
+    from tracker.policies import PolicyFile
+    from tracker.preseeding import Preseeding
+    from tracker.service import Service
 
 
 @click.command("tracker")
@@ -48,17 +53,17 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="How often agents report at most; large fleets less often.",
 )
+@click.option(
+    "--policies",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="What holds for which packages, TOML; read again when it changes.",
+)
 @discovery_options
 @click.option("--no-discovery", is_flag=True, help="Do not announce this tracker on the local network.")
 @click.option("--zone", default="", help="The zone of this tracker: agents that find it prefer one of their own.")
 @click.option("--name", default="", metavar="HOST", help="The name to announce [default: its hostname].")
-@click.option(
-    "--log-level",
-    default="info",
-    show_default=True,
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    help="How much to log.",
-)
+@log_options
 def command(
     listen: str,
     origin: str,
@@ -66,28 +71,28 @@ def command(
     origin_streams: int,
     origin_limit: str,
     report_interval: float,
+    policies: Path | None,
     network_id: str,
     discovery_interface: tuple[str, ...],
     no_discovery: bool,
     zone: str,
     name: str,
-    log_level: str,
 ) -> None:
     """Run a tracker: it decides which agent sends what to whom. Data never passes through it.
 
     \b
-    Example:
+    Examples:
       p2pdist tracker --listen 0.0.0.0:7070 --origin s3://packages/prod
+      p2pdist tracker --origin s3://packages/prod --policies /etc/p2pdist/policies.toml
     """
-    from p2pdist.cli.daemon import discovery_settings, listen_address, raise_file_limit, run, set_up_logging
+    from p2pdist.cli.daemon import discovery_settings, listen_address, raise_file_limit, run
 
-    set_up_logging(log_level)
     raise_file_limit()
     address = listen_address(listen)
     settings = None if no_discovery else discovery_settings(address, network_id, discovery_interface)
     discovery = _discovery(settings, name, zone) if settings is not None else None
     origin_bytes_s = parse_rate(origin_limit) if origin_limit else 0.0
-    run(_serve(address, origin, state, origin_streams, origin_bytes_s, report_interval, discovery))
+    run(_serve(address, origin, state, origin_streams, origin_bytes_s, report_interval, policies, discovery))
 
 
 def _discovery(settings: DiscoverySettings, name: str, zone: str) -> Discovery:
@@ -97,6 +102,26 @@ def _discovery(settings: DiscoverySettings, name: str, zone: str) -> Discovery:
     return Discovery("tracker", Announcement(settings.network, name or socket.gethostname(), zone=zone), settings)
 
 
+def _policy_file(path: Path, fleet: Fleet) -> PolicyFile:
+    """The policies of a file, in force. Raises UsageError."""
+    from tracker.policies import PolicyFile
+
+    file = PolicyFile(path.absolute(), fleet.policies)
+    file.load()
+    return file
+
+
+def _follow(file: PolicyFile, service: Service, preseeding: Preseeding) -> list[asyncio.Task[None]]:
+    """Keep to the file as it changes, SIGHUP or not, and warm what it says."""
+    import signal
+
+    from tracker.warming import Warming
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, file.reload)
+    warming = Warming(service.fleet.policies, service.content, preseeding)
+    return [asyncio.create_task(file.watch()), asyncio.create_task(warming.run())]
+
+
 async def _serve(
     address: tuple[str, int],
     origin_url: str,
@@ -104,6 +129,7 @@ async def _serve(
     origin_streams: int,
     origin_bytes_s: float,
     report_interval_s: float,
+    policies: Path | None,
     discovery: Discovery | None,
 ) -> None:
     import logging
@@ -127,12 +153,14 @@ async def _serve(
         origin_bytes_s=origin_bytes_s,
         report_interval_s=report_interval_s,
     )
+    policy_file = _policy_file(policies, fleet) if policies is not None else None
     documents = Documents(Path(state)) if state and not is_postgresql(state) else None
     service = Service(fleet, Content(origin, documents))
     preseeding = service.listener = Preseeding(service, PreseedDatabase(state))
     await preseeding.load()
     runner = await listen(make_app(service, preseeding), address)
     clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeding.run())]
+    clocks += _follow(policy_file, service, preseeding) if policy_file is not None else []
     logging.getLogger("p2pdist.tracker").info(
         "listening on %s origin=%s", address_text(*address), origin.url if origin else "none"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +11,7 @@ import click
 import msgspec
 
 from p2pdist.model.errors import UNDECODABLE, P2PDistError, Unavailable, UsageError, from_problem
+from p2pdist.model.request_id import HEADER
 
 if TYPE_CHECKING:
     import aiohttp
@@ -55,7 +57,7 @@ class TrackerClient:
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX, sock_connect=CONNECT_S_MAX)
-        self._session = aiohttp.ClientSession(timeout=timeout)
+        self._session = aiohttp.ClientSession(timeout=timeout, headers={HEADER: os.urandom(8).hex()})
         return self
 
     async def __aexit__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -26,14 +25,9 @@ def command(directory: Path, force: bool, socket: Path, as_json: bool) -> None:
     Example:
       p2pdist umount /srv/trainer
     """
-    path = os.path.abspath(directory)
-    asyncio.run(_unmount(path, force, socket))
-    if as_json:
-        output.print_json({"path": path})
-
-
-async def _unmount(path: str, force: bool, socket: Path) -> None:
     from p2pdist.agent.client import LocalClient
 
-    async with LocalClient(socket) as client:
-        await client.unmount(path, force)
+    path = os.path.abspath(directory)
+    LocalClient(socket).unmount(path, force)
+    if as_json:
+        output.print_json({"path": path})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,7 @@ def command(no_repair: bool, limit: str | None, socket: Path, as_json: bool) -> 
     """
     request = VerifyRequest(not no_repair, parse_rate(limit) if limit else None)
     with output.Progress(quiet=as_json) as progress:
-        found = asyncio.run(_verify(request, socket, progress))
+        found = _verify(request, socket, progress)
     if as_json:
         output.print_json(found)
     else:
@@ -50,10 +49,10 @@ def command(no_repair: bool, limit: str | None, socket: Path, as_json: bool) -> 
         )
 
 
-async def _verify(request: VerifyRequest, socket: Path, progress: output.Progress) -> Verified:
+def _verify(request: VerifyRequest, socket: Path, progress: output.Progress) -> Verified:
     from p2pdist.agent.client import LocalClient
 
-    async with LocalClient(socket) as client:
-        usage = (await client.status())["store"]["usage"]
-        total = usage["bytes_complete"] + usage["bytes_objects"]
-        return await client.verify(request, lambda found: progress("verifying", found.bytes_checked, total))
+    client = LocalClient(socket)
+    usage = client.status()["store"]["usage"]
+    total = usage["bytes_complete"] + usage["bytes_objects"]
+    return client.verify(request, lambda found: progress("verifying", found.bytes_checked, total))

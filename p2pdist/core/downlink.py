@@ -25,6 +25,23 @@ LOOK_AGAIN_S = 0.05
 """A preseed that gives way looks this often whether it may go on: nobody knows when the others will have got their share."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The downlink as those see it who share another limit besides."""
+
+    downlink: Downlink
+    bucket: Bucket
+
+    def received(self, priority: Priority, length: int, now: float) -> float:
+        """See Downlink."""
+        pause_s = self.downlink.received(priority, length, now)
+        self.bucket.pay(length, now)
+        return max(pause_s, self.bucket.free_at - now)
+
+    def held_s(self, priority: Priority, now: float) -> float:
+        return self.downlink.held_s(priority, now)
+
+
 @dataclass(slots=True)
 class Downlink:
     """See the module's text."""

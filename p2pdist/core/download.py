@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p2pdist.core.candidates import Candidates
+from p2pdist.core.readers import Readers
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
@@ -160,8 +161,7 @@ class _Stripe:
 
 @dataclass(slots=True)
 class Download:
-    """See the module's text. `patience_s`: how long no piece at all may arrive before the pull is given up. `host` is this host's name, by
-    which it knows itself among the keepers."""
+    """See the module's text. `patience_s`: how long no piece at all may arrive before the pull is given up; `host`: this host's name."""
 
     blob: Digest
     layout: PieceLayout
@@ -179,6 +179,8 @@ class Download:
     _progressed_at: float = 0.0
     _tracker: bool = True
     _paused: bool = False
+    _dealt: bool = False
+    _keepers: tuple[str, ...] = ()
     _alone_since: float = 0.0
     _origin_corrupt: int = 0
     _window_from: float = 0.0
@@ -201,9 +203,9 @@ class Download:
             case PieceStored(number, piece):
                 self._stored(number, piece, now, out)
             case Planned(plan):
-                if plan.keepers:
-                    for stripe in self._stripes:
-                        stripe.candidates.kept_by(plan.keepers)
+                self._dealt, self._keepers = plan.dealt, tuple(each.host for each in plan.keepers) or self._keepers
+                for stripe in self._stripes if plan.keepers else ():
+                    stripe.candidates.kept_by(plan.keepers)
                 for stripe_plan in plan.stripes:
                     self._planned(stripe_plan, now, out)
             case StreamEnded():
@@ -233,11 +235,10 @@ class Download:
             stripe.source.host if stripe.source and stripe.stream is not None else None for stripe in self._stripes
         )
 
-    def origin_ranks(self) -> dict[int, int]:
-        """The stripes that this host may read from the origin: 0 with the lease; while no tracker answers, a keeper's place, from 1."""
-        ranks = {each.number: 0 for each in self._stripes if each.candidates.parent == ORIGIN}
-        keeper = ((each.number, each.candidates.rank) for each in self._stripes if not self._tracker)
-        return {number: rank + 1 for number, rank in keeper if rank is not None} | ranks
+    def readers(self) -> Readers:
+        """Who may bring what from the origin into a swarm."""
+        leased = frozenset(each.number for each in self._stripes if each.candidates.parent == ORIGIN)
+        return Readers(self.blob, self.host, self.stripes, leased, self._keepers, self._dealt, not self._tracker)
 
     def _stored(self, number: int, piece: int, now: float, out: list[Command]) -> None:
         if not self.have.add(piece):

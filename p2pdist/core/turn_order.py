@@ -5,13 +5,15 @@ among those of one priority. On each level the virtual time is the start tag of 
 there, so it can neither claim the past nor be starved. A priority's tag advances by length / share: while both wait, preseeds get
 PRESEED_SHARE however many they are. A priority that waits alone gets everything.
 
-One limit holds for all, another for preseeds alone (bucket.py). While it holds these back they do not wait for the uplink, and start at
-the present virtual time like whoever comes anew.
+One limit holds for all, another for preseeds alone, and each claim may have one that it shares with others, those of its policy
+(bucket.py). Those whom one of the latter two holds back do not wait for the uplink, and others take their turns. A preseed then starts at
+the present virtual time like whoever comes anew; among its own a claim that was held back comes first, and its limit keeps that short.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from p2pdist.core.bucket import Bucket
 from p2pdist.model.messages import Priority
@@ -21,7 +23,8 @@ PRESEED_SHARE = 1 / 16
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """One that sends blocks in turn: the next, or the one that the kernel is taking, has `block` bytes, 0 when there is none."""
+    """One that sends blocks in turn: the next, or the one that the kernel is taking, has `block` bytes, 0 when there is none. `limit` is
+    shared by those for whom it holds together."""
 
     number: int
     queue: Queue
@@ -32,6 +35,12 @@ class Claim:
     in_flight: bool = False
     since: float = 0.0
     byte_s: float = 0.0
+    limit: Bucket | None = None
+
+    @property
+    def free_at(self) -> float:
+        """When its own limit allows its next block."""
+        return self.limit.free_at if self.limit is not None else -inf
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +58,16 @@ class Queue:
         """Begin to wait."""
         claim.virtual = max(claim.virtual, self.virtual)
         self.waiting.append(claim)
+
+    def ready(self, now: float) -> list[Claim]:
+        """Those that wait and are not held back."""
+        if now < self.bucket.free_at:
+            return []
+        return [claim for claim in self.waiting if claim.limit is None or now >= claim.limit.free_at]
+
+    def free_at(self) -> float:
+        """When one that waits is not held back, infinity when nobody waits."""
+        return max(self.bucket.free_at, min((claim.free_at for claim in self.waiting), default=inf))
 
 
 class TurnOrder:
@@ -73,34 +92,32 @@ class TurnOrder:
 
     def busy(self, now: float) -> bool:
         """Whether somebody could use the uplink, or waits for the limit that holds for all."""
-        preseed = self._preseed
-        return bool(self._start.waiting) or (bool(preseed.waiting) and now >= preseed.bucket.free_at)
+        return bool(self._start.ready(now) or self._preseed.ready(now))
 
     def free_at(self, *, preseeds: bool) -> float | None:
         """When the limits allow a turn to somebody who waits, None when nobody does. Preseeds may have one only if `preseeds`."""
-        if self._start.waiting:
-            return self._bucket.free_at
-        waits = preseeds and self._preseed.waiting
-        return max(self._bucket.free_at, self._preseed.bucket.free_at) if waits else None
+        free_at = min(self._start.free_at(), self._preseed.free_at() if preseeds else inf)
+        return max(self._bucket.free_at, free_at) if free_at < inf else None
 
     def take(self, now: float, *, preseeds: bool) -> Claim | None:
         """Give out a turn: the claim waits no longer, and its block is paid for. None when nobody may have one now; preseeds may only if
         `preseeds`."""
         if now < self._bucket.free_at:
             return None
-        queue, preseed = self._start, self._preseed
-        preseeds = preseeds and bool(preseed.waiting) and now >= preseed.bucket.free_at
-        if preseeds and (not queue.waiting or queue.tag > preseed.tag):
-            queue = preseed
-        waiting = queue.waiting
-        if not waiting:
+        queue, ready = self._start, self._start.ready(now)
+        held = self._preseed.ready(now) if preseeds else []
+        if held and (not ready or queue.tag > self._preseed.tag):
+            queue, ready = self._preseed, held
+        if not ready:
             return None
-        claim = min(waiting, key=_by_progress) if len(waiting) > 1 else waiting[0]
-        waiting.remove(claim)
+        claim = min(ready, key=_by_progress) if len(ready) > 1 else ready[0]
+        queue.waiting.remove(claim)
         queue.virtual = max(queue.virtual, claim.virtual)
         self._virtual = max(queue.tag, self._virtual)
         queue.tag = self._virtual + claim.block / queue.share
         queue.bucket.pay(claim.block, now)
+        if claim.limit is not None:
+            claim.limit.pay(claim.block, now)
         self._bucket.pay(claim.block, now)
         return claim
 

@@ -21,7 +21,9 @@ limit; but not that in which preseeds wait for theirs, since the link is free fo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 
+from p2pdist.core.bucket import Bucket
 from p2pdist.core.turn_order import Claim, TurnOrder
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Priority
@@ -56,6 +58,14 @@ class Held:
     layout: PieceLayout
     stripes: int
     have: PieceSet
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """All blobs of one `limit` together are sent no faster than that; None for no limit but those that hold for all."""
+
+    blob: Digest
+    limit: Bucket | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +117,7 @@ class Tick:
     pass
 
 
-Event = Verified | BlockSent | Ready | Opened | Closed | Held | Dropped | Tick
+Event = Verified | BlockSent | Ready | Opened | Closed | Held | Limited | Dropped | Tick
 
 
 # -- commands
@@ -142,6 +152,7 @@ class _Feed:
     order: list[list[int]]
     known: PieceSet
     streams: list[list[_Stream]]
+    limit: Bucket | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -217,6 +228,8 @@ class Uplink:
                 self._close(number)
             case Held(blob, layout, stripes, have):
                 self._hold(blob, layout, stripes, have)
+            case Limited(blob, limit):
+                self._limit(blob, limit)
             case Dropped(blob):
                 self._feeds.pop(blob, None)
             case Tick():
@@ -274,6 +287,12 @@ class Uplink:
             layout, block_size_for(layout.piece_size, self.blocks_per_piece), order, known, [[] for _ in order]
         )
 
+    def _limit(self, blob: Digest, limit: Bucket | None) -> None:
+        if (feed := self._feeds.get(blob)) is not None:
+            feed.limit = limit
+            for stream in chain(*feed.streams):
+                stream.limit = limit
+
     def _verified(self, blob: Digest, piece: int, out: list[Command]) -> None:
         feed = self._feeds.get(blob)
         if feed is None or not feed.known.add(piece):
@@ -288,6 +307,7 @@ class Uplink:
         lacks = sum(1 for piece in range(event.stripe, feed.layout.count, len(feed.order)) if piece not in event.have)
         queue = self._order.queue(event.priority)
         stream = _Stream(event.stream, queue, feed=feed, stripe=event.stripe, skip=event.have, left=lacks)
+        stream.limit = feed.limit
         self._claims[event.stream] = stream
         feed.streams[event.stripe].append(stream)
         self._wait(stream, out)

@@ -14,6 +14,7 @@ class Candidate:
     store does not know whether it holds the zone's last copy; whoever does sets it.
 
     `spare`: nothing here needs it to show something; it is kept only to serve others. `needed_by`: trees without which alone it can go.
+    `first`: a policy says that it is not to be kept.
     """
 
     digest: Digest
@@ -24,6 +25,7 @@ class Candidate:
     last_copy_in_zone: bool = False
     spare: bool = False
     needed_by: frozenset[Digest] = frozenset()
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)

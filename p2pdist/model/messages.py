@@ -36,6 +36,7 @@ Priority = Literal["start", "preseed"]
 PreseedId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 KeptState = Literal["waiting", "pulling", "done", "failed"]
 REASON_CHARACTERS_MAX = 500
+DRAIN_S_MAX = 86400.0
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
@@ -60,8 +61,8 @@ class Hello(Message, frozen=True):
 
 class Holding(Message, frozen=True):
     """The host holds or wants this blob. `counts` is the number of verified pieces per stripe; `parents` names, per stripe, the host it
-    receives from (`""` the origin, None nobody). Sent to join a swarm, when its priority rises and, after a new session opens, to rebuild
-    the tracker's view."""
+    receives from (`""` the origin, None nobody). `swarm`: it receives by BitTorrent, and parents say little. Sent to join a swarm, when its
+    priority rises or its way changes and, after a new session opens, to rebuild the tracker's view."""
 
     blob: WireDigest
     size: Count
@@ -69,6 +70,7 @@ class Holding(Message, frozen=True):
     counts: Counts
     parents: Annotated[tuple[HostName | None, ...], Meta(max_length=STRIPES_MAX)] = ()
     priority: Priority = "start"
+    swarm: bool = False
 
 
 class Holdings(Message, frozen=True):
@@ -109,6 +111,11 @@ class Left(Message, frozen=True):
     blob: WireDigest
 
 
+class Leaving(Message, frozen=True):
+    """The host is about to end. It serves those who receive from it until they have other parents, for a bounded time, and fetches nothing
+    more. Holds for the session: a new one takes it back."""
+
+
 class Kept(Message, frozen=True):
     """How far the host is with a preseed. Sent when `state` changes, now and then while it pulls, and for every preseed that it keeps when
     a new session opens: `waiting` then says that it holds pins and does not know yet for which package. Bytes are those of the layers;
@@ -119,6 +126,14 @@ class Kept(Message, frozen=True):
     bytes_done: Count = 0
     bytes_total: Count = 0
     reason: Annotated[str, Meta(max_length=REASON_CHARACTERS_MAX)] = ""
+
+
+class Spares(Message, frozen=True):
+    """Blobs that the host need not fetch for any package, whether it holds them or not: packs whose contents stand in trees that are here
+    whole. Sent when a session opens and when they change; replaces what was said before, or with `more` adds to it."""
+
+    blobs: Annotated[tuple[WireDigest, ...], Meta(max_length=BLOBS_PER_MESSAGE_MAX)]
+    more: bool = False
 
 
 # -- tracker to agent
@@ -174,7 +189,7 @@ class Reject(Message, frozen=True):
     blob: WireDigest | None = None
 
 
-FromAgent = Hello | Holding | Holdings | Report | Complaint | Left | Kept
+FromAgent = Hello | Holding | Holdings | Report | Complaint | Left | Leaving | Kept | Spares
 FromTracker = Welcome | Pace | OriginShare | Assign | Keep | Release | Reject
 
 _encoder = msgspec.json.Encoder()
@@ -318,6 +333,19 @@ class Removed(msgspec.Struct, frozen=True):
 
     reference: str
     bytes_freed: int
+
+
+class DrainRequest(msgspec.Struct, frozen=True):
+    """Body of POST /v1/drain: hand over to others, within `seconds` (None: the agent's own limit), then end."""
+
+    seconds: Annotated[float, Meta(ge=0, le=DRAIN_S_MAX)] | None = None
+
+
+class Drained(msgspec.Struct, frozen=True):
+    """Its answer, when the agent is about to end: the streams that were left, and how long it took."""
+
+    streams: int
+    seconds: float
 
 
 class VerifyRequest(msgspec.Struct, frozen=True):

@@ -322,7 +322,7 @@ def _round_up(size: int, unit: int) -> int:
 
 
 def write_image(entries: Sequence[Entry], path: Path) -> None:
-    """Write the image of a tree, whose entries `check_entries` has let pass, at `path`, which appears once it is whole and on the disk.
+    """Write the image of a tree, whose entries `check_entries` has let pass, at `path`, which appears once it is whole.
     What a killed process left at the partial name beside it is replaced; two may not write the same image at a time. Raises OSError."""
     with partial_file(path) as file:
         _Writer(file).write(entries)
@@ -330,13 +330,15 @@ def write_image(entries: Sequence[Entry], path: Path) -> None:
 
 @contextmanager
 def partial_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file that appears at `path` once the block has ended without an exception and all is on the disk. Raises OSError."""
+    """A new file that appears at `path` once the block has ended without an exception. Raises OSError.
+
+    It is not brought to the disk, which takes longer than writing it: an image is made from the tree at any time, and a store that is
+    opened after the loss of the machine removes all images it finds.
+    """
     partial = path.with_name(f"{path.name}.partial")
     try:
         with partial.open("wb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)

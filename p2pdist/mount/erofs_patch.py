@@ -108,7 +108,7 @@ def is_intact(image: Path) -> bool:
 
 
 def patch_image(old: Path, new: Path, changed: Iterable[Entry]) -> bool:
-    """Write the image of a tree at `new`, which appears once it is whole and on the disk. `old` is the image of a tree with the same
+    """Write the image of a tree at `new`, which appears once it is whole. `old` is the image of a tree with the same
     paths, kinds and hard links; `changed` are the entries of the new tree that differ from those of the old one.
 
     Returns False, and leaves nothing behind, when something has another length (what a file's being empty, attributes, and the target of a

@@ -52,6 +52,8 @@ class TreeWriter:
     def __init__(self, top: int, objects: int, way: str, given: Given) -> None:
         self._top, self._objects, self._way, self._given = top, objects, way, given
         self._root = os.geteuid() == 0
+        self._checked: os.stat_result | None = None
+        """Of the object of the file that is being made, when it was looked at."""
 
     def write(self, entries: Sequence[Entry]) -> list[Directory]:
         """Write all entries, which are checked and in walking order. Returns the directories, the root among them, which are yet to be
@@ -79,6 +81,7 @@ class TreeWriter:
         """Make what is no directory; raises FileExistsError, and has changed nothing, when there is something already."""
         match entry:
             case File():
+                self._checked = None
                 if not (entry.size and self._way == "hardlink" and self._link(entry, name, place)):
                     self._new_file(entry, name, place)
                 self._given.files += entry.size > 0
@@ -103,11 +106,13 @@ class TreeWriter:
             os.close(file)
 
     def _fill(self, entry: File, file: int) -> None:
-        check_object(entry, self._objects)
+        found = self._checked or check_object(entry, self._objects)
         source = os.open(object_name(entry.content), _READ, dir_fd=self._objects)
         try:
             if self._way == "reflink":
                 fcntl.ioctl(file, kernel.FICLONE, source)
+            elif found.st_blocks * 512 >= entry.size:
+                _send(entry, source, file, 0, entry.size)  # there can be no holes
             else:
                 _copy(entry, source, file)
         finally:
@@ -119,7 +124,7 @@ class TreeWriter:
         if not entry.xattrs and kept & 0o422 == 0o400:  # its owner, who serves it to others, must be able to read it
             content = object_name(entry.content)
             with _linking:
-                found = check_object(entry, self._objects)
+                found = self._checked = check_object(entry, self._objects)
                 if found.st_nlink == 1 and stat.S_IMODE(found.st_mode) != kept:
                     os.chmod(content, kept, dir_fd=self._objects)
                 if found.st_nlink == 1 and found.st_mtime_ns != entry.mtime_ns:
@@ -148,12 +153,17 @@ def _copy(entry: File, source: int, file: int) -> None:
             break  # nothing but a hole up to the end
         end = os.lseek(source, begin, os.SEEK_HOLE)
         os.lseek(file, begin, os.SEEK_SET)
-        while begin < end:
-            sent = os.sendfile(file, source, begin, min(end - begin, _SEND_MAX))
-            if sent == 0:
-                raise wrong_object(entry, f"ends at {begin} of {entry.size} bytes")
-            begin += sent
+        _send(entry, source, file, begin, end)
     os.truncate(file, entry.size)
+
+
+def _send(entry: File, source: int, file: int, begin: int, end: int) -> None:
+    """Copy to where the file is. Raises Corrupt when the source has become shorter."""
+    while begin < end:
+        sent = os.sendfile(file, source, begin, min(end - begin, _SEND_MAX))
+        if sent == 0:
+            raise wrong_object(entry, f"ends at {begin} of {entry.size} bytes")
+        begin += sent
 
 
 def _make_directory(name: bytes, place: int, *, opaque: bool) -> None:

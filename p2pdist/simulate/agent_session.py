@@ -17,6 +17,7 @@ from p2pdist.model.messages import (
 )
 from p2pdist.simulate.network import CONNECT_TIMEOUT_S, TRACKER_NAME
 from p2pdist.simulate.session import Session, Tracker
+from p2pdist.simulate.telling import holdings, report
 
 if TYPE_CHECKING:
     from p2pdist.simulate.host import Host
@@ -75,9 +76,9 @@ class AgentSession:
             case Welcome(_, interval_s):
                 self.welcomed = True
                 self.host.tracker_changed(True)
-                holdings = self.host.holdings()
-                if holdings:
-                    self.tell(Holdings(holdings))
+                held = holdings(self.host)
+                if held:
+                    self.tell(Holdings(held))
                 self._report_every(session, interval_s)
             case Pace(interval_s):
                 self._report_every(session, interval_s)
@@ -108,7 +109,7 @@ class AgentSession:
     def _report(self, session: Session, number: int) -> None:
         if session is not self._session or number != self._reporting:
             return
-        report = self.host.report()
-        if report is not None:
-            self.tell(report)
+        news = report(self.host)
+        if news is not None:
+            self.tell(news)
         self._world.after(self._interval_s, self._report, session, number)

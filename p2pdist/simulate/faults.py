@@ -25,6 +25,17 @@ class Crash:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """A host's process is asked to end: it hands over to others, ends when nobody receives from it, after `within_s` at the latest, and
+    comes back a while later, or never (None)."""
+
+    host: str
+    at: float
+    back_after_s: float | None
+    within_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
 class Slow:
     """A host's uplink, with `both` its downlink too, has this share of its rate from a time on."""
 
@@ -36,11 +47,11 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A group is cut from the other hosts, from the tracker, from the origin, as the cut says."""
+    """A group is cut from the other hosts, from the tracker, from the origin, as the cut says, for a while or for good (None)."""
 
     cut: Cut
     at: float
-    for_s: float
+    for_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +110,29 @@ class Late:
     at: float
 
 
-Fault = Crash | Slow | Partition | WrongBytes | Silent | TrackerLoss | TrackerLosses | OriginOutage | OriginWrong | Late
+Fault = (
+    Crash
+    | Leave
+    | Slow
+    | Partition
+    | WrongBytes
+    | Silent
+    | TrackerLoss
+    | TrackerLosses
+    | OriginOutage
+    | OriginWrong
+    | Late
+)
 
-KINDS = ("crash", "slow", "partition", "wrong", "silent", "tracker", "origin", "origin-wrong", "late")
+LOOK_S = 0.02
+"""How often a host that leaves looks whether somebody still receives from it."""
+
+KINDS = ("crash", "leave", "slow", "partition", "wrong", "silent", "tracker", "origin", "origin-wrong", "late")
 
 
 ORIGIN_ALLOWANCE = {
-    Crash: 0.25, Slow: 0.2, Partition: 0.9, WrongBytes: 0.2, Silent: 0.4, TrackerLoss: 0.5, TrackerLosses: 0.5, OriginOutage: 0.3,
-    OriginWrong: 2.0,
+    Crash: 0.25, Leave: 0.15, Slow: 0.2, Partition: 0.9, WrongBytes: 0.2, Silent: 0.4, TrackerLoss: 0.5, TrackerLosses: 0.5,
+    OriginOutage: 0.3, OriginWrong: 2.0,
 }  # fmt: skip
 """How much of the blob the origin may send beyond one copy for each kind of fault that happens, as a share of the blob. A lease holder that
 goes away takes what it has not passed on with it; both sides of a partition need a copy while it lasts; newcomers
@@ -142,11 +168,14 @@ def inject(simulation: Simulation, fault: Fault) -> None:
     match fault:
         case Crash(name, at, _, _):
             world.at(at, _crash, simulation, fault)
+        case Leave(name, at, _, _):
+            world.at(at, _leave, simulation, fault)
         case Slow(name, at, share, both):
             world.at(at, hosts[name].link.slow_to, share, both)
         case Partition(cut, at, for_s):
             world.at(at, network.cut, cut)
-            world.at(at + for_s, network.heal, cut)
+            if for_s is not None:
+                world.at(at + for_s, network.heal, cut)
         case WrongBytes(name, at, share):
             world.at(at, setattr, hosts[name], "wrong_bytes", share)
         case Silent(name, at):
@@ -178,8 +207,29 @@ def _crash(simulation: Simulation, fault: Crash) -> None:
         simulation.world.after(fault.back_after_s, _restart, simulation, fault)
 
 
-def _restart(simulation: Simulation, fault: Crash) -> None:
-    if fault.power:
+def _leave(simulation: Simulation, fault: Leave) -> None:
+    host = simulation.hosts[fault.host]
+    if host.running and not host.leaving:
+        host.leave()
+        simulation.world.after(LOOK_S, _see_off, simulation, fault, simulation.world.now + fault.within_s)
+
+
+def _see_off(simulation: Simulation, fault: Leave, end_at: float) -> None:
+    host = simulation.hosts[fault.host]
+    if not host.running or not host.leaving:
+        return  # something else has ended it meanwhile
+    if host.outgoing and simulation.world.now < end_at:
+        simulation.world.after(LOOK_S, _see_off, simulation, fault, end_at)
+        return
+    host.crash(power=False)
+    if fault.back_after_s is None:
+        simulation.lose(host)
+    else:
+        simulation.world.after(fault.back_after_s, _restart, simulation, fault)
+
+
+def _restart(simulation: Simulation, fault: Crash | Leave) -> None:
+    if isinstance(fault, Crash) and fault.power:
         simulation.network.power(fault.host, on=True)
     simulation.hosts[fault.host].start()
 
@@ -221,6 +271,11 @@ class _Draw:
                     )
                     for name in self.some(1, max(1, len(self.names) // 8))
                 ]
+            case "leave":
+                return [
+                    Leave(name, self.time(), self.span(0.2, 8.0) if random.random() < 0.6 else None)
+                    for name in self.some(1, max(1, len(self.names) // 4))
+                ]
             case "slow":
                 return [
                     Slow(name, 0.0 if random.random() < 0.5 else self.time(), random.choice((0.05, 0.1, 0.3, 0.6)))
@@ -261,7 +316,7 @@ class _Draw:
 
 
 WEIGHTS = {
-    "crash": 5, "slow": 3, "partition": 4, "wrong": 3, "silent": 2, "tracker": 4, "origin": 3, "origin-wrong": 1, "late": 3,
+    "crash": 5, "leave": 3, "slow": 3, "partition": 4, "wrong": 3, "silent": 2, "tracker": 4, "origin": 3, "origin-wrong": 1, "late": 3,
 }  # fmt: skip
 
 
@@ -277,4 +332,4 @@ def schedule(
             chosen.append(kind)
     faults = [fault for kind in chosen for fault in draw.draw(kind)]
     late = late_hosts(faults)
-    return tuple(fault for fault in faults if not (isinstance(fault, Crash) and fault.host in late))
+    return tuple(fault for fault in faults if not (isinstance(fault, Crash | Leave) and fault.host in late))

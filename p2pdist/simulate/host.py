@@ -5,72 +5,40 @@ What survives a crash is the disk: the verified pieces of each blob. Everything 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
 
 from p2pdist.core import download as dl
 from p2pdist.core import uplink as ul
 from p2pdist.core.sources import Sources
 from p2pdist.model.errors import P2PDistError, from_problem
 from p2pdist.model.messages import (
-    Advance,
     Assign,
     Complaint,
-    Holding,
+    Leaving,
     Left,
     Reject,
-    Report,
 )
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.simulate.agent_session import AgentSession
 from p2pdist.simulate.intake import Intake
-from p2pdist.simulate.network import Link, Network, Stream
-from p2pdist.simulate.origin import Origin
+from p2pdist.simulate.network import Link, Stream
 from p2pdist.simulate.pull import Blob, Pull
 from p2pdist.simulate.rack import Rack
-from p2pdist.simulate.session import Tracker
-from p2pdist.simulate.world import World
+from p2pdist.simulate.surroundings import Surroundings
+from p2pdist.simulate.telling import holding_of
+from p2pdist.simulate.ways import Ways
 
 DOWNLOAD_TICK_S = 0.25
 UPLINK_TICK_S = 0.1
-
-
-class Checks(Protocol):
-    """Where a host says what it does, so that somebody may object (see invariants.py)."""
-
-    def stored(self, pull: Pull, piece: int, good: bool) -> None:
-        """The host took a piece for good."""
-
-    def sending(self, stream: Stream, pull: Pull, piece: int, offset: int) -> None:
-        """The host's uplink core sends a block."""
-
-    def commanded(self, host: Host, pull: Pull, command: dl.Command) -> None:
-        """The host's download core commands something."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What all hosts of a simulation share. `on_settled` is called when a pull completes or is given up."""
-
-    world: World
-    network: Network
-    origin: Origin
-    tracker: Tracker
-    checks: Checks
-    blocks_per_piece: int
-    patience_s: float
-    hosts: dict[str, Host]
-    on_settled: Callable[[Host, Pull], None]
 
 
 class Host:
     """See the module's text."""
 
     __slots__ = (
-        "_around", "_block_sent", "_intake", "_life", "_number", "_sources", "_watching", "address", "ahead", "checks", "link", "name",
-        "network", "outgoing", "pulls", "rack", "running", "sent_bytes", "session", "silent", "uplink", "world", "wrong_bytes",
+        "_around", "_block_sent", "_intake", "_life", "_number", "_sources", "_watching", "address", "ahead", "checks", "leaving", "link",
+        "name", "network", "outgoing", "pulls", "rack", "running", "sent_bytes", "session", "silent", "uplink", "world", "wrong_bytes",
         "zone",
     )  # fmt: skip
 
@@ -87,8 +55,7 @@ class Host:
         self.address = f"{name}:7071"
         self.world, self.network, self.checks = around.world, around.network, around.checks
         self.pulls = {blob.digest: Pull(blob) for blob in blobs}
-        self.running = False
-        self.silent = False
+        self.running = self.leaving = self.silent = False
         self.wrong_bytes = 0.0
         self.outgoing: dict[int, Stream] = {}
         self.ahead: list[Stream] = []
@@ -112,7 +79,7 @@ class Host:
     def start(self) -> None:
         """The agent's process starts: it opens a session and goes on with its pulls."""
         assert not self.running
-        self.running = True
+        self.running, self.leaving = True, False
         self._life += 1
         self.outgoing.clear()
         self.ahead.clear()
@@ -132,16 +99,28 @@ class Host:
         self._life += 1
         if power:
             self.network.power(self.name, on=False)
-        for pull in self.pulls.values():
-            for stream in list(pull.incoming.values()):
-                self._drop(stream)
-                self.network.close(stream)
-            pull.incoming.clear()
-            pull.download = None
+        self._stop_pulling()
+        for mesh in self._around.meshes.values():
+            mesh.gone(self.name)
         for stream in list(self.outgoing.values()):
             self.network.abandon(stream)
         self.outgoing.clear()
         self.session.stop()
+
+    def leave(self) -> None:
+        """The process is asked to end: it fetches nothing more, tells the tracker, and serves on (p2pdist/agent/departure.py)."""
+        self.leaving = True
+        self.session.tell(Leaving())
+        self._stop_pulling()
+
+    def _stop_pulling(self) -> None:
+        for pull in self.pulls.values():
+            if pull.ways is not None:
+                pull.ways.stop()
+            for stream in list(pull.incoming.values()):
+                self._drop(stream)
+                self.network.close(stream)
+            pull.download = None
 
     def _begin(self, pull: Pull) -> None:
         blob, now = pull.blob, self.world.now
@@ -155,7 +134,11 @@ class Host:
                 blob.digest, blob.layout, blob.stripes, pull.have, self._sources, now, around.patience_s, self.name
             )
             pull.download, pull.have = download, download.have
-            self._submit(pull, dl.TrackerChanged(self.session.welcomed))
+            if around.transport != "trees":
+                pull.ways = Ways(self, pull, around)
+                pull.ways.tracker_changed(self.session.welcomed)
+                pull.ways.steer()
+            self.submit(pull, dl.TrackerChanged(self.session.welcomed))
             self.world.after(self.world.random.uniform(0, DOWNLOAD_TICK_S), self._tick_download, pull, self._life)
         self._feed(ul.Held(blob.digest, blob.layout, blob.stripes, pull.have))
 
@@ -163,56 +146,41 @@ class Host:
 
     def tracker_changed(self, present: bool) -> None:
         """A tracker answers, or none does."""
+        if present and self.leaving:
+            self.session.tell(Leaving())
         for pull in self.pulls.values():
+            if pull.ways is not None:
+                pull.ways.tracker_changed(present)
             if pull.download is not None:
-                self._submit(pull, dl.TrackerChanged(present))
-
-    def holdings(self) -> tuple[Holding, ...]:
-        """What a tracker must know of this host."""
-        found = []
-        for pull in self.pulls.values():
-            if pull.error is None:
-                layout = pull.blob.layout
-                pull.reported = pull.counts()
-                parents = pull.download.parents() if pull.download is not None else ()
-                blob = pull.blob
-                found.append(
-                    Holding(blob.digest, layout.size, layout.piece_size, pull.reported, parents, blob.priority)
-                )
-        return tuple(found)
-
-    def report(self) -> Report | None:
-        """What is new since the last report, None when nothing is."""
-        advances = []
-        for pull in self.pulls.values():
-            counts = pull.counts() if pull.error is None else pull.reported
-            if counts != pull.reported:
-                pull.reported = counts
-                advances.append(Advance(pull.blob.digest, counts))
-        sent_bytes, busy_s = self.uplink.take_sample(self.world.now)
-        waiting = any(not pull.settled for pull in self.pulls.values())
-        return Report(tuple(advances), sent_bytes, busy_s) if advances or busy_s or waiting else None
+                self.submit(pull, dl.TrackerChanged(present))
 
     def decided(self, message: Assign | Reject) -> None:
         """The tracker has decided something about a pull."""
         if isinstance(message, Assign):
             blob, event = message.plan.blob, dl.Planned(message.plan)
             pull = self.pulls.get(blob)
+            if pull is not None and pull.ways is not None:
+                pull.ways.planned(message.plan)
             if pull is not None and pull.download is not None:
-                self._submit(pull, event)
+                self.submit(pull, event)
         elif message.blob is not None:
             pull = self.pulls.get(message.blob)
             if pull is not None and pull.download is not None:
-                self._submit(pull, dl.Rejected(from_problem(message.problem)))
+                self.submit(pull, dl.Rejected(from_problem(message.problem)))
 
     # -- receiving
 
     def _tick_download(self, pull: Pull, life: int) -> None:
         if life == self._life and pull.download is not None and not pull.download.finished:
-            self._submit(pull, dl.Tick())
+            if pull.ways is not None:
+                pull.ways.steer()
+                if pull.ways.changed:
+                    self.session.tell(holding_of(pull))
+            self.submit(pull, dl.Tick())
             self.world.after(DOWNLOAD_TICK_S, self._tick_download, pull, life)
 
-    def _submit(self, pull: Pull, event: dl.Event) -> None:
+    def submit(self, pull: Pull, event: dl.Event) -> None:
+        """Let the download core hear of something, and do what it commands."""
         assert pull.download is not None
         commands = pull.download.handle(event, now=self.world.now)
         if commands:
@@ -230,12 +198,27 @@ class Host:
                     self.session.tell(Complaint(pull.blob.digest, stripe, source.host, reason, piece))
                 case dl.Completed():
                     pull.completed_at = self.world.now
+                    self._end_ways(pull)
                     self._around.on_settled(self, pull)
                 case dl.GaveUp(error):
                     self._gave_up(pull, error)
 
+    def _end_ways(self, pull: Pull) -> None:
+        if pull.ways is not None:
+            pull.ways.end()
+
+    def fed(self, pull: Pull) -> bool:
+        """Whether every stripe that lacks something has a source."""
+        assert pull.download is not None
+        parents, counts = pull.download.parents(), pull.counts()
+        totals = (len(range(stripe, pull.have.count, len(counts))) for stripe in range(len(counts)))
+        return all(
+            host is not None or count == total for host, count, total in zip(parents, counts, totals, strict=True)
+        )
+
     def _gave_up(self, pull: Pull, error: P2PDistError) -> None:
         pull.error = error
+        self._end_ways(pull)
         for stream in list(pull.incoming.values()):
             self._drop(stream)
             self.network.close(stream)
@@ -263,7 +246,7 @@ class Host:
         if after_piece and stream.parent is not None:
             stream.finishing = self.network.under_way(stream)
         if stream.finishing < 0:
-            self._closed(stream)
+            self.closed(stream)
 
     def _drop(self, stream: Stream) -> None:
         stream.child_open = False
@@ -271,25 +254,37 @@ class Host:
         if stream.parent is None:
             self._around.origin.closed(stream)
 
-    def _closed(self, stream: Stream) -> None:
+    def closed(self, stream: Stream) -> None:
         """This side has closed a stream, as commanded."""
         self._drop(stream)
         self.network.close(stream)
         if stream.pull.download is not None:
-            self._submit(stream.pull, dl.StreamEnded(stream.number, "closed"))
+            self.submit(stream.pull, dl.StreamEnded(stream.number, "closed"))
+            self._steer(stream.pull)
+
+    def _steer(self, pull: Pull) -> None:
+        if pull.ways is not None:
+            pull.ways.steer()
 
     def ended(self, stream: Stream, reason: str) -> None:
         """A stream has ended from the other side."""
         if not stream.child_open:
             return
+        if stream.feed is not None:
+            stream.feed.ended()
+            return
         self._drop(stream)
         if not stream.parent_open:
             self.network.streams.pop(stream, None)
         closed = stream.finishing >= 0
-        self._submit(stream.pull, dl.StreamEnded(stream.number, "closed" if closed else reason))
+        self.submit(stream.pull, dl.StreamEnded(stream.number, "closed" if closed else reason))
+        self._steer(stream.pull)
 
     def arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
         """A piece has come in whole. It is verified; a good one is stored and at once offered to this host's children."""
+        if stream.feed is not None:
+            stream.feed.arrived(piece, length, good)
+            return
         self._intake.arrived(stream, length)
         pull = stream.pull
         if not stream.child_open or (stream.finishing >= 0 and piece != stream.finishing):
@@ -308,21 +303,28 @@ class Host:
         if pull.proof[piece]:
             pull.duplicates += 1
             pull.bytes_again += length
-        self.checks.stored(pull, piece, good)
+        self.keep(pull, stream.number, piece)
+        if stream.finishing == piece and stream.child_open:
+            self.closed(stream)
+
+    def keep(self, pull: Pull, number: int, piece: int) -> None:
+        """Store a piece that has verified, from stream `number`."""
+        assert pull.download is not None
+        self.checks.stored(pull, piece, True)
         now = self.world.now
         for send in self.uplink.handle(pull.blob.verified[piece], now=now):
             self._give(send)
-        commands = download.handle(dl.PieceStored(stream.number, piece), now=now)
+        if pull.ways is not None:
+            pull.ways.stored(piece)
+        commands = pull.download.handle(dl.PieceStored(number, piece), now=now)
         if commands:
             self._obey(pull, commands)
-        if stream.finishing == piece and stream.child_open:
-            self._closed(stream)
 
     def _reject(self, stream: Stream, piece: int) -> None:
         stream.pull.rejected += 1
         self._drop(stream)
         self.network.close(stream)
-        self._submit(stream.pull, dl.StreamEnded(stream.number, "corrupt", piece))
+        self.submit(stream.pull, dl.StreamEnded(stream.number, "corrupt", piece))
 
     # -- sending
 

@@ -13,7 +13,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Assign, Holding, Holdings
 from p2pdist.simulate.host import Host
-from p2pdist.simulate.network import Stream
+from p2pdist.simulate.network import TRACKER_NAME, Stream
 from p2pdist.simulate.pull import Pull
 from p2pdist.simulate.session import Session
 from p2pdist.simulate.world import World
@@ -76,6 +76,8 @@ class Invariants:
         match command:
             case dl.OpenStream(_, source, stripe):
                 self._opening(host, pull, stripe)
+                if pull.ways is not None and pull.ways.swarm_writes:
+                    self.broken(f"{host.name} opens a stream while a swarm writes into the blob")
                 if source.host == host.name:
                     self.broken(f"{host.name} opens a stream to itself")
                 if source.is_origin and (pull.blob.digest, stripe, host.name) not in self._ever_granted:
@@ -101,6 +103,30 @@ class Invariants:
             self.broken(f"{host.name} opens a stream for stripe {stripe}, of which it lacks nothing")
         if any(each.stripe == stripe and each.finishing < 0 for each in pull.incoming.values()):
             self.broken(f"{host.name} opens a second stream for stripe {stripe}")
+
+    def joining(self, host: Host, pull: Pull) -> None:
+        """A swarm begins to write into a blob: nothing else does, and something is lacking."""
+        if pull.incoming:
+            self.broken(f"{host.name} joins a swarm and still has {len(pull.incoming)} streams")
+        if pull.settled:
+            self.broken(f"{host.name} joins a swarm after its pull has ended")
+
+    def asking(self, host: Host, pull: Pull, piece: int) -> None:
+        """A swarm fetches only what is missing, whichever way the rest came."""
+        if pull.proof[piece]:
+            self.broken(f"{host.name} asks a swarm for piece {piece}, which it holds")
+        if pull.incoming:
+            self.broken(f"{host.name} asks a swarm for piece {piece} and still has streams")
+
+    def feeding(self, host: Host, pull: Pull, piece: int) -> None:
+        """Who reads for a swarm what is missing has a lease, or is a keeper while these read, or while no tracker answers."""
+        self.asking(host, pull, piece)
+        blob, stripe = pull.blob.digest, piece % pull.blob.stripes
+        if (blob, stripe, host.name) in self._ever_granted:
+            return
+        assert pull.download is not None
+        if not pull.download.readers().dealt or (blob, host.name) not in self._named:
+            self._reading_unasked(host, pull, stripe)
 
     def counted(self, pull: Pull) -> None:
         """Pieces are counted once, and only after they have verified."""
@@ -249,6 +275,8 @@ class Invariants:
                 if pull.error is not None and not isinstance(pull.error, failures):
                     self.broken(f"{host.name} gave up for no good reason: {pull.error}")
                 if fleet is None or not host.running or pull.error is not None:
+                    continue
+                if not host.network.reachable(host.name, TRACKER_NAME):
                     continue
                 swarm = fleet.swarms.get(pull.blob.digest)
                 member = swarm.members.get(host.name) if swarm is not None else None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from p2pdist.simulate.origin import Origin
     from p2pdist.simulate.pull import Pull
     from p2pdist.simulate.session import Session
+    from p2pdist.simulate.swarm_feed import SwarmFeed
 
 CONNECT_TIMEOUT_S = 2.0
 GIVES_UP_S = 10.0
@@ -60,7 +61,7 @@ class Link:
 class Stream:
     """One stripe on its way from `parent` (None: the origin) to `child`. `number` is its name in the child's download core, `serving` in
     the parent's uplink core. `finishing` is the piece after which the child closes it, or -1; `unread` are pieces that arrived and after
-    which the child does not read on yet (intake.py)."""
+    which the child does not read on yet (intake.py). `feed` is what reads the origin for a swarm, where that does."""
 
     __slots__ = (
         "began_at",
@@ -69,6 +70,7 @@ class Stream:
         "crosses",
         "cut_since",
         "ending",
+        "feed",
         "finishing",
         "held_up",
         "last_arrival",
@@ -85,9 +87,11 @@ class Stream:
         "window",
     )
 
-    def __init__(self, child: Host, parent: Host | None, pull: Pull, number: int, stripe: int) -> None:
+    def __init__(
+        self, child: Host, parent: Host | None, pull: Pull, number: int, stripe: int, feed: SwarmFeed | None = None
+    ) -> None:
         self.child, self.parent, self.pull = child, parent, pull
-        self.number, self.stripe = number, stripe
+        self.number, self.stripe, self.feed = number, stripe, feed
         self.serving = 0
         self.child_open, self.parent_open = True, False
         self.sending, self.began_at = -1, 0.0

@@ -1,8 +1,8 @@
 """Central storage as the network model sees it: one uplink shared first come, first served by the requests of lease holders.
 
 A lease holder keeps REQUESTS_MAX piece requests under way for its stripe, and waits when it is more than LEAD_MAX pieces ahead of the
-children that it feeds. A request whose reader has gone is not served. While the origin
-is away it answers that it is unavailable.
+children that it feeds. Who reads for a swarm asks for each piece by itself (swarm_feed.py). A request whose reader has gone is not served.
+While the origin is away it answers that it is unavailable.
 """
 
 from __future__ import annotations
@@ -42,6 +42,21 @@ class Origin:
             stream.cut_since = self._world.now
         self._world.after(2 * self._network.latency_s, self._opened, stream)
 
+    def ask(self, stream: Stream, piece: int) -> None:
+        """A host reads a piece for a swarm."""
+        network = self._network
+        if stream not in self._todo:
+            network.streams[stream] = None
+            self._todo[stream], self._outstanding[stream] = deque(), 0
+            if not network.reachable(stream.child.name, ORIGIN_NAME):
+                stream.cut_since = self._world.now
+                self._world.after(GIVES_UP_S, stream.child.ended, stream, "unavailable")
+        self._todo[stream].append(piece)
+        if self.available:
+            self._request(stream)
+        else:
+            self._world.after(2 * network.latency_s, stream.child.ended, stream, "unavailable")
+
     def _opened(self, stream: Stream) -> None:
         if not stream.child_open:
             return
@@ -57,7 +72,8 @@ class Origin:
 
     def _request(self, stream: Stream) -> None:
         todo = self._todo.get(stream)
-        if todo and stream.child.uplink.lead(stream.pull.blob.digest, stream.stripe) > LEAD_MAX:
+        blob = stream.pull.blob
+        if todo and stream.child.uplink.lead(blob.digest, todo[0] % blob.stripes) > LEAD_MAX:
             stream.child.ahead.append(stream)
         elif todo:
             self._outstanding[stream] += 1
@@ -102,6 +118,8 @@ class Origin:
             return
         if not stream.unread:
             self._request(stream)
+        if stream.feed is not None:
+            return
         if not self._outstanding[stream] and not self._todo[stream] and stream not in self._held_up:
             stream.child.ended(stream, "done")
 

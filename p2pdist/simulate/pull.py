@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from p2pdist.core import download as dl
 from p2pdist.core import uplink as ul
 from p2pdist.model.digest import Digest
@@ -9,6 +11,9 @@ from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.simulate.network import Stream
+
+if TYPE_CHECKING:
+    from p2pdist.simulate.ways import Ways
 
 
 class Blob:
@@ -25,13 +30,15 @@ class Blob:
 
 class Pull:
     """One blob at one host. `have` is what the disk holds; `proof` is the invariants' own record of it. `bytes_again` came
-    for nothing: the host held them, or had closed their stream and asked another source for them."""
+    for nothing: the host held them, or had closed their stream and asked another source for them; `bytes_swarm` are those of the others
+    that came by BitTorrent. `moves` counts how often the pull left a way for the other."""
 
     __slots__ = (
         "blob",
         "bytes_again",
         "bytes_origin",
         "bytes_peers",
+        "bytes_swarm",
         "completed_at",
         "download",
         "duplicates",
@@ -39,23 +46,26 @@ class Pull:
         "have",
         "incoming",
         "joined_at",
+        "moves",
         "proof",
         "rejected",
         "reported",
+        "ways",
     )
 
     def __init__(self, blob: Blob) -> None:
         self.blob = blob
         self.have = PieceSet(blob.layout.count)
         self.download: dl.Download | None = None
+        self.ways: Ways | None = None
         self.incoming: dict[int, Stream] = {}
         self.reported: tuple[int, ...] = ()
         self.proof = bytearray(blob.layout.count)
         self.joined_at: float | None = None
         self.completed_at: float | None = None
         self.error: P2PDistError | None = None
-        self.bytes_origin = self.bytes_peers = self.bytes_again = 0
-        self.duplicates = self.rejected = 0
+        self.bytes_origin = self.bytes_peers = self.bytes_swarm = self.bytes_again = 0
+        self.duplicates = self.rejected = self.moves = 0
 
     @property
     def settled(self) -> bool:

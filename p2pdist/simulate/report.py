@@ -9,7 +9,7 @@ from math import ceil
 from typing import TYPE_CHECKING, TypedDict
 
 from p2pdist.simulate.bound import own_bounds
-from p2pdist.simulate.faults import Crash, Slow
+from p2pdist.simulate.faults import Crash, Leave, Slow
 
 if TYPE_CHECKING:
     from p2pdist.simulate.host import Host
@@ -129,7 +129,7 @@ class _Times(TypedDict):
 
 def _times(simulation: Simulation) -> _Times:
     scenario, parties = simulation.scenario, simulation.parties
-    ill = {fault.host for fault in scenario.faults if isinstance(fault, Crash | Slow)}
+    ill = {fault.host for fault in scenario.faults if isinstance(fault, Crash | Leave | Slow)}
     alone = own_bounds(scenario.size * scenario.blobs, parties, scenario.origin_bytes_s, scenario.rack_bytes_s)
     ends, times, healthy, ratios = [], [], [], []
     for host, least_s in zip(simulation.hosts.values(), alone, strict=True):

@@ -6,6 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from random import Random
 
+from p2pdist.core.transport import Policy
 from p2pdist.model.pieces import piece_size_for
 from p2pdist.simulate.arrivals import start_times
 from p2pdist.simulate.bound import Party, bound
@@ -20,7 +21,7 @@ class Scenario:
     `racks` in blocks, and racks (hosts without racks) into `zones`; what crosses a rack's boundary shares `rack_bytes_s` in each direction,
     0 for no limit. `other_nics` are (rate, share of the hosts) of those that have another rate than `nic_bytes_s`. `arrivals` and
     `arrivals_s` say how the hosts' starts are spread (arrivals.py). The last `preseeds` of the `blobs` are
-    pulled as preseeds; the others by the first `starters` hosts alone, 0 for all."""
+    pulled as preseeds; the others by the first `starters` hosts alone, 0 for all. `transport` says how blobs come (core/transport.py)."""
 
     hosts: int
     size: int
@@ -44,6 +45,7 @@ class Scenario:
     patience_s: float = 120.0
     time_limit_s: float = 0.0
     faults: tuple[Fault, ...] = ()
+    transport: Policy = "trees"
 
     def host_names(self) -> list[str]:
         return [f"h{number:05d}" for number in range(self.hosts)]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from p2pdist.model.digest import digest_of
+from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.simulate.faults import failures, inject, late_hosts
-from p2pdist.simulate.host import Host, Surroundings
+from p2pdist.simulate.host import Host
 from p2pdist.simulate.invariants import Invariants
-from p2pdist.simulate.network import Link, Network
+from p2pdist.simulate.mesh import Mesh
+from p2pdist.simulate.network import TRACKER_NAME, Link, Network
 from p2pdist.simulate.origin import Origin
 from p2pdist.simulate.pull import Blob, Pull
 from p2pdist.simulate.rack import Rack
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.session import Tracker
+from p2pdist.simulate.surroundings import Surroundings
 from p2pdist.simulate.world import World
 from tracker.core.fleet import Fleet
 
@@ -45,6 +47,7 @@ class Simulation:
             for number in range(scenario.blobs)
         ]
         self.hosts: dict[str, Host] = {}
+        self.meshes: dict[Digest, Mesh] = {}
         self.racks = [Rack(f"r{number}", scenario.rack_bytes_s) for number in range(scenario.racks)]
         self.parties = scenario.parties()
         self.lost: dict[str, None] = {}
@@ -60,7 +63,11 @@ class Simulation:
             scenario.patience_s,
             self.hosts,
             self._settled,
+            scenario.transport,
+            self.meshes,
         )
+        if scenario.transport != "trees":
+            self.meshes |= {blob.digest: Mesh(blob.digest, around) for blob in self.blobs}
         for number, (name, rate) in enumerate(zip(scenario.host_names(), scenario.rates(), strict=True)):
             link = Link(rate, rate)
             rack = self.racks[scenario.rack_of(number)] if self.racks else None
@@ -126,9 +133,11 @@ class Simulation:
                 break
 
     def _all_welcome(self) -> bool:
-        """Whether a tracker answers every host that runs."""
+        """Whether a tracker answers every host that runs and is not cut from it for good."""
         return self.tracker.fleet is not None and all(
-            host.session.welcomed for host in self.hosts.values() if host.running
+            host.session.welcomed or not self.network.reachable(host.name, TRACKER_NAME)
+            for host in self.hosts.values()
+            if host.running
         )
 
     def _delivered(self) -> tuple[int, int]:

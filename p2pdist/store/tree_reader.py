@@ -19,6 +19,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound
 from p2pdist.model.tree import Page, Root, check_page, check_pages, content_hash, decode_page, decode_root
 from p2pdist.store.blob import READ_BYTES_MAX, Blob
+from p2pdist.store.images import image_bytes_max
 from p2pdist.store.lack import Contents, Entries, Tree, contents_of, tree_of
 
 ROOT_BYTES_MAX = 64 << 20
@@ -38,18 +39,20 @@ PAGE_BYTES = 1500
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownPage:
-    """A page that was decoded and checked, its contents, and its memory in bytes. Compared by identity, as pages are."""
+    """A page that was decoded and checked, its contents, its memory and the bytes that it was `encoded` in. Compared by identity, as
+    pages are."""
 
     page: Page
     contents: Contents
     size: int
+    encoded: int
 
     @classmethod
     def decode(cls, encoded: bytes) -> KnownPage:
         """Raises Corrupt."""
         entries = decode_page(encoded)
         size = PAGE_BYTES + ENTRY_BYTES * len(entries) + len(encoded)
-        return cls(check_page(entries), contents_of(entries), size)
+        return cls(check_page(entries), contents_of(entries), size, len(encoded))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +86,8 @@ class TreeRead:
 
     tree: Tree
     catalogs: Sequence[KnownCatalog]
+    image_bytes_max: int
+    """Of its metadata image."""
 
     def chunk_lists(self) -> dict[bytes, bytes]:
         """Those that the catalogs carry, encoded, by BLAKE3."""
@@ -129,7 +134,8 @@ class TreeReader:
         pages |= {name: KnownPage.decode(encoded[name]) for name in lacking}
         tree, own = _joined(described, pages, kept)
         self._keep(root, KnownTree(own, tree.entries, found))
-        return TreeRead(tree, [found[digest] for digest in catalogs])
+        image = image_bytes_max(len(tree.entries), sum(page.encoded for page in own.values()))
+        return TreeRead(tree, [found[digest] for digest in catalogs], image)
 
     def _catalog(
         self, digest: Digest, known: KnownCatalog | None, lacking: Collection[bytes], encoded: dict[bytes, bytes]

@@ -15,19 +15,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, filterfalse
 from pathlib import Path
 
 from p2pdist.model.candidate import Candidate, Share
-from p2pdist.model.digest import Digest, is_digest, parse_digest
+from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound
 from p2pdist.model.tree import HASH_SIZE, Entry
 from p2pdist.store.assembly import Damaged
 from p2pdist.store.blob import Blob
-from p2pdist.store.disk import failures
 from p2pdist.store.filling import Filled, Filling
+from p2pdist.store.images import Images
 from p2pdist.store.index import Index, TreeRecord
 from p2pdist.store.lack import Lack, plan
 from p2pdist.store.objects import Objects
@@ -73,6 +73,7 @@ class Trees:
         self._holds: dict[Digest, int] = {}
         self._lacks: list[Lack] = []
         self._reader = TreeReader(around.get)
+        self._images = Images(around.paths.images, around.paths.image)
         self._garbage = True
         self._shares: tuple[dict[Digest, int], list[Share]] | None = None
         if objects.lost:
@@ -80,7 +81,7 @@ class Trees:
                 if record.complete and self._missing(self._contents(record.root)):
                     self._set_complete(record.root, False)
         # None survives the loss of the machine for certain, and nothing in them could tell.
-        self._sweep_images(opening=True, everything=objects.other_boot)
+        self._images.sweep(self._needs_image, opening=True, everything=objects.other_boot)
 
     # -- what is here
 
@@ -116,7 +117,7 @@ class Trees:
 
     def image(self, root: Digest) -> Path:
         """Where the metadata image of a tree belongs: to be written beside it and renamed. It is removed with the tree."""
-        return self._around.paths.image(root)
+        return self._images.path(root)
 
     def touch(self, root: Digest) -> None:
         """Note that the tree was used now. Raises NotFound."""
@@ -128,8 +129,8 @@ class Trees:
     def lacks(self, root: Digest, catalogs: Sequence[Digest], packs: Sequence[Digest] | None = None) -> Lack:
         """What must be pulled for the tree; root and catalogs are complete blobs here. Chunks are taken only from `packs`, if given.
 
-        The room that its objects will take is made and kept until the lack is closed. Raises NotFound for a blob that is not here,
-        Corrupt, DiskFull.
+        The room that its objects and its image will take is made and kept until the lack is closed. Raises NotFound for a blob that is
+        not here, Corrupt, DiskFull.
         """
         parse_digest(root)
         with ExitStack() as claims:
@@ -153,9 +154,12 @@ class Trees:
                 # Before room is made, and all of them until it is known which ones count.
                 old = self._objects.chunk_lists() if any(map(tree.chunk_lists.__contains__, missing)) else []
                 lack.sources = frozenset(content for content, _ in old)
-                self._around.make_room(self._objects.unexpected(lack.missing))
+                image = 0 if self._images.size(root) or self._images.expected(root) else read.image_bytes_max
+                self._around.make_room(self._objects.unexpected(lack.missing) + image)
                 self._objects.expect(lack.missing)
                 claims.callback(self._objects.unexpect, missing)
+                self._images.expect(root, read.image_bytes_max)
+                claims.callback(self._forget_image, root, read.image_bytes_max)
             if missing:
                 listed.sort(key=lambda pack: self._remoteness(pack.digest))
                 plan(lack, read.chunk_lists(), listed, old)
@@ -233,8 +237,7 @@ class Trees:
             if self._in_use(root):
                 raise Conflict(f"{root} is in use", remedy="Wait until pulls and mounts of it have ended")
             mine = self._contents(root)
-            with failures(self._around.paths.images):
-                self.image(root).unlink(missing_ok=True)
+            self._images.remove(root)
             self._index.remove_tree(root)
             del self._records[root]
             self._shares = None
@@ -256,7 +259,7 @@ class Trees:
                 return 0
             here = set(self._objects.contents())
             freed = self._objects.remove(here - self._named(here))
-            self._sweep_images()
+            self._images.sweep(self._needs_image)
             self._garbage = bool(self._lacks)
             return freed
 
@@ -284,12 +287,12 @@ class Trees:
 
     def spare(self) -> set[Digest]:
         """Packs that were needed for complete trees only: what they hold stands here as objects."""
-        found = {pack for root, record in self._records.items() if self.complete(root) for pack in record.packs}
-        return found - self.claimed()
+        with self._lock:
+            found = {pack for root, record in self._records.items() if self.complete(root) for pack in record.packs}
+            return found - self.claimed()
 
     def bytes_images(self) -> int:
-        with failures(self._around.paths.images):
-            return sum(self._image_size(root) for root in list(self._records))
+        return self._images.bytes_total(list(self._records))
 
     def candidates(self) -> tuple[Sequence[Candidate], Sequence[Share]]:
         """Trees with the bytes that are theirs alone, root and image among them, and what they share."""
@@ -297,7 +300,7 @@ class Trees:
         found = []
         for root, record in self._records.items():
             blob = self._around.get(root)
-            size = own.get(root, 0) + self._image_size(root) + (blob.size if blob is not None else 0)
+            size = own.get(root, 0) + self._images.size(root) + (blob.size if blob is not None else 0)
             in_use = self._in_use(root) or (blob is not None and blob.in_use)
             found.append(Candidate(root, size, record.last_used, bool(self._around.owners(root)), in_use))
         return found, shares
@@ -379,18 +382,9 @@ class Trees:
             self._shares = shared_bytes(trees, staying, self._objects.sizes)
         return self._shares
 
-    def _image_size(self, root: Digest) -> int:
-        try:
-            return self.image(root).stat().st_size
-        except FileNotFoundError:
-            return 0
+    def _forget_image(self, root: Digest, most: int) -> None:
+        with self._lock:
+            self._images.unexpect(root, most)
 
-    def _sweep_images(self, *, opening: bool = False, everything: bool = False) -> None:
-        """Remove images whose tree is not here, at opening also what has any other name."""
-        with failures(self._around.paths.images):
-            for path in self._around.paths.images.iterdir():
-                root = Digest(f"sha256:{path.name}")
-                unknown = root not in self._records and not self._in_use(root)
-                if everything or (unknown and (opening or is_digest(root))):
-                    with suppress(FileNotFoundError):
-                        path.unlink()
+    def _needs_image(self, root: Digest) -> bool:
+        return root in self._records or self._in_use(root)

@@ -26,6 +26,7 @@ from p2pdist.model.errors import P2PDistError, Refused
 from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import Source
+from p2pdist.model.request_id import passed_on
 from p2pdist.transfer.answer import EndOfConnection, Head, MalformedAnswer, read_head, read_problem
 from p2pdist.transfer.dial import Unreachable, connect, secure, why
 from p2pdist.transfer.frames import STREAM_PATH, STREAM_TYPE, stream_length
@@ -108,6 +109,7 @@ class IncomingStream:
         dead_after_s: float = DEAD_AFTER_S,
     ) -> None:
         self.source = source
+        self._named = passed_on()
         self.request = request
         self.number = next(_numbers) if number is None else number
         self._layout = layout
@@ -265,6 +267,7 @@ class IncomingStream:
         head = (
             f"POST {STREAM_PATH} HTTP/1.1\r\nHost: {self.source.address}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nAccept: {STREAM_TYPE}\r\n"
+            + "".join(f"{key}: {value}\r\n" for key, value in self._named.items())
         )
         head += "Connection: close\r\n\r\n" if self._kept is None else "\r\n"
         connection.sendall(head.encode("ascii") + body)

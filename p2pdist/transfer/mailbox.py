@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -19,7 +20,8 @@ class Mailbox(Generic[Letter]):
     A wake-up of the loop costs a system call and two switches of threads. So a letter that comes after a silence is delivered at once
     and the loop is left alone after it; one that comes within `pause_s` of the last delivery waits for the rest of that time, and as long
     as letters come that fast the loop's own timer looks for them, and nobody is woken. What waits is bounded by what is posted: a stream
-    posts one event for each piece and one when it closes. `deliver` never gets an empty batch.
+    posts one event for each piece and one when it closes. `deliver` never gets an empty batch, and runs in `context`, that of whoever set
+    this up: what it does is done, and logged, for the same request.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class Mailbox(Generic[Letter]):
         self._loop = loop
         self._deliver = deliver
         self._pause_s = pause_s
+        self.context = contextvars.copy_context()
         self._letters: deque[Letter] = deque()
         self._awake = False
         self._gathering = False
@@ -41,7 +44,7 @@ class Mailbox(Generic[Letter]):
         if not self._awake:
             self._awake = True
             try:
-                self._loop.call_soon_threadsafe(self._woken)
+                self._loop.call_soon_threadsafe(self._woken, context=self.context)
             except RuntimeError:
                 if not self._loop.is_closed():
                     raise

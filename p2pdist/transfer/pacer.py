@@ -27,6 +27,12 @@ class Pacer:
         self._downlink, self._clock = downlink, clock
         self._lock = threading.Lock()
 
+    def beside(self, downlink: Downlink) -> Pacer:
+        """A pacer for those for whom the same downlink decides otherwise: under one lock."""
+        other = Pacer(downlink, clock=self._clock)
+        other._lock = self._lock
+        return other
+
     def received(self, priority: Priority, length: int) -> float:
         """So many bytes were received; returns the seconds to pause."""
         with self._lock:

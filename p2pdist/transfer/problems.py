@@ -1,9 +1,13 @@
-"""Failures as problem documents (RFC 9457): one mapping for agents and trackers."""
+"""Requests by name and failures as problem documents (RFC 9457): one mapping for agents and trackers.
+
+Every request has a name (p2pdist/model/request_id.py): the one that it brings along, if that is short and plain, else a new one.
+"""
 
 from __future__ import annotations
 
 import http
 import logging
+import os
 from typing import Any
 
 import msgspec
@@ -11,6 +15,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from p2pdist.model.errors import PROBLEM_BASE, NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
+from p2pdist.model.request_id import HEADER, REQUEST_ID, is_sane
 
 PROBLEM_TYPE = "application/problem+json"
 
@@ -28,6 +33,8 @@ def problem_response(error: P2PDistError) -> web.Response:
 
 
 def _response(status: int, body: dict[str, Any]) -> web.Response:
+    if name := REQUEST_ID.get():
+        body = {**body, "request_id": name}
     return web.Response(status=status, body=msgspec.json.encode(body, enc_hook=str), content_type=PROBLEM_TYPE)
 
 
@@ -46,7 +53,28 @@ def _of_http(request: web.BaseRequest, error: web.HTTPException) -> web.Response
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware that answers every failure of a handler with a problem document; an unexpected exception is logged with its
-    traceback, which no client sees. A failure after the head has gone out breaks the connection, so that it is seen as truncated."""
+    traceback, which no client sees. A failure after the head has gone out breaks the connection, so that it is seen as truncated.
+    All that is logged meanwhile, and by tasks that are started, is logged for this request."""
+    given = request.headers.get(HEADER, "")
+    name = given if is_sane(given) else os.urandom(8).hex()
+    before = REQUEST_ID.set(name)
+    try:
+        response = await _answered(request, handler)
+        if not response.prepared:
+            response.headers[HEADER] = name
+        _logger.debug("%s %s is answered: %d", request.method, request.path[:200], response.status)
+        return response
+    finally:
+        REQUEST_ID.reset(before)
+
+
+async def name_request(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal on_response_prepare: an answer that a handler begins itself says as well which request it answers."""
+    if name := REQUEST_ID.get():
+        response.headers[HEADER] = name
+
+
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except web.HTTPException as error:

@@ -22,7 +22,8 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.torrent import Torrent
 from p2pdist.transfer.torrent_session import TorrentSession
-from p2pdist.transfer.torrent_swarm import Swarm, torrent_parameters
+from p2pdist.transfer.torrent_swarm import OpenFile, Swarm, torrent_parameters
+from p2pdist.transfer.torrent_transfer import TorrentTransfer
 
 if TYPE_CHECKING:
     import libtorrent as lt
@@ -71,6 +72,15 @@ class TorrentSeeds:
         for active in new:
             self._session.add(active)
 
+    def take_over(self, seed: Seed, transfer: TorrentTransfer) -> None:
+        """Go on with the torrent of a transfer that is done, without a pause for its peers."""
+        active = _ActiveSeed(self, self._session, seed)
+        with self._lock:
+            if active.info_hash in self._active:
+                return
+            self._active[active.info_hash] = active
+        transfer.hand_over(active.take, lambda: active.removed(None))
+
     def release(self, digest: Digest, timeout_s: float = RELEASE_TIMEOUT_S) -> bool:
         """Seed a blob no longer and wait until its file is closed; True at once for one that is not seeded, False when libtorrent has
         not let go of the file within `timeout_s`. Blocks; not for the session's thread, which it waits for."""
@@ -98,6 +108,7 @@ class _ActiveSeed:
         self._seeds = seeds
         self._session = session
         self._lt: Any = None
+        self._file: OpenFile | None = None
         self._added = self._closing = False
 
     def close(self) -> None:
@@ -114,8 +125,15 @@ class _ActiveSeed:
         params.flags |= lt.torrent_flags.seed_mode | lt.torrent_flags.upload_mode
         return params
 
+    def take(self, lt: Any, file: OpenFile) -> _ActiveSeed:
+        """It is seeded already, from this open file."""
+        self._lt, self._file = lt, file
+        return self
+
     def added(self, handle: lt.torrent_handle) -> None:
         self._added = True
+        if self._closing:
+            self._session.remove(self.info_hash)
 
     def alert(self, alert: lt.alert) -> None:
         if isinstance(alert, self._lt.file_error_alert | self._lt.torrent_error_alert):
@@ -131,6 +149,8 @@ class _ActiveSeed:
     def removed(self, error: P2PDistError | None) -> None:
         if error is not None:
             _logger.info("%s is not seeded: %s", self.seed.digest, error)
+        if self._file is not None:
+            self._file.close()
         self._seeds.forget(self)
         self.over.set()
 

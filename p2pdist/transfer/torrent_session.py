@@ -2,7 +2,8 @@
 
 Theory. libtorrent runs in threads of its own and tells what happens in alerts. The thread here waits for alerts and for calls from outside,
 and hands each alert to the member, a torrent that fetches or seeds, whose it is. So members need no locks: all their methods but those
-that say otherwise run in this thread. What they have to tell the event loop they post to a Mailbox.
+that say otherwise run in this thread. What they have to tell the event loop they post to a Mailbox. Peers get a piece from libtorrent
+before anything is heard of it here, so there is no hurry: alerts are gathered for GATHER_S, and several pieces share a wake-up.
 
 Invariants: at most one member for an info hash. Whoever is added hears `removed` exactly once, as the last thing, when libtorrent has let
 go of the file, which may then be renamed or deleted. Alerts that wait are bounded (ALERTS_MAX); when some were dropped, members look
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 5.0
+GATHER_S = 0.05
 STATS_S = 1.0
 """How often counters are asked for."""
 
@@ -78,7 +80,9 @@ class TorrentSession:
         self._ready = threading.Event()
         self._failure: P2PDistError | None = None
         self._wake_in, self._wake_out = -1, -1
-        self._poll = select.poll()
+        self._alert_in, self._alert_out = -1, -1
+        self._poll, self._poll_all = select.poll(), select.poll()
+        self._heard_at = 0.0
         self._stats_at = 0.0
         self._watchers = 0
         self._thread = threading.Thread(target=self._run, name="bittorrent", daemon=True)
@@ -90,7 +94,13 @@ class TorrentSession:
     def start(self) -> None:
         """Listen; once only. Raises Unavailable when the address or libtorrent cannot be used."""
         self._wake_in, self._wake_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._poll.register(self._wake_in, select.POLLIN)
+        self._alert_in, self._alert_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for poll, descriptor in (
+            (self._poll, self._wake_in),
+            (self._poll_all, self._wake_in),
+            (self._poll_all, self._alert_in),
+        ):
+            poll.register(descriptor, select.POLLIN)
         with self._lock:
             self._open = True
         self._thread.start()
@@ -134,6 +144,16 @@ class TorrentSession:
         assert self._session is not None
         self._session.remove_torrent(self._handles[info_hash])
 
+    @property
+    def closing(self) -> bool:
+        """Whether the session is about to end."""
+        return self._closing
+
+    def replace(self, member: Member) -> None:
+        """Another member takes over the torrent that has its info hash; the one before hears nothing more."""
+        self._members[member.info_hash] = member
+        member.added(self._handles[member.info_hash])
+
     def watch_blocks(self, watch: bool) -> None:
         """Whether one more member, or one less, wants to hear of every block. That costs: there are thousands a second."""
         self._watchers += 1 if watch else -1
@@ -161,7 +181,7 @@ class TorrentSession:
         everybody.add_rule("0.0.0.0", "255.255.255.255", 1 << lt.session.global_peer_class_id)
         everybody.add_rule("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", 1 << lt.session.global_peer_class_id)
         self._session.set_peer_class_filter(everybody)
-        self._session.set_alert_fd(self._wake_out)
+        self._session.set_alert_fd(self._alert_out)
 
     def _mask(self) -> int:
         wanted = self._lt.alert_category
@@ -179,8 +199,8 @@ class TorrentSession:
             member.removed(failure)
         self._members.clear()
         self._handles.clear()
-        os.close(self._wake_in)
-        os.close(self._wake_out)
+        for descriptor in (self._wake_in, self._wake_out, self._alert_in, self._alert_out):
+            os.close(descriptor)
         self._ready.set()
 
     def _turn(self) -> None:
@@ -192,14 +212,21 @@ class TorrentSession:
         due = self._stats_at
         for member in list(self._members.values()):
             due = min(due, member.tick(now) or due)
-        if not self._calls:
-            self._poll.poll(max(0.0, due - time.monotonic()) * 1000)
-        with suppress(BlockingIOError):
-            os.read(self._wake_in, 65536)
+        self._wait(due)
         for _ in range(len(self._calls)):
             self._calls.popleft()()
         for alert in self._session.pop_alerts():
+            self._heard_at = now
             self._dispatch(alert)
+
+    def _wait(self, due: float) -> None:
+        """Until there are calls, or alerts that have been gathered for a while, or it is `due`."""
+        for poll, until in ((self._poll, min(due, self._heard_at + GATHER_S)), (self._poll_all, due)):
+            if not self._calls:
+                poll.poll(max(0.0, until - time.monotonic()) * 1000)
+        for descriptor in (self._wake_in, self._alert_in):
+            with suppress(BlockingIOError):
+                os.read(descriptor, 65536)
 
     def _dispatch(self, alert: lt.alert) -> None:
         lt = self._lt

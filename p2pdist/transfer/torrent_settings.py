@@ -2,7 +2,8 @@
 
 Theory. In a data centre many hosts want the same at once, over short and clean paths. What counts is to fill uplinks early and to leave
 nobody waiting: TCP, connections made at once and given up soon, few upload slots that are dealt anew often, requests no deeper than a
-second, and blocks asked for again elsewhere after seconds. Over a WAN the defaults of libtorrent are right; there uTP (BEP 29) yields to
+second, and blocks asked for again elsewhere after seconds. Two hosts that call each other close one of the two connections; the caller
+does not try again soon, which would cost CPU all the time. Over a WAN the defaults of libtorrent are right; there uTP (BEP 29) yields to
 other traffic, and connections are obfuscated where the peer can do so, which keeps middleboxes from slowing them. That is no security:
 peers are not known by it, and what they send is verified anyway.
 
@@ -40,10 +41,10 @@ _DATACENTER: lt.settings_pack = {
     "connection_speed": 500,
     "torrent_connect_boost": 255,
     "smooth_connects": False,
-    "min_reconnect_time": 1,
+    "min_reconnect_time": 5,
     "peer_connect_timeout": 3,
     "handshake_timeout": 5,
-    "unchoke_slots_limit": 8,
+    "unchoke_slots_limit": 4,
     "unchoke_interval": 3,
     "optimistic_unchoke_interval": 6,
     "peer_timeout": 15,

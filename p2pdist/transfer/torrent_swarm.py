@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from p2pdist.model.errors import UsageError
+from p2pdist.model.errors import NotFound, P2PDistError, UsageError
 from p2pdist.model.torrent import Torrent
 
 if TYPE_CHECKING:
@@ -50,6 +51,29 @@ class Swarm:
             if parts.hostname is not None:
                 found.add((parts.hostname, parts.port or _PORTS.get(parts.scheme, 0)))
         return found
+
+
+class OpenFile:
+    """A file that libtorrent is to open whatever becomes of its name, by way of a descriptor of this process (/proc/self/fd, proc(5))."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+
+    def open(self, path: Path) -> Path:
+        """A path that stands for this file until `close`. Raises NotFound and P2PDistError."""
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise NotFound(f"{path} is gone") from error
+        except OSError as error:
+            raise P2PDistError(f"{path} cannot be opened: {error.strerror}", remedy="Check its permissions") from error
+        return Path(f"/proc/self/fd/{self._fd}")
+
+    def close(self) -> None:
+        """libtorrent has let go of it. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def _check_url(url: str, kind: str, schemes: tuple[str, ...]) -> None:

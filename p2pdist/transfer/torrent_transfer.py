@@ -7,10 +7,14 @@ libtorrent may say so before the bytes have left its own cache. So a piece that 
 time, then libtorrent is told to write out what it has; what is wrong after that (FLUSHES) was never right: the torrent lies, and the
 transfer ends as corrupt.
 
+Whoever leaves a swarm at its last piece takes a source from those who lack theirs, and they need a while to find it again. So a transfer
+may stay when it is done: libtorrent goes on giving, and writes no more, until the torrent is given to another member of the session
+(`hand_over`), or for STAY_S. The file is opened by a descriptor of this process (/proc/self/fd, proc(5)), whatever it is called meanwhile.
+
 Invariants: nothing else writes into the blob from start() until StreamClosed, and no piece counts but through Blob.adopt. Exactly one
-StreamClosed is posted, as the last event, after libtorrent has let go of the file: then it may be renamed, or written by others. Pieces
-that were under way are garbage in the file by then, and are not held. What peers of the same torrent get from libtorrent has passed the
-torrent's hashes, which is what they check as well; the blob's own piece list counts for all that leaves by other ways.
+StreamClosed is posted, as the last event, after libtorrent has let go of the file, or only reads it: then it may be renamed, or written by
+others. Pieces that were under way are garbage in the file by then, and are not held. What peers of the same torrent get from libtorrent
+has passed the torrent's hashes, which is what they check as well; the blob's own piece list counts for all that leaves by other ways.
 
 The hashes of the torrent come from the document that a manifest names, so a torrent that lies was published so.
 """
@@ -33,8 +37,8 @@ from p2pdist.model.errors import DiskFull, P2PDistError, Unavailable, UsageError
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.torrent import BLOCK_SIZE, Torrent
 from p2pdist.transfer.client import Ending, PieceReceived, StreamClosed, StreamEvent
-from p2pdist.transfer.torrent_session import TorrentSession
-from p2pdist.transfer.torrent_swarm import Address, Swarm, check_peers, torrent_parameters
+from p2pdist.transfer.torrent_session import Member, TorrentSession
+from p2pdist.transfer.torrent_swarm import Address, OpenFile, Swarm, check_peers, torrent_parameters
 
 if TYPE_CHECKING:
     import libtorrent as lt
@@ -45,6 +49,9 @@ LOOK_AGAIN_S = 0.01
 FLUSH_AFTER_S = 1.0
 FLUSHES = 3
 """A piece is wrong if it is so after as many flushes: up to two that libtorrent began of itself, before the piece, may end late."""
+
+STAY_S = 5.0
+"""How long a transfer that is done waits for somebody to take its torrent over."""
 
 ENDPOINTS_MAX = 4096
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -79,7 +86,8 @@ class _Unseen:
 
 class TorrentTransfer:
     """See the module's text. `on_event` is called in the session's thread (see Mailbox); `number` names the transfer in its events, by
-    default one that no stream has. Raises UsageError when the torrent is not one of this blob."""
+    default one that no stream has; `stay`: the torrent stays when it is done. Raises UsageError when the torrent is not one of this
+    blob."""
 
     def __init__(
         self,
@@ -90,6 +98,7 @@ class TorrentTransfer:
         on_event: Callable[[StreamEvent], None],
         *,
         number: int | None = None,
+        stay: bool = False,
     ) -> None:
         layout = blob.layout
         if [size for _, size in torrent.files] != [layout.size] or torrent.piece_size != layout.piece_size:
@@ -104,7 +113,10 @@ class TorrentTransfer:
         self.bytes_verified = 0
         self.pieces_failed = 0
         """Pieces that peers sent wrong; libtorrent fetches them again and bans who is to blame."""
-        self._session, self._blob, self._torrent, self._swarm = session, blob, torrent, swarm
+        self.torrent = torrent
+        self._session, self._blob, self._swarm = session, blob, swarm
+        self._file = OpenFile() if stay else None
+        self._leaves_at: float | None = None
         self._on_event = on_event
         self._handle: lt.torrent_handle | None = None
         self._lt: Any = None
@@ -120,11 +132,6 @@ class TorrentTransfer:
     def bytes_peers(self) -> int:
         """Verified bytes that came from peers."""
         return self.bytes_verified - self.bytes_origin
-
-    @property
-    def receiving(self) -> int | None:
-        """None: libtorrent has many pieces under way."""
-        return None
 
     # -- from any thread
 
@@ -150,6 +157,11 @@ class TorrentTransfer:
         self.close()
         return self.join(timeout_s)
 
+    def hand_over(self, take: Callable[[Any, OpenFile], Member], otherwise: Callable[[], object]) -> None:
+        """Give the torrent to the member that `take` makes, in the session's thread, of libtorrent and the file that it reads, which is to
+        be closed by that member; `otherwise` is called where this transfer has gone."""
+        self._session.call(lambda: self._hand_over(take, otherwise))
+
     def give_piece(self, piece: int, data: bytes) -> None:
         """Bring a piece that came from elsewhere into the swarm. It is told of like any other once it has verified."""
         self._session.call(lambda: self._give(piece, data))
@@ -173,7 +185,8 @@ class TorrentTransfer:
         if self._swarm.web_seeds:
             self._watching = True
             self._session.watch_blocks(True)
-        params = torrent_parameters(lt, self._torrent, self._blob.path, self._swarm)
+        path = self._file.open(self._blob.path) if self._file is not None else self._blob.path
+        params = torrent_parameters(lt, self.torrent, path, self._swarm)
         params.have_pieces = [piece in self._blob.have for piece in range(self._blob.layout.count)]
         return params
 
@@ -181,7 +194,7 @@ class TorrentTransfer:
         """It runs."""
         self._handle = handle
         if self._blob.have.complete:
-            self._finish("done")
+            self._done()
 
     def alert(self, alert: lt.alert) -> None:
         """What libtorrent tells of the torrent."""
@@ -216,8 +229,10 @@ class TorrentTransfer:
 
     def tick(self, now: float) -> float | None:
         """Look again at the pieces whose time has come."""
+        if self._leaves_at is not None and (now >= self._leaves_at or self._session.closing):
+            self._leave()
         if self._closed is not None:
-            return None
+            return self._leaves_at
         for piece, unseen in list(self._unseen.items()):
             if unseen.due > now or self._look(piece) or self._closed is not None:
                 continue
@@ -232,10 +247,12 @@ class TorrentTransfer:
         if self._closed is None:
             failure = error or P2PDistError(f"libtorrent has dropped the torrent of {self._blob.digest}")
             self._closed = StreamClosed(self.number, "failed", failure.what, failure)
-        if self._watching:
-            self._watching = False
-            self._session.watch_blocks(False)
+        self._stop_watching()
         self._handle = None
+        if self._file is not None:
+            self._file.close()
+        if self._over.is_set():
+            return
         for piece in list(self._unseen):
             self._look(piece)
         if self._blob.have.complete:
@@ -266,7 +283,7 @@ class TorrentTransfer:
         self._count(piece)
         self._on_event(PieceReceived(self.number, piece, True))
         if self._blob.have.complete:
-            self._finish("done")
+            self._done()
         return True
 
     def _flush(self) -> None:
@@ -284,7 +301,7 @@ class TorrentTransfer:
             if unseen.flushes >= FLUSHES:
                 _logger.warning("piece %d of %s agrees with its torrent alone", piece, self._blob.digest)
                 self._on_event(PieceReceived(self.number, piece, False))
-                self._finish("corrupt", f"the torrent {self._torrent.name!r} is not one of {self._blob.digest}")
+                self._finish("corrupt", f"the torrent {self.torrent.name!r} is not one of {self._blob.digest}")
         if self._unseen:
             self._flush()
 
@@ -331,6 +348,34 @@ class TorrentTransfer:
             for peer in peers:
                 self._handle.connect_peer(peer)
 
+    def _done(self) -> None:
+        """Everything is there: end, or stay."""
+        if self._file is None or self._handle is None or self._closed is not None:
+            self._finish("done")
+            return
+        self._handle.set_flags(self._lt.torrent_flags.upload_mode)
+        self._closed, self._leaves_at = StreamClosed(self.number, "done"), time.monotonic() + STAY_S
+        self._stop_watching()
+        self._blob.release()
+        self._on_event(self._closed)
+        self._over.set()
+
+    def _hand_over(self, take: Callable[[Any, OpenFile], Member], otherwise: Callable[[], object]) -> None:
+        if self._leaves_at is None or self._file is None:
+            otherwise()
+            return
+        self._leaves_at = self._handle = None
+        self._session.replace(take(self._lt, self._file))
+
+    def _leave(self) -> None:
+        self._leaves_at = None
+        self._session.remove(self.info_hash)
+
+    def _stop_watching(self) -> None:
+        if self._watching:
+            self._watching = False
+            self._session.watch_blocks(False)
+
     def _finish(self, reason: Ending, detail: str = "", error: P2PDistError | None = None) -> None:
         """Let libtorrent remove the torrent: it ends all connections, writes out what it has and closes the file."""
         if self._closed is not None:
@@ -340,6 +385,8 @@ class TorrentTransfer:
             self._session.remove(self.info_hash)
 
     def _fail(self, error: P2PDistError) -> None:
+        if self._leaves_at is not None:
+            self._leave()
         self._finish("failed", error.what, error)
 
     def _file_error(self, alert: lt.file_error_alert) -> P2PDistError:

@@ -11,6 +11,7 @@ import socket as sockets
 import subprocess
 import sys
 import tempfile
+from asyncio import to_thread
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -65,8 +66,7 @@ async def serving(app: web.Application, socket: Path) -> AsyncIterator[LocalClie
     await runner.setup()
     await web.UnixSite(runner, str(socket)).start()
     try:
-        async with LocalClient(socket) as client:
-            yield client
+        yield LocalClient(socket)
     finally:
         await runner.cleanup()
 
@@ -76,11 +76,11 @@ async def test_a_pull_is_followed_to_its_end(place: Path) -> None:
     agent = MountAgent(place / "mounts", images(place), SCRIPT)
     async with serving(agent.app(), place / "s") as client:
         seen: list[PullStatus] = []
-        status = await client.pull(PullRequest(package="app:v1"), seen.append)
+        status = await to_thread(client.pull, PullRequest(package="app:v1"), seen.append)
         assert status.state == "done"
         assert [each.bytes_done for each in seen] == [0, 300, 600, 900]
         with pytest.raises(NotFound, match="none:v1 is not at") as failure:
-            await client.pull(PullRequest(package="none:v1"))
+            await to_thread(client.pull, PullRequest(package="none:v1"))
         assert failure.value.remedy == "Push it first"
         assert failure.value.details == {"origin": "file:///origin"}
 
@@ -90,35 +90,34 @@ async def test_mounts_packages_and_status(place: Path) -> None:
     agent = MountAgent(place / "mounts", images(place), SCRIPT)
     async with serving(agent.app(), place / "s") as client:
         target = place / "a view&force=1"
-        shown = await client.mount(MountRequest("app:v1", str(target), how="unpack"))
+        shown = await to_thread(client.mount, MountRequest("app:v1", str(target), how="unpack"))
         assert (target / "app").read_text() == "app\n"
-        assert await client.mounts() == [shown]
+        assert await to_thread(client.mounts) == [shown]
         with pytest.raises(Conflict):
-            await client.mount(MountRequest("app:v1", str(target)))
+            await to_thread(client.mount, MountRequest("app:v1", str(target)))
         with (target / "app").open():
             with pytest.raises(Conflict, match="in use"):
-                await client.unmount(str(target))
-            await client.unmount(str(target), force=True)
-        assert await client.mounts() == []
-        assert (await client.packages())[0]["reference"] == "app:v1"
-        assert (await client.status())["host"] == "h1"
+                await to_thread(client.unmount, str(target))
+            await to_thread(client.unmount, str(target), force=True)
+        assert await to_thread(client.mounts) == []
+        assert (await to_thread(client.packages))[0]["reference"] == "app:v1"
+        assert (await to_thread(client.status))["host"] == "h1"
         with pytest.raises(UsageError, match="UTF-8"):
-            await client.mount(MountRequest("app:v1", "/\udcff"))
+            await to_thread(client.mount, MountRequest("app:v1", "/\udcff"))
         assert agent.held == 0
 
 
-async def test_nobody_answers(place: Path) -> None:
+def test_nobody_answers(place: Path) -> None:
     """A missing socket, one that nobody listens on, one that is a file, and one with too long a name."""
     stale = sockets.socket(sockets.AF_UNIX)
     stale.bind(str(place / "stale"))
     stale.close()
     (place / "file").write_text("x")
     for name in ("missing", "stale", "file"):
-        async with LocalClient(place / name) as client:
-            with pytest.raises(Unavailable, match=f"no agent answers on {place / name}") as failure:
-                await client.status()
-            assert "--socket" in failure.value.remedy
-            assert failure.value.exit_code == 5
+        with pytest.raises(Unavailable, match=f"no agent answers on {place / name}") as failure:
+            LocalClient(place / name).status()
+        assert "--socket" in failure.value.remedy
+        assert failure.value.exit_code == 5
     LocalClient(Path("/" + "x" * 106))
     with pytest.raises(UsageError, match="108 bytes; Unix sockets allow 107"):
         LocalClient(Path("/" + "x" * 107))
@@ -156,12 +155,12 @@ async def test_answers_that_are_none(place: Path) -> None:
     )
     async with serving(app, place / "s") as client:
         with pytest.raises(NotFound, match="gone"):
-            await client.pull(PullRequest(package="app:v1"))
+            await to_thread(client.pull, PullRequest(package="app:v1"))
         with pytest.raises(Unavailable):
-            await client.status()
+            await to_thread(client.status)
         for call in (client.packages, client.mounts):
             with pytest.raises(Unavailable, match="does not speak as an agent"):
-                await call()
+                await to_thread(call)
 
 
 async def test_a_pull_outlives_a_pause_of_the_agent(place: Path) -> None:
@@ -170,17 +169,17 @@ async def test_a_pull_outlives_a_pause_of_the_agent(place: Path) -> None:
     runner = web.AppRunner(agent.app())
     await runner.setup()
     await web.UnixSite(runner, str(place / "s")).start()
-    async with LocalClient(place / "s") as client:
-        pull = asyncio.create_task(client.pull(PullRequest(package="app:v1")))
-        await asyncio.sleep(0.1)
-        await runner.cleanup()
-        await asyncio.sleep(0.5)
-        assert not pull.done()
-        runner = web.AppRunner(agent.app())
-        await runner.setup()
-        await web.UnixSite(runner, str(place / "s")).start()
-        assert (await pull).state == "done"
-        await runner.cleanup()
+    client = LocalClient(place / "s")
+    pull = asyncio.create_task(to_thread(client.pull, PullRequest(package="app:v1")))
+    await asyncio.sleep(0.1)
+    await runner.cleanup()
+    await asyncio.sleep(0.5)
+    assert not pull.done()
+    runner = web.AppRunner(agent.app())
+    await runner.setup()
+    await web.UnixSite(runner, str(place / "s")).start()
+    assert (await pull).state == "done"
+    await runner.cleanup()
 
 
 # -- the verbs, as processes

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from p2pdist.agent.swarm_fetch import SWARM
-from p2pdist.agent.ways import LEAVE_S, Ways
+from p2pdist.agent.ways import Ways
+from p2pdist.core.handover import LEAVE_S
+from p2pdist.core.readers import Readers
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.messages import Priority, Reason
@@ -55,12 +57,15 @@ class Swarming:
         self.answering = asyncio.Event()
         self.answering.set()
 
+    def policy_of(self, blob: Digest) -> str:
+        return self.policy
+
     async def open(self) -> Any:
         self.opened += 1
         await self.answering.wait()
         raise Unavailable("it does not listen")
 
-    def left(self, digest: Digest, peers: object) -> None: ...
+    def left(self, blob: Blob, peers: object, done: object) -> None: ...
 
 
 class Rig:
@@ -83,8 +88,8 @@ class Rig:
     def fed(self) -> bool:
         return True
 
-    def origin_ranks(self) -> dict[int, int]:
-        return {}
+    def readers(self) -> Readers:
+        return Readers(self.blob.digest, "h1", self.blob.layout.stripes)
 
     async def read_origin(self, piece: int) -> bytes:
         raise AssertionError("nobody may read")

@@ -76,7 +76,7 @@ async def test_a_sound_host_ends_with_0(tmp_path: Path, free_port: int, origin: 
     assert code == plain_code == 0 and found["ok"] is True
     states = {check["name"]: check["state"] for check in found["checks"]}
     sound = ("versions", "tracker", "clock", "port", "origin")
-    space = {name: states.pop(name) for name in ("store", "disk")}
+    space = {name: states.pop(name) for name in ("store", "disk", "BitTorrent port")}
     assert set(space.values()) <= {"ok", "warning"}, "it depends on the machine"
     assert {states[name] for name in sound} == {"ok"}
     assert set(states) == {*sound, "agent", "root", "overlay", "erofs", "squashfs", "squashfuse", "user namespaces"}
@@ -103,6 +103,16 @@ async def test_what_fails_is_told_with_its_remedy_and_ends_with_1(tmp_path: Path
         lines = out.splitlines()
         at = next(number for number, line in enumerate(lines) if line.startswith("FAILED") and f" {name} " in line)
         assert remedy in lines[at + 1] and lines[at + 1].startswith(" " * 20), out
+
+
+async def test_a_port_for_bittorrent_that_is_taken_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        number = taken.getsockname()[1]
+        found = only(await diagnosis.port(("127.0.0.1", number - 1)), "BitTorrent port")
+    assert found.state == "warning" and f"127.0.0.1:{number}" in found.detail and "--bt-listen" in found.remedy
+    assert only(await diagnosis.port(("127.0.0.1", 65535)), "BitTorrent port").state == "warning"
 
 
 @pytest.mark.parametrize(("off_s", "state"), [(0.0, "ok"), (-1.0, "ok"), (60.0, "failed"), (-3600.0, "failed")])
@@ -166,3 +176,22 @@ def test_as_root_an_overlay_can_be_mounted(tmp_path: Path) -> None:
     assert diagnosis._probe("overlay", tmp_path) == ""
     states = {finding.name: finding.state for finding in diagnosis.mounts(tmp_path)}
     assert states["root"] == states["overlay"] == "ok"
+
+
+async def test_every_mistake_in_policies_is_named(tmp_path: Path) -> None:
+    """With --policies only the file is looked at, and each mistake is named by table and key, with its remedy."""
+    file = tmp_path / "policies.toml"
+    file.write_text('[[policy]]\nmatch = "a:*"\ncahce = "pin"\n\n[[policy]]\nmatch = "b:*"\nreaders = 0\n')
+    code, out = await run("--policies", file, "--json")
+    found = json.loads(out)
+    assert code == 1 and found["ok"] is False
+    said = [(check["state"], check["detail"]) for check in found["checks"]]
+    assert said[0] == ("failed", "[[policy]] 1 (a:*), cahce: there is no such key")
+    assert said[1][1].startswith("[[policy]] 2 (b:*), readers: 0 is not a whole number") and len(said) == 2
+    assert found["checks"][0]["remedy"] == "Write cache"
+    for text, what in (("[[policy", "it is no TOML"), ("\xff", "it is no TOML")):
+        file.write_bytes(text.encode("latin-1"))
+        assert what in only(diagnosis.policies(file), "policies").detail
+    assert "cannot be read" in only(diagnosis.policies(tmp_path / "absent"), "policies").detail
+    file.write_text('[[policy]]\nmatch = "a:*"\n')
+    assert only(diagnosis.policies(file), "policies").state == "ok"

@@ -1,5 +1,5 @@
 """p2pdist preseed and rank as commands: what they refuse, and what counts as reached. What they do is tested with a real tracker in
-tests/system/test_preseeds.py."""
+tests/system/test_preseed_orders.py and test_rankings.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from p2pdist.cli.preseed import _reached, parse_duration
+from p2pdist.cli.preseed import _reached
 from p2pdist.model.errors import UsageError
+from p2pdist.model.quantities import parse_duration
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,9 @@ def test_when_a_quorum_is_reached(done: int, total: int, share: float, settled: 
         (("preseed", "--list", "--tracker", "http://127.0.0.1:1"), 5),
         (("rank",), 2),
         (("rank", "a:v1", "--coherent", "zone"), 2),
+        (("rank", "a:v1", "--role", "load", "1", "a:v1"), 2),
+        (("rank", "--role", "load", "0", "a:v1"), 2),
+        (("rank", "--role", "load", "1", "UPPER"), 2),
         (("rank", "a:v1", "--tracker", "http://127.0.0.1:1,http://127.0.0.1:2"), 5),
     ],
 )

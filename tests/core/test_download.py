@@ -23,6 +23,7 @@ from p2pdist.core.download import (
     Tick,
     TrackerChanged,
 )
+from p2pdist.core.readers import Readers
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable
@@ -441,15 +442,12 @@ def test_patience_ends_while_paused_as_well() -> None:
 
 
 def test_who_may_read_the_origin() -> None:
-    """The holder of a lease, always; while no tracker answers the keepers, in their order."""
-    names = ranked(f"{BLOB}/0".encode(), ["A", "B", "C"], 3)
-    for place, name in enumerate(names, start=1):
-        pull = Pull(stripes=2, host=name)
-        pull.plan(1, ORIGIN)
-        pull(Planned(Plan(BLOB, (), (A, B, C))))
-        assert pull.core.origin_ranks() == {1: 0}
-        pull(TrackerChanged(False))
-        assert pull.core.origin_ranks() == {0: place, 1: 0}
-    other = Pull(host="D")
-    other.alone(A, B, C)
-    assert other.core.origin_ranks() == {}
+    """The holder of a lease; the keepers where the reading is dealt, and while no tracker answers."""
+    pull = Pull(stripes=2, host="A")
+    pull.plan(1, ORIGIN)
+    pull(Planned(Plan(BLOB, (), (A, B, C))))
+    assert pull.core.readers() == Readers(BLOB, "A", 2, frozenset({1}), ("A", "B", "C"))
+    pull(Planned(Plan(BLOB, (), (), dealt=True)))
+    assert pull.core.readers() == Readers(BLOB, "A", 2, frozenset({1}), ("A", "B", "C"), dealt=True)
+    pull(TrackerChanged(False))
+    assert pull.core.readers().alone

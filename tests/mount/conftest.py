@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from shown_trees import Store
 
 from p2pdist.mount import kernel
 
@@ -70,3 +71,14 @@ def layer(tmp_path: Path) -> Layer:
         return image
 
     return make
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store, on the file system of the temporary directory."""
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> Path:
+    return tmp_path / "view"

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import stat
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from p2pdist.model.tree import (
     walking_order,
 )
 from p2pdist.mount.erofs import object_name
-from p2pdist.mount.layers import TreeLayer
+from p2pdist.mount.layers import SquashfsLayer, TreeLayer
 
 MTIME_NS = 1_700_000_000_123_456_789
 
@@ -206,3 +207,34 @@ def _attributes(place: bytes) -> list[str]:
         if error.errno == errno.EOPNOTSUPP:
             return []  # from a squashfs image that has none at all
         raise
+
+
+def without_groups(seen: dict[bytes, Seen]) -> dict[bytes, Seen]:
+    """Hard links of equal contents to one object are one file."""
+    return {path: Seen(one.kind, one.mode, one.mtime_ns, one.data, one.xattrs) for path, one in seen.items()}
+
+
+def squashed(tmp_path: Path, name: str, entries: list[Entry], store: Store, *, xattrs: bool = True) -> SquashfsLayer:
+    """A squashfs image with the content of a tree, made from a directory as an overlay's upper one."""
+    source = tmp_path / "squashed" / name
+    source.mkdir(parents=True)
+    for entry in entries:
+        path = source / os.fsdecode(entry.path)
+        match entry:
+            case Directory():
+                path.mkdir()
+                for name, value in (*entry.xattrs, *([(b"trusted.overlay.opaque", b"y")] if entry.opaque else [])):
+                    os.setxattr(path, name, value)
+            case Whiteout():
+                os.mknod(path, stat.S_IFCHR, 0)
+            case Symlink():
+                path.symlink_to(os.fsdecode(entry.target))
+            case HardLink():
+                path.hardlink_to(source / os.fsdecode(entry.target))
+            case _:
+                path.write_bytes(store.object(entry.content).read_bytes() if entry.size else b"")
+    image = tmp_path / f"{name}.squashfs"
+    command = ["mksquashfs", source, image, "-quiet", "-no-progress", "-all-root", "-comp", "gzip"]
+    command.append("-xattrs" if xattrs else "-no-xattrs")
+    subprocess.run(command, check=True, capture_output=True)
+    return SquashfsLayer(image)

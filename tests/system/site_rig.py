@@ -170,11 +170,7 @@ class Agent:
         return self.process.wait(20)
 
     def pull(self, **request: Any) -> PullStatus:
-        async def work() -> PullStatus:
-            async with LocalClient(self.socket) as client:
-                return await client.pull(PullRequest(**request), None)
-
-        return asyncio.run(work())
+        return LocalClient(self.socket).pull(PullRequest(**request))
 
     def start_pull(self, **request: Any) -> Background:
         return Background(lambda: self.pull(**request))

@@ -10,6 +10,10 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian
 
 MIB = 1 << 20
 BUSY = "document.querySelector('#swarms tbody .state-running') !== null"
+DRESSED = {
+    "light": "getComputedStyle(document.body).backgroundColor === 'rgb(247, 247, 245)'",
+    "dark": "getComputedStyle(document.body).backgroundColor === 'rgb(20, 22, 26)'",
+}
 NODES = "[...swarmHealth.nodes.values()]"
 HOSTS = "[...swarmHealth.hosts.values()]"
 
@@ -25,6 +29,14 @@ def painted(selector: str) -> str:
         " const p = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
         " let n = 0; for (let i = 3; i < p.length; i += 4) n += p[i] > 0; return n; })()"
     )
+
+
+async def photograph(page: Page, name: str) -> None:
+    """The page as it is in light and in dark, both drawn to the end."""
+    for scheme, suffix in (("dark", "-dark"), ("light", "")):
+        await page.dress(scheme)
+        await page.until(DRESSED[scheme])
+        await page.screenshot(name + suffix)
 
 
 async def sound(page: Page, site: Site) -> None:
@@ -53,7 +65,7 @@ async def test_a_broadcast_is_seen_from_its_beginning_to_a_dead_host(site: Site)
         assert "joins with" in await page.evaluate(text("#story"))
         racks = await page.evaluate(f"{HOSTS}.map((host) => host.zone + host.rack).sort()")
         assert racks == [f"z{n // 4}r{n // 2}" for n in range(8)]
-        await page.screenshot("health-running")
+        await photograph(page, "health-running")
 
         await page.evaluate(
             "(() => { const s = document.querySelector('#tree select'); s.value = '1';"
@@ -67,13 +79,13 @@ async def test_a_broadcast_is_seen_from_its_beginning_to_a_dead_host(site: Site)
         await page.until(f"{NODES}.length === 8 && {NODES}.every((node) => node.done === 1000)")
         assert "8 of 8" in await page.evaluate(text("#swarms tbody"))
         assert "None" in await page.evaluate(text("#troubled"))
-        await page.screenshot("health-end")
+        await photograph(page, "health-end")
 
         agents[3].kill()
         await page.until(f"/h3/.test({text('#troubled')}) && /away/.test({text('#troubled')})")
         await page.until(f"/h3 is away/.test({text('#story')})")
         assert await page.evaluate(f"{HOSTS}.filter((host) => host.flags & 1).map((host) => host.name)") == ["h3"]
-        await page.screenshot("health-failed-host")
+        await photograph(page, "health-failed-host")
         agents[3].start()
         await page.until(f"/None/.test({text('#troubled')})")
         await sound(page, site)

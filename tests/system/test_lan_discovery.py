@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import itertools
 import os
@@ -11,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from site_rig import P2PDIST, Agent, Site, until
@@ -107,12 +105,7 @@ class Member(Agent):
 
     def tracker(self) -> str:
         """The URL of the tracker that answers; "" when there is none."""
-
-        async def ask() -> dict[str, Any]:
-            async with LocalClient(self.socket) as client:
-                return await client.status()
-
-        tracker = asyncio.run(ask())["tracker"]
+        tracker = LocalClient(self.socket).status()["tracker"]
         return str(tracker["url"]) if tracker["connected"] else ""
 
     def is_up(self) -> bool:

@@ -3,7 +3,6 @@ otherwise."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
@@ -124,11 +123,7 @@ def stray_agent(site: Site) -> Agent:
 
 
 def pin(agent: Agent, digest: str) -> None:
-    async def work() -> None:
-        async with LocalClient(agent.socket) as client:
-            await client.pin("blob:" + digest.replace(":", "-"))
-
-    asyncio.run(work())
+    LocalClient(agent.socket).pin("blob:" + digest.replace(":", "-"))
 
 
 def spoil(agent: Agent, digest: str) -> None:

@@ -1,23 +1,33 @@
-"""Preseeds with a real tracker and real agents: quorum, hosts that die, replicas, a tracker that dies, restarts, releases."""
+"""Preseeds with real trackers and agents: quorum, hosts that die, replicas, trackers that die, restarts, releases."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
+import subprocess
+import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from site_rig import Agent, Background, Site, until
+from postgresql import binaries, running_server
+from site_rig import Agent, Background, Site, free_port, running_site, until, wait_for
 
 MIB = 1 << 20
 
 
 def ask(site: Site, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    """Status and JSON of an answer of the tracker."""
+    """Status and JSON of an answer of the site's tracker."""
+    return ask_at(site.tracker_url, method, path, body)
+
+
+def ask_at(tracker: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
     data = json.dumps(body).encode() if body is not None else None
-    request = urllib.request.Request(site.tracker_url + path, data, {"Content-Type": "application/json"}, method=method)
+    request = urllib.request.Request(tracker + path, data, {"Content-Type": "application/json"}, method=method)
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return answer.status, json.load(answer)
@@ -51,6 +61,95 @@ def start(site: Site, number: int, **options: str) -> list[Agent]:
     for started in [Background(agent.start) for agent in agents]:
         started.result()
     return agents
+
+
+class Trackers:
+    """As many trackers of one fleet as the state allows: one on SQLite, two on PostgreSQL."""
+
+    def __init__(self, site: Site, state: str, count: int) -> None:
+        self.site, self.state = site, state
+        self.ports = [free_port() for _ in range(count)]
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        for number in range(count):
+            self.start(number)
+
+    def url(self, number: int) -> str:
+        return f"http://127.0.0.1:{self.ports[number]}"
+
+    def urls(self, *, first: int = 0) -> str:
+        """All of them, as --tracker takes them."""
+        return ",".join(self.url((first + number) % len(self.ports)) for number in range(len(self.ports)))
+
+    def start(self, number: int) -> None:
+        words = ["tracker", "--listen", f"127.0.0.1:{self.ports[number]}", "--origin", self.site.origin.url]
+        log = self.site.directory / f"tracker-{number}.log"
+        self.processes[number] = self.site.spawn([*words, "--state", self.state], log)
+        wait_for(self.url(number) + "/readyz", self.processes[number], log)
+
+    def kill(self, number: int) -> None:
+        self.processes[number].kill()
+        self.processes[number].wait()
+
+
+@contextlib.contextmanager
+def trackers_on(kind: str, site: Site) -> Iterator[Trackers]:
+    if kind == "sqlite":
+        yield Trackers(site, str(site.directory / "state"), 1)
+        return
+    if binaries() is None:
+        pytest.skip("PostgreSQL is not installed (Debian: postgresql)")
+    with running_server() as url:
+        yield Trackers(site, url, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_two_hosts_and_a_tracker_die_and_the_preseed_is_done(kind: str) -> None:
+    """Five of eight hosts by count, two copies in each zone at least. Two of those that were picked, of one zone, are killed while they
+    pull, and so is the tracker: the quorum, which the others alone do not reach, is reached with hosts in their place."""
+    with (
+        tempfile.TemporaryDirectory(prefix="p2pdist-") as directory,
+        running_site(Path(directory), tracker=False) as site,
+        trackers_on(kind, site) as trackers,
+    ):
+        digest = site.publish(8 * MIB)
+        agents = {}
+        for each in range(8):
+            where = {"zone": f"z{each % 2}", "rack": f"r{each // 2 % 2}", "log_level": "warning"}
+            agents[f"h{each}"] = Agent(site, f"h{each}", tracker=trackers.urls(first=each // 2 % 2), **where)
+        for started in [Background(agent.start) for agent in agents.values()]:
+            started.result()
+        last = len(trackers.ports) - 1
+
+        def found() -> dict[str, Any]:
+            status, answer = ask_at(trackers.url(last), "GET", "/v1/preseeds/p1")
+            return answer if status == 200 else {"bytes_done": 0}
+
+        site.origin.rate_bytes_s = 2 * MIB
+        order = ("preseed", reference(digest), "--count", "5", "--replicas", "2", "--id", "p1", "--wait")
+        waiting = Background(lambda: site.command(*order, "--quorum", "80%", "--tracker", trackers.urls()))
+        until(lambda: found()["bytes_done"] > 0)
+        picked = found()["picked"]
+        assert len(picked) == 5
+        zone = max((0, 1), key=lambda zone: sum(int(name[1:]) % 2 == zone for name in picked))
+        victims = [name for name in picked if int(name[1:]) % 2 == zone][:2]
+        for name in victims:
+            agents[name].kill()
+        trackers.kill(0)
+        if kind == "sqlite":
+            trackers.start(0)
+        code, told, said = waiting.result(120)
+        assert code == 0, said
+        assert told["hosts_total"] == 5 and told["hosts_done"] >= 4
+        until(lambda: found()["state"] == "done", 60)
+        answer = found()
+        assert answer["hosts_done"] == 5 and not set(victims) & set(answer["picked"])
+        assert {(each["host"], each["reason"]) for each in answer["failures"]} == {
+            (name, "not-connected") for name in victims
+        }
+        assert set(answer["replicas"]) == {"z0", "z1"} and min(answer["replicas"].values()) >= 2
+        holding = {name for name, agent in agents.items() if name not in victims and pins(agent)}
+        assert holding == set(answer["picked"]), "who was picked holds the package, and nobody else"
 
 
 @pytest.mark.slow

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shutil
-import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from client_rig import fetch, output, right, running, torrent_file
 from site_rig import Agent, Site, free_pair, until
 
-from p2pdist.model.bencode import decode, encode
 from p2pdist.model.digest import Digest, hex_of, parse_digest
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_reference
 from p2pdist.origin.origin import open_origin
@@ -29,14 +26,6 @@ SIZE = 16 * MIB
 BY_BITTORRENT = 'p2pdist_agent_received_bytes_total{source="bittorrent"}'
 BY_TREES = 'p2pdist_agent_received_bytes_total{source="peer"}'
 FROM_ORIGIN = 'p2pdist_agent_received_bytes_total{source="origin"}'
-
-
-def right(file: Path, digest: str) -> bool:
-    return "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest() == digest
-
-
-def output(site: Site, agent: Agent) -> Path:
-    return site.directory / f"out-{agent.name}"
 
 
 async def torrent_of(site: Site, digest: str) -> Torrent:
@@ -61,18 +50,6 @@ def seeding(site: Site, digest: Digest, torrent: Torrent, peers: list[Agent]) ->
         assert session.close()
 
 
-@contextlib.contextmanager
-def running(*words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Another program, until the context ends."""
-    with log.open("wb") as stream:
-        process = subprocess.Popen(words, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL, cwd=log.parent)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def aria2(*words: str) -> list[str]:
     program = shutil.which("aria2c")
     if program is None:
@@ -80,22 +57,6 @@ def aria2(*words: str) -> list[str]:
     options = ["--no-conf", "--file-allocation=none", "--summary-interval=0", "--disable-ipv6"]
     options += ["--enable-dht=false", "--bt-enable-lpd=false", f"--listen-port={free_pair()}"]
     return [program, *options, *words]
-
-
-def fetch(site: Site, path: str) -> bytes:
-    with urllib.request.urlopen(site.tracker_url + path, timeout=10) as answer:
-        return bytes(answer.read())
-
-
-def torrent_file(site: Site, path: str, *, web_seeds: bool = True) -> Path:
-    """A .torrent of the tracker's, in a file; without its web seeds there are only BitTorrent peers to fetch from."""
-    body = decode(fetch(site, path))
-    assert isinstance(body, dict)
-    if not web_seeds:
-        body.pop(b"url-list", None)
-    file = site.directory / "wanted.torrent"
-    file.write_bytes(encode(body))
-    return file
 
 
 def two_seeds(site: Site) -> tuple[str, list[Agent]]:

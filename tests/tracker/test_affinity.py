@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Collection
 
 import pytest
 from hypothesis import given, settings
@@ -11,12 +12,12 @@ from hypothesis import strategies as st
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict
-from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Hello, Holding, Left, Report
+from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Hello, Holding, Left, Report, Spares
 from p2pdist.model.pieces import PieceLayout
-from tracker.core import affinity as module
 from tracker.core.affinity import RATE_ASSUMED_BYTES_S, Affinity, Ranked, Wanted
 from tracker.core.events import Received, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
+from tracker.core.spares import SparedBlobs
 
 PIECE = 65536
 BLOBS = [digest_of(str(number).encode()) for number in range(4)]
@@ -30,7 +31,8 @@ class Site:
 
     def __init__(self) -> None:
         self.fleet = Fleet(-1000.0)
-        self.affinity = Affinity(self.fleet.hosts, self.fleet.swarms, self.fleet.capacities)
+        self.spared = SparedBlobs()
+        self.affinity = Affinity(self.fleet.hosts, self.fleet.swarms, self.fleet.capacities, self.spared.hosts)
         self.sessions: dict[str, int] = {}
         self.numbers = itertools.count(1)
         self.now = 0.0
@@ -60,7 +62,7 @@ def counts_of(blob: int, pieces: int | None) -> tuple[int, ...]:
     return tuple(sum(piece % layout.stripes == stripe for piece in held) for stripe in range(layout.stripes))
 
 
-def slowly(fleet: Fleet, parts: dict[Digest, int], name: str) -> int:
+def slowly(fleet: Fleet, parts: dict[Digest, int], name: str, spared: Collection[Digest] = ()) -> int:
     """Bytes missing, blob by blob."""
     missing = 0
     for blob, size in parts.items():
@@ -70,13 +72,15 @@ def slowly(fleet: Fleet, parts: dict[Digest, int], name: str) -> int:
         if swarm is not None and member is not None:
             pieces = sum(member.counts)
             held = size if pieces == swarm.layout.count else pieces * PIECE
+        if blob in spared:
+            held = size
         missing += size - held
     return missing
 
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["join", "leave", "hold", "report", "left", "tick", "ask"]),
+        st.sampled_from(["join", "leave", "hold", "report", "left", "tick", "spare"]),
         st.sampled_from(["h1", "h2", "h3"]),
         st.integers(0, 3),
         st.integers(0, 20),
@@ -89,6 +93,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_it_agrees_with_the_slow_way_whatever_was_asked_before(steps: list[tuple[str, str, int, int]]) -> None:
     site = Site()
+    spared: dict[str, set[Digest]] = {}
     for what, name, blob, pieces in steps:
         site.now += 0.2
         connected = name in site.sessions
@@ -104,13 +109,16 @@ def test_it_agrees_with_the_slow_way_whatever_was_asked_before(steps: list[tuple
                 site.fleet.handle(Received(site.sessions[name], advance), now=site.now)
             case "left" if connected:
                 site.fleet.handle(Received(site.sessions[name], Left(BLOBS[blob])), now=site.now)
+            case "spare":
+                spared[name] = {BLOBS[blob], *(spared.get(name, ()) if pieces % 2 else ())}
+                site.spared.said(name, Spares((BLOBS[blob],), more=bool(pieces % 2)))
             case "tick":
                 site.now += pieces
                 site.fleet.handle(Tick(), now=site.now)
         everybody = list(site.fleet.hosts)
         for names in (everybody, ["h1", "elsewhere"]):
             found = site.affinity.missing(PARTS, names)
-            assert found == {each: slowly(site.fleet, PARTS, each) for each in names}
+            assert found == {each: slowly(site.fleet, PARTS, each, spared.get(each, ())) for each in names}
 
 
 def test_a_report_is_noticed_after_a_question() -> None:
@@ -123,6 +131,16 @@ def test_a_report_is_noticed_after_a_question() -> None:
     report = Report((Advance(BLOBS[1], counts_of(1, 5)),))
     site.fleet.handle(Received(site.sessions["h1"], report), now=site.now)
     assert site.lacks("h1") == [TOTAL - 5 * PIECE]
+
+
+def test_what_a_host_lost_is_missing_again() -> None:
+    site = Site()
+    site.join("h1")
+    site.hold("h1", 1)
+    site.hold("h1", 1, 5)
+    assert site.lacks("h1") == [TOTAL - 5 * PIECE]
+    site.fleet.handle(Received(site.sessions["h1"], Left(BLOBS[1])), now=site.now)
+    assert site.lacks("h1") == [TOTAL]
 
 
 def test_shared_content_is_counted_once_and_the_best_come_first() -> None:
@@ -250,11 +268,26 @@ def test_every_role_is_filled_with_hosts_of_its_own(
             assert each.bytes_missing == slowly(site.fleet, dict(role.parts), each.host)
 
 
-def test_what_is_remembered_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BLOBS_REMEMBERED_MAX", 2)
+def test_what_need_not_be_fetched_is_not_missing() -> None:
+    """A pack that went when its tree was whole: not missing where that was said, partly there or not at all; missing elsewhere."""
+    site = Site()
+    for name in ("whole", "part", "cold"):
+        site.join(name)
+    site.hold("part", 1, 3)
+    site.hold("cold", 1, 3)
+    site.spared.said("whole", Spares((BLOBS[0], BLOBS[1])))
+    site.spared.said("part", Spares((BLOBS[1],)))
+    assert site.lacks("whole", "part", "cold") == [
+        TOTAL - SIZES[0] - SIZES[1],
+        TOTAL - SIZES[1],
+        TOTAL - 3 * PIECE,
+    ]
+    site.spared.forget("whole")
+    assert site.lacks("whole") == [TOTAL]
+
+
+def test_nobody_is_believed_who_states_another_size_than_the_manifest() -> None:
     site = Site()
     site.join("h1")
-    for blob in range(4):
-        site.hold("h1", blob)
-    assert site.lacks("h1") == [0]
-    assert len(site.affinity._remembered) == 2
+    site.hold("h1", 0)
+    assert site.affinity.missing({BLOBS[0]: SIZES[0] + 1}, ["h1"]) == {"h1": SIZES[0] + 1}

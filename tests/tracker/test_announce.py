@@ -84,13 +84,47 @@ def test_the_second_peer_is_told_of_the_first(site: Site) -> None:
     assert names(site.announce("h1")) == ["h2"], "and the first of the second when it asks again"
 
 
-def test_both_info_hashes_lead_to_one_swarm(site: Site) -> None:
-    site.announce("h1", info_hash=V1)
-    answer = site.announce("h2", info_hash=V2)
-    assert names(answer) == ["h1"]
-    assert site.announce("h2", info_hash=V1).incomplete == 2, "a hybrid client announces itself under both"
+def hybrid(site: Site, name: str, **said: Any) -> list[Answer]:
+    """A client of both versions announces itself under both info hashes."""
+    return [site.announce(name, info_hash=info_hash, **said) for info_hash in (V1, V2)]
+
+
+def test_a_client_of_both_versions_is_one_peer_under_both_info_hashes(site: Site) -> None:
+    hybrid(site, "h1")
+    assert [names(answer) for answer in hybrid(site, "h2")] == [["h1"], ["h1"]]
+    assert site.announces.peers == 2
     scraped = site.announces.scrape([V1, V2, OTHER], now=0.0)
     assert [(each.info_hash, each.incomplete) for each in scraped] == [(V1, 2), (V2, 2)]
+    site.announce("h1", info_hash=V2, event="stopped")
+    assert [answer.incomplete for answer in hybrid(site, "h2")] == [1, 1], "one goodbye is enough"
+
+
+def test_clients_of_one_version_are_not_told_of_those_of_the_other(site: Site) -> None:
+    """They would greet each other with a hash that the other does not know."""
+    site.announce("one1", info_hash=V1, left=0)
+    site.announce("two2", info_hash=V2, left=0)
+    hybrid(site, "both3", left=0)
+    for info_hash, told in ((V1, {"one1", "both3"}), (V2, {"two2", "both3"})):
+        answer = site.announce("h9", info_hash=info_hash, key=info_hash)
+        assert {*names(answer)} == told and (answer.complete, answer.incomplete) == (2, 1)
+    assert {*names(hybrid(site, "h10")[0])} == {"one1", "both3"}
+    assert site.announces.scrape([V2], now=0.0)[0].complete == 2
+
+
+def test_who_is_no_longer_heard_of_under_one_info_hash_is_forgotten_there(site: Site) -> None:
+    """Such as a client of both versions that was started again with the torrent of one."""
+    hybrid(site, "h1")
+    for _ in range(5):
+        site.now += 30
+        site.announce("h1", info_hash=V2)
+    assert names(site.announce("h2", info_hash=V1)) == []
+    assert names(site.announce("h2", info_hash=V2)) == ["h1"]
+
+
+def test_an_agent_of_ours_answers_to_both_info_hashes(site: Site) -> None:
+    site.agent("h1", (1,), bt_port=6999)
+    assert [answer.complete for answer in hybrid(site, "h9")] == [1, 1]
+    assert all(addresses(answer) == {(bytes([10, 0, 0, 1]), 6999)} for answer in hybrid(site, "h9"))
 
 
 def test_what_was_not_registered_is_not_tracked(site: Site) -> None:
@@ -456,7 +490,7 @@ def test_web_seeds_are_whole_and_near(site: Site) -> None:
 @given(st.integers(0, 200), st.integers(0, 300), st.integers(0, (1 << 64) - 1))
 def test_a_sample_of_a_pool_has_no_peer_twice(size: int, count: int, chance: int) -> None:
     pool = Pool()
-    peers = [Peer(b"", number, {}) for number in range(size + 5)]
+    peers = [Peer(b"", number, {}, {}) for number in range(size + 5)]
     for peer in peers:
         pool.add(peer)
     for peer in peers[:5]:
@@ -499,10 +533,10 @@ def test_what_holds_whatever_is_announced(steps: list[Any]) -> None:
         assert left or not seeds & addresses(answer)
         assert addresses(answer) <= torrent.at.keys()
         everybody = [*torrent.announced.values(), *torrent.members.values()]
-        assert (answer.complete, answer.incomplete) == (
-            sum(peer.seed for peer in everybody),
-            sum(not peer.seed for peer in everybody),
-        )
+        usable = [peer for peer in everybody if info_hash in peer.heard]
+        seeding = sum(peer.seed for peer in usable)
+        assert (answer.complete, answer.incomplete) == (seeding, len(usable) - seeding)
+        assert addresses(answer) <= {endpoint for peer in usable for endpoint in peer.endpoints()}
         assert len(torrent.at) == sum(len(peer.ips) for peer in everybody)
         assert site.announces.peers == len(torrent.announced)
         assert all(peer.expires_at > site.now for peer in torrent.announced.values())

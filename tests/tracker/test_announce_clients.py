@@ -51,7 +51,8 @@ async def client(site: TorrentSite, path: str, directory: Path) -> AsyncIterator
 
 
 def peers(site: TorrentSite, *, seeds: bool) -> int:
-    return sum(torrent.count(seeds=seeds) for torrent in site.service.announces._torrents.values())
+    """Those known by version 1, of all torrents."""
+    return sum(torrent.count(torrent.hashes[0], seeds=seeds) for torrent in site.service.announces._torrents.values())
 
 
 @needs_aria2

@@ -3,8 +3,10 @@
 Theory. Swarms know who holds what: every agent says all its complete blobs when it connects (`Holding`) and how far it is with the others
 (`Report`). So the bytes that a host lacks of some packages are the sizes of their blobs, each counted once however many packages share it,
 less what it said last that it holds; a host that lost content while it was away says so when it connects. A partial blob counts by its
-pieces: which of them is the last, shorter one is not known, so each counts as a whole one, and a host that lacks a piece lacks at least a
-byte.
+pieces (`Swarm.held`).
+
+Packs are means to make trees. Once a tree is here whole its packs may go, and are not fetched again for a later version either, which
+takes what it needs of them from the objects here. Hosts say which packs these are (`spares`, see spares.py); they count as held.
 
 The time that the missing bytes take is estimated from the rate that the host has shown (capacity.py), or a typical one where it has
 shown none, or RATE_ASSUMED_BYTES_S while no host has.
@@ -19,6 +21,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import sub
 
 import msgspec
 
@@ -26,22 +30,18 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict
 from tracker.core.capacity import Capacities
 from tracker.core.host import Host
-from tracker.core.member import Member
 from tracker.core.swarm import Swarm
 
 RATE_ASSUMED_BYTES_S = 125e6
 """1 Gbit/s, while no host has shown another rate."""
-
-BLOBS_REMEMBERED_MAX = 256
-"""What ten thousand hosts hold of one blob takes a tenth of a megabyte."""
 
 Parts = Mapping[Digest, int]
 """The blobs that are needed, with their sizes in bytes."""
 
 
 class Ranked(msgspec.Struct, frozen=True, gc=False):
-    """A host and what it lacks. `present`: its agent is connected. A struct, because ten thousand dataclasses take a quarter of the time of
-    an answer to make."""
+    """A host and what it lacks. `present`: its agent is connected and not about to end. A struct, because ten thousand dataclasses take a
+    quarter of the time of an answer to make."""
 
     host: str
     bytes_missing: int
@@ -61,50 +61,30 @@ class Wanted:
 
 @dataclass(slots=True)
 class Affinity:
-    """Shares the fleet's hosts, swarms and capacities, and changes none of them."""
+    """Shares the fleet's hosts, swarms and capacities, and changes none of them. `spares`: hosts that need not fetch a blob, by blob."""
 
     hosts: Mapping[str, Host]
     swarms: Mapping[Digest, Swarm]
     capacities: Capacities
-    _order: list[str] = field(default_factory=list)
-    _places: dict[str, int] = field(default_factory=dict)
-    _remembered: dict[Digest, tuple[object, list[int]]] = field(default_factory=dict)
+    spares: Mapping[Digest, Collection[str]] = field(default_factory=dict)
 
     def missing(self, parts: Parts, names: Collection[str]) -> dict[str, int]:
-        """Bytes that each host lacks."""
+        """Bytes that each host lacks. Costs a lookup for each host and blob, all of them in loops of the interpreter's own."""
         total = sum(parts.values())
-        order = list(self.hosts)
-        if order != self._order:
-            self._order = order
-            self._places = {name: place for place, name in enumerate(order)}
-            self._remembered.clear()
-        swarms = [(swarm, size) for digest, size in parts.items() if (swarm := self.swarms.get(digest)) is not None]
-        left = dict.fromkeys(names, total)
-        if swarms and left.keys() >= self.hosts.keys():
-            columns = [self._column(swarm, size) for swarm, size in swarms]
-            left.update(zip(self._order, (total - sum(row) for row in zip(*columns, strict=True)), strict=True))
-            return left
-        for swarm, size in swarms:
-            for name in left if len(left) < len(swarm.members) else left.keys() & swarm.members.keys():
-                if (member := swarm.members.get(name)) is not None:
-                    left[name] -= _held(swarm, size, member)
-        return left
+        known = [held for digest, size in parts.items() if (held := self._held(digest, size)) is not None]
+        if not known:
+            return dict.fromkeys(names, total)
+        rows = zip(*(map(held.get, names, repeat(0)) for held in known), strict=True)
+        return dict(zip(names, map(sub, repeat(total), map(sum, rows)), strict=False))
 
-    def _column(self, swarm: Swarm, size: int) -> list[int]:
-        """What each host of the fleet holds of a blob, in the fleet's order. Remembered as long as the swarm stays as it is, which its
-        clock, its numbers and its story show: of thousands of packages few move at a time."""
-        story = swarm.story[-1] if swarm.story else None
-        mark = (size, swarm.now, len(swarm.members), swarm.receivers, story)
-        known = self._remembered.pop(swarm.blob, None)
-        if known is None or known[0] != mark:
-            column = [0] * len(self._order)
-            for name, member in swarm.members.items():
-                column[self._places[name]] = size if member.seed else _held(swarm, size, member)
-            known = mark, column
-        self._remembered[swarm.blob] = known
-        if len(self._remembered) > BLOBS_REMEMBERED_MAX:
-            del self._remembered[next(iter(self._remembered))]
-        return known[1]
+    def _held(self, digest: Digest, size: int) -> Mapping[str, int] | None:
+        """What each host holds of a blob, or need not fetch of it; None when there is none that does."""
+        swarm, spared = self.swarms.get(digest), self.spares.get(digest)
+        # Agents may be wrong about a size, the manifest that named the blob is not.
+        held = swarm.held if swarm is not None and swarm.layout.size == size else None
+        if not spared:
+            return held
+        return {**(held or {}), **dict.fromkeys(spared, size)}
 
     def rank(self, parts: Parts, names: Collection[str]) -> list[Ranked]:
         """The hosts, best first: those that are present, that lack the fewest bytes, that will have them soonest; then by name."""
@@ -116,7 +96,7 @@ class Affinity:
         for name, lacking in missing.items():
             host = hosts.get(name)
             seconds = lacking / (rate(name) or usual) if lacking else 0.0
-            (away if host is None or host.session is None else present).append((lacking, seconds, name))
+            (away if host is None or not host.available else present).append((lacking, seconds, name))
         present.sort()
         away.sort()
         return [
@@ -164,24 +144,24 @@ class Affinity:
                 f"{wanted} hosts are asked for and {len(names)} may be chosen",
                 remedy="Ask for fewer, or select more hosts",
             )
-        ranked = {role.name: {each.host: each for each in self.rank(role.parts, names)} for role in roles}
-        pairs: list[tuple[int, int, str, str]] = []
-        for name in names:
-            lacking = {role: hosts[name].bytes_missing for role, hosts in ranked.items()}
-            lowest = heapq.nsmallest(2, lacking.values())
-            for role, bytes_missing in lacking.items():
+        missing = [self.missing(role.parts, names) for role in roles]
+        pairs: list[tuple[int, int, str, int]] = []
+        for name, lacking in zip(names, zip(*(each.values() for each in missing), strict=True), strict=True):
+            lowest = sorted(lacking)[:2]
+            for role, bytes_missing in enumerate(lacking):
                 other = lowest[-1] if bytes_missing == lowest[0] else lowest[0]
                 pairs.append((bytes_missing, -other, name, role))
         pairs.sort()
-        open_seats = {role.name: role.count for role in roles}
-        taken: set[str] = set()
-        found: dict[str, list[Ranked]] = {role.name: [] for role in roles}
+        open_seats = [role.count for role in roles]
+        taken: dict[str, int] = {}
         for _, _, name, role in pairs:
             if open_seats[role] and name not in taken:
                 open_seats[role] -= 1
-                taken.add(name)
-                found[role].append(ranked[role][name])
-        return found
+                taken[name] = role
+        return {
+            role.name: self.rank(role.parts, [name for name, place in taken.items() if place == number])
+            for number, role in enumerate(roles)
+        }
 
     def pick(self, parts: Parts, names: Iterable[str], count: int, taken: Iterable[str] = ()) -> list[str]:
         """Up to `count` hosts: the fewest bytes missing first; of those that lack the same, one from each rack in turn, beginning with the
@@ -213,11 +193,6 @@ class Affinity:
     def _rack(self, name: str) -> tuple[str, str]:
         host = self.hosts.get(name)
         return (host.zone, host.rack) if host is not None else ("", "")
-
-
-def _held(swarm: Swarm, size: int, member: Member) -> int:
-    """Bytes that a host holds of a blob."""
-    return size if member.seed else max(0, min(size - 1, sum(member.counts) * swarm.layout.piece_size))
 
 
 def _mean(hosts: Sequence[Ranked]) -> float:

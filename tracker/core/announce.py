@@ -1,9 +1,10 @@
 """The tracker as a BitTorrent tracker: who takes part in which torrent, and who is told of whom (BEP 3, 7, 23, 48, 52).
 
 Theory. A torrent is registered under its info hashes (SHA-1, and the first 20 bytes of SHA-256), which lead to one swarm; what was not
-registered is refused, or this would be a tracker for anything. A peer is known by its id and key, so that who moves to another address
-or has two of them stays one peer; without a key, by its id and address, so that nobody can speak for another. It is forgotten when it
-has not announced itself for two intervals.
+registered is refused, or this would be a tracker for anything. A peer is told of those that announced themselves under the same hash, as
+others could not talk to it, and counts are those of the hash, too; agents of ours answer to both. A peer is known by its id and key, so
+that who moves to another address or has two of them stays one peer; without a key, by its id and address, so that nobody can speak for
+another. It is forgotten when it has not announced itself for two intervals.
 
 Agents of ours that run a BitTorrent port are peers of the torrents of what they hold, announced or not: what they hold is read from the
 fleet. Where an agent announces itself as well, its announce counts.
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
+from math import inf
 from typing import Literal
 
 from p2pdist.model.digest import Digest
@@ -176,16 +178,16 @@ class Announces:
             known = self._known(torrent, event)
             if known is not None:
                 self._forget(torrent, known)
-            return self._answer(torrent, (), "")
+            return self._answer(torrent, event.info_hash, (), "")
         peer, warning = self._record(torrent, event, now)
         wanted = NUMWANT if event.numwant is None else max(0, min(event.numwant, NUMWANT_MAX))
-        chosen = torrent.choose(peer, wanted, chance)
+        chosen = torrent.choose(peer, event.info_hash, wanted, chance)
         family = len(event.ip)
         contacts = []
         for other in chosen:
             ip = other.ips.get(family) or next(iter(other.ips.values()))
             contacts.append(Contact(other.peer_id, ip, other.port))
-        return self._answer(torrent, tuple(contacts), warning)
+        return self._answer(torrent, event.info_hash, tuple(contacts), warning)
 
     def scrape(self, hashes: Sequence[bytes], *, now: float) -> list[Scraped]:
         """The state of those torrents among `hashes` that are registered."""
@@ -195,8 +197,8 @@ class Announces:
             torrent = self._by_hash.get(info_hash)
             if torrent is not None:
                 self._sync(torrent, now)
-                counts = torrent.count(seeds=True), torrent.completed, torrent.count(seeds=False)
-                found.append(Scraped(info_hash, *counts))
+                complete, incomplete = (torrent.count(info_hash, seeds=seeds) for seeds in (True, False))
+                found.append(Scraped(info_hash, complete, torrent.completed, incomplete))
         return found
 
     def expire(self, *, now: float) -> None:
@@ -229,9 +231,9 @@ class Announces:
         found.sort(key=lambda each: each[:2])
         return [address for _, _, address in found[:WEB_SEEDS_MAX]]
 
-    def _answer(self, torrent: TorrentSwarm, contacts: tuple[Contact, ...], warning: str) -> Answer:
+    def _answer(self, torrent: TorrentSwarm, info_hash: bytes, contacts: tuple[Contact, ...], warning: str) -> Answer:
         interval_s = self.interval_s()
-        complete, incomplete = torrent.count(seeds=True), torrent.count(seeds=False)
+        complete, incomplete = (torrent.count(info_hash, seeds=seeds) for seeds in (True, False))
         return Answer(interval_s, max(INTERVAL_MIN_S, interval_s // 2), complete, incomplete, contacts, warning)
 
     def _known(self, torrent: TorrentSwarm, event: Announce) -> Peer | None:
@@ -243,8 +245,11 @@ class Announces:
         zone, rack = (event.zone, event.rack) if event.zone else self.sites.find(event.ip, now=now)
         ips = dict(known.ips) if known is not None and known.port == event.port else {}
         ips[len(event.ip)] = event.ip
-        peer = Peer(event.peer_id, event.port, ips, zone, rack, event.left == 0, _identity(event))
-        peer.expires_at = now + MISSED_MAX * self.interval_s() + GRACE_S
+        until = now + MISSED_MAX * self.interval_s() + GRACE_S
+        heard = {each: time for each, time in known.heard.items() if time > now} if known is not None else {}
+        heard[event.info_hash] = until
+        peer = Peer(event.peer_id, event.port, ips, heard, zone, rack, event.left == 0, _identity(event))
+        peer.expires_at = until
         if known is not None:
             peer.load = known.load // 2
             torrent.completed += event.event == "completed" and peer.seed and not known.seed
@@ -317,7 +322,10 @@ class Announces:
             ip = ip_of(host.address) or b""
             if (ip, host.bt_port) not in torrent.at:
                 seed, load = holds
-                torrent.add(Peer(b"", host.bt_port, {len(ip): ip}, host.zone, host.rack, seed, host=name, load=load))
+                heard = dict.fromkeys(torrent.hashes, inf)
+                torrent.add(
+                    Peer(b"", host.bt_port, {len(ip): ip}, heard, host.zone, host.rack, seed, host=name, load=load)
+                )
                 room -= 1
         if not room:
             torrent.synced_until = now + SYNC_S

@@ -35,16 +35,18 @@ def assignments(swarm: Swarm, hosts: Mapping[str, Host]) -> list[Send]:
         session, member = hosts[name].session, swarm.members[name]
         if session is not None:
             if member.zone not in zones:
-                zones[member.zone] = present_keepers(swarm, member.zone, source)
+                named = swarm.dealt.get(member.zone) or keepers(swarm, member.zone)
+                zones[member.zone] = present_keepers(swarm, named, source)
             news = zones[member.zone] if zones[member.zone] != member.keepers else ()
             member.keepers = news or member.keepers
-            found.append(Send(session, Assign(Plan(swarm.blob, tuple(stripes), news))))
+            dealt = name in swarm.swarming and member.zone in swarm.dealt
+            found.append(Send(session, Assign(Plan(swarm.blob, tuple(stripes), news, dealt))))
     return found
 
 
-def present_keepers(swarm: Swarm, zone: str, source: Callable[[str], Source | None]) -> tuple[Source, ...]:
-    """The keepers of a zone that are there, and where they are reached."""
-    found = (source(name) for name in keepers(swarm, zone) if swarm.members[name].present)
+def present_keepers(swarm: Swarm, names: tuple[str, ...], source: Callable[[str], Source | None]) -> tuple[Source, ...]:
+    """Those of the keepers that are there, and where they are reached."""
+    found = (source(name) for name in names if name in swarm.members and swarm.members[name].present)
     return tuple(each for each in found if each is not None)
 
 

@@ -29,6 +29,7 @@ from p2pdist.model.messages import (
     Hello,
     Holding,
     Holdings,
+    Leaving,
     Left,
     Pace,
     Reject,
@@ -40,12 +41,14 @@ from tracker.core.assignments import assignments
 from tracker.core.balance import PAUSE_S, balance
 from tracker.core.capacity import Capacities
 from tracker.core.close_watch import CLOSE_S, CloseWatch
+from tracker.core.dealing import deal
 from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
 from tracker.core.leases import Leases, shares
 from tracker.core.member import Member
 from tracker.core.pace import SHORTEST_S
 from tracker.core.planner import Planner
+from tracker.core.policy.book import PolicyBook
 from tracker.core.presence import GRACE_S, Presence
 from tracker.core.progress import keeps_up, note_pace, silent_parents, slow_edges, slow_host
 from tracker.core.repair import AVOID_S, avoid_s, free_children, move_lease, origin_failed, spare_origin
@@ -75,6 +78,7 @@ class Fleet:
     hosts: dict[str, Host] = field(default_factory=dict)
     swarms: dict[Digest, Swarm] = field(default_factory=dict)
     capacities: Capacities = field(default_factory=Capacities)
+    policies: PolicyBook = field(default_factory=PolicyBook)
     _sessions: dict[int, str] = field(default_factory=dict)
     schedule: Schedule = field(default_factory=Schedule)
     standing: Standing = field(init=False)
@@ -124,7 +128,7 @@ class Fleet:
             out.append(Drop(host.session))
         host.forgive(now=now, started_anew=True)
         host.address, host.zone, host.rack, host.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port
-        host.session, host.absent_since, host.origin_share = session, None, 0.0
+        host.session, host.absent_since, host.origin_share, host.leaving = session, None, 0.0, False
         self.capacities.declare(host.name, hello.upload_bytes_s)
         self._sessions[session] = hello.host
         if host.swarms:
@@ -148,7 +152,7 @@ class Fleet:
             match message:
                 case Report():
                     self._report(name, message, now)
-                case Holding():
+                case Holding() if not self.hosts[name].leaving:
                     self._hold(self.hosts[name], message, now)
                 case Holdings(blobs):
                     for holding in blobs:
@@ -158,7 +162,9 @@ class Fleet:
                     self._complaint(name, message, now, out)
                 case Left(blob):
                     if blob in self.hosts[name].swarms:
-                        self._leave(name, blob, now, "left")
+                        self.standing.leave(self.hosts[name], self.swarms[blob], "left", now=now)
+                case Leaving():
+                    self.standing.depart(self.hosts[name], now=now)
                 case Hello():
                     raise UsageError("a session says hello once")
         except P2PDistError as error:
@@ -169,6 +175,7 @@ class Fleet:
     # -- swarms
 
     def _hold(self, host: Host, holding: Holding, now: float) -> None:
+        self.policies.admit(host.zone, holding)
         swarm = self._swarm(holding)
         counts = list(holding.counts)
         swarm.check_counts(counts)
@@ -188,7 +195,8 @@ class Fleet:
                 swarm.tell_children(host.name)
         member.absent_since, member.silent, member.heard_at = None, False, now
         swarm.hurry(host.name, holding.priority)
-        self._sort(host, swarm)
+        swarm.take_way(host.name, holding.swarm)
+        self.standing.sort(host, swarm)
         if not member.seed:
             streams = len(holding.parents) == swarm.stripes
             for stripe, parent in enumerate(holding.parents if streams else (None,) * swarm.stripes):
@@ -196,13 +204,6 @@ class Fleet:
         spare_origin(swarm, host.name)
         small = swarm.stripes == 1
         self.schedule.ask(swarm.blob, "join", now + (SMALL_BATCH_S if small else JOIN_BATCH_S), wake=small)
-
-    def _sort(self, host: Host, swarm: Swarm) -> None:
-        """Note whether the host still receives the blob."""
-        if swarm.members[host.name].seed:
-            host.receiving.pop(swarm.blob, None)
-        else:
-            host.receiving[swarm.blob] = None
 
     def _swarm(self, holding: Holding) -> Swarm:
         layout = layout_of(holding)
@@ -218,7 +219,7 @@ class Fleet:
     def _recount(self, swarm: Swarm, member: Member, counts: list[int], now: float) -> None:
         if any(new < old for new, old in zip(counts, member.counts, strict=True)):
             swarm.forget_pieces(member.host, counts)
-            self._sort(self.hosts[member.host], swarm)
+            self.standing.sort(self.hosts[member.host], swarm)
             self.schedule.ask(swarm.blob, "lost pieces", now + JOIN_BATCH_S)
             return
         note_pace(swarm, member, counts, now=now)
@@ -226,7 +227,7 @@ class Fleet:
         complete = swarm.advance(member.host, counts, now=now)
         if sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals)) > whole:
             self._late.setdefault(swarm.blob)
-        self._sort(self.hosts[member.host], swarm)
+        self.standing.sort(self.hosts[member.host], swarm)
         if spare_origin(swarm, member.host):
             self.schedule.ask(swarm.blob, "whole copy", now)
         if complete:
@@ -240,6 +241,8 @@ class Fleet:
             if len(self.hosts) >= HOSTS_MAX:
                 return False
             host = self.hosts[name] = Host(name, absent_since=now)
+        if host.leaving:
+            return False
         self.standing.join(host, swarm, [0] * swarm.stripes, now=now)
         self._presence.stands_in(host, swarm, now)
         return True
@@ -263,10 +266,14 @@ class Fleet:
         """Look whether somebody holds up the host that has just reported."""
         member = swarm.members[name]
         member.heard_at = now
+        if name in swarm.swarming:
+            return  # a swarm finds its own way around those who are slow
         for parent in silent_parents(swarm, member, self._close.asked_at, interval_s=self.report_interval_s, now=now):
             self._presence.silent(self.hosts[parent], now)
             for blob in self.hosts[parent].swarms:
                 self.schedule.ask(blob, "silent", now)
+        if self.policies.paced(swarm.blob):
+            return  # who keeps to a policy's rate is not slow
         if member.light and keeps_up(swarm, member):
             self.standing.acquit(self.hosts[name])
         found = slow_host(swarm, member, now=now)
@@ -318,7 +325,7 @@ class Fleet:
         host = self.hosts.get(source)
         if host is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if host.session is None and source in swarm.members:
-                self._leave(source, swarm.blob, now, "dead")
+                self.standing.leave(host, swarm, "dead", now=now)
             elif reason != "reset" or not self.standing.excused(swarm, now=now):
                 self.standing.blame(host, name, reason, now=now)
         self.schedule.ask(swarm.blob, reason, now)
@@ -333,6 +340,9 @@ class Fleet:
     ) -> None:
         """The holder of a lease cannot read the origin: somebody else may, or the swarm ends."""
         if name not in swarm.roots[stripe]:
+            if reason != "unavailable" and name in swarm.readers():
+                swarm.undealt = True
+                self.schedule.ask(swarm.blob, reason, now)
             return  # only the holder of the lease reads there
         moved, error = origin_failed(swarm, stripe, name, reason, now=now)
         if moved:
@@ -344,25 +354,12 @@ class Fleet:
             if session is not None and not member.seed:
                 out.append(Send(session, Reject(error.problem(), swarm.blob)))
 
-    def _leave(self, name: str, blob: Digest, now: float, reason: str) -> None:
-        swarm = self.swarms[blob]
-        swarm.remove(name)
-        swarm.tell(now, f"{name} is gone: {reason}")
-        host = self.hosts[name]
-        host.swarms.pop(blob, None)
-        host.receiving.pop(blob, None)
-        if not swarm.members:
-            del self.swarms[blob]
-            self.schedule.forget(blob)
-        else:
-            self.schedule.ask(blob, reason, now)
-
     # -- time
 
     def _tick(self, now: float, out: list[Command]) -> None:
         self.standing.pardon(now=now)
         for host, blob in self._presence.overdue(now):
-            self._leave(host.name, blob, now, "absent")
+            self.standing.leave(host, self.swarms[blob], "absent", now=now)
             if host.session is not None:
                 # It is taken for gone and is not: in a new session it says again what it holds.
                 out.append(Drop(host.session))
@@ -384,13 +381,14 @@ class Fleet:
 
     def _plan_due(self, now: float, out: list[Command]) -> None:
         due = self.schedule.take(self.swarms, now)
-        leases = Leases(self.swarms.values() if due else (), self.origin_streams_max)
+        leases = Leases(self.swarms.values() if due else (), self.origin_streams_max, self.policies)
         for swarm in due:
             swarm.now = now
             before = swarm.leases()
             self.standing.fan_out(swarm, now=now)
             may_be_out = now - self.started_at < GRACE_S and swarm.under_way
             self._planner.plan(swarm, leases=0 if may_be_out else leases.free(swarm))
+            deal(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)
             if swarm.leases() > before and self.report_interval_s > CLOSE_S:  # a slow root holds everybody up
                 self._pace(self._close.watch(chain(*swarm.roots), now=now), CLOSE_S, out)

@@ -17,7 +17,7 @@ CORRUPT_BLAME_S = 600.0
 class Host:
     """One host: where others reach it, its session (None while absent), its swarms, those of them in which it still lacks pieces, and
     who blames it for what; `origin_share` is what it was told in its session that it may read of the origin (bytes/s); `bt_port` is where
-    it answers BitTorrent peers, 0 for nowhere."""
+    it answers BitTorrent peers, 0 for nowhere; `leaving`: it said that it is about to end."""
 
     name: str
     address: str = ""
@@ -30,6 +30,12 @@ class Host:
     blamed: dict[str, tuple[str, float]] = field(default_factory=dict)
     origin_share: float = 0.0
     bt_port: int = 0
+    leaving: bool = False
+
+    @property
+    def available(self) -> bool:
+        """Whether anything may be asked of the host: it is connected, and not about to end."""
+        return self.session is not None and not self.leaving
 
     @property
     def shunned(self) -> bool:

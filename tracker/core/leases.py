@@ -1,7 +1,7 @@
 """Leases: how many origin leases are out, and how many more a swarm may be granted.
 
 All swarms together hold at most `leases_max`. Those that are only preseeded hold at most half of these, and at least one, so that a job's
-start always finds some.
+start always finds some. Those of packages whose policy limits readers (policy/readers.py) hold together no more than that.
 
 Where a limit is set on what all read from the origin in a second, each lease is an equal part of it. Holders are told when that changes; a
 new one may read before the others have heard of it, for the time of a message.
@@ -15,15 +15,17 @@ from collections.abc import Iterable, Mapping
 from p2pdist.model.messages import OriginShare
 from tracker.core.events import Send
 from tracker.core.host import Host
+from tracker.core.policy.book import PolicyBook
 from tracker.core.swarm import Swarm
 
 
 class Leases:
     """Counted once for a pass over some swarms, since it takes a look at every one; tell it what was `granted` since."""
 
-    __slots__ = ("_max", "_preseed_max", "_preseeds", "_total")
+    __slots__ = ("_by_policy", "_max", "_policies", "_preseed_max", "_preseeds", "_total")
 
-    def __init__(self, swarms: Iterable[Swarm], leases_max: int) -> None:
+    def __init__(self, swarms: Iterable[Swarm], leases_max: int, policies: PolicyBook | None = None) -> None:
+        self._policies, self._by_policy = policies or PolicyBook(), Counter[str]()
         self._max, self._preseed_max = leases_max, max(1, leases_max // 2)
         self._total = self._preseeds = 0
         for swarm in swarms:
@@ -35,14 +37,23 @@ class Leases:
         self._total += count
         if swarm.priority == "preseed":
             self._preseeds += count
+        if (limit := self._policies.readers(swarm.blob)) is not None:
+            self._by_policy[limit[0]] += count
 
     def free(self, swarm: Swarm) -> int:
         """How many more a swarm may be granted now."""
-        if all(swarm.roots):
-            return 0
+        return 0 if all(swarm.roots) else self._left(swarm)
+
+    def room(self, swarm: Swarm, held: int) -> int:
+        """How many a swarm may hold in all, of which it held so many when that was told."""
+        return self._left(swarm) + held
+
+    def _left(self, swarm: Swarm) -> int:
         left = self._max - self._total
         if swarm.priority == "preseed":
             left = min(left, self._preseed_max - self._preseeds)
+        if (limit := self._policies.readers(swarm.blob)) is not None:
+            left = min(left, limit[1] - self._by_policy[limit[0]])
         return max(0, left)
 
 
@@ -50,7 +61,7 @@ def shares(swarms: Iterable[Swarm], hosts: Mapping[str, Host], limit_bytes_s: fl
     """What holders of leases are to be told of what they may read; nothing without a limit (0)."""
     if not limit_bytes_s:
         return []
-    held = Counter(host for swarm in swarms for roots in swarm.roots for host in roots)
+    held = Counter(host for swarm in swarms for host in swarm.readers() if host in hosts)
     found = []
     for name, leases in held.items():
         host, share = hosts[name], limit_bytes_s * leases / held.total()

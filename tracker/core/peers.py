@@ -5,10 +5,13 @@ those first who were handed out least. An eighth of the answer is kept for each 
 everybody knew only his own rack would fall apart into islands (Bindal et al., "Improving Traffic Locality in BitTorrent via Biased
 Neighbor Selection", ICDCS 2006). Seeds are not told of seeds.
 
-A swarm may have tens of thousands of peers, so nobody looks at all of them: peers stand in pools (by rack, by zone, all; seeds and others
-apart), and of a pool a bounded sample is looked at, which begins and strides as a random number says that is passed in.
+A hybrid torrent has two info hashes (BEP 52), and a connection begins with one of them: who does not know that one hangs up. So who
+announces himself under one hash is told only of those who did so under the same; clients of both versions announce themselves under both.
 
-Invariants: a peer is in exactly the pools of its rack, zone and state; an endpoint (address and port) belongs to one peer.
+A swarm may have tens of thousands of peers, so nobody looks at all of them: peers stand in pools (by rack, by zone, all; seeds and others,
+and each info hash, apart), and of a pool a bounded sample is looked at, which begins and strides as a random number says that is passed in.
+
+Invariants: a peer is in exactly the pools of its rack, zone, state and info hashes; an endpoint (address and port) belongs to one peer.
 """
 
 from __future__ import annotations
@@ -29,12 +32,14 @@ Choices in Randomized Load Balancing", IEEE TPDS 2001)."""
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """One client. `ips` are its packed addresses (4 or 16 bytes) by their length, one of each family at most. `load` is how often it was
-    handed out lately; `host` names an agent of ours that did not announce itself, and whose `peer_id` nobody knows (empty)."""
+    """One client. `ips` are its packed addresses (4 or 16 bytes) by their length, one of each family at most. `heard` are the info hashes
+    that it answers to, each with the time until which its announce holds. `load` is how often it was handed out lately; `host` names an
+    agent of ours that did not announce itself, and whose `peer_id` nobody knows (empty)."""
 
     peer_id: bytes
     port: int
     ips: dict[int, bytes]
+    heard: dict[bytes, float]
     zone: str = ""
     rack: str = ""
     seed: bool = False
@@ -101,11 +106,11 @@ class TorrentSwarm:
     members: dict[str, Peer] = field(default_factory=dict)
     announced: dict[tuple[bytes, bytes], Peer] = field(default_factory=dict)
     at: dict[tuple[bytes, int], Peer] = field(default_factory=dict)
-    _pools: dict[tuple[tuple[str, ...], bool], Pool] = field(default_factory=dict)
+    _pools: dict[tuple[tuple[str, ...], bool, bytes], Pool] = field(default_factory=dict)
 
-    def count(self, *, seeds: bool) -> int:
-        """Peers that have everything, or those that have not."""
-        pool = self._pools.get(((), seeds))
+    def count(self, info_hash: bytes, *, seeds: bool) -> int:
+        """Peers under this info hash that have everything, or those that have not."""
+        pool = self._pools.get(((), seeds, info_hash))
         return len(pool) if pool is not None else 0
 
     def add(self, peer: Peer) -> None:
@@ -117,8 +122,8 @@ class TorrentSwarm:
             self.members[peer.host] = peer
         else:
             self.announced[peer.peer_id, peer.key] = peer
-        for circle in peer.circles():
-            self._pools.setdefault((circle, peer.seed), Pool()).add(peer)
+        for place in _places(peer):
+            self._pools.setdefault(place, Pool()).add(peer)
 
     def remove(self, peer: Peer) -> None:
         for endpoint in peer.endpoints():
@@ -127,27 +132,30 @@ class TorrentSwarm:
             del self.members[peer.host]
         else:
             del self.announced[peer.peer_id, peer.key]
-        for circle in peer.circles():
-            pool = self._pools[circle, peer.seed]
+        for place in _places(peer):
+            pool = self._pools[place]
             pool.remove(peer)
             if not pool:
-                del self._pools[circle, peer.seed]
+                del self._pools[place]
 
-    def choose(self, asker: Peer, count: int, chance: int) -> list[Peer]:
-        """Up to `count` peers for `asker`, nearest first; never the asker itself, and no seeds for a seed."""
+    def choose(self, asker: Peer, info_hash: bytes, count: int, chance: int) -> list[Peer]:
+        """Up to `count` peers for `asker`, who asked under `info_hash`, nearest first; never the asker itself, and no seeds for a seed."""
         chosen: dict[Peer, None] = {}
         circles, far = asker.circles(), count // FAR_SHARE
         for number, circle in enumerate(circles, start=1):
-            self._fill(chosen, circle, count - far * (len(circles) - number), asker, chance)
+            self._fill(chosen, (circle, info_hash), count - far * (len(circles) - number), asker, chance)
         for circle in circles:  # places that were kept for wider circles, and that these did not need
-            self._fill(chosen, circle, count, asker, chance)
+            self._fill(chosen, (circle, info_hash), count, asker, chance)
         for peer in chosen:
             peer.load += 1
         return list(chosen)
 
-    def _fill(self, chosen: dict[Peer, None], circle: tuple[str, ...], limit: int, asker: Peer, chance: int) -> None:
+    def _fill(
+        self, chosen: dict[Peer, None], where: tuple[tuple[str, ...], bytes], limit: int, asker: Peer, chance: int
+    ) -> None:
+        circle, info_hash = where
         for seeds in (False,) if asker.seed else (True, False):
-            pool = self._pools.get((circle, seeds))
+            pool = self._pools.get((circle, seeds, info_hash))
             room = limit - len(chosen)
             if pool is None or room <= 0:
                 continue
@@ -159,3 +167,10 @@ class TorrentSwarm:
             ]
             found.sort(key=lambda peer: (peer.ips.keys().isdisjoint(asker.ips), peer.load))
             chosen.update(dict.fromkeys(found[:room]))
+
+
+def _places(peer: Peer) -> Iterator[tuple[tuple[str, ...], bool, bytes]]:
+    """The pools that a peer is in."""
+    for circle in peer.circles():
+        for info_hash in peer.heard:
+            yield circle, peer.seed, info_hash

@@ -158,8 +158,7 @@ class Preseeds:
                 self._dirty[identifier] = None
 
     def _gone(self, name: str, now: float) -> None:
-        self._left_at.pop(name, None)
-        self._left_at[name] = now
+        self._left_at[name] = self._left_at.pop(name, now)  # since it began to leave, if it said so
         if len(self._left_at) > LEFT_MAX:
             del self._left_at[next(iter(self._left_at))]
         for identifier, preseed in self.known.items():
@@ -284,7 +283,7 @@ class Preseeds:
             return tuple(picked)
         free: dict[str, list[str]] = {}
         for host in self.hosts.values():
-            if host.session is not None and preseed.in_pool(host):
+            if host.available and preseed.in_pool(host):
                 candidates = free.setdefault(host.zone, [])
                 holder = preseed.holders.get(host.name)
                 tried = holder is not None and holder.given_up
@@ -304,7 +303,8 @@ class Preseeds:
 
     def _counts(self, preseed: Preseed, name: str, others: Mapping[str, HostSaid], now: float) -> bool:
         """Whether a member holds the package or can be expected to."""
-        if self._session(name) is not None:
+        host = self.hosts.get(name)
+        if host is not None and host.available:
             holder = preseed.holders.get(name)
             return holder is None or not holder.given_up
         if name in others:

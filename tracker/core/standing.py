@@ -2,6 +2,9 @@
 
 A host's budget of seats follows its uplink (capacity.py), and where a blob has but one stripe the number of hosts (fanout.py). A host
 that several others found sending wrong bytes or refusing to serve is shunned for a while and has none.
+
+A host that is about to end leaves all its swarms at once, with its leases: nothing new is asked of it. Its children are planned anew, all
+of them together, because it fetches nothing more and each of them would run dry; until they change their parents it goes on serving them.
 """
 
 from __future__ import annotations
@@ -45,6 +48,31 @@ class Standing:
         member.light = self.capacities.light(host.name)
         host.swarms[swarm.blob] = None
         return member
+
+    def sort(self, host: Host, swarm: Swarm) -> None:
+        """Note whether the host still receives the blob."""
+        if swarm.members[host.name].seed:
+            host.receiving.pop(swarm.blob, None)
+        else:
+            host.receiving[swarm.blob] = None
+
+    def leave(self, host: Host, swarm: Swarm, reason: str, *, now: float) -> None:
+        """Take a host out of a swarm; its children are planned anew."""
+        swarm.remove(host.name)
+        swarm.tell(now, f"{host.name} is gone: {reason}")
+        host.swarms.pop(swarm.blob, None)
+        host.receiving.pop(swarm.blob, None)
+        if not swarm.members:
+            del self.swarms[swarm.blob]
+            self.schedule.forget(swarm.blob)
+        else:
+            self.schedule.ask(swarm.blob, reason, now)
+
+    def depart(self, host: Host, *, now: float) -> None:
+        """The host is about to end."""
+        host.leaving = True
+        for blob in list(host.swarms):
+            self.leave(host, self.swarms[blob], "leaving", now=now)
 
     def fan_out(self, swarm: Swarm, *, now: float) -> None:
         """Before a swarm is planned: where a blob has but one stripe, let its hosts have as many seats as their number asks for. All of

@@ -15,9 +15,12 @@ receives from outside and the others from inside (see planner.py). Hosts that na
 `avoided` holds (child, parent) pairs that failed a moment ago, with the time until which they are not joined again. `unplanned` holds
 the (stripe, host) that wait for a parent, `changed` the (host, stripe) whose parent the host has not been told yet. A swarm is `under_way`
 when hosts joined it with pieces or streams that this tracker did not plan, and `strained` when somebody was given more
-children than seats since its trees were drawn. `starting` are the receivers that say that a job's start waits for them. `fanout` is the
-budget of a host with a typical uplink, `typical_pace` how many pieces of a stripe hosts get in a second; `keepers` are names by zone, with
-how many they were chosen from; `now` is the time of the last event, `balanced_at` and `planned_at` those of the last such passes.
+children than seats since its trees were drawn. `starting` are the receivers that say that a job's start waits for them, `swarming` those
+that receive by BitTorrent; `dealt` are the keepers that read for these, by zone (dealing.py), and `undealt` says that this went wrong.
+`fanout` is the budget of a host with a typical uplink, `typical_pace` how many pieces of a stripe hosts get in a second; `keepers` are
+names by zone, with how many they were chosen from; `held` are the bytes that each member holds, kept beside the counts because rankings
+(affinity.py) ask for those of all hosts at once; `now` is the time of the last event, `balanced_at` and `planned_at` those of the last such
+passes.
 
 Invariants: the edges of a stripe form a forest (no cycles); only receivers have parents; a lease belongs to the host whose parent is
 the origin; all here is soft and rebuilt from what agents report.
@@ -29,6 +32,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import chain
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UsageError
@@ -49,6 +53,7 @@ class Swarm:
     blob: Digest
     layout: PieceLayout
     members: dict[str, Member] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
     racks: dict[str, dict[str, None]] = field(default_factory=dict)
     roots: list[dict[str, None]] = field(default_factory=list)
     unplanned: dict[tuple[int, str], None] = field(default_factory=dict)
@@ -59,6 +64,9 @@ class Swarm:
     totals: list[int] = field(default_factory=list)
     receivers: int = 0
     starting: dict[str, None] = field(default_factory=dict)
+    swarming: dict[str, None] = field(default_factory=dict)
+    dealt: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    undealt: bool = False
     under_way: bool = False
     drawn_for: int = 0
     strained: bool = False
@@ -111,6 +119,7 @@ class Swarm:
             taken=[0] * self.stripes,
         )
         self.members[host] = member
+        self._count(member)
         self.racks.setdefault(member.rack, {})[host] = None
         if not member.seed:
             self.receivers += 1
@@ -131,6 +140,13 @@ class Swarm:
         else:
             self.starting.pop(host, None)
 
+    def take_way(self, host: str, swarm: bool) -> None:
+        """The host says whether it receives by BitTorrent."""
+        if swarm and not self.members[host].seed:
+            self.swarming[host] = None
+        else:
+            self.swarming.pop(host, None)
+
     def place(self, host: str, zone: str, rack: str) -> None:
         """The host says where it stands; its streams stay until they are planned anew."""
         member, name = self.members[host], f"{zone} {rack}"
@@ -146,7 +162,9 @@ class Swarm:
     def remove(self, host: str) -> None:
         """A host leaves: its children are unplanned again."""
         member = self.members.pop(host)
+        del self.held[host]
         self.starting.pop(host, None)
+        self.swarming.pop(host, None)
         rack = self.racks[member.rack]
         del rack[host]
         if not rack:
@@ -198,11 +216,13 @@ class Swarm:
                 if new == self.totals[stripe]:
                     self._settle(stripe, member)
         member.counts = counts
-        if counts != self.totals:
+        member.seed = counts == self.totals
+        self._count(member)
+        if not member.seed:
             return False
-        member.seed = True
         self.receivers -= 1
         self.starting.pop(host, None)
+        self.swarming.pop(host, None)
         return True
 
     def forget_pieces(self, host: str, counts: list[int]) -> None:
@@ -212,6 +232,7 @@ class Swarm:
             member.seed = False
             self.receivers += 1
         member.counts = counts
+        self._count(member)
         for stripe in range(self.stripes):
             if counts[stripe] == self.totals[stripe]:
                 self._settle(stripe, member)
@@ -292,13 +313,23 @@ class Swarm:
             if parent is not None:
                 yield member.host, parent
 
+    def readers(self) -> list[str]:
+        """Who may read the origin, once for each lease."""
+        return list(chain(*self.dealt.values())) if self.dealt else list(chain(*self.roots))
+
     def leases(self) -> int:
         """Origin leases that are out."""
-        return sum(map(len, self.roots))
+        return len(self.readers())
 
     def tell(self, now: float, text: str) -> None:
         """Add a line to the swarm's story."""
         self.story.append((now, text))
+
+    def _count(self, member: Member) -> None:
+        """Note the bytes that a member holds. Which of its pieces is the last, shorter one is not known, so each counts as a whole one, and
+        who lacks a piece lacks at least a byte."""
+        size = self.layout.size
+        self.held[member.host] = size if member.seed else min(size - 1, sum(member.counts) * self.layout.piece_size)
 
     def _settle(self, stripe: int, member: Member) -> None:
         """A member has the whole of a stripe and needs no parent there."""

@@ -230,6 +230,8 @@ class View:
             yield "away: its session ended"
         if host is None:
             return
+        if host.leaving:
+            yield "leaving: its agent is about to end"
         if row.flags & SLOW:
             which = "downlink" if self.fleet.capacities.light(host.name) else "uplink"
             rate = self.fleet.capacities.rate(host.name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from p2pdist.transfer.problems import problems
-from tracker.http import announce, content, scheduler, sessions, torrents
+from p2pdist.transfer.problems import name_request, problems
+from tracker.http import announce, content, policies, scheduler, sessions, torrents
 from tracker.http.keys import PRESEEDING, REGISTRY, SERVICE
 from tracker.http.metrics import registry
 from tracker.http.pages import add_pages
@@ -19,7 +19,15 @@ BODY_BYTES_MAX = 1 << 20
 async def _health(request: web.Request) -> web.Response:
     """GET /healthz and /readyz: the tracker keeps only soft state, so it is ready as soon as it answers."""
     service = request.app[SERVICE]
-    return web.json_response({"status": "ok", "sessions": service.sessions, "swarms": len(service.fleet.swarms)})
+    book = service.fleet.policies
+    return web.json_response(
+        {
+            "status": "ok",
+            "sessions": service.sessions,
+            "swarms": len(service.fleet.swarms),
+            "policies": {"count": len(book.table.policies), "problem": book.problem},
+        }
+    )
 
 
 async def _metrics(request: web.Request) -> web.Response:
@@ -30,6 +38,7 @@ async def _metrics(request: web.Request) -> web.Response:
 def make_app(service: Service, preseeding: Preseeding | None = None) -> web.Application:
     """All routes of the tracker; those of preseeds and rankings where it takes these."""
     app = web.Application(middlewares=[problems], client_max_size=BODY_BYTES_MAX)
+    app.on_response_prepare.append(name_request)
     app[SERVICE] = service
     watch = add_pages(app, service, preseeding)
     app[REGISTRY] = registry(service, watch.view, preseeding)
@@ -47,6 +56,7 @@ def make_app(service: Service, preseeding: Preseeding | None = None) -> web.Appl
             web.get("/scrape", announce.scrape),
             web.get("/v1/blobs/{digest}/torrent", torrents.blob),
             web.get("/v1/packages/{reference:.+}/torrent", torrents.package),
+            web.get("/v1/policies", policies.policies),
             web.get("/v1/hosts", scheduler.hosts),
             web.get("/v1/hosts/{name}", scheduler.host),
             web.get("/v1/swarms", scheduler.swarms),

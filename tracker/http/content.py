@@ -9,6 +9,7 @@ from aiohttp import ETag, web
 from p2pdist.model.bundle import BUNDLE_TYPE
 from p2pdist.model.digest import parse_digest
 from p2pdist.model.package import MANIFEST_TYPE, Descriptor, parse_reference
+from tracker.http import policies
 from tracker.http.keys import SERVICE
 
 CHUNK = 256 << 10
@@ -31,10 +32,13 @@ async def resolve(request: web.Request) -> web.Response:
 
 
 async def package(request: web.Request) -> web.StreamResponse:
-    """GET /v1/packages?reference=name:tag: the bundle (p2pdist/model/bundle.py), with the manifest's digest as its ETag."""
+    """GET /v1/packages?reference=name:tag&zone=z: the bundle (p2pdist/model/bundle.py), with the manifest's digest as its ETag, and in a
+    header the package's policy."""
     source = request.app[SERVICE].content
-    digest = (await source.resolve(parse_reference(request.query.get("reference", "")))).digest
-    response = web.StreamResponse(headers={"Content-Type": BUNDLE_TYPE})
+    reference = parse_reference(request.query.get("reference", ""))
+    digest = (await source.resolve(reference)).digest
+    told = await policies.header(request, reference, digest)
+    response = web.StreamResponse(headers={"Content-Type": BUNDLE_TYPE, **told})
     response.etag = digest
     if ETag(digest) in (request.if_none_match or ()):
         response.set_status(304)

@@ -34,6 +34,7 @@ class TrackerCollector(Collector):
         yield from self._swarms()
         yield from self._origin()
         yield from self._preseeds()
+        yield from self._policies()
         yield GaugeMetricFamily("p2pdist_tracker_sessions", "Open agent sessions", value=self._service.sessions)
         yield GaugeMetricFamily("p2pdist_tracker_lag_seconds", "Delay of the event loop", value=self._service.lag_s)
         replans = CounterMetricFamily("p2pdist_tracker_replans", "Plans made anew", labels=["reason"])
@@ -98,6 +99,12 @@ class TrackerCollector(Collector):
         for state in get_args(ShownState):
             preseeds.add_metric([state], states[state])
         yield preseeds
+
+    def _policies(self) -> Iterator[Metric]:
+        book = self._service.fleet.policies
+        yield GaugeMetricFamily("p2pdist_tracker_policies", "Policies that hold", value=len(book.table.policies))
+        name, text = "p2pdist_tracker_policies_stale", "Whether what was written last has mistakes and older ones hold"
+        yield GaugeMetricFamily(name, text, value=float(bool(book.problem)))
 
 
 def registry(service: Service, view: View, preseeding: Preseeding | None = None) -> CollectorRegistry:

@@ -31,6 +31,7 @@ def _host(host: Host) -> dict[str, Any]:
         "zone": host.zone,
         "rack": host.rack,
         "present": host.session is not None,
+        "leaving": host.leaving,
         "blobs": len(host.swarms),
         "blamed": {by: reason for by, (reason, _) in host.blamed.items()},
     }

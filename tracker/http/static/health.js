@@ -1,28 +1,39 @@
 "use strict";
-// Draws what /v1/events tells (tracker/core/view.py): everything at first, then what changed. Names come from the network, so they
-// are only ever set as text. Hosts and trees are drawn on canvases: thousands of them are repainted within a frame or two.
+// Shows what /v1/events tells (tracker/core/view.py): everything at first, then what changed. Names come from the network, so they
+// are only ever set as text.
+//
+// What is told is noted at once and shown in frames: work is cut into steps, of which each frame takes as many as fit into FRAME_MS, so
+// that thousands of hosts never keep the page from answering. Hosts and trees are drawn on canvases. Of hosts that are drawn only those
+// that changed are drawn again; a tree that changed its shape is drawn behind the scenes and shown when it is whole.
 
 const AWAY = 1, RECEIVING = 2, SLOW = 4, BLAMED = 8;
-const ORIGIN = -1, NOBODY = -2, ABSENT = -1;
-const STORY_LINES_MAX = 300, RETRY_MS = 3000, LABEL_PX = 92;
-const RAMP = ramp(["#00224e", "#3b496c", "#7c7b78", "#bcae6c", "#fee838"], 101);
+const ORIGIN = -1, NOBODY = -2, ABSENT = -1, WHOLE = 1000;
+const STORY_LINES_MAX = 300, RETRY_MS = 3000, LABEL_PX_MAX = 92, FRAME_MS = 8, AT_ONCE = 250, NAMED_MAX = 40, TREE_TOP_PX = 16;
+const RAMPS = {
+  light: ramp(["#00224e", "#35456c", "#666970", "#8d8460", "#b08f00"], 101),
+  dark: ramp(["#4a5f94", "#6f7896", "#93918a", "#c7b96f", "#fee838"], 101),
+};
 
-const hosts = new Map(); // number -> {number, name, zone, rack, done, flags, x, y}
+const hosts = new Map(); // number -> {number, name, key, zone, rack, done, flags, x, y}; key: the name, in the order that people expect
 const nodes = new Map(); // number -> {number, done, parent, x, y}: the tree that is watched
-let swarms = [], chosen = null, stripe = 0, source = null, placed = null, shape = null;
-let scrolled = false;
+let swarms = [], chosen = null, stripe = 0, source = null, scrolled = false;
+let placed = null; // where hosts are drawn, null when that is to be found anew
+let shape = null; // the tree as it was laid out last, null when it has changed since
+let news = null; // what was told and is not shown yet; only the last word on tables counts
+let steps = null, frame = 0; // the work under way, and whether a frame was asked for
+const changedHosts = new Set(), changedNodes = new Set();
 const sizes = new Map(); // canvas -> [width, height], so that painting need not wait for a layout
-const byName = new Intl.Collator(undefined, { numeric: true }).compare;
-const measured = { updates: 0, last_ms: 0, max_ms: 0, all_ms: [] };
-window.swarmHealth = { measured, hosts, nodes };
+const measured = { updates: 0, all_ms: [], longest_ms: [], update: null };
+window.swarmHealth = { measured, hosts, nodes, idle: () => !frame && !steps };
 
 const at = (path) => document.querySelector(path);
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 let ink = {};
 
 function readInk() {
-  ink = { text: style("--ink"), faint: style("--faint"), line: style("--line"), sheet: style("--sheet"),
-    away: style("--away"), slow: style("--slow"), blamed: style("--blamed"), accent: style("--accent") };
+  ink = { text: style("--ink"), faint: style("--faint"), edge: style("--edge"), sheet: style("--sheet"),
+    away: style("--away"), slow: style("--slow"), blamed: style("--blamed"), accent: style("--accent"),
+    ramp: matchMedia("(prefers-color-scheme: dark)").matches ? RAMPS.dark : RAMPS.light };
 }
 
 function ramp(stops, steps) {
@@ -65,9 +76,10 @@ function connect() {
   const query = chosen ? `?swarm=${encodeURIComponent(chosen)}&stripe=${stripe}` : "";
   const opened = source = new EventSource(`v1/events${query}`);
   opened.addEventListener("change", (event) => {
-    const began = performance.now();
-    apply(JSON.parse(event.data));
-    note(performance.now() - began);
+    endUpdate();
+    measured.update = { all_ms: 0, longest_ms: 0 };
+    timed(() => apply(JSON.parse(event.data)));
+    wake();
   });
   opened.addEventListener("preseeds", (event) => showPreseeds(JSON.parse(event.data)));
   opened.onopen = () => tellConnection("live", false);
@@ -80,12 +92,59 @@ function connect() {
   };
 }
 
-function note(took) {
+// -- frames
+
+function wake() {
+  if (!frame) frame = requestAnimationFrame(work);
+}
+
+// One frame. What came since the last one is shown from the beginning; what was begun before is given up, as it is done again.
+function work() {
+  frame = 0;
+  timed(() => {
+    const until = performance.now() + FRAME_MS;
+    if (news || !steps) steps = show();
+    while (steps && performance.now() < until) {
+      if (steps.next().done) steps = null;
+    }
+  });
+  if (steps) wake();
+  else endUpdate();
+}
+
+function* show() {
+  const told = news;
+  news = null;
+  if (told) {
+    showTotals(told.totals);
+    showSwarms(told.swarms);
+    yield;
+    showTroubled(told.troubled);
+    yield;
+    yield* showStory(told.story);
+  }
+  yield* drawHosts();
+  yield* drawTree();
+}
+
+function timed(part) {
+  const began = performance.now();
+  part();
+  const took = performance.now() - began, update = measured.update;
+  if (!update) return;
+  update.all_ms += took;
+  update.longest_ms = Math.max(update.longest_ms, took);
+}
+
+function endUpdate() {
+  const update = measured.update;
+  if (!update) return;
+  measured.update = null;
   measured.updates += 1;
-  measured.last_ms = took;
-  measured.max_ms = Math.max(measured.max_ms, took);
-  measured.all_ms.push(took);
-  if (measured.all_ms.length > 1000) measured.all_ms.shift();
+  for (const name of ["all_ms", "longest_ms"]) {
+    measured[name].push(update[name]);
+    if (measured[name].length > 1000) measured[name].shift();
+  }
 }
 
 function tellConnection(text, lost) {
@@ -97,42 +156,46 @@ function apply(change) {
   if (change.whole) {
     hosts.clear();
     nodes.clear();
-    placed = shape = null;
+    changedHosts.clear();
+    changedNodes.clear();
+    placed = shape = news = null;
     at("#story ol").replaceChildren();
   }
   for (const [number, name, zone, rack] of change.hosts) {
-    hosts.set(number, Object.assign(hosts.get(number) || { number, done: 1000, flags: 0 }, { name, zone, rack }));
+    const known = hosts.get(number) || { number, name: "", key: "", zone, rack, done: WHOLE, flags: 0, x: 0, y: 0 };
+    if (known.name !== name) known.key = name.replace(/\d+/g, (digits) => digits.padStart(12, "0"));
+    known.name = name;
+    known.zone = zone;
+    known.rack = rack;
+    hosts.set(number, known);
     placed = null;
   }
   for (const number of change.forgotten) {
     if (hosts.delete(number)) placed = null;
   }
-  const changed = [];
   for (const [number, done, flags] of change.states) {
     const host = hosts.get(number);
-    if (host) changed.push(Object.assign(host, { done, flags }));
+    if (!host) continue;
+    host.done = done;
+    host.flags = flags;
+    changedHosts.add(host);
   }
   for (const [number, done, parent] of change.tree) {
     const node = nodes.get(number);
     if (done === ABSENT) {
       if (nodes.delete(number)) shape = null;
     } else if (!node) {
-      nodes.set(number, { number, done, parent, x: 0, y: 0 });
+      nodes.set(number, { number, done, parent, x: 0, y: 0, above: null, depth: 0, low: 0, high: 0, below: [], loose: false });
       shape = null;
     } else {
-      if (node.parent !== parent) shape = null;
+      if (node.parent !== parent || (node.done === WHOLE) !== (done === WHOLE)) shape = null; // whose edge is drawn otherwise
       node.done = done;
       node.parent = parent;
+      changedNodes.add(node);
     }
   }
-  showTotals(change.totals);
-  showSwarms(change.swarms);
-  showTroubled(change.troubled);
-  showStory(change.story);
-  if (!document.hidden) {
-    drawHosts(changed);
-    drawTree();
-  }
+  const story = (news ? news.story : []).concat(change.story).slice(-STORY_LINES_MAX);
+  news = { totals: change.totals, swarms: change.swarms, troubled: change.troubled, story };
 }
 
 // -- tables
@@ -238,21 +301,24 @@ function showPreseeds(rows) {
   }));
 }
 
-function showStory(rows) {
-  if (!rows.length) return;
-  const list = at("#story ol"), lines = document.createDocumentFragment();
-  for (const row of rows.slice(-STORY_LINES_MAX).reverse()) {
-    const line = make("li"), when = new Date(Date.now() - row.age_s * 1000);
-    const time = make("time", when.toTimeString().slice(0, 8));
-    time.dateTime = when.toISOString();
-    line.append(time, row.swarm ? `${short(row.swarm).slice(0, 6)}: ${row.event}` : row.event);
-    lines.append(line);
+function* showStory(rows) {
+  const list = at("#story ol");
+  for (let from = 0; from < rows.length; from += AT_ONCE / 5) {
+    const lines = document.createDocumentFragment();
+    for (const row of rows.slice(from, from + AT_ONCE / 5).reverse()) {
+      const line = make("li"), when = new Date(Date.now() - row.age_s * 1000);
+      const time = make("time", when.toTimeString().slice(0, 8));
+      time.dateTime = when.toISOString();
+      line.append(time, row.swarm ? `${short(row.swarm).slice(0, 6)}: ${row.event}` : row.event);
+      lines.append(line);
+    }
+    const height = scrolled ? list.scrollHeight : 0;
+    list.prepend(lines);
+    while (list.children.length > STORY_LINES_MAX) list.lastChild.remove();
+    if (scrolled) list.scrollTop += list.scrollHeight - height; // who reads further down is not moved
+    yield;
   }
-  const height = scrolled ? list.scrollHeight : 0;
-  list.prepend(lines);
-  while (list.children.length > STORY_LINES_MAX) list.lastChild.remove();
-  filterStory();
-  if (scrolled) list.scrollTop += list.scrollHeight - height; // who reads further down is not moved
+  if (rows.length) filterStory();
 }
 
 function filterStory() {
@@ -268,197 +334,296 @@ function sizeOf(canvas) {
   return sizes.get(canvas);
 }
 
-function prepare(canvas, height) {
-  const scale = window.devicePixelRatio || 1, [width, shown] = sizeOf(canvas);
-  if (height !== null && canvas.style.height !== `${height}px`) canvas.style.height = `${height}px`;
-  const tall = height === null ? shown : height;
-  if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(tall * scale)) {
-    canvas.width = Math.round(width * scale);
-    canvas.height = Math.round(tall * scale);
-  }
+const scale = () => window.devicePixelRatio || 1;
+
+function penOf(canvas) {
   const pen = canvas.getContext("2d");
-  pen.setTransform(scale, 0, 0, scale, 0, 0);
-  return [pen, width, tall];
+  pen.setTransform(scale(), 0, 0, scale(), 0, 0);
+  return pen;
 }
 
-const shade = (done) => RAMP[Math.floor(done / 10)];
+// A pen for a canvas that nobody sees, and how to show what was drawn with it.
+function behind(canvas, width, height) {
+  const hidden = document.createElement("canvas");
+  hidden.width = Math.round(width * scale());
+  hidden.height = Math.round(height * scale());
+  const reveal = () => {
+    if (canvas.clientHeight !== height) canvas.style.height = `${height}px`;
+    if (canvas.width !== hidden.width) canvas.width = hidden.width;
+    if (canvas.height !== hidden.height) canvas.height = hidden.height;
+    const shown = canvas.getContext("2d");
+    shown.setTransform(1, 0, 0, 1, 0, 0);
+    shown.clearRect(0, 0, hidden.width, hidden.height);
+    shown.drawImage(hidden, 0, 0);
+  };
+  return [penOf(hidden), reveal];
+}
 
-function placeHosts() {
-  const size = hosts.size <= 200 ? 16 : hosts.size <= 1500 ? 10 : 6, step = size + 2;
-  const [width] = sizeOf(at("#hosts canvas")), zones = new Map(), labels = [];
+const shade = (done) => ink.ramp[Math.floor(done / 10)];
+
+const shortened = (rack) => (rack.length > 14 ? `${rack.slice(0, 13)}…` : rack);
+const ordered = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+
+// Racks of a zone stand in columns that are all as wide as the largest rack.
+function* placeHosts(width) {
+  const size = hosts.size <= 60 ? 22 : hosts.size <= 200 ? 16 : hosts.size <= 1500 ? 9 : 5, step = size + (size > 5 ? 2 : 1);
+  const zones = new Map(), labels = [], pen = at("#hosts canvas").getContext("2d");
+  let seen = 0;
   for (const host of hosts.values()) {
-    if (!zones.has(host.zone)) zones.set(host.zone, new Map());
-    const racks = zones.get(host.zone);
-    if (!racks.has(host.rack)) racks.set(host.rack, []);
-    racks.get(host.rack).push(host);
+    let racks = zones.get(host.zone);
+    if (!racks) zones.set(host.zone, (racks = new Map()));
+    const members = racks.get(host.rack);
+    if (members) members.push(host);
+    else racks.set(host.rack, [host]);
+    if ((seen += 1) % (4 * AT_ONCE) === 0) yield;
   }
-  const named = (a, b) => byName(a[0], b[0]);
-  let y = 0;
-  for (const [zone, racks] of [...zones].sort(named)) {
-    labels.push([0, y + 12, zone ? `zone ${zone}` : "no zone", true]);
-    y += 18;
-    let x = 0, tall = 0;
-    for (const [rack, members] of [...racks].sort(named)) {
-      const label = rack ? LABEL_PX : 0, room = Math.max(1, Math.floor((width - label) / step));
-      const columns = Math.min(members.length, room), wide = label + columns * step + 8;
-      if (x && x + wide > width) {
-        x = 0;
-        y += tall + 4;
+  const keyed = (names) => [...names].map((name) => [name.replace(/\d+/g, (digits) => digits.padStart(12, "0")), name])
+    .sort((a, b) => ordered(a[0], b[0])).map(([, name]) => name);
+  let y = 0, label = 0;
+  pen.font = "10px system-ui, sans-serif";
+  for (const racks of zones.values()) {
+    for (const rack of racks.keys()) {
+      if (rack) label = Math.max(label, Math.min(LABEL_PX_MAX, Math.ceil(pen.measureText(shortened(rack)).width) + 8));
+    }
+  }
+  for (const zone of keyed(zones.keys())) {
+    const racks = zones.get(zone);
+    labels.push([0, y + 8, zone ? `zone ${zone}` : "no zone", true]);
+    y += 20;
+    let most = 0;
+    for (const members of racks.values()) most = Math.max(most, members.length);
+    const columns = Math.max(1, Math.min(most, Math.floor((width - label) / step))), wide = label + columns * step + 12;
+    const across = Math.max(1, Math.floor((width + 12) / wide));
+    let place = 0, tall = 0;
+    for (const rack of keyed(racks.keys())) {
+      const members = racks.get(rack);
+      if (place === across) {
+        place = 0;
+        y += tall + 3;
         tall = 0;
       }
-      if (rack) {
-        const text = rack.length > 14 ? `${rack.slice(0, 13)}…` : rack;
-        labels.push([x + label - 6, y + Math.max(9, size - 3), text, false]);
+      const x = place * wide + label;
+      if (rack) labels.push([x - 6, y + size / 2, shortened(rack), false]);
+      members.sort((a, b) => ordered(a.key, b.key));
+      for (let i = 0; i < members.length; i += 1) {
+        members[i].x = x + (i % columns) * step;
+        members[i].y = y + Math.floor(i / columns) * step;
       }
-      members.sort((a, b) => byName(a.name, b.name));
-      members.forEach((host, i) => {
-        host.x = x + label + (i % columns) * step;
-        host.y = y + Math.floor(i / columns) * step;
-      });
-      tall = Math.max(tall, Math.ceil(members.length / columns) * step, 12);
-      x += wide;
+      tall = Math.max(tall, Math.ceil(members.length / columns) * step, 11);
+      place += 1;
+      if (place === across) yield;
     }
-    y += tall + 8;
+    y += tall + 10;
   }
   return { size, labels, height: Math.max(20, y), width };
 }
 
-function drawHosts(changed) {
-  const canvas = at("#hosts canvas"), anew = !placed;
-  if (anew) placed = placeHosts();
-  const [pen] = prepare(canvas, placed.height);
-  if (anew) {
-    pen.clearRect(0, 0, placed.width, placed.height);
-    for (const [x, y, text, strong] of placed.labels) {
+function* drawHosts() {
+  const canvas = at("#hosts canvas");
+  if (placed && !changedHosts.size) return;
+  if (!placed) {
+    const found = yield* placeHosts(sizeOf(canvas)[0]);
+    changedHosts.clear();
+    const [pen, reveal] = behind(canvas, found.width, found.height);
+    pen.textBaseline = "middle";
+    for (const [x, y, text, strong] of found.labels) {
       pen.font = `${strong ? "600 12" : "10"}px system-ui, sans-serif`;
       pen.fillStyle = strong ? ink.text : ink.faint;
       pen.textAlign = strong ? "left" : "right";
       pen.fillText(text, x, y);
     }
+    yield;
+    let drawn = 0;
+    for (const host of hosts.values()) {
+      drawHost(pen, host, found.size);
+      if ((drawn += 1) % AT_ONCE === 0) yield;
+    }
+    reveal();
+    placed = found;
+  } else {
+    const pen = penOf(canvas);
+    let drawn = 0;
+    for (const host of changedHosts) {
+      changedHosts.delete(host);
+      drawHost(pen, host, placed.size);
+      if ((drawn += 1) % AT_ONCE === 0) yield;
+    }
   }
-  for (const host of anew ? hosts.values() : changed) drawHost(pen, host, placed.size);
-  const away = [...hosts.values()].filter((host) => host.flags & AWAY).length;
-  canvas.setAttribute("aria-label", `${hosts.size} hosts, ${away} of them away`);
+  canvas.setAttribute("aria-label", `${hosts.size} hosts`);
 }
 
 function drawHost(pen, host, size) {
-  pen.clearRect(host.x - 1, host.y - 1, size + 2, size + 2);
   const mark = host.flags & AWAY ? ink.away : host.flags & BLAMED ? ink.blamed : host.flags & SLOW ? ink.slow : null;
-  if (host.flags & AWAY) {
-    pen.strokeStyle = mark;
-    pen.lineWidth = 2;
-    pen.strokeRect(host.x + 1, host.y + 1, size - 2, size - 2);
-    return;
+  if (host.flags & AWAY) pen.clearRect(host.x, host.y, size, size);
+  else {
+    pen.fillStyle = shade(host.done);
+    pen.fillRect(host.x, host.y, size, size);
   }
-  pen.fillStyle = shade(host.done);
-  pen.fillRect(host.x, host.y, size, size);
-  if (mark) {
-    pen.strokeStyle = mark;
-    pen.lineWidth = 2;
-    pen.strokeRect(host.x + 0.5, host.y + 0.5, size - 1, size - 1);
-  }
+  if (!mark) return;
+  const line = size > 5 ? 2 : 1.5; // inside the square, which is all that is painted over when the mark goes
+  pen.strokeStyle = mark;
+  pen.lineWidth = line;
+  pen.strokeRect(host.x + line / 2, host.y + line / 2, size - line, size - line);
 }
 
-// Parents of hosts that have everything are those of before, and may form circles with those of now: what no root reaches is hung up at
-// one of its hosts that has everything.
-function shapeTree() {
-  const children = new Map([[ORIGIN, []]]), order = [], depths = new Map(), tops = [];
+// The tree as links between nodes (`above`, `below`), with depths, in the order of a walk from the top. Parents of hosts that have everything
+// are those of before, and may form circles with those of now: what no root reaches is hung up at one of its hosts that has everything.
+function* shapeTree() {
+  const root = { number: ORIGIN, depth: 0, below: [], above: null, x: 0, y: TREE_TOP_PX, low: 0, high: 0 };
+  const order = [], tops = [], visited = new Set(), loose = [];
   for (const node of nodes.values()) {
-    if (node.parent === NOBODY || (node.parent !== ORIGIN && !nodes.has(node.parent))) tops.push(node.number);
-    else if (children.has(node.parent)) children.get(node.parent).push(node.number);
-    else children.set(node.parent, [node.number]);
+    node.above = null;
+    node.loose = false;
+    node.below.length = 0;
   }
-  const cut = new Set();
-  const visit = (top, depth) => {
-    const open = [[top, depth]];
+  yield;
+  for (const node of nodes.values()) {
+    const parent = node.parent === ORIGIN ? root : nodes.get(node.parent);
+    if (parent) parent.below.push(node);
+    else tops.push(node);
+  }
+  yield;
+  const visit = (top) => {
+    const open = [top];
+    visited.add(top);
+    top.depth = 0;
     while (open.length) {
-      const [number, level] = open.pop();
-      if (depths.has(number)) continue;
-      depths.set(number, level);
-      order.push(number);
-      for (const child of (children.get(number) || []).slice().reverse()) open.push([child, level + 1]);
+      const node = open.pop();
+      order.push(node);
+      for (let i = node.below.length - 1; i >= 0; i -= 1) {
+        const child = node.below[i];
+        if (visited.has(child)) continue;
+        visited.add(child);
+        child.above = node;
+        child.depth = node.depth + 1;
+        open.push(child);
+      }
     }
   };
-  visit(ORIGIN, 0);
-  const loose = new Set();
+  visit(root);
+  yield;
   for (const top of tops) {
-    if (children.has(top)) visit(top, 0);
-    else loose.add(top);
+    if (top.below.length) visit(top);
+    else {
+      top.loose = true;
+      loose.push(top);
+    }
   }
-  for (const done of [true, false]) {
-    for (const node of nodes.values()) {
-      if (!depths.has(node.number) && !loose.has(node.number) && (node.done === 1000) === done) {
-        cut.add(node.number);
-        visit(node.number, 0);
+  if (visited.size - 1 + loose.length < nodes.size) {
+    for (const whole of [true, false]) {
+      for (const node of nodes.values()) {
+        if (!node.loose && (node.done === WHOLE) === whole && !visited.has(node)) visit(node);
       }
     }
   }
-  return { children, order, depths, cut, loose };
+  return { root, order, loose };
 }
 
-function layTree(width, height) {
-  shape = Object.assign(shapeTree(), { width, height, places: new Map() });
-  const deepest = Math.max(1, ...shape.depths.values()), places = shape.places;
-  const below = shape.loose.size ? 26 : 0, rise = (height - 30 - below) / deepest;
-  const ends = shape.order.filter((number) => !(shape.children.get(number) || []).some((child) => onward(number, child)));
-  const pace = (width - 16) / Math.max(1, ends.length);
-  ends.forEach((number, i) => places.set(number, 8 + pace * (i + 0.5)));
-  for (let i = shape.order.length - 1; i >= 0; i -= 1) {
-    const number = shape.order[i];
-    if (places.has(number)) continue;
-    const under = (shape.children.get(number) || []).filter((child) => onward(number, child)).map((child) => places.get(child));
-    places.set(number, (Math.min(...under) + Math.max(...under)) / 2);
+function* layTree(width, height) {
+  const { root, order, loose } = yield* shapeTree();
+  yield;
+  let deepest = 1, ends = 0;
+  for (const node of order) {
+    deepest = Math.max(deepest, node.depth);
+    node.low = Infinity;
+    node.high = -Infinity;
   }
-  for (const number of shape.order) {
-    const node = nodes.get(number);
-    if (node) [node.x, node.y] = [places.get(number), 14 + rise * shape.depths.get(number)];
+  for (let i = order.length - 1; i >= 0; i -= 1) { // an end is a node that nobody hangs below
+    const node = order[i];
+    if (node.low === Infinity) ends += 1;
+    if (node.above) node.above.low = 0;
   }
-  const across = Math.max(1, Math.floor((width - 90) / 7));
-  [...shape.loose].forEach((number, i) => {
-    const node = nodes.get(number);
-    [node.x, node.y] = [90 + (i % across) * 7, height - 14 + Math.floor(i / across) * 7];
+  const across = Math.max(1, Math.floor((width - 130) / 7)), rows = Math.ceil(loose.length / across);
+  const rise = (height - TREE_TOP_PX - 14 - (rows ? rows * 7 + 12 : 0)) / deepest, pace = (width - 16) / Math.max(1, ends);
+  for (const node of order) {
+    if (node.low === 0) node.low = Infinity;
+    else node.low = node.high = NaN;
+  }
+  yield;
+  let end = ends;
+  for (let i = order.length - 1; i >= 0; i -= 1) {
+    const node = order[i], above = node.above;
+    if (node.low !== node.low) node.x = 8 + pace * ((end -= 1) + 0.5);
+    else node.x = (node.low + node.high) / 2;
+    node.y = TREE_TOP_PX + rise * node.depth;
+    if (!above) continue;
+    above.low = Math.min(above.low, node.x);
+    above.high = Math.max(above.high, node.x);
+  }
+  loose.forEach((node, i) => {
+    node.x = 130 + (i % across) * 7;
+    node.y = height - 7 * rows + Math.floor(i / across) * 7;
   });
+  return { root, order, loose, width, height, rows };
 }
 
-const onward = (parent, child) => !shape.cut.has(child) && shape.depths.get(child) === shape.depths.get(parent) + 1;
-
-function drawTree() {
-  const canvas = at("#tree canvas"), [pen, width, height] = prepare(canvas, null);
-  pen.clearRect(0, 0, width, height);
-  if (!nodes.size) return;
-  if (!shape || shape.width !== width) layTree(width, height);
-  const top = shape.places.get(ORIGIN);
-  const rooted = (shape.children.get(ORIGIN) || []).length > 0;
-  for (const finished of [true, false]) {
-    pen.beginPath();
-    for (const node of nodes.values()) {
-      if ((node.done === 1000) !== finished || shape.cut.has(node.number) || shape.loose.has(node.number)) continue;
-      const above = node.parent === ORIGIN ? { x: top, y: 14 } : nodes.get(node.parent);
-      if (!above || node.parent === NOBODY) continue;
-      pen.moveTo(above.x, above.y);
-      pen.lineTo(node.x, node.y);
+function* drawTree() {
+  const canvas = at("#tree canvas"), [width, height] = sizeOf(canvas);
+  if (shape && shape.width === width && nodes.size > NAMED_MAX) {
+    const pen = penOf(canvas);
+    let drawn = 0;
+    for (const node of changedNodes) {
+      changedNodes.delete(node);
+      drawNode(pen, node);
+      if ((drawn += 1) % AT_ONCE === 0) yield;
     }
-    pen.strokeStyle = finished ? ink.line : ink.accent;
-    pen.lineWidth = nodes.size > 1000 ? 0.5 : 1;
-    pen.stroke();
+    return;
   }
-  const size = nodes.size <= 100 ? 9 : nodes.size <= 1000 ? 5 : 3;
+  if (shape && shape.width === width && !changedNodes.size) return;
+  const found = yield* layTree(width, height), [draft, reveal] = behind(canvas, width, height);
+  changedNodes.clear();
+  yield;
+  draft.lineWidth = nodes.size > 1000 ? 0.5 : 1;
+  for (const whole of [true, false]) {
+    draft.strokeStyle = whole ? ink.edge : ink.accent;
+    draft.beginPath();
+    let drawn = 0;
+    for (const node of found.order) {
+      if (!node.above || (node.done === WHOLE) !== whole) continue;
+      draft.moveTo(node.above.x, node.above.y);
+      draft.lineTo(node.x, node.y);
+      if ((drawn += 1) % AT_ONCE === 0) {
+        draft.stroke();
+        draft.beginPath();
+        yield;
+      }
+    }
+    draft.stroke();
+    yield;
+  }
+  let drawn = 0;
   for (const node of nodes.values()) {
-    const host = hosts.get(node.number);
-    pen.fillStyle = host && host.flags & AWAY ? ink.away : shade(node.done);
-    pen.fillRect(node.x - size / 2, node.y - size / 2, size, size);
-    if (nodes.size <= 40 && host) {
-      pen.fillStyle = ink.text;
-      pen.font = "11px system-ui, sans-serif";
-      pen.fillText(host.name.slice(0, 16), node.x + size, node.y + 4);
-    }
+    drawNode(draft, node);
+    if ((drawn += 1) % AT_ONCE === 0) yield;
   }
-  pen.fillStyle = ink.text;
-  pen.font = "600 12px system-ui, sans-serif";
-  if (rooted) pen.fillText("origin", top - 18, 10);
-  if (shape.loose.size) pen.fillText("outside the tree", 0, height - 10);
+  draft.fillStyle = ink.text;
+  draft.font = "600 12px system-ui, sans-serif";
+  if (found.root.below.length) {
+    draft.textAlign = "center";
+    draft.fillText("origin", Math.max(20, Math.min(width - 20, found.root.x)), 10);
+  }
+  if (found.rows) {
+    draft.textAlign = "left";
+    draft.fillText("outside the tree", 0, height - 7 * found.rows + 4);
+  }
+  reveal();
+  shape = found;
   canvas.setAttribute("aria-label", `tree of ${nodes.size} hosts`);
 }
+
+function drawNode(pen, node) {
+  const host = hosts.get(node.number), size = nodes.size <= 100 ? 9 : nodes.size <= 1000 ? 5 : 3;
+  pen.fillStyle = host && host.flags & AWAY ? ink.away : shade(node.done);
+  pen.fillRect(node.x - size / 2, node.y - size / 2, size, size);
+  if (nodes.size > NAMED_MAX || !host) return;
+  const name = host.name.slice(0, 16), left = node.x > treeWidth() - 90;
+  pen.fillStyle = ink.text;
+  pen.font = "11px system-ui, sans-serif";
+  pen.textAlign = left ? "right" : "left";
+  pen.fillText(name, node.x + (left ? -size : size), node.y + 4);
+}
+
+const treeWidth = () => sizeOf(at("#tree canvas"))[0];
 
 // -- pointing at things
 
@@ -488,9 +653,9 @@ function tellNode(event) {
 
 function repaint() {
   readInk();
-  placed = shape = null;
-  drawHosts([]);
-  drawTree();
+  placed = shape = steps = null;
+  for (const node of nodes.values()) changedNodes.add(node);
+  wake();
 }
 
 readInk();

@@ -1,0 +1,133 @@
+"""What one host brings from central storage into a BitTorrent swarm of one blob, and when.
+
+Theory. Peers of a swarm get a blob from each other; what nobody of them has, somebody must read from the origin, and only he. Who that is
+the swarm does not decide (readers.py): the keepers of the zone, each its part, or the holder of a tracker's lease.
+
+A piece is read when none of the peers that are connected has it, in order of number. Where others come before this host, it waits until for
+some time none of the first one's pieces has turned up in the swarm, the longer the more there are: then they do not read, or nobody hears
+of it. As soon as such a piece turns up it waits again. Where the origin is slow those before it are no faster, so the time that its own
+reading takes counts as well. While no tracker answers hosts may disagree on who the keepers are, so the first one waits a little, too.
+
+Invariants: at most READS_AT_ONCE pieces are being read, and GIVEN_MAX on their way through the swarm; none is read that is held, that a
+peer has, or that is being read or on its way already. Times are in seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from p2pdist.core.readers import Readers
+from p2pdist.model.digest import Digest
+from p2pdist.model.pieces import PieceSet
+from p2pdist.model.rendezvous import fraction
+
+READS_AT_ONCE = 4
+LOOK_S = 0.25
+"""How often it is looked at what peers have."""
+
+SETTLE_S = 1.0
+"""A host that held pieces before it came to the swarm waits so long for connections: peers may have what it lacks."""
+
+KEEPER_PAUSE_S = 1.5
+READ_TIMES = 2.0
+"""The pause is KEEPER_PAUSE_S and so many times what a piece takes from the origin."""
+
+GIVEN_MAX = 64
+"""Pieces that were given and are not held yet: libtorrent keeps what it has in memory for up to a second."""
+
+TAKEN_S = 5.0
+"""A piece that was given and is not held after so long is read again."""
+
+RETRY_FIRST_S, RETRY_MAX_S = 0.5, 15.0
+
+
+@dataclass(slots=True)
+class Feed:
+    """See the module's text. `have` is what the host holds, and grows; `given` are all pieces that came this way, `under_way` those being
+    read, since when, `seen` how many peers had each piece when it was last looked."""
+
+    blob: Digest
+    host: str
+    have: PieceSet
+    begun_at: float
+    given: set[int] = field(default_factory=set)
+    under_way: dict[int, float] = field(default_factory=dict)
+    seen: Sequence[int] = ()
+    _heard: dict[str, float] = field(default_factory=dict)
+    _wanted: deque[int] = field(default_factory=deque)
+    _given_at: dict[int, float] = field(default_factory=dict)
+    _read_s: float = 0.0
+    _retry_s: float = RETRY_FIRST_S
+    _not_before: float = field(init=False)
+    _settled_at: float = field(init=False)
+    _spread: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._settled_at = self._not_before = self.begun_at + (SETTLE_S if len(self.have) else 0.0)
+        self._spread = fraction(str(self.blob).encode(), self.host)
+
+    def look(self, readers: Readers, counts: Sequence[int], *, now: float) -> None:
+        """Find what nobody has and is due, and what others have brought since the last look. `counts` says how many peers have each piece;
+        it is empty while nobody can say."""
+        before = self.seen
+        self.seen = counts = counts or [0] * self.have.count
+        for piece in [piece for piece, since in self._given_at.items() if now - since > TAKEN_S]:
+            del self._given_at[piece]
+        if before:
+            turned_up = (p for p, count in enumerate(counts) if count and not before[p] and p not in self.given)
+            self._heard.update((readers.first(piece), now) for piece in turned_up)
+        pause_s = KEEPER_PAUSE_S + READ_TIMES * max(self._read_s, now - min(self.under_way.values(), default=now))
+        self._wanted = deque(
+            piece
+            for piece, count in enumerate(counts)
+            if not count
+            and piece not in self.have
+            and piece not in self.under_way
+            and piece not in self._given_at
+            and self._due(readers, piece, pause_s, now)
+        )
+
+    def next(self, readers: Readers, *, now: float) -> int | None:
+        """A piece to read from the origin now; None when there is none, or enough is under way. A tracker may have come back since the last
+        look, or a lease gone to another."""
+        room = min(READS_AT_ONCE - len(self.under_way), GIVEN_MAX - len(self.under_way) - len(self._given_at))
+        while room > 0 and now >= self._not_before and self._wanted:
+            piece = self._wanted.popleft()
+            if piece not in self.have and readers.rank(piece) is not None:
+                self.under_way[piece] = now
+                return piece
+        return None
+
+    def brought(self, piece: int, *, now: float) -> None:
+        """A piece was read, verified, and is given to the swarm."""
+        took_s = now - self.under_way.pop(piece, now)
+        self._read_s += (0.25 if self._read_s else 1.0) * (took_s - self._read_s)
+        self.given.add(piece)
+        self._given_at[piece] = now
+        self._retry_s = RETRY_FIRST_S
+
+    def dropped(self, piece: int) -> None:
+        """A piece is not needed any more, or its reading was broken off."""
+        self.under_way.pop(piece, None)
+
+    def failed(self, piece: int, *, now: float) -> None:
+        """A piece could not be read: there is a pause, longer each time."""
+        self.under_way.pop(piece, None)
+        self._not_before = now + self._retry_s
+        self._retry_s = min(RETRY_MAX_S, 2 * self._retry_s)
+
+    def held(self, piece: int) -> bool:
+        """A piece is held, whoever it came from; says whether that makes room for another."""
+        return self._given_at.pop(piece, None) is not None
+
+    def _due(self, readers: Readers, piece: int, pause_s: float, now: float) -> bool:
+        """Whether this host may read a piece now."""
+        rank = readers.rank(piece)
+        if rank is None:
+            return False
+        if not rank and not readers.alone:
+            return True
+        heard = self._heard.get(readers.first(piece), self._settled_at)
+        return now >= heard + pause_s * (rank + self._spread)

@@ -1,0 +1,59 @@
+"""What all hosts of a simulation share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from p2pdist.core import download as dl
+from p2pdist.core.transport import Policy
+from p2pdist.model.digest import Digest
+
+if TYPE_CHECKING:
+    from p2pdist.simulate.host import Host
+    from p2pdist.simulate.mesh import Mesh
+    from p2pdist.simulate.network import Network, Stream
+    from p2pdist.simulate.origin import Origin
+    from p2pdist.simulate.pull import Pull
+    from p2pdist.simulate.session import Tracker
+    from p2pdist.simulate.world import World
+
+
+class Checks(Protocol):
+    """Where a host says what it does, so that somebody may object (see invariants.py)."""
+
+    def stored(self, pull: Pull, piece: int, good: bool) -> None:
+        """The host took a piece for good."""
+
+    def sending(self, stream: Stream, pull: Pull, piece: int, offset: int) -> None:
+        """The host's uplink core sends a block."""
+
+    def commanded(self, host: Host, pull: Pull, command: dl.Command) -> None:
+        """The host's download core commands something."""
+
+    def joining(self, host: Host, pull: Pull) -> None:
+        """A swarm is about to write into the host's blob."""
+
+    def asking(self, host: Host, pull: Pull, piece: int) -> None:
+        """The host asks a peer of a swarm for a piece."""
+
+    def feeding(self, host: Host, pull: Pull, piece: int) -> None:
+        """The host reads a piece from the origin for a swarm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """See the module's text. `meshes` are the BitTorrent swarms, one a blob; `on_settled` is called when a pull completes or gives up."""
+
+    world: World
+    network: Network
+    origin: Origin
+    tracker: Tracker
+    checks: Checks
+    blocks_per_piece: int
+    patience_s: float
+    hosts: dict[str, Host]
+    on_settled: Callable[[Host, Pull], None]
+    transport: Policy
+    meshes: dict[Digest, Mesh]

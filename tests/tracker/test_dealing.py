@@ -1,0 +1,142 @@
+"""Reading of the origin dealt among keepers, where all who receive a blob do so by BitTorrent."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Complaint, FromAgent, Hello, Holding
+from p2pdist.model.plan import Plan
+from tracker.core.events import Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.fleet import Fleet
+from tracker.core.keepers import KEEPERS
+from tracker.core.presence import ABSENCE_S
+
+BLOB = digest_of(b"a blob")
+PIECE = 65536
+COUNTS = (0, 0)
+
+
+class Control:
+    """A fleet and the plans that its hosts were told last."""
+
+    def __init__(self, **more: int) -> None:
+        self.fleet = Fleet(-100.0, **more)
+        self.sessions: dict[str, int] = {}
+        self.now = 0.0
+        self.plans: dict[str, list[Plan]] = defaultdict(list)
+
+    def join(self, *hosts: str, swarm: bool = True, zone: str = "", counts: tuple[int, ...] = COUNTS) -> None:
+        for host in hosts:
+            if host not in self.sessions:
+                self.sessions[host] = len(self.sessions) + 1
+                hello = Hello(PROTOCOL_VERSION, host, f"{host}:1", zone)
+                self.take(SessionOpened(self.sessions[host], hello))
+            self.say(host, Holding(BLOB, 64 * PIECE, PIECE, counts, swarm=swarm))
+
+    def say(self, host: str, message: FromAgent) -> None:
+        self.take(Received(self.sessions[host], message))
+
+    def take(self, event: Received | SessionOpened | SessionClosed | Tick) -> None:
+        names = {session: host for host, session in self.sessions.items()}
+        for command in self.fleet.handle(event, now=self.now):
+            if isinstance(command, Send) and isinstance(command.message, Assign):
+                self.plans[names[command.session]].append(command.message.plan)
+
+    def pass_time(self, seconds: float = 1.0) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 0.25
+            self.take(Tick())
+
+    def keepers_of(self, host: str) -> tuple[str, ...]:
+        """Those that the host knows."""
+        told = [plan.keepers for plan in self.plans[host] if plan.keepers]
+        return tuple(keeper.host for keeper in told[-1])
+
+    def dealt(self, host: str) -> bool:
+        return self.plans[host][-1].dealt
+
+
+def names(count: int, letter: str = "h") -> list[str]:
+    return [f"{letter}{number}" for number in range(count)]
+
+
+def test_all_are_told_the_same_keepers_and_each_counts_as_a_lease() -> None:
+    control = Control()
+    for host in names(24):
+        control.join(host)
+        control.pass_time(0.25)
+    assert all(control.dealt(host) for host in names(24))
+    assert len({control.keepers_of(host) for host in names(24)}) == 1
+    assert len(control.keepers_of("h0")) == KEEPERS == control.fleet.leases()
+
+
+def test_each_zone_reads_for_itself() -> None:
+    control = Control()
+    control.join(*names(12), zone="a")
+    control.join(*names(3, "i"), zone="b")
+    control.pass_time()
+    assert set(control.keepers_of("i0")) == set(names(3, "i"))
+    assert set(control.keepers_of("h0")) <= set(names(12))
+    assert control.fleet.leases() == KEEPERS + 3
+
+
+def test_one_that_receives_by_trees_ends_it_and_all_hear_of_it() -> None:
+    control = Control()
+    control.join(*names(6))
+    control.pass_time()
+    assert all(control.dealt(host) for host in names(6))
+    control.join("t0", swarm=False)
+    control.pass_time()
+    assert not any(control.dealt(host) for host in [*names(6), "t0"])
+    assert control.fleet.leases() <= 2
+    control.join("t0", swarm=True)
+    control.pass_time()
+    assert all(control.dealt(host) for host in names(6))
+
+
+def test_where_leases_are_short_their_holders_read() -> None:
+    control = Control(origin_streams_max=3)
+    control.join(*names(6))
+    control.pass_time()
+    assert not any(control.dealt(host) for host in names(6))
+    assert 0 < control.fleet.leases() <= 3
+
+
+def test_a_keeper_that_goes_is_replaced_everywhere() -> None:
+    control = Control()
+    control.join(*names(24))
+    control.pass_time()
+    gone = control.keepers_of("h0")[0]
+    control.take(SessionClosed(control.sessions[gone]))
+    control.pass_time(ABSENCE_S + 1)
+    left = [host for host in names(24) if host != gone]
+    assert len({control.keepers_of(host) for host in left}) == 1
+    assert gone not in control.keepers_of(left[0])
+    assert len(control.keepers_of(left[0])) == KEEPERS
+
+
+def test_a_keeper_that_finds_the_origin_wrong_leaves_it_to_the_holders_of_leases() -> None:
+    control = Control()
+    control.join(*names(12))
+    control.pass_time()
+    roots = {root for roots in control.fleet.swarms[BLOB].roots for root in roots}
+    keeper = next(host for host in control.keepers_of("h0") if host not in roots)
+    control.say(keeper, Complaint(BLOB, 0, "", "corrupt"))
+    control.pass_time()
+    assert not any(control.dealt(host) for host in names(12))
+
+
+def test_nobody_is_called_slow_in_a_swarm() -> None:
+    """Its hosts receive from many, and what they have says nothing of those whom the plan calls their parents."""
+    control = Control()
+    control.join(*names(6))
+    control.pass_time()
+    for step in range(40):
+        for number, host in enumerate(names(6)):
+            counts = min(32, step * number)
+            control.join(host, counts=(counts, counts))
+        control.pass_time(0.25)
+    story = [text for _, text in control.fleet.swarms[BLOB].story]
+    assert not any("keeps" in text or "too little" in text for text in story)

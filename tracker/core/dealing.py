@@ -1,0 +1,31 @@
+"""Dealing: where all who receive a blob do so by BitTorrent, the keepers of each zone read it from the origin, each its part.
+
+Theory. See p2pdist/core/readers.py for how the parts are dealt: hosts must name the same keepers, so those to whom a blob is dealt are
+told at once when its keepers change. Each keeper counts as a lease. Where there are not leases for all of them, and as soon as somebody
+receives by trees, the holders of the stripes' leases read instead. Nor is a blob dealt again that a keeper could not read: what becomes
+of the swarm then is for the holders of leases to find out (repair.py).
+"""
+
+from __future__ import annotations
+
+from tracker.core.keepers import keepers
+from tracker.core.swarm import Swarm
+
+
+def deal(swarm: Swarm, room: int) -> None:
+    """Say who reads the parts of the blob, or that nobody does; `room` is how many leases the swarm may hold."""
+    by_swarm = bool(swarm.swarming) and len(swarm.swarming) == swarm.receivers and not swarm.undealt
+    dealt: dict[str, tuple[str, ...]] = {}
+    for zone in {swarm.members[host].zone for host in swarm.swarming} if by_swarm else ():
+        present = tuple(name for name in keepers(swarm, zone) if swarm.members[name].present)
+        if present:
+            dealt[zone] = present
+    if sum(map(len, dealt.values())) > room:
+        dealt = {}
+    if dealt == swarm.dealt:
+        return
+    before, swarm.dealt = swarm.dealt, dealt
+    for host in swarm.swarming:
+        zone = swarm.members[host].zone
+        if before.get(zone) != dealt.get(zone):
+            swarm.changed.update(((host, stripe), None) for stripe in range(swarm.stripes))
