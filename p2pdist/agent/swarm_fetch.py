@@ -144,6 +144,7 @@ class SwarmFetch:
         try:
             session = await self._swarming.open()
             await asyncio.to_thread(self._swarming.release, blob.digest)
+            await asyncio.to_thread(blob.reserve)
             peers = await self._swarming.peers(self._addresses)
             self._peers.update(dict.fromkeys(peers))
             swarm = Swarm(self._swarming.announces(blob.digest), peers)

@@ -21,7 +21,7 @@ from uuid import UUID
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
-from p2pdist.store.disk import allocate, failure, failures, pwrite_all
+from p2pdist.store.disk import allocate, failure, failures, pwrite_all, reserve
 from p2pdist.store.have import HaveFile
 from p2pdist.store.index import Entry, Index
 from p2pdist.store.paths import Paths
@@ -167,6 +167,13 @@ class Blob:
                 return False
             self._mark(piece)
         return True
+
+    def reserve(self) -> None:
+        """Take the space of a partial blob from the disk where that was put off: a writer through a memory map, which libtorrent is, has no
+        other way to hear that the disk is full. Raises DiskFull."""
+        with self.held(), failures(self.path, needed=self._bytes_missing()):
+            if not self.complete:
+                reserve(self.fileno(), self.size)
 
     def holds(self, start: int, length: int) -> bool:
         """Whether every piece of a range within the blob is held."""

@@ -16,6 +16,7 @@ RESERVE_BYTES = 64 << 20
 """A store leaves this much of the disk free, or a hundredth of a disk smaller than 6.4 GB: logs, the index and others need some."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_TMPFS, _STATFS_BYTES = 0x01021994, 256  # linux/magic.h; more than a struct statfs
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -39,6 +40,24 @@ def usable_bytes(path: Path) -> int:
 
 
 def allocate(fd: int, size: int) -> None:
+    """Make the file `size` bytes long with its space reserved, or sparse where the filesystem cannot reserve, or only by writing zeros: in
+    memory that takes 0.8 ms a MiB at the moment when everybody waits for the first piece. Raises OSError."""
+    if _in_memory(fd):
+        os.ftruncate(fd, size)
+    else:
+        reserve(fd, size)
+
+
+def _in_memory(fd: int) -> bool:
+    """Whether a file is on tmpfs (fstatfs(2), whose first word is the type of the filesystem)."""
+    found = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc.fstatfs(fd, found) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return ctypes.c_long.from_buffer(found).value == _TMPFS
+
+
+def reserve(fd: int, size: int) -> None:
     """Make the file `size` bytes long with its space reserved, or sparse where the filesystem cannot reserve. Raises OSError.
 
     fallocate(2) is called itself, since posix_fallocate(3) writes every block where the call is not supported.

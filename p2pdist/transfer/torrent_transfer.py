@@ -353,7 +353,6 @@ class TorrentTransfer:
         if self._file is None or self._handle is None or self._closed is not None:
             self._finish("done")
             return
-        self._handle.set_flags(self._lt.torrent_flags.upload_mode)
         self._closed, self._leaves_at = StreamClosed(self.number, "done"), time.monotonic() + STAY_S
         self._stop_watching()
         self._blob.release()

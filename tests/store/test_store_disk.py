@@ -170,3 +170,27 @@ def test_space_that_comes_back_late_is_waited_for(mount: Mount) -> None:
         assert evicted == [item.digest for item in found[: len(evicted)]] and len(evicted) <= 2
     finally:
         store.close()
+
+
+def test_in_memory_space_is_taken_piece_by_piece_unless_it_is_reserved(mount: Mount) -> None:
+    """There reserving means writing zeros, which whoever waits for the first piece would wait for as well."""
+    root = mount("tmpfs", 4 * 1024 * KIB)
+    store = BlobStore(root)
+    found = sample(1, 4 * PIECE)
+    blob = store.begin(found.digest, found.pieces)
+    assert blob.path.stat().st_size == 4 * PIECE
+    assert blob.path.stat().st_blocks == 0
+    blob.reserve()
+    assert blob.path.stat().st_blocks * 512 == 4 * PIECE
+    store.close()
+
+
+def test_a_reservation_that_does_not_fit_is_a_full_disk(mount: Mount) -> None:
+    root = mount("tmpfs", 1024 * KIB)
+    store = BlobStore(root)
+    found = sample(1, 6 * PIECE)
+    blob = store.begin(found.digest, found.pieces)
+    (root / "other").write_bytes(bytes(700 * KIB))
+    with pytest.raises(DiskFull):
+        blob.reserve()
+    store.close()

@@ -137,3 +137,63 @@ def test_a_seed_whose_file_is_gone_is_dropped(stack: ExitStack, tmp_path: Path) 
     assert transfer.stop()
     assert first.pieces == []
     assert not lost.path.exists()
+
+
+def test_a_transfer_that_stays_is_taken_over_and_gives_without_a_pause(stack: ExitStack, tmp_path: Path) -> None:
+    """Though the store gives the file another name meanwhile; when it is released nothing of it is open any more."""
+    found = sample(6, COUNT)
+    source, middle, last = started(stack), started(stack), started(stack)
+    TorrentSeeds(source).keep([seed_of(stored(opened(stack, tmp_path / "0"), found), found.torrent)])
+    copy, events = opened(stack, tmp_path / "1").begin(found.digest, found.pieces), Events()
+    swarm = Swarm(peers=(("127.0.0.1", source.port),))
+    transfer = TorrentTransfer(middle, copy, found.torrent, swarm, events, stay=True)
+    transfer.start()
+    assert events.closed().reason == "done"
+    copy.finish()
+    seeds = TorrentSeeds(middle)
+    seeds.take_over(seed_of(copy, found.torrent), transfer)
+    source.close()
+    other, heard = opened(stack, tmp_path / "2").begin(found.digest, found.pieces), Events()
+    TorrentTransfer(last, other, found.torrent, Swarm(peers=(("127.0.0.1", middle.port),)), heard).start()
+    assert heard.closed().reason == "done"
+    seeds.keep([seed_of(copy, found.torrent)])
+    assert seeds.digests == {found.digest}
+    assert seeds.release(found.digest)
+    assert open_files(copy.path) == 0
+    assert not seeds.digests
+    assert events.closed().reason == "done", "it is told once"
+
+
+def test_a_transfer_that_nobody_takes_over_goes_in_the_end(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And whoever comes too late seeds it like any other blob, or not at all when it was released."""
+    monkeypatch.setattr("p2pdist.transfer.torrent_transfer.STAY_S", 0.2)
+    found = sample(7, COUNT)
+    source, middle = started(stack), started(stack)
+    TorrentSeeds(source).keep([seed_of(stored(opened(stack, tmp_path / "0"), found), found.torrent)])
+    copy, events = opened(stack, tmp_path / "1").begin(found.digest, found.pieces), Events()
+    swarm = Swarm(peers=(("127.0.0.1", source.port),))
+    transfer = TorrentTransfer(middle, copy, found.torrent, swarm, events, stay=True)
+    transfer.start()
+    assert events.closed().reason == "done"
+    copy.finish()
+    wait_until(lambda: open_files(copy.path) == 0, "the file to be closed")
+    seeds = TorrentSeeds(middle)
+    seeds.take_over(seed_of(copy, found.torrent), transfer)
+    wait_until(lambda: not seeds.digests, "the seed to hear that there is nothing to take over")
+    seeds.keep([seed_of(copy, found.torrent)])
+    assert seeds.digests == {found.digest}
+
+
+def test_a_session_ends_though_a_transfer_stays(stack: ExitStack, tmp_path: Path) -> None:
+    found = sample(8, COUNT)
+    source, middle = started(stack), started(stack)
+    TorrentSeeds(source).keep([seed_of(stored(opened(stack, tmp_path / "0"), found), found.torrent)])
+    copy, events = opened(stack, tmp_path / "1").begin(found.digest, found.pieces), Events()
+    swarm = Swarm(peers=(("127.0.0.1", source.port),))
+    TorrentTransfer(middle, copy, found.torrent, swarm, events, stay=True).start()
+    assert events.closed().reason == "done"
+    copy.finish()
+    assert middle.close()
+    assert open_files(copy.path) == 0
