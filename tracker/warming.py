@@ -12,12 +12,14 @@ from p2pdist.model.package import parse_reference
 from p2pdist.model.preseed import ENDED
 from tracker.content import Content
 from tracker.core.policy.book import PolicyBook
-from tracker.core.policy.warm import Warm, changes
+from tracker.core.policy.warm import Changes, Warm, changes, rest_s, stem_of
 from tracker.preseeding import Preseeding
 
 TICK_S = 0.5
 RETRY_S = 5.0
 """After an order that could not be given."""
+
+SAID_MAX = 1000
 
 _logger = logging.getLogger(__name__)
 
@@ -65,23 +67,48 @@ class Warming:
             self._complain(tag, error)
 
     async def _order(self, warms: list[Warm]) -> None:
-        known = self._preseeding.core.known
-        live = {name: preseed.record.state not in ENDED for name, preseed in known.items()}
-        wanted = changes(warms, self._meanings, live)
+        wanted = self._changes(warms)
+        for tag in wanted.doubtful:
+            await self._ask(tag)
+        if wanted.doubtful:
+            wanted = self._changes(warms)
+        failed: set[str] = set()
         for request in wanted.order:
             try:
                 await self._preseeding.create(request)
             except P2PDistError as error:
                 self._rest_until = time.monotonic() + RETRY_S
-                self._complain("", error)
-                return  # the orders before stay until there are new ones
+                self._complain(request.package, error)
+                failed.add(stem_of(str(request.id)))
+                continue
+            self._said.pop(request.package, None)
             _logger.info("%s is kept warm by the preseed %s", request.package, request.id)
         for name in wanted.cancel:
-            await self._preseeding.cancel(name)
+            if stem_of(name) in failed:
+                continue  # the order before stays until there is the new one
+            try:
+                await self._preseeding.cancel(name)
+            except P2PDistError as error:
+                self._rest_until = time.monotonic() + RETRY_S
+                self._complain(name, error)
+                continue
             _logger.info("the preseed %s ends: another one, or none, keeps that warm", name)
+
+    def _changes(self, warms: list[Warm]) -> Changes:
+        records = [preseed.record for preseed in self._preseeding.core.known.values()]
+        live = {record.id: record.state not in ENDED for record in records}
+        now = time.time()
+        resting = {
+            record.id
+            for record in records
+            if record.ended_at is not None and stem_of(record.id) and now - record.ended_at < rest_s(record.id)
+        }
+        return changes(warms, self._meanings, live, resting)
 
     def _complain(self, about: str, error: P2PDistError) -> None:
         """Once for each new reason."""
         if self._said.get(about) != error.what:
+            if len(self._said) >= SAID_MAX:
+                self._said.clear()
             self._said[about] = error.what
-            _logger.warning("%s is not kept warm: %s", about or "what a tag means", error)
+            _logger.warning("%s is not kept warm: %s", about, error)

@@ -207,7 +207,7 @@ class BlobPull:
         if len(self.blob.have) <= len(self._core.have):
             self._untold.clear()
             return
-        unknown = {piece for piece in self.blob.have if piece not in self._core.have}
+        unknown = self.blob.have.beyond(self._core.have)
         for piece in sorted(unknown & self._untold):
             self._stored(0, piece)
         self._untold = unknown

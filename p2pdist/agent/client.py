@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -180,7 +180,7 @@ class LocalClient:
             raise P2PDistError(f"the agent on {self._path} answered more than {ANSWER_BYTES_MAX} bytes")
         return self._decode(exchange.status, data, kind)
 
-    def _lines(self, method: str, path: str, body: msgspec.Struct) -> Iterator[bytes]:
+    def _lines(self, method: str, path: str, body: msgspec.Struct) -> Generator[bytes]:
         """The lines of an answer as they come, however long it takes."""
         try:
             with _Exchange(self._path, _request(method, path, body, self._named), None) as exchange:

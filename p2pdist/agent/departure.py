@@ -53,7 +53,6 @@ class Departure:
 
     async def run(self) -> Drained:
         """Wait until the agent is asked to end, then until it may; returns what it came to."""
-        self._over = asyncio.get_running_loop().create_future()
         await self._asked.wait()
         started = time.monotonic()
         _logger.info("leaving, with %d streams to hand over within %.1f s", self._turns.open_count, self._limit_s)
@@ -68,14 +67,19 @@ class Departure:
         drained = Drained(self._turns.open_count, round(time.monotonic() - started, 3))
         log = _logger.warning if drained.streams else _logger.info
         log("handed over after %.3f s; %d streams are left and end now", drained.seconds, drained.streams)
-        if not self._over.done():
-            self._over.set_result(drained)
+        if not self._outcome.done():
+            self._outcome.set_result(drained)
         return drained
 
     async def over(self) -> Drained:
-        """Wait until the agent may end, after it was asked to."""
-        assert self._over is not None, "the agent runs"
-        return await asyncio.shield(self._over)
+        """Wait until the agent may end, after it was asked to; that may have been before it had started."""
+        return await asyncio.shield(self._outcome)
+
+    @property
+    def _outcome(self) -> asyncio.Future[Drained]:
+        if self._over is None:
+            self._over = asyncio.get_running_loop().create_future()
+        return self._over
 
     async def _hand_over(self) -> None:
         await self._stop_fetching()

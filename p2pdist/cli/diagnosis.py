@@ -274,7 +274,7 @@ def _disk(place: Path) -> Finding:
 
 def mounts(directory: Path) -> list[Finding]:
     """Which ways of showing a package work here, for this user."""
-    from p2pdist.mount import userns
+    from p2pdist.mount.squashfuse import missing
 
     root = os.geteuid() == 0
     found = []
@@ -300,7 +300,7 @@ def mounts(directory: Path) -> list[Finding]:
             "Load the module squashfs" if why else "",
         )
     )
-    why = userns.missing()
+    why = missing()
     remedy = "Install squashfuse and fuse3, and let this user open /dev/fuse"
     found.append(
         Finding(

@@ -29,14 +29,16 @@ Format = Literal["text", "logfmt", "json"]
 HIDDEN = "***"
 
 _SECRETS = re.compile(
-    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#'\"<>]*@"
-    r"|(?P<scheme_of>\bauthorization['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic|digest)\s+)?)[^\s'\",;]+"
-    r"|(?P<bearer>\b(?:bearer|basic)\s+)[A-Za-z0-9+/=._~-]{8,}"
-    r"|(?P<name>[\w-]*(?:password|passwd|passphrase|secret|token|signature|credential|api[_-]?key|access[_-]?key)[\w-]*"
-    r"['\"]?\s*[:=]\s*['\"]?)[^\s&'\",;]+"
+    r"(?P<scheme>://)[^\s/?#'\"<>]*@"
+    r"|(?P<scheme_of>\bauthorization['\"]?\s*+[:=]\s*+['\"]?(?:(?:bearer|basic|digest|negotiate|token)\s+)?)[^\s'\",;]+"
+    r"|(?P<bearer>\b(?:bearer|basic)\s++)[A-Za-z0-9+/=._~-]{8,}"
+    r"|(?P<name>(?:password|passwd|passphrase|secret|token|signature|credential|api[_-]?key|access[_-]?key)[\w-]{0,64}+"
+    r"['\"]?\s*+[:=]\s*+['\"]?)[^\s&'\",;]+"
     r"|(?P<sig>[?&]sig=)[^\s&'\"]+",
     re.IGNORECASE,
 )
+"""Takes time in proportion to the text, whatever stands in it: strangers choose some of what is logged, and events wait meanwhile."""
+
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)} | {
     10: "\\n",
     13: "\\r",
@@ -130,11 +132,11 @@ def _value(value: str) -> str:
 
 
 def _text(fields: dict[str, str]) -> str:
-    """For people: tracebacks keep their lines."""
+    """For people: tracebacks keep their lines, which are indented, so that none passes for another event."""
     request = f" request={fields['request_id']}" if "request_id" in fields else ""
     line = f"{fields['time']} level={fields['level'].upper()} logger={fields['logger']}{request} "
-    trace = f"\n{fields['exception']}" if "exception" in fields else ""
-    return line + fields["message"].translate(_CONTROL) + trace
+    trace = fields["exception"].split("\n") if "exception" in fields else []
+    return "\n  ".join((line + fields["message"].translate(_CONTROL), *(each.translate(_CONTROL) for each in trace)))
 
 
 def _note_request(record: logging.LogRecord) -> bool:

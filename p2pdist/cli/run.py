@@ -68,9 +68,9 @@ class _Run:
 
     def run(self) -> int:
         """The program's exit code. Without root the program is shown the package in a namespace of its own where that works."""
-        from p2pdist.mount import userns
+        from p2pdist.mount.squashfuse import missing
 
-        reason = userns.missing()
+        reason = missing()
         if self._how or not reason:
             try:
                 return self._show_and_run(self._how or "images")

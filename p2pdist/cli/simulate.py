@@ -78,6 +78,22 @@ GARBAGE_THRESHOLD = 500_000
     "--kill-tracker-every", default="", metavar="TIME", help="The tracker dies so often; another starts a second later."
 )
 @click.option(
+    "--lose-tracker", default="", metavar="AT[:FOR]", help="The tracker is lost at a time, for so long or for good."
+)
+@click.option(
+    "--cut-half",
+    default="",
+    metavar="AT[:FOR]",
+    help="Half of the hosts are cut off from the others and the tracker, for so long or for good.",
+)
+@click.option(
+    "--transport",
+    default="trees",
+    show_default=True,
+    type=click.Choice(["trees", "swarm", "auto"]),
+    help="How the blob comes: by trees, a BitTorrent swarm, or trees and a swarm where these fail.",
+)
+@click.option(
     "--faults",
     default="",
     metavar="KIND[,KIND]",
@@ -111,6 +127,7 @@ def command(seed: int, runs: int, plot: Path | None, report: Path | None, as_jso
       p2pdist simulate --hosts 640 --racks 16 --oversubscription 4:1 --slow 5%:0.1 --crash 1%
       p2pdist simulate --hosts 200 --arrivals ramp:30 --kill-tracker-every 5s --plot out.png
       p2pdist simulate --hosts 60 --size 6MiB --nic 1MB/s --faults any --runs 20
+      p2pdist simulate --hosts 60 --size 6MiB --nic 1MB/s --transport auto --lose-tracker 2s:60s --crash 10%
     """
     base = _scenario(wishes)
     if plot:
@@ -161,14 +178,15 @@ def _scenario(wishes: dict[str, Any]) -> Scenario:
         arrivals_s=arrivals_s,
         latency_s=parse_time(wishes["latency"]),
         piece_size=_piece_size(wishes["piece_size"]),
+        transport=wishes["transport"],
     ).filled()
     return replace(filled, time_limit_s=0.0)  # it depends on the faults
 
 
 def _faults(scenario: Scenario, wishes: dict[str, Any]) -> tuple[Fault, ...]:
     """What goes wrong in a scenario with this seed."""
-    from p2pdist.simulate.faults import KINDS, TrackerLosses, schedule
-    from p2pdist.simulate.shares import crash_share, slow_share
+    from p2pdist.simulate.faults import KINDS, TrackerLoss, TrackerLosses, schedule
+    from p2pdist.simulate.shares import crash_share, cut_half, slow_share
 
     drawn: list[Fault] = []
     if wishes["faults"]:
@@ -191,7 +209,17 @@ def _faults(scenario: Scenario, wishes: dict[str, Any]) -> tuple[Fault, ...]:
         if every_s <= 0:
             raise UsageError("the tracker cannot die all the time", remedy="Give it some seconds, such as 5s")
         drawn.append(TrackerLosses(every_s, min(TRACKER_AWAY_S, every_s / 2)))
+    if wishes["lose_tracker"]:
+        drawn.append(TrackerLoss(*_span(wishes["lose_tracker"])))
+    if wishes["cut_half"]:
+        drawn.append(cut_half(scenario, *_span(wishes["cut_half"])))
     return tuple(drawn)
+
+
+def _span(text: str) -> tuple[float, float | None]:
+    """From when on, and for how long; None for good."""
+    at, _, length = text.partition(":")
+    return parse_time(at), parse_time(length) if length else None
 
 
 def _run(scenario: Scenario, progress: Progress | None) -> Report:
@@ -237,6 +265,7 @@ def _show(worst: Report, runs: int, seconds: float, origin_bytes_s: float) -> No
         ("host sent", f"{worst.host_sent_ratio_mean:.3f} x the blob on average, {worst.host_sent_ratio_max:.3f} x at most"),
         *_places(worst),
         ("received twice", f"{worst.duplicates} pieces; {worst.rejected} corrupt; {worst.duplicate_ratio:.2%} of all bytes in vain"),
+        *_ways(worst),
         ("simulated in", f"{seconds:.1f} s, {worst.events} events{' in that run' if runs > 1 else ''}"),
     ]  # fmt: skip
     for name, value in lines:
@@ -259,6 +288,12 @@ def _places(report: Report) -> list[tuple[str, str]]:
         shares = ", ".join(f"{zone} {ratio:.3f}" for zone, ratio in report.zone_origin_ratios.items())
         lines.append(("origin to zones", f"{shares} x the blob"))
     return lines
+
+
+def _ways(report: Report) -> list[tuple[str, str]]:
+    if not report.moved and not report.swarm_ratio:
+        return []
+    return [("by BitTorrent", f"{report.swarm_ratio:.1%} of all bytes; {report.moved} pulls changed their way")]
 
 
 def _write(path: Path, body: bytes) -> None:

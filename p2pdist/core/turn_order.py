@@ -60,14 +60,22 @@ class Queue:
         self.waiting.append(claim)
 
     def ready(self, now: float) -> list[Claim]:
-        """Those that wait and are not held back."""
+        """Those that wait and are not held back. Not to be changed."""
         if now < self.bucket.free_at:
             return []
-        return [claim for claim in self.waiting if claim.limit is None or now >= claim.limit.free_at]
+        for claim in self.waiting:
+            if claim.limit is not None:
+                return [claim for claim in self.waiting if now >= claim.free_at]
+        return self.waiting  # as nearly always, and for every block: no copy
 
     def free_at(self) -> float:
         """When one that waits is not held back, infinity when nobody waits."""
-        return max(self.bucket.free_at, min((claim.free_at for claim in self.waiting), default=inf))
+        soonest = inf
+        for claim in self.waiting:
+            if claim.limit is None:
+                return self.bucket.free_at
+            soonest = min(soonest, claim.free_at)
+        return max(self.bucket.free_at, soonest)
 
 
 class TurnOrder:

@@ -250,7 +250,8 @@ class Uplink:
 
     def wait_s(self, now: float) -> float | None:
         """Seconds until the limits allow the next block, when that is what somebody waits for: a Tick is due then."""
-        if self._order.empty:
+        soon = self._order.free_at(preseeds=False)
+        if self._order.empty or (soon is not None and soon <= now):
             return None
         starts, all_kinds = self._in_the_way(now)
         free_at = self._order.free_at(preseeds=all_kinds < self.blocks_in_flight)

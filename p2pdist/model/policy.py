@@ -24,7 +24,8 @@ Keeping = Literal["lru", "pin", "ttl", "none"]
 """How a store keeps a package: until room is needed, least recently used first; always; for a time after its last use; not at all once
 nobody uses it."""
 
-Rate = Annotated[float, Meta(gt=0, le=1e15)]
+RATE_BYTES_S_MAX = 1e15
+Rate = Annotated[float, Meta(gt=0, le=RATE_BYTES_S_MAX)]
 
 
 class PackagePolicy(msgspec.Struct, frozen=True, omit_defaults=True):

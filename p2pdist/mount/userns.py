@@ -28,21 +28,12 @@ from p2pdist.mount import kernel, overlay
 from p2pdist.mount.program import Program, run
 from p2pdist.mount.removal import remove_tree
 from p2pdist.mount.squashfs import inspect
+from p2pdist.mount.squashfuse import PROGRAMS, missing
 
 READY_S_MAX = 20.0
 """How long all squashfuse processes together may take to mount."""
 
-_FUSE = ("squashfuse_ll", "squashfuse")
 _INSTALL = "Install squashfuse and fuse3, or let the agent run as root"
-
-
-def missing() -> str:
-    """Why this way cannot work here, or "" when it is worth trying."""
-    if not any(shutil.which(name) for name in _FUSE):
-        return "squashfuse is not installed"
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        return "/dev/fuse is missing or not open to this user"
-    return ""
 
 
 def run_inside(
@@ -115,7 +106,7 @@ def _enter(inside: int, outside: int, group: int, outside_group: int, flags: int
 
 
 def _start_fuse(image: Path, point: Path, log: int) -> subprocess.Popen[bytes]:
-    tool = next(name for name in _FUSE if shutil.which(name))
+    tool = next(name for name in PROGRAMS if shutil.which(name))
     return subprocess.Popen(
         [tool, "-f", "-o", "ro,nosuid,nodev", image, point],
         stdin=subprocess.DEVNULL,

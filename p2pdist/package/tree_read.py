@@ -6,8 +6,11 @@ order whoever was faster, and what is under way is bounded. A file must have the
 was scanned; else it changed meanwhile, and nothing is packed.
 
 A file that was written to just before it was read could be written to again without a change of its times. It is not `settled`, and
-read again next time, as git does with entries that are as new as its index ("racy git"). On a file system that is all in memory a page
-that is mapped and written to is never written back, and the times never change: there no file is ever settled.
+read again next time, as git does with entries that are as new as its index ("racy git").
+
+A store through a shared mapping gives a file new times only when its page is clean, which it is not again until it was written back. So
+what has changed lately is sent on its way to the disk before it is read: the next store, whoever has the page mapped, changes the times. On
+a file system that is all in memory nothing is ever written back, and the times never change: there no file is ever settled.
 """
 
 from __future__ import annotations
@@ -40,12 +43,19 @@ WORKERS_MAX = 8
 SETTLED_NS = 100_000_000
 """A time stamp of a local file system is at most a tick of the kernel, 10 ms, old when it is set; whole seconds betray a coarser one."""
 SETTLED_COARSE_NS = 2_000_000_000
+WRITTEN_BACK_NS = 90_000_000_000
+"""By then the kernel has written back what was changed: it begins after 30 s unless the machine is told otherwise
+(vm.dirty_expire_centisecs, proc_sys_vm(5))."""
 IN_MEMORY = {0x01021994, 0x858458F6}
 """tmpfs and ramfs, by f_type (statfs(2), linux/magic.h)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _STATFS_BYTES_MAX = 256
+_WAIT_BEFORE_AND_WRITE = 1 | 2
+"""Of sync_file_range(2): begin to write all that is dirty, also what is being written while it was changed again."""
+
 _TYPE = (1 << 32) - 1
+_offset = ctypes.c_int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +138,13 @@ class ContentReader:
         own: set[bytes] = set()
         now = time.time_ns()
         for file in batch:
-            data = _read_whole(file)
+            data, clean = _read_whole(file, now)
             content = content_hash(data)
             stored = None
             if data and content not in own and not self._has(content):
                 own.add(content)
                 stored = encode_chunk(data)
-            found.append((Read(content, settled=self._settled(file, now)), len(data), stored))
+            found.append((Read(content, settled=clean and self._settled(file, now)), len(data), stored))
         return found
 
     def _add_files(self, results: list[Read], found: list[tuple[Read, int, bytes | None]]) -> None:
@@ -162,6 +172,7 @@ class ContentReader:
         now = time.time_ns()
         handle = _open(file)
         try:
+            clean = _write_back(handle, file.row, now)
             _check_unchanged(file, os.fstat(handle))
             for window in cut_file(handle, size):
                 job = threads.submit(self._store_chunks, window)
@@ -176,7 +187,7 @@ class ContentReader:
             raise unreadable(os.fsdecode(file.path), error.strerror or str(error)) from error
         finally:
             os.close(handle)
-        read = Read(whole.digest(), settled=self._settled(file, now))
+        read = Read(whole.digest(), settled=clean and self._settled(file, now))
         done: Future[None] = Future()
         done.set_result(None)
         self._waiting.append((done, lambda _: self._add_list(read, chunks, results)))
@@ -238,12 +249,21 @@ def _open(file: Wanted) -> int:
         raise unreadable(os.fsdecode(file.path), error.strerror or str(error)) from error
 
 
-def _read_whole(file: Wanted) -> bytes:
+def _write_back(handle: int, row: Row, now_ns: int) -> bool:
+    """See that the next store through a mapping gives the file new times; False where that cannot be had."""
+    if row.ctime_ns < now_ns - WRITTEN_BACK_NS:
+        return True
+    return bool(_libc.sync_file_range(handle, _offset(0), _offset(0), _WAIT_BEFORE_AND_WRITE) == 0)
+
+
+def _read_whole(file: Wanted, now_ns: int) -> tuple[bytes, bool]:
+    """The content, and whether a later change is sure to change the file's times if they are old enough."""
     size = file.row.size
     if not size:
-        return b""
+        return b"", True
     handle = _open(file)
     try:
+        clean = _write_back(handle, file.row, now_ns)
         data = os.read(handle, size + 1)
         while 0 < len(data) < size:
             more = os.read(handle, size - len(data))
@@ -257,7 +277,7 @@ def _read_whole(file: Wanted) -> bytes:
         os.close(handle)
     if len(data) != size:
         raise changed(file.path)
-    return data
+    return data, clean
 
 
 def _check_unchanged(file: Wanted, status: os.stat_result) -> None:

@@ -23,7 +23,7 @@ from mount_agent import DIGEST, MountAgent, answer
 from p2pdist.agent.client import LocalClient
 from p2pdist.model.errors import Conflict, NotFound, Unavailable, UsageError
 from p2pdist.model.messages import MountRequest, PullRequest, PullStatus
-from p2pdist.mount import userns
+from p2pdist.mount.squashfuse import missing
 
 SCRIPT = """
 if [ "$1" = wait ]; then trap 'exit 9' TERM; echo ready; while :; do sleep 0.05; done; fi
@@ -236,7 +236,7 @@ def verbs(request: pytest.FixtureRequest, place: Path) -> Iterator[Verbs]:
 
 def namespaces(verbs: Verbs) -> bool:
     """Whether a package can be shown in a user namespace. Where the tests are root's, /dev/fuse is opened for the user."""
-    return shutil.which("squashfuse") is not None if verbs.prefix else not userns.missing()
+    return shutil.which("squashfuse") is not None if verbs.prefix else not missing()
 
 
 def test_run_shows_runs_and_takes_away(verbs: Verbs) -> None:

@@ -208,3 +208,15 @@ def test_a_digest_is_the_sha256() -> None:
     """NIST's example for "abc" (FIPS 180-2)."""
     text = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert digest_of(b"abc") == text == parse_digest(text)
+
+
+@given(st.data(), st.integers(1, 70))
+def test_what_one_set_has_beyond_another(data: st.DataObject, count: int) -> None:
+    pieces = st.sets(st.integers(0, count - 1))
+    here, there = data.draw(pieces), data.draw(pieces)
+    one, other = PieceSet(count), PieceSet(count)
+    for piece in here:
+        one.add(piece)
+    for piece in there:
+        other.add(piece)
+    assert one.beyond(other) == here - there

@@ -13,10 +13,21 @@ import pytest
 from shown_trees import MTIME_NS, Store, expected, random_tree, walk
 
 from p2pdist.model.errors import Corrupt
-from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, content_hash, walking_order
+from p2pdist.model.tree import (
+    Directory,
+    Entry,
+    File,
+    HardLink,
+    Symlink,
+    Whiteout,
+    content_hash,
+    encode_pages,
+    walking_order,
+)
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs import BLOCK_SIZE, is_image, mount_image, write_image
 from p2pdist.mount.show import show, unshow
+from p2pdist.store.images import image_bytes_max
 
 pytestmark = pytest.mark.root
 
@@ -265,3 +276,20 @@ def test_order_is_that_of_the_kernel() -> None:
     """Walking order puts the names of one directory in the order of their bytes, which the directory's blocks rely on."""
     names = [b"a", b"a!", b"a.b", b"a-", b"ab", b"\x01", b"\xff", b"A"]
     assert sorted(names, key=walking_order) == sorted(names)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_store_keeps_enough_room(store: Store, tmp_path: Path, seed: int) -> None:
+    """An image is no longer than the bound that counts until it is there, also where directories just miss what fits into a block."""
+    names = [bytes([97 + number]) * (1 + 37 * number) for number in range(7)] if seed % 2 else []
+    found = {entry.path: entry for entry in random_tree(seed, store, names=names, count=600)}
+    if seed > 3:
+        wide = [Directory(b"w%d" % number, 0o755, 0) for number in range(40)]
+        found |= {each.path: each for each in wide}
+        for each in wide:
+            for number in range(13 + seed):
+                path = each.path + b"/" + b"%03d" % number + b"n" * 250
+                found[path] = store.file(path, b"")
+    entries = store.layer("any", found.values()).entries()
+    write_image(entries, tmp_path / "image")
+    assert (tmp_path / "image").stat().st_size <= image_bytes_max(len(entries), sum(map(len, encode_pages(entries))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from p2pdist.model.digest import digest_of
+from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Complaint, FromAgent, Hello, Holding
 from p2pdist.model.plan import Plan
 from tracker.core.events import Received, Send, SessionClosed, SessionOpened, Tick
@@ -26,13 +26,15 @@ class Control:
         self.now = 0.0
         self.plans: dict[str, list[Plan]] = defaultdict(list)
 
-    def join(self, *hosts: str, swarm: bool = True, zone: str = "", counts: tuple[int, ...] = COUNTS) -> None:
+    def join(
+        self, *hosts: str, swarm: bool = True, zone: str = "", counts: tuple[int, ...] = COUNTS, blob: Digest = BLOB
+    ) -> None:
         for host in hosts:
             if host not in self.sessions:
                 self.sessions[host] = len(self.sessions) + 1
                 hello = Hello(PROTOCOL_VERSION, host, f"{host}:1", zone)
                 self.take(SessionOpened(self.sessions[host], hello))
-            self.say(host, Holding(BLOB, 64 * PIECE, PIECE, counts, swarm=swarm))
+            self.say(host, Holding(blob, 64 * PIECE, PIECE, counts, swarm=swarm))
 
     def say(self, host: str, message: FromAgent) -> None:
         self.take(Received(self.sessions[host], message))
@@ -102,6 +104,17 @@ def test_where_leases_are_short_their_holders_read() -> None:
     control.pass_time()
     assert not any(control.dealt(host) for host in names(6))
     assert 0 < control.fleet.leases() <= 3
+
+
+def test_leases_stay_within_their_number_when_what_was_dealt_is_not_any_more() -> None:
+    """Blobs that one host each wants: one keeper reads each of them, and two stripes would have a holder of a lease each."""
+    control = Control(origin_streams_max=4)
+    for swarm in (True, False):
+        for number in range(4):
+            control.join(f"h{number}", swarm=swarm, blob=digest_of(bytes([number])))
+        control.pass_time()
+        roots = [root for each in control.fleet.swarms.values() for roots in each.roots for root in roots]
+        assert 0 < len(roots) <= 4 and control.fleet.leases() <= 4
 
 
 def test_a_keeper_that_goes_is_replaced_everywhere() -> None:

@@ -98,6 +98,29 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(each) <= 4 for each in (*policies._tags.values(), *policies._packages.values()))
 
 
+def test_a_package_of_which_something_was_forgotten_is_noted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its blobs would go by no policy until the tracker is started again, however often somebody asks for it."""
+    monkeypatch.setattr(books, "BLOBS_MAX", 4)
+    policies = book("app:v1 readers = 3")
+    reference = parse_reference("app:v1")
+    policies.note(reference, MANIFEST, [FIRST])
+    for number in range(4):
+        policies.note(parse_reference("other:v1"), OTHER, [digest_of(bytes([number]))])
+    assert policies.readers(FIRST) is None and not policies.known(reference, MANIFEST)
+    policies.note(reference, MANIFEST, [FIRST])
+    assert policies.readers(FIRST) == ("app:v1", 3) and policies.known(reference, MANIFEST)
+
+
+def test_a_base_of_many_packages_is_refused_to_nobody() -> None:
+    """Which of them have it is not remembered in full, so one that a host may have could be among them."""
+    policies = book("near:* zones = ['a']")
+    policies.note(parse_reference("free:v1"), OTHER, [FIRST])
+    for number in range(2 * books.NAMES_MAX):
+        policies.note(parse_reference(f"near:v{number}"), digest_of(bytes([number])), [FIRST])
+        policies.admit("b", wants(FIRST))
+    assert not policies.known(parse_reference("free:v1"), OTHER), "it is noted again when somebody asks for it"
+
+
 # -- at work in the fleet
 
 

@@ -318,8 +318,8 @@ class Swarm:
         return list(chain(*self.dealt.values())) if self.dealt else list(chain(*self.roots))
 
     def leases(self) -> int:
-        """Origin leases that are out."""
-        return len(self.readers())
+        """Origin leases that are out, or will be as soon as the reading is not dealt any more, which nobody is asked about."""
+        return max(len(self.readers()), sum(map(len, self.roots)))
 
     def tell(self, now: float, text: str) -> None:
         """Add a line to the swarm's story."""

@@ -59,9 +59,10 @@ class PolicyBook:
         if reference.digest is None:
             _note(self._tags, digest, reference, MANIFESTS_MAX)
             self._found.pop(package, None)
-        for blob in blobs:
-            _note(self._packages, blob, package, BLOBS_MAX)
         self._known[package] = None
+        for blob in blobs:
+            for forgotten in _note(self._packages, blob, package, BLOBS_MAX):
+                self._known.pop(forgotten, None)
         if len(self._known) > MANIFESTS_MAX:
             self._known.popitem(last=False)
 
@@ -89,7 +90,9 @@ class PolicyBook:
     def admit(self, zone: str, holding: Holding) -> None:
         """Raises Refused for a host in `zone` that wants a blob of which it may have no package. Who holds it all may give it."""
         packages = self._packages.get(holding.blob)
-        if not self.table.policies or packages is None or sum(holding.counts) >= layout_of(holding).count:
+        if not self.table.policies or packages is None or len(packages) >= NAMES_MAX:
+            return  # of a blob that so many packages have not all are remembered
+        if sum(holding.counts) >= layout_of(holding).count:
             return
         refusing = [policy for policy in map(self.of, packages) if policy is not None and not policy.zones.allow(zone)]
         if len(refusing) == len(packages):
@@ -112,12 +115,17 @@ class PolicyBook:
         return None
 
 
-def _note(table: OrderedDict[Digest, dict[Reference, None]], key: Digest, value: Reference, most: int) -> None:
-    """Note one thing more of a key, forgetting the oldest over the limits."""
+def _note(
+    table: OrderedDict[Digest, dict[Reference, None]], key: Digest, value: Reference, most: int
+) -> list[Reference]:
+    """Note one thing more of a key, forgetting the oldest over the limits; returns what was forgotten of some key."""
     known = table.setdefault(key, {})
     table.move_to_end(key)
     known[value] = None
+    forgotten: list[Reference] = []
     if len(known) > NAMES_MAX:
-        del known[next(iter(known))]
+        forgotten.append(next(iter(known)))
+        del known[forgotten[0]]
     if len(table) > most:
-        table.popitem(last=False)
+        forgotten += table.popitem(last=False)[1]
+    return forgotten

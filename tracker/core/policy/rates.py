@@ -7,7 +7,7 @@ from typing import Self
 
 import msgspec
 
-from p2pdist.model.policy import PackagePolicy
+from p2pdist.model.policy import RATE_BYTES_S_MAX, PackagePolicy
 from p2pdist.model.quantities import parse_rate
 from tracker.core.policy.rule import Rule
 from tracker.core.policy.section import Section
@@ -25,7 +25,9 @@ class Rates(Rule):
     @classmethod
     def read(cls, section: Section) -> Self:
         rates = cls(section.parsed("upload", parse_rate, EXAMPLE), section.parsed("download", parse_rate, EXAMPLE))
-        for key in ("upload", "download"):
+        for key, rate in (("upload", rates.upload_bytes_s), ("download", rates.download_bytes_s)):
+            if rate is not None and rate > RATE_BYTES_S_MAX:
+                section.wrong(key, "no host is so fast, and no agent takes it", "Leave it out for no limit")
             if section.has(key) and section.raw("transport") == "swarm":
                 section.wrong(key, "BitTorrent keeps no rate of a policy", 'Write transport = "trees", or no rate')
         return rates

@@ -134,5 +134,8 @@ class Section:
 
 def shown(value: Any) -> str:
     """A value as it is named in a mistake."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a number of more digits than Python writes; TOML may give it in base 16
+        return "a number of thousands of digits"
     return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "..."

@@ -3,15 +3,18 @@
 Theory. For each meaning of a tag there is one preseed, an order. Its name follows from what is kept warm, for whom, and the manifest that
 the tag means, so that a tracker that was started again, and each of several trackers of one fleet with the same policies, arrive at the
 same order. When the tag moves the new order is given and the old one cancelled at once: what it held stays in the stores until room is
-needed, and both need not fit. An order that ended is given anew under the next number. While nobody can say what a tag means, its order
-stays.
+needed, and both need not fit. An order that somebody else ended is given anew under the next number, after a rest that is longer each time:
+it may have been another tracker, which asked later what the tag means or has other policies, and the two must not undo each other's orders
+without end. While nobody can say what a tag means, its order stays.
 
-Invariant: only preseeds whose names begin with PREFIX are touched.
+Invariant: only preseeds with names such as these are touched: PREFIX, 16 hexadecimal digits for what is kept warm and for whom, 16 of the
+manifest's digest, and a number from 2 on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Self
@@ -29,7 +32,12 @@ PREFIX = "warm-"
 TAGS_MAX = 64
 EVERY_S = 60.0
 EVERY_S_MIN, EVERY_S_MAX = 1.0, 86400.0
+REST_S, REST_S_MAX = 3.0, 3600.0
+"""Before an order is given anew: the first time, doubled each time, at most. Longer than another tracker takes to hear of a change."""
+
 EXAMPLE = '[policy.warm] with count = 10 or selector = "zone=eu-1"'
+
+_ours = re.compile(rf"({PREFIX}[0-9a-f]{{16}})-[0-9a-f]{{16}}(?:-([1-9][0-9]{{0,8}}))?")
 
 
 @dataclass(frozen=True)
@@ -90,43 +98,65 @@ def stem(warm: Warm, tag: str) -> str:
     return PREFIX + blake2b(said.encode(), digest_size=8).hexdigest()
 
 
+def stem_of(name: str) -> str:
+    """The stem of an order's name, "" for a preseed of somebody else."""
+    found = _ours.fullmatch(name)
+    return found[1] if found else ""
+
+
+def rest_s(name: str) -> float:
+    """How long after this order ended another may be given in its place."""
+    found = _ours.fullmatch(name)
+    return min(REST_S_MAX, REST_S * 2.0 ** min(30, int((found and found[2]) or 1) - 1))
+
+
 @dataclass(frozen=True)
 class Changes:
-    """Preseeds to order and ids of those to cancel."""
+    """Preseeds to order and ids of those to cancel; `doubtful` are tags of which another tracker may know better what they mean."""
 
     order: tuple[PreseedRequest, ...]
     cancel: tuple[str, ...]
+    doubtful: tuple[str, ...]
 
 
-def changes(warms: Iterable[Warm], meanings: Mapping[str, Digest], live: Mapping[str, bool]) -> Changes:
+def changes(
+    warms: Iterable[Warm], meanings: Mapping[str, Digest], live: Mapping[str, bool], resting: Collection[str] = ()
+) -> Changes:
     """What is to be done so that what `meanings` says of tags is kept warm, and nothing else. `live`: the preseeds that are known by id,
-    and whether they go on."""
+    and whether they go on; `resting`: those that ended a moment ago."""
     order: list[PreseedRequest] = []
     kept: dict[str, str | None] = {}
+    tags: dict[str, str] = {}
+    anew: list[str] = []
     for warm in warms:
         for tag in warm.tags:
             begin, digest = stem(warm, tag), meanings.get(tag)
+            tags[begin], kept[begin] = tag, None
             if digest is None:
-                kept[begin] = None
                 continue
-            name = kept[begin] = _name(f"{begin}-{hex_of(digest)[:16]}", live)
+            name, before = _name(f"{begin}-{hex_of(digest)[:16]}", live)
+            if before in resting:
+                continue
+            kept[begin] = name
             if name not in live:
                 package = str(Reference(parse_reference(tag).name, digest=digest))
                 order.append(PreseedRequest(package, name, selector=warm.selector, count=warm.count))
-    ours = (name for name, goes_on in live.items() if goes_on and name.startswith(PREFIX))
-    cancel = (name for name in ours if not _stays(name, kept))
-    return Changes(tuple(order), tuple(cancel))
+                anew += [tag] if before else []
+    ours = [name for name, goes_on in live.items() if goes_on and stem_of(name)]
+    cancel = [name for name in ours if not _stays(name, kept)]
+    rivals = [tags[begin] for begin in map(stem_of, cancel) if begin in tags]
+    return Changes(tuple(order), tuple(cancel), tuple(dict.fromkeys([*anew, *rivals])))
 
 
-def _name(begin: str, live: Mapping[str, bool]) -> str:
-    """The name of the order that goes on, else the first that is free."""
-    number, name = 1, begin
+def _name(begin: str, live: Mapping[str, bool]) -> tuple[str, str]:
+    """The name of the order that goes on, else the first that is free; and the one before, "" if there was none."""
+    number, name, before = 1, begin, ""
     while live.get(name) is False:
         number += 1
-        name = f"{begin}-{number}"
-    return name
+        name, before = f"{begin}-{number}", name
+    return name, before
 
 
 def _stays(name: str, kept: Mapping[str, str | None]) -> bool:
-    begin = name[: len(PREFIX) + 16]
+    begin = stem_of(name)
     return begin in kept and kept[begin] in (None, name)

@@ -1,0 +1,67 @@
+"""Tags kept warm, with a real layout and database: what cannot be ordered keeps nothing else from being so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from p2pdist.origin.origin import open_origin
+from tracker.content import Content
+from tracker.core.fleet import Fleet
+from tracker.core.policy.table import read_table
+from tracker.preseeding import Preseeding
+from tracker.service import Service
+from tracker.state.preseeds import PreseedDatabase
+from tracker.warming import Warming
+
+
+def command(*words: object) -> None:
+    subprocess.run([sys.executable, "-m", "p2pdist.cli.main", *map(str, words)], check=True, capture_output=True)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(400):
+        if holds():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it never was so")
+
+
+async def test_a_tag_whose_package_cannot_be_read_does_not_keep_others_cold(tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    for name in ("bad", "good"):
+        (tmp_path / name).write_bytes(os.urandom(1000))
+        command("blob", "push", tmp_path / name, "--origin", origin.as_uri())
+    for name in ("bad", "good"):
+        digest = hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+        command("tag", f"blob:sha256-{digest}", f"{name}:prod", "--origin", origin.as_uri())
+    index = json.loads((origin / "index.json").read_text())
+    manifests = {each["annotations"]["org.opencontainers.image.ref.name"]: each["digest"] for each in index["manifests"]}
+    (origin / "blobs" / "sha256" / manifests["bad:prod"].removeprefix("sha256:")).write_bytes(b"{}")
+
+    policy = '[[policy]]\nmatch = "{0}"\n[policy.warm]\ncount = 1\n'
+    table, mistakes = read_table(tomllib.loads(policy.format("bad:prod") + policy.format("good:prod")))
+    assert mistakes == []
+    opened = open_origin(origin.as_uri())
+    service = Service(Fleet(started_at=0.0), Content(opened))
+    service.fleet.policies.replace(table)
+    preseeding = Preseeding(service, PreseedDatabase(""))
+    await preseeding.load()
+    warming = asyncio.create_task(Warming(service.fleet.policies, service.content, preseeding).run())
+    try:
+        await until(lambda: len(preseeding.core.known) == 1)
+        assert next(iter(preseeding.core.known.values())).record.package == f"good@{manifests['good:prod']}"
+    finally:
+        warming.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await warming
+        await preseeding.stop()
+        await opened.close()
