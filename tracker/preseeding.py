@@ -21,7 +21,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
 from p2pdist.model.messages import Keep, Kept, Release, Spares
 from p2pdist.model.package import Reference, decode_manifest, parse_reference
-from p2pdist.model.preseed import PreseedRecord, PreseedRequest, RankRequest, canonical
+from p2pdist.model.preseed import PreseedRecord, PreseedRequest, RankRequest, canonical, fingerprint
 from tracker.content import Content
 from tracker.core.affinity import Affinity, Ranked, Wanted
 from tracker.core.fleet import Fleet
@@ -184,8 +184,11 @@ class Preseeding:
         self.submit(Loaded((stored,)))
         return self.progress(identifier), created
 
-    async def cancel(self, identifier: str) -> Progress:
+    async def cancel(self, identifier: str) -> None:
         """Release all hosts. Raises NotFound, Conflict, Unavailable."""
+        known = self.core.known.get(identifier)
+        if known is not None and known.record.state in ("cancelled", "expired"):
+            return  # every node of a job may say so
 
         def cancelled(record: PreseedRecord) -> PreseedRecord:
             if record.state in ("cancelled", "expired"):
@@ -196,10 +199,19 @@ class Preseeding:
         if record is None:
             raise NotFound(f"there is no preseed {identifier[:128]!r}", remedy="p2pdist preseed --list names them")
         self.submit(Loaded((record,)))
-        return self.progress(identifier)
 
     def progress(self, identifier: str) -> Progress:
         return self.core.progress(identifier, now=time.time())
+
+    def brief(self, identifier: str) -> dict[str, str]:
+        """A preseed as far as that costs the same however many hosts it has. Raises NotFound."""
+        record = self.core.find(identifier).record
+        return {
+            "id": record.id,
+            "state": record.state,
+            "package": record.package,
+            "fingerprint": fingerprint(record.body),
+        }
 
     def listed(self) -> list[dict[str, Any]]:
         """All preseeds, in short, newest last."""

@@ -135,7 +135,12 @@ class PieceSet:
     def beyond(self, other: PieceSet) -> set[int]:
         """The pieces that are here and not in `other`, a set of as many pieces."""
         more = int.from_bytes(self.bits, "little") & ~int.from_bytes(other.bits, "little")
-        return {piece for piece in range(self.count) if more >> piece & 1} if more else set()
+        found = set()
+        while more:
+            lowest = more & -more
+            found.add(lowest.bit_length() - 1)
+            more ^= lowest
+        return found
 
     def missing(self, stripe: int = 0, stripes: int = 1) -> list[int]:
         """The pieces of a stripe that are not in the set, ascending."""

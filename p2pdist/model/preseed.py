@@ -7,6 +7,7 @@ zone. `deadline` and `ttl` are seconds from when the order is given, so that the
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
@@ -131,3 +132,8 @@ def canonical(request: PreseedRequest) -> str:
     hosts = tuple(sorted(set(request.hosts))) if request.hosts is not None else None
     plain = msgspec.structs.replace(request, id=None, hosts=hosts)
     return msgspec.json.encode(plain, order="deterministic").decode()
+
+
+def fingerprint(body: str) -> str:
+    """Stands for an order's canonical form where that would be long."""
+    return hashlib.sha256(body.encode()).hexdigest()

@@ -106,7 +106,7 @@ class Objects:
 
     # -- making
 
-    def add(self, content: bytes, data: bytes, stored: bytes | memoryview = b"") -> bool:
+    def add(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview = b"") -> bool:
         """Verify `data` and make it an object. False means other bytes, and nothing was stored. `stored` is the form in which a pack has
         it (see catalog.py), which some filesystems take as it is. Raises DiskFull."""
         if content in self.sizes:
@@ -133,7 +133,7 @@ class Objects:
         path = os.fspath(self._paths.temporary / secrets.token_hex(8))
         return Draft(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o444), path)
 
-    def write_chunk(self, draft: Draft, offset: int, stored: bytes | memoryview, data: bytes) -> None:
+    def write_chunk(self, draft: Draft, offset: int, stored: bytes | memoryview, data: bytes | memoryview) -> None:
         """Write a chunk that has verified; raises OSError."""
         self._encoded.write(draft.fd, offset, stored, data)
 

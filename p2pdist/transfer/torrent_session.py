@@ -220,8 +220,10 @@ class TorrentSession:
             self._dispatch(alert)
 
     def _wait(self, due: float) -> None:
-        """Until there are calls, or alerts that have been gathered for a while, or it is `due`."""
-        for poll, until in ((self._poll, min(due, self._heard_at + GATHER_S)), (self._poll_all, due)):
+        """Until there are calls, or alerts that have been gathered for a while, or it is `due`. Who hears of blocks looks at connections that
+        may be gone a moment later."""
+        gather_s = 0.0 if self._watchers else GATHER_S
+        for poll, until in ((self._poll, min(due, self._heard_at + gather_s)), (self._poll_all, due)):
             if not self._calls:
                 poll.poll(max(0.0, until - time.monotonic()) * 1000)
         for descriptor in (self._wake_in, self._alert_in):

@@ -160,7 +160,8 @@ class TorrentTransfer:
     def hand_over(self, take: Callable[[Any, OpenFile], Member], otherwise: Callable[[], object]) -> None:
         """Give the torrent to the member that `take` makes, in the session's thread, of libtorrent and the file that it reads, which is to
         be closed by that member; `otherwise` is called where this transfer has gone."""
-        self._session.call(lambda: self._hand_over(take, otherwise))
+        if not self._session.call(lambda: self._hand_over(take, otherwise)):
+            otherwise()
 
     def give_piece(self, piece: int, data: bytes) -> None:
         """Bring a piece that came from elsewhere into the swarm. It is told of like any other once it has verified."""
@@ -360,7 +361,7 @@ class TorrentTransfer:
         self._over.set()
 
     def _hand_over(self, take: Callable[[Any, OpenFile], Member], otherwise: Callable[[], object]) -> None:
-        if self._leaves_at is None or self._file is None:
+        if self._leaves_at is None or self._file is None or self._session.closing:
             otherwise()
             return
         self._leaves_at = self._handle = None

@@ -127,7 +127,9 @@ def test_what_is_no_secret_stays(text: str) -> None:
 @pytest.mark.parametrize("text", ["a", "token", "://", "authorization ", "access-"])
 def test_what_strangers_send_costs_no_more_than_its_length(text: str) -> None:
     """Looking for secrets in a long line must not stop the event loop: with a look at each pair of its characters this takes hours."""
-    script = f"from p2pdist.cli.logs import without_secrets; text = {text!r} * 20_000; assert without_secrets(text) == text"
+    script = (
+        f"from p2pdist.cli.logs import without_secrets; text = {text!r} * 20_000; assert without_secrets(text) == text"
+    )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 

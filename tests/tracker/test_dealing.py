@@ -9,7 +9,7 @@ from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Complaint, FromAgen
 from p2pdist.model.plan import Plan
 from tracker.core.events import Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
-from tracker.core.keepers import KEEPERS
+from tracker.core.keepers import READERS
 from tracker.core.presence import ABSENCE_S
 
 BLOB = digest_of(b"a blob")
@@ -66,12 +66,12 @@ def names(count: int, letter: str = "h") -> list[str]:
 
 def test_all_are_told_the_same_keepers_and_each_counts_as_a_lease() -> None:
     control = Control()
-    for host in names(24):
+    for host in names(40):
         control.join(host)
         control.pass_time(0.25)
-    assert all(control.dealt(host) for host in names(24))
-    assert len({control.keepers_of(host) for host in names(24)}) == 1
-    assert len(control.keepers_of("h0")) == KEEPERS == control.fleet.leases()
+    assert all(control.dealt(host) for host in names(40))
+    assert len({control.keepers_of(host) for host in names(40)}) == 1
+    assert len(control.keepers_of("h0")) == READERS == control.fleet.leases()
 
 
 def test_each_zone_reads_for_itself() -> None:
@@ -81,7 +81,7 @@ def test_each_zone_reads_for_itself() -> None:
     control.pass_time()
     assert set(control.keepers_of("i0")) == set(names(3, "i"))
     assert set(control.keepers_of("h0")) <= set(names(12))
-    assert control.fleet.leases() == KEEPERS + 3
+    assert control.fleet.leases() == 12 + 3
 
 
 def test_one_that_receives_by_trees_ends_it_and_all_hear_of_it() -> None:
@@ -119,15 +119,15 @@ def test_leases_stay_within_their_number_when_what_was_dealt_is_not_any_more() -
 
 def test_a_keeper_that_goes_is_replaced_everywhere() -> None:
     control = Control()
-    control.join(*names(24))
+    control.join(*names(40))
     control.pass_time()
     gone = control.keepers_of("h0")[0]
     control.take(SessionClosed(control.sessions[gone]))
     control.pass_time(ABSENCE_S + 1)
-    left = [host for host in names(24) if host != gone]
+    left = [host for host in names(40) if host != gone]
     assert len({control.keepers_of(host) for host in left}) == 1
     assert gone not in control.keepers_of(left[0])
-    assert len(control.keepers_of(left[0])) == KEEPERS
+    assert len(control.keepers_of(left[0])) == READERS
 
 
 def test_a_keeper_that_finds_the_origin_wrong_leaves_it_to_the_holders_of_leases() -> None:

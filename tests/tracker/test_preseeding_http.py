@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import pytest
 from aiohttp import web
 from postgresql import binaries, running_server
 
+from p2pdist.cli.slurm.job import Job
+from p2pdist.cli.slurm.prolog import _order, _Settings
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
@@ -28,6 +31,7 @@ from p2pdist.model.messages import (
     decode_from_tracker,
     encode,
 )
+from p2pdist.model.package import parse_reference
 from p2pdist.origin.origin import open_origin
 from tracker.content import Content
 from tracker.core.fleet import Fleet
@@ -198,6 +202,43 @@ async def test_an_id_stands_for_one_order(layout: Path, blobs: list[Digest]) -> 
         many = [at.ask("PUT", "/v1/preseeds/p3", body | {"count": number % 2 + 1}) for number in range(8)]
         statuses = sorted(status for status, _ in await asyncio.gather(*many))
         assert statuses == [200, 200, 200, 201, 409, 409, 409, 409]
+
+
+async def test_of_many_nodes_of_a_job_one_gives_the_order(
+    layout: Path, blobs: list[Digest], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The order names every node, so that each of them gives it must not be: the others hear what it came to. Its end costs little, too."""
+    caplog.set_level(logging.DEBUG, "p2pdist.transfer.problems")
+    names = [f"h{number:03}" for number in range(40)]
+    reference = parse_reference(package(blobs[0]))
+    async with tracker(layout) as at:
+
+        async def order(node: str) -> list[str]:
+            settings = _Settings(at.url, Path(), Path(), False, 600.0, 60.0, 1.0)
+            return await _order(Job("4711", node), [reference], names, settings)
+
+        versions = await asyncio.gather(*map(order, reversed(names)))
+        assert all(version == versions[0] for version in versions) and "@sha256:" in versions[0][0]
+        told = [record.getMessage() for record in caplog.records]
+        assert len([line for line in told if line.startswith("PUT")]) == 1
+
+        (late,) = await order("h039")
+        assert late == versions[0][0], "one that comes later"
+        found = [await at.ask("DELETE", "/v1/preseeds/slurm-4711?brief=1") for _ in names]
+        assert {(status, body["state"]) for status, body in found} == {(200, "cancelled")}
+        assert found[0][1].keys() == {"id", "state", "package", "fingerprint"}
+
+
+async def test_an_order_of_somebody_else_is_not_taken_for_that_of_the_job(layout: Path, blobs: list[Digest]) -> None:
+    """Whoever guesses a job's id must not choose what it runs; and without its first node the others give the order."""
+    names = ["h0", "h1", "h2"]
+    one, two = map(package, blobs)
+    async with tracker(layout) as at:
+        settings = _Settings(at.url, Path(), Path(), False, 600.0, 60.0, 1.0)
+        assert (await at.ask("PUT", "/v1/preseeds/slurm-1", {"package": one, "hosts": names}))[0] == 201
+        assert await _order(Job("1", "h1"), [parse_reference(two)], names, settings) == [two]
+        (version,) = await _order(Job("2", "h2"), [parse_reference(two)], names, settings)
+        assert version.startswith("blob@sha256:")
 
 
 async def test_orders_outlive_the_tracker(layout: Path, blobs: list[Digest], tmp_path: Path) -> None:

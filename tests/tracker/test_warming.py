@@ -44,7 +44,9 @@ async def test_a_tag_whose_package_cannot_be_read_does_not_keep_others_cold(tmp_
         digest = hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
         command("tag", f"blob:sha256-{digest}", f"{name}:prod", "--origin", origin.as_uri())
     index = json.loads((origin / "index.json").read_text())
-    manifests = {each["annotations"]["org.opencontainers.image.ref.name"]: each["digest"] for each in index["manifests"]}
+    manifests = {
+        each["annotations"]["org.opencontainers.image.ref.name"]: each["digest"] for each in index["manifests"]
+    }
     (origin / "blobs" / "sha256" / manifests["bad:prod"].removeprefix("sha256:")).write_bytes(b"{}")
 
     policy = '[[policy]]\nmatch = "{0}"\n[policy.warm]\ncount = 1\n'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -186,14 +187,32 @@ def test_a_transfer_that_nobody_takes_over_goes_in_the_end(
     assert seeds.digests == {found.digest}
 
 
-def test_a_session_ends_though_a_transfer_stays(stack: ExitStack, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_session_ends_though_a_transfer_stays(stack: ExitStack, tmp_path: Path, ended: bool) -> None:
+    """Also when it is taken over while the session ends, or afterwards: then it is not seeded, and there is nothing to wait for."""
     found = sample(8, COUNT)
     source, middle = started(stack), started(stack)
     TorrentSeeds(source).keep([seed_of(stored(opened(stack, tmp_path / "0"), found), found.torrent)])
     copy, events = opened(stack, tmp_path / "1").begin(found.digest, found.pieces), Events()
     swarm = Swarm(peers=(("127.0.0.1", source.port),))
-    TorrentTransfer(middle, copy, found.torrent, swarm, events, stay=True).start()
+    transfer = TorrentTransfer(middle, copy, found.torrent, swarm, events, stay=True)
+    transfer.start()
     assert events.closed().reason == "done"
     copy.finish()
-    assert middle.close()
+    seeds, gate = TorrentSeeds(middle), threading.Event()
+    closed: list[bool] = []
+    closing = threading.Thread(target=lambda: closed.append(middle.close()))
+    if not ended:
+        middle.call(lambda: gate.wait(10) and None)
+        wait_until(lambda: not middle._calls, "the session to be held up")
+    closing.start()
+    if ended:
+        closing.join()
+    else:
+        wait_until(lambda: bool(middle._calls), "the session to be told to end")
+    seeds.take_over(seed_of(copy, found.torrent), transfer)
+    gate.set()
+    closing.join()
+    assert closed == [True]
     assert open_files(copy.path) == 0
+    assert not seeds.digests and seeds.release(found.digest)

@@ -8,7 +8,7 @@ of the swarm then is for the holders of leases to find out (repair.py).
 
 from __future__ import annotations
 
-from tracker.core.keepers import keepers
+from tracker.core.keepers import READERS, keepers
 from tracker.core.swarm import Swarm
 
 
@@ -17,7 +17,7 @@ def deal(swarm: Swarm, room: int) -> None:
     by_swarm = bool(swarm.swarming) and len(swarm.swarming) == swarm.receivers and not swarm.undealt
     dealt: dict[str, tuple[str, ...]] = {}
     for zone in {swarm.members[host].zone for host in swarm.swarming} if by_swarm else ():
-        present = tuple(name for name in keepers(swarm, zone) if swarm.members[name].present)
+        present = tuple(name for name in keepers(swarm, zone, READERS) if swarm.members[name].present)
         if present:
             dealt[zone] = present
     if sum(map(len, dealt.values())) > room:

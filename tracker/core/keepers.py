@@ -5,6 +5,9 @@ Up to KEEPERS of a zone's members, chosen by rendezvous hashing on the blob (p2p
 nothing yet names the same hosts as the one before it. Those that serve nobody (budget 0) or receive slowly are passed over. Choosing
 takes a look at every member of the zone, so it is done again only once a keeper is gone or no longer fit, or the zone has grown
 by a quarter.
+
+Where a blob goes through a BitTorrent swarm there are up to READERS instead, who read it by parts (dealing.py): who has something to give is
+given to, and a few would trade among themselves at first.
 """
 
 from __future__ import annotations
@@ -13,22 +16,24 @@ from p2pdist.model.rendezvous import ranked
 from tracker.core.swarm import Swarm
 
 KEEPERS = 8
+READERS = 32
 GROWTH = 1.25
 ZONES_MAX = 1000
 """Zones of a swarm whose keepers are remembered."""
 
 
-def keepers(swarm: Swarm, zone: str) -> tuple[str, ...]:
+def keepers(swarm: Swarm, zone: str, count: int = KEEPERS) -> tuple[str, ...]:
     """The keepers of a zone; absent ones may be among them. O(racks) where the choice stands."""
     racks = [hosts for rack, hosts in swarm.racks.items() if rack.startswith(f"{zone} ")]
     members = sum(map(len, racks))
-    names, among = swarm.keepers.get(zone, ((), 0))
+    key = zone if count == KEEPERS else f"{zone} {count}"  # names of zones hold no space
+    names, among = swarm.keepers.get(key, ((), 0))
     if members >= GROWTH * among or not all(_fit(swarm, name, zone) for name in names):
         fit = (name for hosts in racks for name in hosts if _fit(swarm, name, zone))
-        names = tuple(ranked(swarm.blob.encode(), fit, KEEPERS))
+        names = tuple(ranked(swarm.blob.encode(), fit, count))
         if len(swarm.keepers) >= ZONES_MAX:
             swarm.keepers.clear()
-        swarm.keepers[zone] = names, members
+        swarm.keepers[key] = names, members
     return names
 
 

@@ -137,13 +137,19 @@ async def preseeds(request: web.Request) -> web.Response:
 
 
 async def preseed_progress(request: web.Request) -> web.Response:
-    """GET /v1/preseeds/{id}"""
-    return _answer(request.app[PRESEEDING].progress(request.match_info["id"]))
+    """GET /v1/preseeds/{id}; `?brief=1` for what does not depend on how many hosts it has."""
+    return _told(request)
+
+
+def _told(request: web.Request) -> web.Response:
+    preseeding, name = request.app[PRESEEDING], request.match_info["id"]
+    return _answer(preseeding.brief(name) if request.query.get("brief") == "1" else preseeding.progress(name))
 
 
 async def cancel_preseed(request: web.Request) -> web.Response:
-    """DELETE /v1/preseeds/{id}: cancels it; it can still be asked how it ended."""
-    return _answer(await request.app[PRESEEDING].cancel(request.match_info["id"]))
+    """DELETE /v1/preseeds/{id}: cancels it and answers as GET does; it can still be asked how it ended."""
+    await request.app[PRESEEDING].cancel(request.match_info["id"])
+    return _told(request)
 
 
 async def rank(request: web.Request) -> web.Response:

@@ -108,7 +108,7 @@ async def _cancel(record: JobRecord, tracker: str) -> None:
         async with asyncio.timeout(TRACKER_S_MAX), TrackerClient(tracker) as client:
             for preseed in record.preseeds:
                 with suppress(NotFound):
-                    await client.ask("DELETE", f"/v1/preseeds/{preseed}")
+                    await client.ask("DELETE", f"/v1/preseeds/{preseed}?brief=1")
     except (P2PDistError, TimeoutError) as error:
         output.line(
             f"p2pdist: {', '.join(record.preseeds)} will end by its time to live: {error or 'no answer in time'}"

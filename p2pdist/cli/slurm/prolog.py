@@ -2,7 +2,9 @@
 
 Theory. Every node of a job asks the tracker for the same preseeds, of the job's packages on the job's nodes, so that however many ask,
 there is one order for each package, which says which version its tag means on all of them; the node then waits for its own agent alone. Its
-pin lasts as long as the job; the preseed is cancelled with it, or ends by its time to live.
+pin lasts as long as the job; the preseed is cancelled with it, or ends by its time to live. An order names all nodes, so one that every
+node of a large job gave would cost the tracker the square of their number: the first node gives it at once, the others ask whether it was
+given, and give it themselves, one after the other, when it is not there after a while.
 
 Slurm knows one failure of a prolog, any exit code but 0: it drains the node, and requeues a batch job in a held state (without holding it
 under SchedulerParameters=nohold_on_prolog_fail) and cancels any other. So what is not the node's fault must not end so, or who names a
@@ -14,12 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from p2pdist.cli import output
 from p2pdist.cli.local import follow_pull, pulled_name, socket_option
@@ -37,7 +41,7 @@ from p2pdist.cli.slurm.node import (
 from p2pdist.cli.trackers import TrackerClient, tracker_option
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable, UsageError
 from p2pdist.model.messages import MountRequest, PullStatus
-from p2pdist.model.preseed import ENDED
+from p2pdist.model.preseed import ENDED, PreseedRequest, canonical, fingerprint
 from p2pdist.model.quantities import parse_duration
 
 if TYPE_CHECKING:
@@ -49,6 +53,12 @@ OF_THE_PACKAGE = (UsageError, NotFound, Corrupt, Refused)
 
 PROBE_S_MAX = 5.0
 """An agent that has not answered by then does not answer."""
+
+
+FIRST_S, NEXT_S, GIVE_S_MAX = 1.0, 0.005, 10.0
+"""How long nodes wait for another one to give an order: the second, each one after it longer than the one before, and at most."""
+
+LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +180,8 @@ async def _order(job: Job, packages: list[Reference], hosts: Sequence[str], sett
     try:
         async with asyncio.timeout(TRACKER_S_MAX), TrackerClient(settings.tracker) as client:
             for number, package in enumerate(packages):
-                body = {"package": str(package), "hosts": list(hosts), "priority": "start", "ttl": settings.ttl_s}
-                preseed = await client.ask("PUT", f"/v1/preseeds/{job.preseed(number)}", body)
+                request = PreseedRequest(str(package), None, tuple(hosts), priority="start", ttl=settings.ttl_s)
+                preseed = await _preseed(client, job, job.preseed(number), request)
                 if preseed["state"] in ENDED:
                     output.line(f"p2pdist: the preseed {preseed['id']} is {preseed['state']}; pulling without it")
                 found.append(preseed["package"])
@@ -180,6 +190,25 @@ async def _order(job: Job, packages: list[Reference], hosts: Sequence[str], sett
             raise
         output.line(f"p2pdist: no preseed for job {job.id}, pulling without: {error or 'the tracker takes too long'}")
     return found + list(map(str, packages[len(found) :]))
+
+
+async def _preseed(client: TrackerClient, job: Job, name: str, request: PreseedRequest) -> dict[str, str]:
+    """A preseed that was given, by this node if need be."""
+    hosts, path = request.hosts or (), f"/v1/preseeds/{name}"
+    place = hosts.index(job.node) if job.node in hosts else 0
+    give_at = time.monotonic() + (min(FIRST_S + place * NEXT_S, GIVE_S_MAX) if place else 0.0)
+    while True:
+        try:
+            found: dict[str, str] = await client.ask("GET", path + "?brief=1")
+            if found.get("fingerprint") == fingerprint(canonical(request)):
+                return found
+            break  # that of somebody else, as giving it will say
+        except NotFound:
+            if time.monotonic() >= give_at:
+                break
+        await asyncio.sleep(LOOK_S)
+    given: dict[str, str] = await client.ask("PUT", path, msgspec.to_builtins(request))
+    return given
 
 
 def _bring(client: LocalClient, job: Job, version: str, place: Path, settings: _Settings) -> None:
