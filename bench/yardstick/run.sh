@@ -2,6 +2,7 @@
 # One broadcast on rate-limited network namespaces, with real trackers and agents (needs root).
 # PYTHON, P2PDIST and WORK name another interpreter, program and directory; `make bench` gives them and takes care of the clean-up.
 # With WARM_MIB every host first pulls another blob of so many MiB, before the run begins: what is learned of the hosts there is known.
+# With TRACKER=none there is none: agents find each other by multicast DNS, and know the origin.
 # Usage: run.sh SWARM_PY [yardstick options], for example
 #   bench/yardstick/run.sh path/to/yardstick/swarm.py --hosts 24 --size-mib 64 --rate-mbit 40 --origin-mbit 80 --repeat 3
 set -eu
@@ -17,9 +18,14 @@ how=--go-cmd
 case " $* " in
 *" --join-spread"*) how=--host-go-cmd go=": > {dir}/GO; : > {dir}/go" ;;
 esac
+ctl="$p2pdist tracker --listen {ctl_ip}:7070 --origin http://{origin_ip} --state {dir}/state --no-discovery --log-level warning"
+knows="--tracker http://{ctl_ip}:7070" path=readyz
+if [ "${TRACKER:-}" = none ]; then
+  ctl=true knows="--origin http://{origin_ip} --network-id yardstick" path=healthz
+fi
 exec "$python" "$swarm" --method custom --label p2pdist --py "$root/.venv/bin/python" \
-  --ctl-cmd "$p2pdist tracker --listen {ctl_ip}:7070 --origin http://{origin_ip} --state {dir}/state --no-discovery --log-level warning" \
+  --ctl-cmd "$ctl" \
   --origin-cmd "$here/origin.sh $p2pdist {file} {dir} {ip} ${WARM_MIB:-0} {work}/warm" \
-  --agent-cmd "$p2pdist agent --tracker http://{ctl_ip}:7070 --listen {ip}:7071 --store {dir}/store --socket {dir}/sock --name h{i} --rack {rack} --log-level ${LOG_LEVEL:-warning} & while ! curl -sf -o /dev/null --unix-socket {dir}/sock http://agent/readyz; do sleep 0.2; done; $here/warm.sh $python ${WARM_MIB:-0} {work}/warm {dir}; $python $here/pull.py {dir} {sha} {out} {done} wait; wait" \
+  --agent-cmd "$p2pdist agent $knows --listen {ip}:7071 --store {dir}/store --socket {dir}/sock --name h{i} --rack {rack} --log-level ${LOG_LEVEL:-warning} & while ! curl -sf -o /dev/null --unix-socket {dir}/sock http://agent/$path; do sleep 0.2; done; $here/warm.sh $python ${WARM_MIB:-0} {work}/warm {dir}; $python $here/pull.py {dir} {sha} {out} {done} wait; wait" \
   $how "$go" \
   --warmup 2 --wait-ready --work "${WORK:-/dev/shm/p2pdist-yardstick}" --prefix pd- "$@"
