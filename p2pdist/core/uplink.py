@@ -250,8 +250,7 @@ class Uplink:
 
     def wait_s(self, now: float) -> float | None:
         """Seconds until the limits allow the next block, when that is what somebody waits for: a Tick is due then."""
-        soon = self._order.free_at(preseeds=False)
-        if self._order.empty or (soon is not None and soon <= now):
+        if self._order.empty or ((soon := self._order.free_at(preseeds=False)) is not None and soon <= now):
             return None
         starts, all_kinds = self._in_the_way(now)
         free_at = self._order.free_at(preseeds=all_kinds < self.blocks_in_flight)

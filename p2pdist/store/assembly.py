@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import zstandard
 from blake3 import blake3
 
-from p2pdist.model.catalog import decode_chunk
+from p2pdist.model.catalog import BLOCK_SIZE, chunk_blocks
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt
-from p2pdist.model.tree import content_hash
+from p2pdist.model.tree import CHUNK_MAX, content_hash
 from p2pdist.store.blob import Blob
 from p2pdist.store.disk import pwrite_all
 from p2pdist.store.objects import Draft, Objects
@@ -54,25 +54,48 @@ class Damaged(Exception):
 
 
 class Decoder:
-    """Decodes chunks. Not thread-safe; keeping the context saves half of what a small chunk costs."""
+    """Decodes chunks. Not thread-safe; keeping the context saves half of what a small chunk costs. Chunks of several blocks come into
+    memory that is kept as well: that of a new one for each is cleared by the kernel first, and joining them is a copy."""
 
     def __init__(self) -> None:
         self._decompress = zstandard.ZstdDecompressor().decompress
+        # A whole frame comes into the memory in one go, whatever its window; a window is taken only for one that is cut short.
+        self._reader = zstandard.ZstdDecompressor(max_window_size=BLOCK_SIZE).stream_reader
+        self._memory = memoryview(b"")
 
-    def decode(self, pack: Digest, chunk: bytes, stored: memoryview, length: int) -> bytes:
-        """The chunk; raises Corrupt when what the pack holds cannot be decoded. Its BLAKE3 is yet to be compared."""
+    def decode(self, pack: Digest, chunk: bytes, stored: memoryview, length: int) -> bytes | memoryview:
+        """The chunk, good until the next call; raises Corrupt when what the pack holds cannot be decoded. Its BLAKE3 is yet to be
+        compared."""
         try:
-            if len(stored) != length and length <= _ONE_BLOCK:
-                if zstandard.frame_content_size(stored) == length:
-                    return self._decompress(stored)
-            else:
-                return decode_chunk(stored, length)
+            if len(stored) == length:
+                return stored
+            if length > BLOCK_SIZE:
+                return self._join(stored, length)
+            if zstandard.frame_content_size(stored) == length:
+                return self._decompress(stored)
         except (Corrupt, zstandard.ZstdError) as error:
             raise wrong_chunk(pack, chunk) from error
         raise wrong_chunk(pack, chunk)
 
+    def _join(self, stored: memoryview, length: int) -> memoryview:
+        """The blocks of a chunk in the memory kept; raises Corrupt, ZstdError."""
+        if length > CHUNK_MAX:
+            raise Corrupt(f"a chunk of {length} bytes is over the limit")
+        if not self._memory:
+            self._memory = memoryview(bytearray(CHUNK_MAX))
+        at = 0
+        for block, size in chunk_blocks(stored, length):
+            place = self._memory[at : at + size]
+            if len(block) == size:
+                place[:] = block
+            elif zstandard.frame_content_size(block) != size or self._read(block, place) != size:
+                raise Corrupt("a stored chunk holds a block of another length than it states")
+            at += size
+        return self._memory[:length]
 
-_ONE_BLOCK = 128 << 10
+    def _read(self, frame: bytes | memoryview, place: memoryview) -> int:
+        with self._reader(frame) as reader:
+            return reader.readinto(place)
 
 
 def wrong_chunk(pack: Digest, chunk: bytes) -> Corrupt:
@@ -147,17 +170,18 @@ class Assembly:
         self, part: Part, objects: Objects, packs: Callable[[Digest], PackHere], sources: _Sources, decoder: Decoder
     ) -> None:
         draft = self._open(objects)
+        data: bytes | memoryview
         if part.pack is None:
-            data = sources.read(part)
-            if content_hash(data) != part.chunk:
+            data = old = sources.read(part)
+            if content_hash(old) != part.chunk:
                 raise Damaged(part.source)
-            self._write_old(draft, part, sources.fd(part.source), data)
+            self._write_old(draft, part, sources.fd(part.source), old)
         else:
             stored = memoryview(packs(part.pack).read_range(part.at, part.stored))
             data = decoder.decode(part.pack, part.chunk, stored, part.length)
             if content_hash(data) != part.chunk:
                 raise wrong_chunk(part.pack, part.chunk)
-            if _ZEROS in data:
+            if _has_holes(part.offset, data):
                 _write_around_holes(draft.fd, part.offset, data)
             else:
                 objects.write_chunk(draft, part.offset, stored, data)
@@ -170,7 +194,7 @@ class Assembly:
         """Write a chunk of an older object; where both have it at the same place in a block, the filesystem may share the blocks."""
         first = -part.offset % HOLE
         last = part.length - (part.offset + part.length) % HOLE
-        if (part.at - part.offset) % HOLE or last - first < HOLE or _ZEROS in data:
+        if (part.at - part.offset) % HOLE or last - first < HOLE or _has_holes(part.offset, data):
             _write_around_holes(draft.fd, part.offset, data)
             return
         pwrite_all(draft.fd, data[:first], part.offset)
@@ -218,24 +242,25 @@ class _Sources:
 SOURCES_MAX = 64
 
 
-def _write_around_holes(fd: int, offset: int, data: bytes) -> None:
+def _write_around_holes(fd: int, offset: int, data: bytes | memoryview) -> None:
     """Write what is not zero, block by block of the file; the file has holes there."""
-    for start, end in _filled(offset, data):
-        pwrite_all(fd, memoryview(data)[start:end], offset + start)
+    begin, view = 0, memoryview(data)
+    for at in _holes(offset, data):
+        if begin < at:
+            pwrite_all(fd, view[begin:at], offset + begin)
+        begin = at + HOLE
+    if begin < len(data):
+        pwrite_all(fd, view[begin:], offset + begin)
 
 
-def _filled(offset: int, data: bytes) -> Iterator[tuple[int, int]]:
-    """Ranges of `data`, which begins at `offset` of a file, that are not whole blocks of zeros."""
-    begin, at, size = 0, -offset % HOLE, len(data)
-    while (at := data.find(_ZEROS, at)) >= 0:
-        at += -(offset + at) % HOLE
-        end = at
-        while data[end : end + HOLE] == _ZEROS:
-            end += HOLE
-        if end > at:
-            if begin < at:
-                yield begin, at
-            begin = end
-        at = max(end, at + 1)
-    if begin < size:
-        yield begin, size
+def _has_holes(offset: int, data: bytes | memoryview) -> bool:
+    return next(_holes(offset, data), None) is not None
+
+
+def _holes(offset: int, data: bytes | memoryview) -> Iterator[int]:
+    """Where in `data`, which begins at `offset` of a file, whole blocks of the file are zeros. The first byte of most blocks tells."""
+    start = -offset % HOLE
+    for number, byte in enumerate(data[start::HOLE]):
+        at = start + number * HOLE
+        if byte == 0 and bytes(data[at : at + HOLE]) == _ZEROS:
+            yield at

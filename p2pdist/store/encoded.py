@@ -54,7 +54,7 @@ class EncodedWriter:
         self.works = on_btrfs(directory)
         self.encoded_bytes = 0
 
-    def write(self, fd: int, offset: int, stored: bytes | memoryview, data: bytes) -> None:
+    def write(self, fd: int, offset: int, stored: bytes | memoryview, data: bytes | memoryview) -> None:
         """Write `data`, which is what `stored` decodes to and was verified, at `offset`; raises OSError. The chunk ends the file, or
         has a length of whole sectors, or its last block is written in the plain way."""
         if not self.works or len(stored) == len(data) or len(data) < ENCODED_MIN or offset % self._sector:

@@ -50,6 +50,7 @@ class Filling:
     def __init__(self, lack: Lack, objects: Objects, get: Callable[[Digest], Blob | None]) -> None:
         self._lack, self._objects, self._get = lack, objects, get
         self._sizes = {need.pack: need.size for need in lack.needs}
+        self._decoders = [Decoder() for _ in range(_THREADS)]
 
     def run(self) -> Filled:
         """Make what can be made now. Raises Corrupt, Damaged, DiskFull; what was made stays."""
@@ -103,7 +104,7 @@ class Filling:
                     (now if pack.holds(stored.offset, stored.stored) else left).append(stored)
             lack.small[digest] = [*left, *now]
             for run in _runs(now):
-                yield partial(_make_run, pack, run, objects)
+                yield partial(self._make_run, pack, run)
 
         def available(part: Part) -> bool:
             if part.pack is None:
@@ -118,6 +119,20 @@ class Filling:
             elif begun < DRAFTS_MAX and assembly.any(available):
                 begun += 1
                 yield partial(self._advance, content, assembly, packs, available)
+
+    def _make_run(self, pack: PackHere, run: list[Stored]) -> None:
+        digest, start = pack.digest, run[0].offset
+        length = run[-1].offset + run[-1].stored - start
+        view = memoryview(pack.read_range(start, length))
+        decoder = self._decoders.pop()  # there is one for each thread
+        try:
+            for stored in run:
+                found = view[stored.offset - start : stored.offset - start + stored.stored]
+                data = decoder.decode(digest, stored.chunk, found, stored.length)
+                if not self._objects.add(stored.chunk, data, found):
+                    raise wrong_chunk(digest, stored.chunk)
+        finally:
+            self._decoders.append(decoder)
 
     def _advance(
         self, content: bytes, assembly: Assembly, packs: dict[Digest, PackHere], available: Callable[[Part], bool]
@@ -140,13 +155,3 @@ def _runs(chunks: list[Stored]) -> Iterator[list[Stored]]:
         run.append(stored)
     if run:
         yield run
-
-
-def _make_run(pack: PackHere, run: list[Stored], objects: Objects) -> None:
-    decoder, digest, start = Decoder(), pack.digest, run[0].offset
-    length = run[-1].offset + run[-1].stored - start
-    view = memoryview(pack.read_range(start, length))
-    for stored in run:
-        found = view[stored.offset - start : stored.offset - start + stored.stored]
-        if not objects.add(stored.chunk, decoder.decode(digest, stored.chunk, found, stored.length), found):
-            raise wrong_chunk(digest, stored.chunk)

@@ -220,8 +220,8 @@ class TorrentSession:
             self._dispatch(alert)
 
     def _wait(self, due: float) -> None:
-        """Until there are calls, or alerts that have been gathered for a while, or it is `due`. Who hears of blocks looks at connections that
-        may be gone a moment later."""
+        """Until there are calls, or alerts that have been gathered for a while, or it is `due`. Who hears of blocks looks at connections
+        that may be gone a moment later."""
         gather_s = 0.0 if self._watchers else GATHER_S
         for poll, until in ((self._poll, min(due, self._heard_at + gather_s)), (self._poll_all, due)):
             if not self._calls:

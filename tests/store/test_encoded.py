@@ -10,15 +10,19 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from store_tree_rig import Publisher, check, noise, pull, text
+from store_tree_rig import CHUNK, Publisher, check, noise, pull, text
 
 from p2pdist.model.catalog import BLOCK_SIZE, encode_chunk
+from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import WHOLE_MAX, content_hash
+from p2pdist.store.assembly import HOLE, Decoder
 from p2pdist.store.blobs import BlobStore
 from p2pdist.store.encoded import EncodedWriter, on_btrfs
 from p2pdist.store.objects import Objects
 
 MIB = 1 << 20
+PACK = digest_of(b"a pack")
 
 
 @pytest.fixture
@@ -30,12 +34,17 @@ def btrfs(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mkfs.btrfs is not installed")
     image, target = tmp_path / "image", tmp_path / "btrfs"
     target.mkdir()
-    with image.open("wb") as file:
-        file.truncate(512 * MIB)
-    subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True, capture_output=True)
-    subprocess.run(["mount", "-o", "loop", str(image), str(target)], check=True, capture_output=True)
-    yield target
-    subprocess.run(["umount", str(target)], check=True)
+    try:
+        with image.open("wb") as file:
+            file.truncate(512 * MIB)
+        subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True, capture_output=True)
+        subprocess.run(["mount", "-o", "loop", str(image), str(target)], check=True, capture_output=True)
+        yield target
+    finally:
+        if target.is_mount():
+            # Lazily: a failed test may have files open, and neither mount nor loop device may stay.
+            subprocess.run(["umount", "-l", str(target)], check=True)
+        image.unlink(missing_ok=True)
 
 
 def drop_caches(path: Path) -> None:
@@ -122,6 +131,71 @@ def test_a_tree_on_btrfs(btrfs: Path) -> None:
     used = os.statvfs(btrfs)
     taken = (used.f_blocks - used.f_bfree) * used.f_frsize
     assert taken < store.objects.bytes_total, "with the packs and all else"
+
+
+@pytest.mark.root
+def test_only_what_verified_is_given_to_the_filesystem(btrfs: Path) -> None:
+    """Frames that decompress well to other bytes than those of the name make no object, and nothing of them is written."""
+    data, other = text(1, 4 * BLOCK_SIZE), text(2, 4 * BLOCK_SIZE)
+    store = BlobStore(btrfs / "store")
+    try:
+        assert store.objects.add(content_hash(data), other, encode_chunk(other)) is False
+        assert _encoded(store.objects).encoded_bytes == 0 and content_hash(data) not in store.objects
+        assert store.objects.add(content_hash(data), memoryview(data), encode_chunk(data))
+        assert _encoded(store.objects).encoded_bytes == len(data)
+    finally:
+        store.close()
+
+
+@pytest.mark.root
+def test_holes_stay_holes_and_other_zeros_are_taken_as_they_are(btrfs: Path) -> None:
+    """A chunk with a whole block of zeros is written around it; one with as many zeros across two blocks is taken as it is."""
+    hole = bytearray(text(1, CHUNK))
+    hole[8192 : 8192 + HOLE] = bytes(HOLE)
+    across = bytearray(text(2, CHUNK))
+    across[8193 : 8193 + HOLE] = bytes(HOLE)
+    filler = [text(seed, CHUNK) for seed in range(3, 3 + WHOLE_MAX // CHUNK)]
+    packed = Publisher().pack({b"big": b"".join([bytes(hole), bytes(across), *filler])})
+    store = BlobStore(btrfs / "store")
+    try:
+        pull(store, packed)
+        check(store, packed)
+        assert _encoded(store.objects).encoded_bytes == (1 + len(filler)) * CHUNK
+        fd = os.open(store.objects.path(next(iter(packed.contents))), os.O_RDONLY)
+        try:
+            assert os.lseek(fd, 0, os.SEEK_HOLE) == 8192 and os.lseek(fd, 8192, os.SEEK_DATA) == 8192 + HOLE
+        finally:
+            os.close(fd)
+    finally:
+        store.close()
+
+
+def test_chunks_are_decoded_one_after_the_other() -> None:
+    """Long after short, compressed, not compressed and mixed: each is what was packed until the next is decoded."""
+    mixed = text(1, BLOCK_SIZE) + noise(2, BLOCK_SIZE) + text(3, BLOCK_SIZE + 7)
+    decoder = Decoder()
+    for data in (mixed, text(4, 900), noise(5, 3 * BLOCK_SIZE), text(6, WHOLE_MAX), text(7, BLOCK_SIZE + 1), mixed):
+        assert decoder.decode(PACK, content_hash(data), memoryview(encode_chunk(data)), len(data)) == data
+
+
+def test_chunks_that_cannot_be_decoded() -> None:
+    """A frame cut short, one of another length than its block, lengths that do not add up, a chunk over the limit: all are corrupt, and the
+    decoder goes on."""
+    data = text(1, 2 * BLOCK_SIZE)
+    stored, decoder = encode_chunk(data), Decoder()
+    first = int.from_bytes(stored[:4], "little")
+    frames = [stored[8 : 8 + first], stored[8 + first :]]
+    swollen = encode_chunk(text(2, BLOCK_SIZE - 1))
+    wide = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=True)
+    cut = zstandard.ZstdCompressor(compression_params=wide).compress(data[BLOCK_SIZE:])[:-9]
+    for made in ([frames[0], frames[1][:-9]], [frames[0], cut], [swollen, frames[1]]):
+        chunk = b"".join(len(frame).to_bytes(4, "little") for frame in made) + b"".join(made)
+        with pytest.raises(Corrupt):
+            decoder.decode(PACK, content_hash(data), memoryview(chunk), len(data))
+    for chunk, length in ((stored[:-1], len(data)), (stored, WHOLE_MAX + BLOCK_SIZE), (frames[0], BLOCK_SIZE - 1)):
+        with pytest.raises(Corrupt):
+            decoder.decode(PACK, content_hash(data), memoryview(chunk), length)
+    assert decoder.decode(PACK, content_hash(data), memoryview(stored), len(data)) == data
 
 
 def test_elsewhere_chunks_are_written(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ nothing yet names the same hosts as the one before it. Those that serve nobody (
 takes a look at every member of the zone, so it is done again only once a keeper is gone or no longer fit, or the zone has grown
 by a quarter.
 
-Where a blob goes through a BitTorrent swarm there are up to READERS instead, who read it by parts (dealing.py): who has something to give is
-given to, and a few would trade among themselves at first.
+Where a blob goes through a BitTorrent swarm there are up to READERS instead, who read it by parts (dealing.py): who has something to give
+is given to, and a few would trade among themselves at first.
 """
 
 from __future__ import annotations
