@@ -12,12 +12,17 @@ PROGRAMS := mksquashfs=squashfs-tools squashfuse=squashfuse fusermount3=fuse3 ng
 	skopeo=skopeo aria2c=aria2 ip=iproute2 tc=iproute2 iptables=iptables mount=mount unshare=util-linux ps=procps git=git \
 	strace=strace flock=util-linux chromium=chromium prometheus=prometheus promtool=prometheus
 
+# Programs without which some tests and benchmarks are skipped: other clients, other file systems, Slurm, a container engine, a database.
+MORE_PROGRAMS := slurmctld slurmd slurm-client munge postgresql docker.io wget qbittorrent-nox rtorrent transmission-cli \
+	casync restic xfsprogs btrfs-progs zsh fish
+
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: help setup demo test test-slow compose check lint types mutants bench clean distclean
+.PHONY: help setup setup-all demo test test-slow compose check lint types mutants bench clean distclean
 
 help:
 	@echo 'make setup      create $(VENV) with the project installed ($(BIN)/p2pdist) and look for the programs it needs'
+	@echo 'make setup-all  the same, and (as root) what some tests need and are skipped without: Slurm, PostgreSQL, other clients ...'
 	@echo 'make demo       one package to eight agents on this machine, twice; ends with the figures'
 	@echo 'make test       all tests that take less than ten seconds each'
 	@echo 'make check      formatting, lint, types, then the tests: what CI runs'
@@ -28,6 +33,10 @@ help:
 	@echo 'make clean      remove what builds and tests leave; make distclean removes $(VENV) as well'
 
 setup: $(VENV)/.installed
+
+setup-all: setup
+	apt-get update -qq
+	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(MORE_PROGRAMS) >/dev/null
 
 # Without root, missing programs are named each time until they are there; the stamp says that nothing is missing.
 $(VENV)/.programs: Makefile

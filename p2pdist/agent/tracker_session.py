@@ -353,9 +353,8 @@ class TrackerSession:
             raise Unavailable("this agent knows no tracker", remedy="Give it --tracker")
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, connect=3.0)
         try:
-            async with self._http.get(
-                self._url + path, params=query, headers=headers | passed_on(), timeout=timeout
-            ) as answer:
+            headers = headers | passed_on()
+            async with self._http.get(self._url + path, params=query, headers=headers, timeout=timeout) as answer:
                 body = await _limited(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             said = str(error).replace(self._url, self.url) or type(error).__name__

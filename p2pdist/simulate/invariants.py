@@ -12,6 +12,7 @@ from p2pdist.core import download as dl
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Assign, Holding, Holdings
+from p2pdist.model.plan import KEEPERS_MAX
 from p2pdist.simulate.host import Host
 from p2pdist.simulate.network import TRACKER_NAME, Stream
 from p2pdist.simulate.pull import Pull
@@ -171,8 +172,9 @@ class Invariants:
                 self._leases(fleet)
 
     def _keepers(self, swarm: Swarm, told: Member, names: list[str]) -> None:
-        """A host is told of a few others in its zone that are there; it may then be one of them itself."""
-        self.require(len({*names}) == len(names) <= KEEPERS, f"{told.host} is told of the keepers {names}")
+        """A host is told of a few others in its zone that are there, of more where they read for a swarm; it may then be one of them."""
+        most = KEEPERS_MAX if told.zone in swarm.dealt else KEEPERS
+        self.require(len({*names}) == len(names) <= most, f"{told.host} is told of the keepers {names}")
         for name in names:
             keeper = swarm.members.get(name)
             fits = keeper is not None and keeper.present and keeper.zone == told.zone

@@ -19,12 +19,12 @@ Invariants: a member asks for no piece that it holds or has asked for; it counts
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from p2pdist.model.digest import Digest
 from p2pdist.simulate.network import TRACKER_NAME
+from p2pdist.simulate.peer import Peer
 from p2pdist.simulate.swarm_feed import SWARM
 
 if TYPE_CHECKING:
@@ -45,41 +45,6 @@ ANNOUNCED_MAX = 50
 ANNOUNCE_S = 30.0
 ANNOUNCE_AGAIN_S = 10.0
 EXCHANGE_S = 60.0
-
-
-class Peer:
-    """One side of a connection. `choking`: this side uploads nothing to the other; `asked` is what it asked the other for, and when;
-    `queue` what the other waits for from it; `got` what it got since the last choice of whom to upload to."""
-
-    __slots__ = (
-        "asked",
-        "choking",
-        "cut_since",
-        "dialled",
-        "got",
-        "member",
-        "open",
-        "other",
-        "queue",
-        "seen",
-        "sending",
-    )
-
-    def __init__(self, member: Member, *, dialled: bool) -> None:
-        self.member, self.dialled = member, dialled
-        self.other: Peer = self
-        self.open = self.choking = True
-        self.sending = False
-        self.seen = 0
-        self.asked: dict[int, float] = {}
-        self.queue: deque[int] = deque()
-        self.got = 0
-        self.cut_since: float | None = None
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the other side lacks something that this one has, as far as it knows."""
-        return bool(self.other.seen & ~self.other.member.have)
 
 
 class Mesh:
@@ -191,7 +156,7 @@ class Member:
         here.other, there.other = there, here
         self.peers[name], other.peers[self.host.name] = here, there
         for peer in (here, there):
-            _look(peer)
+            peer.look()
         for peer in (here, there):
             peer.member._offer(peer)
 
@@ -227,7 +192,7 @@ class Member:
         name = peer.other.member.host.name
         if self.peers.get(name) is peer:
             del self.peers[name]
-        self._count(peer.seen, -1)
+        self.count(peer.seen, -1)
         for piece in peer.asked:
             self.under_way &= ~(1 << piece)
         peer.asked.clear()
@@ -247,7 +212,7 @@ class Member:
             if self._whole(peer):
                 if peer.cut_since is not None:
                     peer.cut_since = None
-                    _look(peer)
+                    peer.look()
             elif peer.cut_since is None:
                 peer.cut_since = now
             elif now - peer.cut_since >= PEER_TIMEOUT_S:
@@ -374,7 +339,8 @@ class Member:
         if piece in peer.queue:
             peer.queue.remove(piece)
 
-    def _count(self, bits: int, by: int) -> None:
+    def count(self, bits: int, by: int) -> None:
+        """So many peers more have these pieces."""
         while bits:
             low = bits & -bits
             self.counts[low.bit_length() - 1] += by
@@ -414,10 +380,3 @@ class Member:
 
     def _whole(self, peer: Peer) -> bool:
         return self.network.reachable(self.host.name, peer.other.member.host.name)
-
-
-def _look(peer: Peer) -> None:
-    """See what the other side has."""
-    new = peer.other.member.have & ~peer.seen
-    peer.seen |= new
-    peer.member._count(new, 1)

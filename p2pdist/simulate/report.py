@@ -26,7 +26,8 @@ class Report:
     least. `rack_rx_ratio_*` are the bytes that came into a rack from outside over the blob's size F, 0 without racks;
     `zone_origin_ratios` what the origin sent into each zone over F. `wanted` is how many pulls there were, a host and a blob each.
     `duplicates` are pieces received by a host that held them;
-    `duplicate_ratio` is all bytes that came for nothing over those that were taken. `fingerprint` differs when anything that a host or
+    `duplicate_ratio` is all bytes that came for nothing over those that were taken. `moved` are pulls that left a way for the other,
+    `swarm_ratio` the share of what was taken that came by BitTorrent. `fingerprint` differs when anything that a host or
     the origin did differs."""
 
     hosts: int
@@ -60,6 +61,8 @@ class Report:
     duplicates: int
     duplicate_ratio: float
     rejected: int
+    moved: int
+    swarm_ratio: float
     reports: int
     events: int
     fingerprint: str
@@ -103,6 +106,8 @@ class Report:
             duplicates=sum(pull.duplicates for _, pull in pulls),
             duplicate_ratio=again / max(1, delivered),
             rejected=sum(pull.rejected for _, pull in pulls),
+            moved=sum(pull.moves > 0 for _, pull in pulls),
+            swarm_ratio=sum(pull.bytes_swarm for _, pull in pulls) / max(1, delivered),
             reports=simulation.tracker.messages,
             events=simulation.world.events,
             fingerprint=_fingerprint(simulation),

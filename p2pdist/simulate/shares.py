@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from p2pdist.simulate.faults import Crash, Slow
+from p2pdist.simulate.faults import Crash, Partition, Slow
+from p2pdist.simulate.network import Cut
 from p2pdist.simulate.scenario import Scenario
 
 
@@ -25,6 +26,12 @@ def crash_share(scenario: Scenario, share: float) -> tuple[Crash, ...]:
         Crash(name, random.uniform(starts[name], max(end_s, starts[name])), None, bool(number % 2))
         for number, name in enumerate(_some(scenario, share, random))
     )
+
+
+def cut_half(scenario: Scenario, at: float, for_s: float | None) -> Partition:
+    """Half of the hosts are cut off from the others and from the tracker for a while, or for good."""
+    group = _some(scenario, 0.5, Random(f"half {scenario.seed}"))
+    return Partition(Cut(frozenset(group), peers=True, tracker=True), at, for_s)
 
 
 def _some(scenario: Scenario, share: float, random: Random) -> list[str]:

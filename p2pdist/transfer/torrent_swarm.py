@@ -99,6 +99,12 @@ def check_peers(peers: Sequence[Address]) -> None:
             raise UsageError(f"a BitTorrent peer cannot have port {port}")
 
 
+def priorities(count: int) -> list[int]:
+    """How urgent each piece of a blob is to libtorrent, from 7 at the beginning to 4 at the end: the scarcest piece still comes first,
+    among others the earlier one. What comes roughly in order can be hashed as a whole while it comes, not only when all is there."""
+    return [7 - 4 * piece // count for piece in range(count)]
+
+
 def torrent_parameters(lt: Any, torrent: Torrent, path: Path, swarm: Swarm) -> add_torrent_params:
     """What libtorrent is to add: a torrent of one file, which is the one at `path` whatever the torrent calls it. It starts at once, and
     libtorrent believes what is said of pieces: it reads nothing to check that."""

@@ -38,7 +38,7 @@ from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.torrent import BLOCK_SIZE, Torrent
 from p2pdist.transfer.client import Ending, PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.torrent_session import Member, TorrentSession
-from p2pdist.transfer.torrent_swarm import Address, OpenFile, Swarm, check_peers, torrent_parameters
+from p2pdist.transfer.torrent_swarm import Address, OpenFile, Swarm, check_peers, priorities, torrent_parameters
 
 if TYPE_CHECKING:
     import libtorrent as lt
@@ -188,6 +188,7 @@ class TorrentTransfer:
             self._session.watch_blocks(True)
         path = self._file.open(self._blob.path) if self._file is not None else self._blob.path
         params = torrent_parameters(lt, self.torrent, path, self._swarm)
+        params.piece_priorities = priorities(self._blob.layout.count)
         params.have_pieces = [piece in self._blob.have for piece in range(self._blob.layout.count)]
         return params
 
@@ -310,10 +311,7 @@ class TorrentTransfer:
         """A block was asked for; whoever was asked last is taken for the one that gave it. (When one has come libtorrent does not say so
         reliably.)"""
         asked = self._origin_blocks.setdefault(block.piece_index, set())
-        if self._from_web_seed(block.endpoint):
-            asked.add(block.block_index)
-        else:
-            asked.discard(block.block_index)
+        (asked.add if self._from_web_seed(block.endpoint) else asked.discard)(block.block_index)
 
     def _count(self, piece: int) -> None:
         length = self._blob.layout.length(piece)

@@ -11,7 +11,7 @@ from p2pdist.simulate.simulation import Simulation
 
 RUN = """
 from dataclasses import replace
-from p2pdist.simulate.faults import TrackerLosses, schedule
+from p2pdist.simulate.faults import TrackerLoss, TrackerLosses, schedule
 from p2pdist.simulate.shares import crash_share, slow_share
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation
@@ -24,6 +24,8 @@ base = Scenario(
 )
 faults = (*slow_share(base, 0.1, 0.1), *crash_share(base, 0.1), TrackerLosses(6.5, 0.5))
 print(Simulation(replace(base, faults=faults)).run())
+for policy in ("auto", "swarm"):
+    print(Simulation(replace(base, faults=(*faults[:-1], TrackerLoss(3.0, 20.0)), transport=policy)).run())
 """
 
 
@@ -37,7 +39,7 @@ def run_with(hash_seed: str) -> str:
 def test_processes_with_different_hash_seeds_run_alike() -> None:
     """No order of a set or of memory addresses reaches a decision: every figure and the fingerprint agree."""
     first = run_with("1")
-    assert first.count("fingerprint") == 4
+    assert first.count("fingerprint") == 6
     assert first == run_with("2") == run_with("31337")
 
 

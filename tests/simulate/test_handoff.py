@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from random import Random
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -50,11 +51,12 @@ CASES = (
 )
 POLICIES: tuple[Policy, ...] = ("auto", "auto", "swarm")
 
-COPIES_MAX = {"tracker": 1.6, "half": 2.4}
-"""Of the blob, that the origin sends. Without a tracker a host that goes by trees and one that goes by a swarm do not know what the other
-reads, and each side of a cut needs what the other holds."""
+COPIES_MAX = {"tracker": 1.6, "half": 2.8}
+COPIES_MEAN_MAX = {"tracker": 1.3, "half": 2.0}
+"""Of the blob, that the origin sends in a run, and on average. Each side of a cut needs what the other holds; keepers that cannot reach
+each other, or of which one goes by trees and the other by a swarm, do not know what the other reads. Trees alone cost as much."""
 
-AGAIN_MAX = 0.06
+AGAIN_MAX = {"auto": 0.04, "swarm": 0.12}
 """Of all bytes, those that come for nothing: under way when a way was left, or sent twice within a swarm."""
 
 
@@ -119,9 +121,10 @@ class Run:
         what = (self.case, self.seed, report)
         assert report.failed == 0 and report.complete + report.lost >= HOSTS, what
         assert report.origin_ratio <= COPIES_MAX[self.case.partition(" ")[0]], what
-        assert report.duplicate_ratio <= AGAIN_MAX, what
+        assert report.duplicate_ratio <= AGAIN_MAX[self.simulation.scenario.transport], what
         parts = 2 if self.case.startswith("half") else 1
-        assert self.readers_most <= parts * (KEEPERS + STRIPES), what
+        if self.simulation.scenario.transport == "auto":  # more keepers read for a swarm that all are in
+            assert self.readers_most <= parts * (KEEPERS + STRIPES), what
         return report
 
 
@@ -145,12 +148,15 @@ def test_whoever_is_connected_ends_with_everything() -> None:
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_all_cases_with_many_seeds(first: int) -> None:
     both: Counter[str] = Counter()
+    copies: dict[str, list[float]] = {case: [] for case in CASES}
     for seed in range(first, first + CHUNK):
         for case in CASES:
             run = Run(case, POLICIES[seed % len(POLICIES)], seed)
-            run.end()
+            copies[case].append(run.end().origin_ratio)
             both[case] += changed(run)
     assert all(both[case] >= CHUNK for case in CASES[1:]), both
+    for case in CASES:
+        assert mean(copies[case]) <= COPIES_MEAN_MAX[case.partition(" ")[0]], (case, copies[case])
 
 
 def test_without_trouble_nobody_leaves_the_trees() -> None:
