@@ -351,9 +351,8 @@ class TrackerSession:
         """Status, 200 or 304, body and policy of a GET; raises what a problem document says."""
         if self._http is None or not self._url:
             raise Unavailable("this agent knows no tracker", remedy="Give it --tracker")
-        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, connect=3.0)
+        headers, timeout = headers | passed_on(), aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, connect=3.0)
         try:
-            headers = headers | passed_on()
             async with self._http.get(self._url + path, params=query, headers=headers, timeout=timeout) as answer:
                 body = await _limited(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
