@@ -244,7 +244,7 @@ def test_an_agent_stops_in_the_middle_of_everything(site: Site) -> None:
     until(lambda: first.received() > MIB and second.received() > MIB)
     started = time.monotonic()
     assert first.stop() == 0
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15  # it hands over for 5 s first
     assert "Traceback" not in first.log.read_text()
     site.origin.rate_bytes_s = 0
     assert pulls[1].result().state == "done"
