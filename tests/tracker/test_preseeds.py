@@ -317,6 +317,17 @@ def test_two_trackers_that_pick_at_the_same_moment_pick_no_more_than_needed() ->
     assert (len(world.rows["p"].picked), len(world.keeping("p"))) == (2, 2)
 
 
+def test_copies_in_each_zone_are_not_made_twice_before_another_tracker_has_said_where_its_hosts_stand() -> None:
+    """It picked them a moment ago, and this one reads of that before it hears from them."""
+    world = World(trackers=2)
+    world.settle()
+    world.join("a/r/h0", "b/r/h1", "a/r/h4", "b/r/h5")
+    world.join("a/r/h2", "b/r/h3", "a/r/h6", "b/r/h7", tracker=1)
+    world.ask("p", count=5, replicas=2)
+    world.wait(REPLACE_S + 2)
+    assert (len(world.rows["p"].picked), len(world.keeping("p"))) == (5, 5)
+
+
 def test_the_time_left_follows_the_rate_of_late(world: World) -> None:
     world.join("h1")
     world.ask("p", hosts=["h1"])

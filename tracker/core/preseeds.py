@@ -291,7 +291,9 @@ class Preseeds:
                     candidates.append(host.name)
         parts = dict(record.blobs)
         copies = Counter(preseed.zone_of(name, self.hosts, others) for name in sound)
-        for zone in sorted(free):
+        # Another tracker may have picked hosts a moment ago of which it has not said anything yet; they stand somewhere.
+        known = all(name in self.hosts or name in others for name in sound)
+        for zone in sorted(free) if known else ():
             lacking = (request.replicas or 0) - copies[zone]
             fresh = self.affinity.pick(parts, free[zone], lacking, sound)
             picked += fresh
