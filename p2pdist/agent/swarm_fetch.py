@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from p2pdist.agent.origin_feed import FeedSide, OriginFeed
 from p2pdist.agent.swarming import Swarming
+from p2pdist.agent.tasks import Tasks
 from p2pdist.core.transport import Way
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.plan import Plan
@@ -61,7 +62,7 @@ class SwarmFetch:
         self._closing = False
         self.running = False
         """From begin() until StreamClosed has come."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(_logger, f"the swarm of {self._blob.digest} fails")
 
     async def find(self, *, at_once: bool) -> bool:
         """Whether the blob has a torrent; waits until somebody can say."""
@@ -91,12 +92,12 @@ class SwarmFetch:
         while len(self._addresses) > ADDRESSES_MAX:
             del self._addresses[next(iter(self._addresses))]
         if new and self._transfer is not None:
-            self._spawn(self._meet(self._transfer, list(new)))
+            self._tasks.spawn(self._meet(self._transfer, list(new)))
 
     def begin(self, way: Way) -> None:
         """Take part. StreamClosed follows in any case."""
         self._closing, self.running = False, True
-        self._spawn(self._begin(way))
+        self._tasks.spawn(self._begin(way))
 
     def close(self) -> None:
         """End soon: StreamClosed follows when libtorrent has let go of the file."""
@@ -136,15 +137,13 @@ class SwarmFetch:
 
     def stop(self) -> None:
         """The pull has ended, and no transfer runs."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     async def _begin(self, way: Way) -> None:
         blob = self._blob
         try:
             session = await self._swarming.open()
             await asyncio.to_thread(self._swarming.release, blob.digest)
-            await asyncio.to_thread(blob.reserve)
             peers = await self._swarming.peers(self._addresses)
             self._peers.update(dict.fromkeys(peers))
             swarm = Swarm(self._swarming.announces(blob.digest), peers)
@@ -169,8 +168,3 @@ class SwarmFetch:
             peers = await self._swarming.peers(addresses)
             self._peers.update(dict.fromkeys(peers))
             transfer.add_peers(peers)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

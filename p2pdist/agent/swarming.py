@@ -17,13 +17,14 @@ import asyncio
 import logging
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from p2pdist.agent.doorbell import Doorbell
+from p2pdist.agent.tasks import Tasks
 from p2pdist.agent.torrents import Torrents
 from p2pdist.agent.tracker_session import TrackerSession
 from p2pdist.agent.turns import Turns
@@ -129,7 +130,7 @@ class Swarming:
         self.torrents = Torrents(agent)
         self._met: OrderedDict[Digest, tuple[Address, ...]] = OrderedDict()
         self._due, self._seeded = asyncio.Event(), asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(_logger, "BitTorrent at this agent fails")
         self._alone: asyncio.TimerHandle | None = None
 
     @property
@@ -146,15 +147,13 @@ class Swarming:
         """Wait for peers."""
         self._bell.wait(self._open_with_seeds)
         if self.policy == "swarm":
-            self._spawn(self._open_quietly())
+            self._tasks.spawn(self._open_quietly())
 
     async def stop(self) -> None:
         """Leave all swarms, and close all files."""
         if self._alone is not None:
             self._alone.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.stop()
         await self._bell.stop()
         if self._session is not None and not await asyncio.to_thread(self._session.close):
             _logger.warning("libtorrent does not end")
@@ -180,9 +179,9 @@ class Swarming:
             self._seeds = TorrentSeeds(session)
             self._share(session, (0, 0))
             if first:
-                self._spawn(self._keep_seeding())
+                self._tasks.spawn(self._keep_seeding())
                 if any(self._limits()):
-                    self._spawn(self._keep_sharing())
+                    self._tasks.spawn(self._keep_sharing())
             self._due.set()
             return session
 
@@ -191,7 +190,7 @@ class Swarming:
         if self._alone is not None:
             self._alone.cancel()
         if not present:
-            self._alone = asyncio.get_running_loop().call_later(AWAY_S, lambda: self._spawn(self._open_quietly()))
+            self._alone = asyncio.get_running_loop().call_later(AWAY_S, lambda: self._tasks.spawn(self._open_quietly()))
 
     def left(self, blob: Blob, peers: tuple[Address, ...], done: TorrentTransfer | None) -> None:
         """A pull has left a swarm, whose peers are not to wait for it if it comes back as a seed; or it is done, and stays as one."""
@@ -304,17 +303,7 @@ class Swarming:
         ]
         session.set_limits(left[0], left[1])
 
-    # -- tasks
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _logger.error("BitTorrent at this agent fails", exc_info=task.exception())
+    # -- opening
 
     async def _open_with_seeds(self) -> None:
         """Who knocks is not let in before there is something to ask for."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from p2pdist.agent.swarm_fetch import SwarmFetch
 from p2pdist.agent.swarming import Swarming
+from p2pdist.agent.tasks import Tasks
 from p2pdist.core.handover import Begin, CutShort, Handover, Leave
 from p2pdist.core.readers import Readers
 from p2pdist.core.transport import TransportChoice
@@ -74,7 +75,7 @@ class Ways:
         self._handover = Handover()
         self._told = False
         self._over = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(_logger, f"{self._blob.digest} finds no swarm")
 
     @property
     def reading(self) -> set[int]:
@@ -113,7 +114,7 @@ class Ways:
     def start(self) -> None:
         """Begin with the first way."""
         if self._fetch is not None and not self._blob.have.complete:
-            self._spawn(self._find_torrent(self._fetch))
+            self._tasks.spawn(self._find_torrent(self._fetch))
             self.steer()
 
     def steer(self) -> None:
@@ -172,8 +173,7 @@ class Ways:
     def end(self) -> bool:
         """The pull has ended. Whether nothing is left to wait for; else the transfer's StreamClosed comes yet."""
         self._over = True
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         if self._fetch is not None and self._fetch.running:
             self._fetch.close()
             return False
@@ -192,13 +192,3 @@ class Ways:
             await asyncio.sleep(PEERS_V1_S)
             if self._handover.way == "swarm" and choice.still_s(now=loop.time()) > PEERS_V1_S:
                 choice.peers_v1 = await fetch.peers_v1()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _logger.error("%s finds no swarm", self._blob.digest, exc_info=task.exception())

@@ -14,6 +14,7 @@ from p2pdist.model.errors import Corrupt
 from p2pdist.store.blob import Blob
 
 STEP_BYTES = 4 << 20
+BUFFER_BYTES = 256 << 10
 INLINE_BYTES = 64 << 10
 """So few bytes, which have just been written, are read and hashed in less time than a thread takes to begin."""
 
@@ -22,9 +23,13 @@ async def check_whole(blob: Blob, piece: Callable[[int], Awaitable[None]]) -> No
     """Hash `blob` as its pieces come (`piece(i)` waits for piece i); raises Corrupt when the sum is not its digest."""
     layout = blob.layout
     running = hashlib.sha256()
+    buffer = memoryview(bytearray(min(BUFFER_BYTES, layout.size)))
 
     def take(start: int, length: int) -> None:
-        running.update(blob.read_range(start, length))
+        for at in range(start, start + length, BUFFER_BYTES):
+            view = buffer[: min(BUFFER_BYTES, start + length - at)]
+            blob.read_into(at, view)
+            running.update(view)
 
     step = max(1, STEP_BYTES // layout.piece_size)
     for first in range(0, layout.count, step):

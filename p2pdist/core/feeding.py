@@ -79,14 +79,15 @@ class Feed:
             turned_up = (p for p, count in enumerate(counts) if count and not before[p] and p not in self.given)
             self._heard.update((readers.first(piece), now) for piece in turned_up)
         pause_s = KEEPER_PAUSE_S + READ_TIMES * max(self._read_s, now - min(self.under_way.values(), default=now))
+        due = [self._due(readers, group, pause_s, now) for group in range(readers.groups)]
         self._wanted = deque(
             piece
             for piece, count in enumerate(counts)
             if not count
+            and due[piece % len(due)]
             and piece not in self.have
             and piece not in self.under_way
             and piece not in self._given_at
-            and self._due(readers, piece, pause_s, now)
         )
 
     def next(self, readers: Readers, *, now: float) -> int | None:

@@ -11,7 +11,8 @@ While no tracker answers it is always dealt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.rendezvous import ranked
@@ -31,7 +32,11 @@ class Readers:
     keepers: tuple[str, ...] = ()
     dealt: bool = False
     alone: bool = False
-    _orders: dict[int, list[str]] = field(default_factory=dict, compare=False)
+
+    @property
+    def groups(self) -> int:
+        """Pieces whose numbers are the same modulo this are read by the same hosts."""
+        return GROUPS if self._by_keepers else self.stripes
 
     @property
     def any(self) -> bool:
@@ -52,9 +57,11 @@ class Readers:
     def _by_keepers(self) -> bool:
         return bool(self.keepers) and (self.dealt or self.alone)
 
-    def _order(self, piece: int) -> list[str]:
-        group = piece % GROUPS
-        order = self._orders.get(group)
-        if order is None:
-            order = self._orders[group] = ranked(f"{self.blob}/{group}".encode(), self.keepers, len(self.keepers))
-        return order
+    def _order(self, piece: int) -> tuple[str, ...]:
+        return _orders(self.blob, self.keepers)[piece % GROUPS]
+
+
+@lru_cache(maxsize=256)
+def _orders(blob: Digest, keepers: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The keepers of each group; the hosts of a swarm ask for it several times a second, and they seldom change."""
+    return tuple(tuple(ranked(f"{blob}/{group}".encode(), keepers, len(keepers))) for group in range(GROUPS))

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from uuid import UUID
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
-from p2pdist.store.disk import allocate, failure, failures, pwrite_all, reserve
+from p2pdist.store.disk import allocate, failure, failures, pwrite_all
 from p2pdist.store.have import HaveFile
 from p2pdist.store.index import Entry, Index
 from p2pdist.store.paths import Paths
@@ -31,6 +32,7 @@ READ_BYTES_MAX = 64 << 20
 """More than this is not read in one call."""
 
 _STEP = 4 << 20
+_Bytes = TypeVar("_Bytes", bytes, memoryview)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +170,6 @@ class Blob:
             self._mark(piece)
         return True
 
-    def reserve(self) -> None:
-        """Take the space of a partial blob from the disk where that was put off: a writer through a memory map, which libtorrent is, has no
-        other way to hear that the disk is full. Raises DiskFull."""
-        with self.held(), failures(self.path, needed=self._bytes_missing()):
-            if not self.complete:
-                reserve(self.fileno(), self.size)
-
     def holds(self, start: int, length: int) -> bool:
         """Whether every piece of a range within the blob is held."""
         return self.complete or all(piece in self.have for piece in self.layout.covering(start, start + length))
@@ -187,19 +182,11 @@ class Blob:
     def read_range(self, start: int, length: int) -> bytes:
         """`length` bytes from `start`, at most READ_BYTES_MAX; raises NotFound unless every piece in it is held, UsageError
         for a range outside the blob. The pieces were verified when written, not again now."""
-        if start < 0 or length < 0 or length > READ_BYTES_MAX or start + length > self.layout.size:
-            raise UsageError(
-                f"bytes {start} to {start + length} of {self.digest} cannot be read: it has {self.layout.size}"
-            )
-        with self.held():
-            for piece in self.layout.covering(start, start + length):
-                if piece not in self.have:
-                    raise NotFound(f"piece {piece} of {self.digest} is not held")
-            with failures(self.path):
-                data = os.pread(self.fileno(), length, start)
-        if len(data) != length:
-            raise Corrupt(f"the stored file {self.path} is shorter than it was", remedy="Run p2pdist verify")
-        return data
+        return self._read(start, length, lambda fd: os.pread(fd, length, start))
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """As read_range, as many bytes as `buffer` takes: for who reads much, and uses it again."""
+        self._read(start, len(buffer), lambda fd: buffer[: os.preadv(fd, [buffer], start)])
 
     def finish(self) -> None:
         """Make the blob complete: every piece is held. Idempotent; raises Conflict when pieces are missing."""
@@ -320,6 +307,19 @@ class Blob:
     def _check(self, piece: int) -> None:
         if not 0 <= piece < self.layout.count:
             raise UsageError(f"{self.digest} has no piece {piece}: it has {self.layout.count}")
+
+    def _read(self, start: int, length: int, read: Callable[[int], _Bytes]) -> _Bytes:  # called without the lock
+        if start < 0 or length < 0 or length > READ_BYTES_MAX or start + length > self.layout.size:
+            raise UsageError(f"{self.digest} has no bytes {start} to {start + length}: it has {self.layout.size}")
+        with self.held():
+            for piece in self.layout.covering(start, start + length):
+                if piece not in self.have:
+                    raise NotFound(f"piece {piece} of {self.digest} is not held")
+            with failures(self.path):
+                data = read(self.fileno())
+        if len(data) != length:
+            raise Corrupt(f"the stored file {self.path} is shorter than it was", remedy="Run p2pdist verify")
+        return data
 
     def _mark(self, piece: int) -> None:
         """Its bytes are in place and verified. Called without the lock; raises OSError."""

@@ -172,7 +172,7 @@ def test_space_that_comes_back_late_is_waited_for(mount: Mount) -> None:
         store.close()
 
 
-def test_in_memory_space_is_taken_piece_by_piece_unless_it_is_reserved(mount: Mount) -> None:
+def test_in_memory_space_is_taken_piece_by_piece(mount: Mount) -> None:
     """There reserving means writing zeros, which whoever waits for the first piece would wait for as well."""
     root = mount("tmpfs", 4 * 1024 * KIB)
     store = BlobStore(root)
@@ -180,17 +180,6 @@ def test_in_memory_space_is_taken_piece_by_piece_unless_it_is_reserved(mount: Mo
     blob = store.begin(found.digest, found.pieces)
     assert blob.path.stat().st_size == 4 * PIECE
     assert blob.path.stat().st_blocks == 0
-    blob.reserve()
-    assert blob.path.stat().st_blocks * 512 == 4 * PIECE
-    store.close()
-
-
-def test_a_reservation_that_does_not_fit_is_a_full_disk(mount: Mount) -> None:
-    root = mount("tmpfs", 1024 * KIB)
-    store = BlobStore(root)
-    found = sample(1, 6 * PIECE)
-    blob = store.begin(found.digest, found.pieces)
-    (root / "other").write_bytes(bytes(700 * KIB))
-    with pytest.raises(DiskFull):
-        blob.reserve()
+    assert blob.write(1, found.piece(1))
+    assert blob.path.stat().st_blocks * 512 == PIECE
     store.close()

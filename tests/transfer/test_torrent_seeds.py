@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from swarm_rig import Aria, Events, open_files, sample, seed_of, stored, wait_until
+from swarm_rig import Aria, Events, Sample, open_files, sample, seed_of, stored, wait_until
 
+from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
 from p2pdist.transfer.torrent_seeds import TorrentSeeds
 from p2pdist.transfer.torrent_session import TorrentSession
@@ -140,29 +142,47 @@ def test_a_seed_whose_file_is_gone_is_dropped(stack: ExitStack, tmp_path: Path) 
     assert not lost.path.exists()
 
 
-def test_a_transfer_that_stays_is_taken_over_and_gives_without_a_pause(stack: ExitStack, tmp_path: Path) -> None:
-    """Though the store gives the file another name meanwhile; when it is released nothing of it is open any more."""
-    found = sample(6, COUNT)
-    source, middle, last = started(stack), started(stack), started(stack)
-    TorrentSeeds(source).keep([seed_of(stored(opened(stack, tmp_path / "0"), found), found.torrent)])
-    copy, events = opened(stack, tmp_path / "1").begin(found.digest, found.pieces), Events()
+@dataclass
+class Stay:
+    """A blob fetched from `source` by a transfer that stays in `session`."""
+
+    found: Sample
+    source: TorrentSession
+    session: TorrentSession
+    blob: Blob
+    transfer: TorrentTransfer
+    events: Events
+
+
+def stayed(stack: ExitStack, root: Path, found: Sample) -> Stay:
+    """Fetch a blob, all of it."""
+    source, session = started(stack), started(stack)
+    TorrentSeeds(source).keep([seed_of(stored(opened(stack, root / "0"), found), found.torrent)])
+    blob, events = opened(stack, root / "1").begin(found.digest, found.pieces), Events()
     swarm = Swarm(peers=(("127.0.0.1", source.port),))
-    transfer = TorrentTransfer(middle, copy, found.torrent, swarm, events, stay=True)
+    transfer = TorrentTransfer(session, blob, found.torrent, swarm, events, stay=True)
     transfer.start()
     assert events.closed().reason == "done"
-    copy.finish()
+    blob.finish()
+    return Stay(found, source, session, blob, transfer, events)
+
+
+def test_a_transfer_that_stays_is_taken_over_and_gives_without_a_pause(stack: ExitStack, tmp_path: Path) -> None:
+    """Though the store gives the file another name meanwhile; when it is released nothing of it is open any more."""
+    stay = stayed(stack, tmp_path, sample(6, COUNT))
+    found, middle, copy = stay.found, stay.session, stay.blob
     seeds = TorrentSeeds(middle)
-    seeds.take_over(seed_of(copy, found.torrent), transfer)
-    source.close()
+    seeds.take_over(seed_of(copy, found.torrent), stay.transfer)
+    stay.source.close()
     other, heard = opened(stack, tmp_path / "2").begin(found.digest, found.pieces), Events()
-    TorrentTransfer(last, other, found.torrent, Swarm(peers=(("127.0.0.1", middle.port),)), heard).start()
+    TorrentTransfer(started(stack), other, found.torrent, Swarm(peers=(("127.0.0.1", middle.port),)), heard).start()
     assert heard.closed().reason == "done"
     seeds.keep([seed_of(copy, found.torrent)])
     assert seeds.digests == {found.digest}
     assert seeds.release(found.digest)
     assert open_files(copy.path) == 0
     assert not seeds.digests
-    assert events.closed().reason == "done", "it is told once"
+    assert stay.events.closed().reason == "done", "it is told once"
 
 
 def test_a_transfer_that_nobody_takes_over_goes_in_the_end(
@@ -170,18 +190,11 @@ def test_a_transfer_that_nobody_takes_over_goes_in_the_end(
 ) -> None:
     """And whoever comes too late seeds it like any other blob, or not at all when it was released."""
     monkeypatch.setattr("p2pdist.transfer.torrent_transfer.STAY_S", 0.2)
-    found = sample(7, COUNT)
-    source, middle = started(stack), started(stack)
-    TorrentSeeds(source).keep([seed_of(stored(opened(stack, tmp_path / "0"), found), found.torrent)])
-    copy, events = opened(stack, tmp_path / "1").begin(found.digest, found.pieces), Events()
-    swarm = Swarm(peers=(("127.0.0.1", source.port),))
-    transfer = TorrentTransfer(middle, copy, found.torrent, swarm, events, stay=True)
-    transfer.start()
-    assert events.closed().reason == "done"
-    copy.finish()
+    stay = stayed(stack, tmp_path, sample(7, COUNT))
+    found, middle, copy = stay.found, stay.session, stay.blob
     wait_until(lambda: open_files(copy.path) == 0, "the file to be closed")
     seeds = TorrentSeeds(middle)
-    seeds.take_over(seed_of(copy, found.torrent), transfer)
+    seeds.take_over(seed_of(copy, found.torrent), stay.transfer)
     wait_until(lambda: not seeds.digests, "the seed to hear that there is nothing to take over")
     seeds.keep([seed_of(copy, found.torrent)])
     assert seeds.digests == {found.digest}
@@ -190,15 +203,8 @@ def test_a_transfer_that_nobody_takes_over_goes_in_the_end(
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_session_ends_though_a_transfer_stays(stack: ExitStack, tmp_path: Path, ended: bool) -> None:
     """Also when it is taken over while the session ends, or afterwards: then it is not seeded, and there is nothing to wait for."""
-    found = sample(8, COUNT)
-    source, middle = started(stack), started(stack)
-    TorrentSeeds(source).keep([seed_of(stored(opened(stack, tmp_path / "0"), found), found.torrent)])
-    copy, events = opened(stack, tmp_path / "1").begin(found.digest, found.pieces), Events()
-    swarm = Swarm(peers=(("127.0.0.1", source.port),))
-    transfer = TorrentTransfer(middle, copy, found.torrent, swarm, events, stay=True)
-    transfer.start()
-    assert events.closed().reason == "done"
-    copy.finish()
+    stay = stayed(stack, tmp_path, sample(8, COUNT))
+    found, middle, copy = stay.found, stay.session, stay.blob
     seeds, gate = TorrentSeeds(middle), threading.Event()
     closed: list[bool] = []
     closing = threading.Thread(target=lambda: closed.append(middle.close()))
@@ -210,7 +216,7 @@ def test_a_session_ends_though_a_transfer_stays(stack: ExitStack, tmp_path: Path
         closing.join()
     else:
         wait_until(lambda: bool(middle._calls), "the session to be told to end")
-    seeds.take_over(seed_of(copy, found.torrent), transfer)
+    seeds.take_over(seed_of(copy, found.torrent), stay.transfer)
     gate.set()
     closing.join()
     assert closed == [True]

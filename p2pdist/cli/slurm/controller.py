@@ -52,7 +52,8 @@ def jobs_on(node: str) -> set[str]:
 
 def ask_for(job: Job) -> Job:
     """The job with its nodes and its comment, for a Slurm whose prologs are not told of these. Raises Unavailable."""
-    nodes, _, comment = _ask("squeue", "--noheader", f"--jobs={job.id}", "--format=%N %k").strip().partition(" ")
+    # A job may have no nodes yet, and its comment is anything: the first bar ends the list of nodes, which has none.
+    nodes, _, comment = _ask("squeue", "--noheader", f"--jobs={job.id}", "--format=%N|%k").strip().partition("|")
     return replace(job, nodes=nodes, comment="" if comment == "(null)" else comment)
 
 
