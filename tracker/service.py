@@ -25,9 +25,12 @@ from tracker.content import Content
 from tracker.core.announce import Announces
 from tracker.core.events import Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
-from tracker.core.pace import report_interval_s
+from tracker.core.pace import Pacing
 
 TICK_S = 0.05
+LOAD_S = 2.0
+"""How often it is looked at how busy this process is."""
+
 OUTBOX_MAX = 4096
 COLLECT_AFTER = (50_000, 20, 20)
 """Thresholds of Python's cycle collector. One plan for 10,000 hosts makes some 100,000 objects, none of them in cycles: with the
@@ -93,8 +96,9 @@ class Service:
         self._names: dict[int, str] = {}
         self._next_session = 1
         self._lag_s = 0.0
-        self._shortest_s = fleet.report_interval_s
+        self._pacing = Pacing(fleet.report_interval_s)
         self._paced_for = 1
+        self._load_at, self._load_cpu_s = time.monotonic(), time.process_time()
         self._due_at = math.inf
 
     @property
@@ -166,11 +170,24 @@ class Service:
         if self._paced_for < 2 * sessions and sessions < 2 * self._paced_for:
             return
         self._paced_for = max(1, sessions)
-        interval_s = report_interval_s(sessions, self._shortest_s)
+        self._tell_pace()
+
+    def _tell_pace(self) -> None:
+        interval_s = self._pacing.interval_s(self._paced_for)
         if interval_s != self.fleet.report_interval_s:
             self.fleet.report_interval_s = interval_s
             for outbox in self._outboxes.values():
                 outbox.put(Pace(interval_s))
+
+    def _look_at_load(self, now: float) -> None:
+        """Let agents report less often while this process is busy."""
+        if now - self._load_at < LOAD_S:
+            return
+        cpu_s = time.process_time()
+        share = (cpu_s - self._load_cpu_s) / (now - self._load_at)
+        self._load_at, self._load_cpu_s = now, cpu_s
+        if self._pacing.loaded(share):
+            self._tell_pace()
 
     def submit(self, event: Event) -> None:
         """Hand an event to the core and queue what it answers. What is said of preseeds and spare blobs is the listener's."""
@@ -224,5 +241,6 @@ class Service:
             try:
                 self.announces.expire(now=time.monotonic())
                 self.submit(Tick())
+                self._look_at_load(time.monotonic())
             except Exception:
                 _logger.exception("a tick failed")

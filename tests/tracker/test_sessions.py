@@ -29,10 +29,11 @@ from p2pdist.model.messages import (
     decode_from_tracker,
     encode,
 )
+from tracker import service
 from tracker.content import Content
 from tracker.core import pace
 from tracker.core.fleet import Fleet
-from tracker.core.pace import report_interval_s
+from tracker.core.pace import Pacing, report_interval_s
 from tracker.http import sessions
 from tracker.http.app import make_app
 from tracker.service import OUTBOX_MAX, Outbox, Service
@@ -254,8 +255,8 @@ async def test_an_outbox_gives_everything_in_order_to_one_who_waits() -> None:
 
 def test_the_more_agents_the_less_often_each_reports() -> None:
     intervals = {hosts: report_interval_s(hosts, 0.25) for hosts in (1, 150, 300, 1000, 2600, 10_000, 100_000)}
-    assert intervals == {1: 0.25, 150: 0.25, 300: 0.25, 1000: 0.25, 2600: 0.65, 10_000: 2.5, 100_000: 25.0}
-    assert report_interval_s(1, 2.0) == report_interval_s(8000, 2.0) == 2.0 and report_interval_s(16_000, 2.0) == 4.0
+    assert intervals == {1: 0.25, 150: 0.25, 300: 0.25, 1000: 0.25, 2600: 0.26, 10_000: 1.0, 100_000: 10.0}
+    assert report_interval_s(1, 2.0) == report_interval_s(20_000, 2.0) == 2.0 and report_interval_s(40_000, 2.0) == 4.0
     steps = [report_interval_s(hosts, 0.05) for hosts in range(20_000)]
     assert steps == sorted(steps)
 
@@ -264,6 +265,7 @@ async def test_agents_are_told_when_the_fleet_has_doubled_and_when_it_has_halved
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pace, "REPORTS_PER_S", 2)
+    monkeypatch.setattr(pace, "BUSY_SHARE", 100.0)
     sockets = [await site.join(f"h{number}", f"10.0.0.{number}:1") for number in range(8)]
     paces = {2: 1.0, 4: 2.0, 8: 4.0}
     for number, socket in enumerate(sockets, start=1):
@@ -276,6 +278,41 @@ async def test_agents_are_told_when_the_fleet_has_doubled_and_when_it_has_halved
     await site.settled(4)
     assert await heard(sockets[-1]) == Pace(2.0)
     assert await heard(await site.join("h9", "10.0.0.9:1")) == Welcome(PROTOCOL_VERSION, 2.0)
+
+
+def test_a_busy_tracker_asks_for_fewer_reports_until_it_has_time_again() -> None:
+    """Not for fewer than an eighth, and a small fleet goes on as it was."""
+    pacing = Pacing()
+    assert not pacing.loaded(0.5)
+    assert [(pacing.loaded(0.9), pacing.interval_s(10_000)) for _ in range(4)] == [
+        (True, 2.0),
+        (True, 4.0),
+        (True, 8.0),
+        (False, 8.0),
+    ]
+    assert pacing.interval_s(100) == 0.25
+    assert not pacing.loaded(0.5)
+    assert [pacing.loaded(0.1) for _ in range(4)] == [True, True, True, False]
+    assert pacing.interval_s(10_000) == 1.0
+
+
+async def test_agents_are_told_when_the_tracker_becomes_busy(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "REPORTS_PER_S", 2)
+    monkeypatch.setattr(service, "LOAD_S", 0.2)
+    monkeypatch.setattr(pace, "BUSY_SHARE", 100.0)
+    monkeypatch.setattr(pace, "IDLE_SHARE", 0.0)
+    ticking = asyncio.create_task(site.service.run())
+    try:
+        sockets = [await site.join(f"h{number}", f"10.0.0.{number}:1") for number in range(2)]
+        assert await heard(sockets[1]) == Welcome(PROTOCOL_VERSION, 1.0)
+        monkeypatch.setattr(pace, "BUSY_SHARE", 0.0)
+        assert await heard(sockets[1]) == Pace(2.0)
+        monkeypatch.setattr(pace, "BUSY_SHARE", 100.0)
+        monkeypatch.setattr(pace, "IDLE_SHARE", 100.0)
+        while await heard(sockets[1]) != Pace(1.0):
+            pass
+    finally:
+        ticking.cancel()
 
 
 async def test_what_operators_ask_of_a_fleet_is_json(site: Site) -> None:

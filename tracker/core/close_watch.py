@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 CLOSE_S = 0.25
+SELDOM_S = 0.4
+"""Hosts that report more often than this are not watched: it would not show anything sooner."""
+
 WATCH_S = 3.0
 WATCHED_MAX = 1000
 """A thousand hosts that report four times a second are about a tenth of what a tracker can take."""

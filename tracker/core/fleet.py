@@ -40,7 +40,7 @@ from tracker.core.adoption import adopt
 from tracker.core.assignments import assignments
 from tracker.core.balance import PAUSE_S, balance
 from tracker.core.capacity import Capacities
-from tracker.core.close_watch import CLOSE_S, CloseWatch
+from tracker.core.close_watch import CLOSE_S, SELDOM_S, CloseWatch
 from tracker.core.dealing import deal
 from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
@@ -305,7 +305,7 @@ class Fleet:
             self._origin_complaint(swarm, name, complaint.stripe, reason, now, out)
             return
         child, stripe = swarm.members[name], complaint.stripe
-        if reason in {"stalled", "slow"} and self.report_interval_s > CLOSE_S:
+        if reason in {"stalled", "slow"} and self.report_interval_s > SELDOM_S:
             watched = [name, *((source, *swarm.members[source].children[stripe]) if source in swarm.members else ())]
             self._pace(self._close.watch(watched, now=now), CLOSE_S, out)
         if reason == "slow":
@@ -390,7 +390,7 @@ class Fleet:
             self._planner.plan(swarm, leases=0 if may_be_out else leases.free(swarm))
             deal(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)
-            if swarm.leases() > before and self.report_interval_s > CLOSE_S:  # a slow root holds everybody up
+            if swarm.leases() > before and self.report_interval_s > SELDOM_S:  # a slow root holds everybody up
                 self._pace(self._close.watch(chain(*swarm.roots), now=now), CLOSE_S, out)
             out += assignments(swarm, self.hosts)
         if due:

@@ -1,16 +1,46 @@
 """Pace: how often agents are to report.
 
 Reports are most of what a tracker hears, and the sooner they come the sooner it sees who holds others up. So a small fleet reports often,
-and a large one as often as a fifth of a core can take; those around a complaint report often in any fleet (close_watch.py).
+and a large one as often as half a core can take; those around a complaint report often in any fleet (close_watch.py). A tracker that has
+other things to do, or a slower core, asks for fewer: being late with a plan costs more than hearing late of what is wrong.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 SHORTEST_S = 0.25
-REPORTS_PER_S = 4000
+REPORTS_PER_S = 10_000
 """At about 50 us each."""
+
+BUSY_SHARE, IDLE_SHARE = 0.8, 0.35
+"""Of one core. Where more than the first is taken agents are asked to report half as often; below the second as often as before: half of
+what is busy must not be idle, or the pace would go up and down."""
+
+SLACK_MAX = 8.0
 
 
 def report_interval_s(hosts: int, shortest_s: float = SHORTEST_S) -> float:
-    """Seconds between two reports of a host in a fleet of so many: up to a thousand `shortest_s` of 0.25, at ten thousand 2.5."""
+    """Seconds between two reports of a host in a fleet of so many: up to 2,500 `shortest_s` of 0.25, at ten thousand 1."""
     return max(shortest_s, hosts / REPORTS_PER_S)
+
+
+@dataclass(slots=True)
+class Pacing:
+    """The pace of one tracker's agents. `slack` is how many times as long as usual they take between two reports."""
+
+    shortest_s: float = SHORTEST_S
+    slack: float = 1.0
+
+    def interval_s(self, hosts: int) -> float:
+        """Seconds between two reports of a host in a fleet of so many."""
+        return max(self.shortest_s, self.slack * report_interval_s(hosts, 0.0))
+
+    def loaded(self, share: float) -> bool:
+        """The tracker has lately taken this share of a core; says whether that changes the pace."""
+        old = self.slack
+        if share > BUSY_SHARE:
+            self.slack = min(SLACK_MAX, 2 * old)
+        elif share < IDLE_SHARE:
+            self.slack = max(1.0, old / 2)
+        return self.slack != old
