@@ -24,6 +24,9 @@ from p2pdist.model.pieces import PieceSet
 from p2pdist.model.rendezvous import fraction
 
 READS_AT_ONCE = 4
+"""Pieces; but one more than it has brought: what many hosts begin at once comes at once, and late, and nobody has anything to give till
+then."""
+
 LOOK_S = 0.25
 """How often it is looked at what peers have."""
 
@@ -93,7 +96,8 @@ class Feed:
     def next(self, readers: Readers, *, now: float) -> int | None:
         """A piece to read from the origin now; None when there is none, or enough is under way. A tracker may have come back since the last
         look, or a lease gone to another."""
-        room = min(READS_AT_ONCE - len(self.under_way), GIVEN_MAX - len(self.under_way) - len(self._given_at))
+        at_once = min(READS_AT_ONCE, 1 + len(self.given))
+        room = min(at_once - len(self.under_way), GIVEN_MAX - len(self.under_way) - len(self._given_at))
         while room > 0 and now >= self._not_before and self._wanted:
             piece = self._wanted.popleft()
             if piece not in self.have and readers.rank(piece) is not None:

@@ -45,7 +45,7 @@ _DATACENTER: lt.settings_pack = {
     "connection_speed": 500,
     "torrent_connect_boost": 255,
     "smooth_connects": False,
-    "min_reconnect_time": 5,
+    "min_reconnect_time": 1,
     "peer_connect_timeout": 3,
     "handshake_timeout": 5,
     "unchoke_slots_limit": 8,
@@ -63,6 +63,7 @@ _DATACENTER: lt.settings_pack = {
     "mixed_mode_algorithm": 0,  # prefer_tcp
     "min_announce_interval": 2,
     "tick_interval": 100,
+    "send_redundant_have": True,
 }
 _WAN: lt.settings_pack = {
     "enable_outgoing_utp": True,

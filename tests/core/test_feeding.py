@@ -46,12 +46,19 @@ def read(made: Feed, readers: Readers, now: float, *held: int) -> list[int]:
     return found
 
 
-def test_the_holder_of_a_lease_reads_what_nobody_has_a_few_at_once() -> None:
+def test_the_holder_of_a_lease_reads_what_nobody_has_one_piece_at_first_then_a_few_at_once() -> None:
     made = feed()
-    assert read(made, LEASED, 0.0, 0, 2) == [1, 3, 4, 5]
+    assert read(made, LEASED, 0.0, 0, 2) == [1]
     assert read(made, LEASED, 0.1) == []
     made.brought(1, now=0.2)
-    assert read(made, LEASED, 0.2) == [0], "a peer had it, and is gone"
+    assert read(made, LEASED, 0.2) == [0, 2], "peers had them, and are gone"
+    made.brought(0, now=0.3)
+    assert read(made, LEASED, 0.3) == [3, 4]
+    made.brought(2, now=0.4)
+    assert read(made, LEASED, 0.4) == [5, 6]
+    made.brought(3, now=0.5)
+    assert read(made, LEASED, 0.5) == [7]
+    assert len(made.under_way) == READS_AT_ONCE
 
 
 def test_without_leave_nothing_is_read() -> None:
@@ -77,7 +84,7 @@ def test_who_held_pieces_before_waits_for_connections() -> None:
     have.add(0)
     made = feed(have)
     assert read(made, LEASED, SETTLE_S - 0.1) == []
-    assert read(made, LEASED, SETTLE_S) == [1, 2, 3, 4]
+    assert read(made, LEASED, SETTLE_S) == [1]
 
 
 def test_keepers_wait_the_longer_the_later_their_turn() -> None:
