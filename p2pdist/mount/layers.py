@@ -51,10 +51,11 @@ def wrong_object(entry: File, what: str) -> Corrupt:
     return Corrupt(f"the object {content} of the file {shown!r} {what}", remedy=_REMEDY, object=content)
 
 
-def check_object(entry: File, objects: int) -> os.stat_result:
-    """Raises Corrupt unless the object of a file with content, below the descriptor `objects`, is a regular file of the stated size."""
+def check_object(entry: File, objects: int, name: bytes = b"") -> os.stat_result:
+    """Raises Corrupt unless the object of a file with content, below the descriptor `objects`, is a regular file of the stated size. Give
+    its `name` where that is known."""
     try:
-        found = os.stat(object_name(entry.content), dir_fd=objects, follow_symlinks=False)
+        found = os.stat(name or object_name(entry.content), dir_fd=objects, follow_symlinks=False)
     except FileNotFoundError:
         raise wrong_object(entry, "is missing") from None
     if found.st_size != entry.size or not stat.S_ISREG(found.st_mode):

@@ -18,7 +18,7 @@ from unprivileged import NOBODY, as_nobody
 
 from p2pdist.model.errors import DiskFull, P2PDistError
 from p2pdist.model.tree import Directory, Entry, Symlink, Whiteout
-from p2pdist.mount import kernel
+from p2pdist.mount import kernel, tree_files
 from p2pdist.mount.layers import TreeLayer
 from p2pdist.mount.show import show, unshow
 
@@ -64,6 +64,20 @@ def test_a_generated_tree_where_blocks_are_shared(on_cloning: Path, work: Path, 
     done = show([layer], on_cloning / "view", work=work, how=how)
     assert done.how == ("erofs" if how is None else "reflink")
     assert walk(done.path) == expected([entries], store)
+    unshow(done.path, work=work)
+
+
+@pytest.mark.parametrize("how", ["hardlink", "copy"])
+def test_several_threads_write_one_tree_over_another(
+    store: Store, view: Path, work: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(tree_files, "FILES_PER_THREAD", 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    trees = [random_tree(seed, store, count=400) for seed in (21, 22)]
+    layers = [store.layer(f"tree-{number}", entries) for number, entries in enumerate(trees)]
+    done = show(layers, view, work=work, how=how)
+    assert done.how == how
+    assert walk(done.path) == expected(trees, store)
     unshow(done.path, work=work)
 
 
