@@ -130,6 +130,27 @@ def test_a_keeper_that_goes_is_replaced_everywhere() -> None:
     assert len(control.keepers_of(left[0])) == READERS
 
 
+def test_all_are_told_once_of_who_reads_in_the_place_of_a_keeper_that_went() -> None:
+    """Also where the swarm is planned after it is missed and before it is given up."""
+    control = Control()
+    control.join(*names(60))
+    control.pass_time()
+    gone, *others = control.keepers_of("h0")
+    left = [host for host in names(60) if host != gone]
+    before = {host: len(control.plans[host]) for host in left}
+    control.take(SessionClosed(control.sessions[gone]))
+    control.join(left[0])
+    control.pass_time()
+    successors = {control.keepers_of(host)[len(others) :] for host in left}
+    assert len(successors) == 1 and len(*successors) == 1
+    control.pass_time(ABSENCE_S + 1)
+    assert gone not in control.fleet.swarms[BLOB].members
+    for host in left:
+        told = [plan for plan in control.plans[host][before[host] :] if plan.keepers]
+        assert [[keeper.host for keeper in plan.keepers] for plan in told] == [[*others, *next(iter(successors))]]
+    assert control.fleet.leases() == READERS
+
+
 def test_a_keeper_that_finds_the_origin_wrong_leaves_it_to_the_holders_of_leases() -> None:
     control = Control()
     control.join(*names(12))

@@ -1,5 +1,9 @@
 """Keepers: who they are, what it costs to know, who is told when; and which of those that read the origin go on once a tracker is back."""
 
+from collections import defaultdict
+from random import Random
+from typing import Any
+
 import pytest
 
 from p2pdist.model.digest import digest_of
@@ -61,6 +65,78 @@ def test_who_leaves_or_moves_to_another_zone_is_replaced() -> None:
     swarm.place(second, "z1", "r")
     assert keepers(swarm, "z0")[: KEEPERS - 2] == tuple(others)
     assert keepers(swarm, "z1") == (second,)
+
+
+def test_a_zone_whose_name_begins_that_of_another_does_not_grow_with_it() -> None:
+    """Where a zone grew by less than a quarter its choice stands, though others would be chosen now."""
+    swarm = swarm_of(0)
+    for number in range(24):
+        add(swarm, number, "z1")
+    chosen = keepers(swarm, "z1")
+    for number in range(24, 100):
+        add(swarm, number, "z10" if number < 95 else "z1")
+    assert keepers(swarm, "z1") == chosen != best(swarm, "z1")
+    assert keepers(swarm, "z10") == best(swarm, "z10")
+    add(swarm, 100, "z1")
+    assert keepers(swarm, "z1") == best(swarm, "z1")
+
+
+def test_who_moves_to_another_rack_of_its_zone_stays_a_keeper() -> None:
+    swarm = swarm_of(50)
+    chosen = keepers(swarm, "z0")
+    swarm.place(chosen[0], "z0", "elsewhere")
+    assert keepers(swarm, "z0") == chosen
+    assert chosen[0] in swarm.zones["z0"] and swarm.racks["z0 elsewhere"] == {chosen[0]: None}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_zones_and_racks_name_those_who_stand_there(seed: int) -> None:
+    """Whoever joins, moves and leaves: the same as what one finds by asking each member, and no place that is empty."""
+    random, swarm = Random(seed), swarm_of(0)
+    for _ in range(300):
+        host, zone, rack = f"h{random.randrange(20)}", random.choice(["", "z1", "z10"]), random.choice(["", "r", "1"])
+        if host not in swarm.members:
+            swarm.add(host, [0] * swarm.stripes, budget=2, now=0.0, zone=zone, rack=rack)
+        elif random.random() < 0.4:
+            swarm.remove(host)
+        else:
+            swarm.place(host, zone, rack)
+        zones, racks = defaultdict[str, dict[str, None]](dict), defaultdict[str, dict[str, None]](dict)
+        for member in swarm.members.values():
+            zones[member.zone][member.host] = racks[member.rack][member.host] = None
+        assert swarm.zones == zones and swarm.racks == racks
+
+
+class Watched(dict[str, Any]):
+    """A dict that knows how many of its entries were gone through."""
+
+    seen = 0
+
+    def __iter__(self) -> Any:
+        self.seen += len(self)
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        self.seen += len(self)
+        return super().keys()
+
+    def values(self) -> Any:
+        self.seen += len(self)
+        return super().values()
+
+    def items(self) -> Any:
+        self.seen += len(self)
+        return super().items()
+
+
+def test_the_hosts_of_other_zones_are_not_looked_at() -> None:
+    """Neither one by one nor by their racks, so that to ask for all zones costs no more than their hosts."""
+    swarm = swarm_of(300, zones=100)
+    swarm.members, swarm.racks, swarm.zones = Watched(swarm.members), Watched(swarm.racks), Watched(swarm.zones)
+    first = keepers(swarm, "z7")
+    swarm.remove(first[0])
+    assert keepers(swarm, "z7") == first[1:]
+    assert (swarm.members.seen, swarm.racks.seen, swarm.zones.seen) == (0, 0, 0)
 
 
 def test_a_zone_is_looked_through_only_when_a_keeper_is_gone_or_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:

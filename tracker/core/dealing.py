@@ -1,14 +1,17 @@
 """Dealing: where all who receive a blob do so by BitTorrent, the keepers of each zone read it from the origin, each its part.
 
 Theory. See p2pdist/core/readers.py for how the parts are dealt: hosts must name the same keepers, so those to whom a blob is dealt are
-told at once when its keepers change. Each keeper counts as a lease. Where there are not leases for all of them, and as soon as somebody
-receives by trees, the holders of the stripes' leases read instead. Nor is a blob dealt again that a keeper could not read: what becomes
-of the swarm then is for the holders of leases to find out (repair.py).
+told at once when its keepers change. The next in the order reads in the place of one that is away, and goes on when that one is given
+up: to tell ten thousand hosts takes the tracker half a second, and so it does this once.
+
+Each keeper counts as a lease. Where there are not leases for all of them, and as soon as somebody receives by trees, the holders of the
+stripes' leases read instead. Nor is a blob dealt again that a keeper could not read: what becomes of the swarm then is for the holders of
+leases to find out (repair.py).
 """
 
 from __future__ import annotations
 
-from tracker.core.keepers import READERS, keepers
+from tracker.core.keepers import READERS, SPARES, keepers
 from tracker.core.swarm import Swarm
 
 
@@ -17,7 +20,8 @@ def deal(swarm: Swarm, room: int) -> None:
     by_swarm = bool(swarm.swarming) and len(swarm.swarming) == swarm.receivers and not swarm.undealt
     dealt: dict[str, tuple[str, ...]] = {}
     for zone in {swarm.members[host].zone for host in swarm.swarming} if by_swarm else ():
-        present = tuple(name for name in keepers(swarm, zone, READERS) if swarm.members[name].present)
+        named = keepers(swarm, zone, READERS + SPARES)
+        present = tuple(name for name in named if swarm.members[name].present)[:READERS]
         if present:
             dealt[zone] = present
     if sum(map(len, dealt.values())) > room:

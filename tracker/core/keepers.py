@@ -17,23 +17,25 @@ from tracker.core.swarm import Swarm
 
 KEEPERS = 8
 READERS = 32
+SPARES = 8
+"""Chosen beside the READERS, of whom some may be away (dealing.py)."""
+
 GROWTH = 1.25
 ZONES_MAX = 1000
 """Zones of a swarm whose keepers are remembered."""
 
 
 def keepers(swarm: Swarm, zone: str, count: int = KEEPERS) -> tuple[str, ...]:
-    """The keepers of a zone; absent ones may be among them. O(racks) where the choice stands."""
-    racks = [hosts for rack, hosts in swarm.racks.items() if rack.startswith(f"{zone} ")]
-    members = sum(map(len, racks))
+    """The keepers of a zone; absent ones may be among them. O(count) where the choice stands, else O(members of the zone)."""
+    members = swarm.zones.get(zone, {})
     key = zone if count == KEEPERS else f"{zone} {count}"  # names of zones hold no space
     names, among = swarm.keepers.get(key, ((), 0))
-    if members >= GROWTH * among or not all(_fit(swarm, name, zone) for name in names):
-        fit = (name for hosts in racks for name in hosts if _fit(swarm, name, zone))
+    if len(members) >= GROWTH * among or not all(_fit(swarm, name, zone) for name in names):
+        fit = (name for name in members if _fit(swarm, name, zone))
         names = tuple(ranked(swarm.blob.encode(), fit, count))
         if len(swarm.keepers) >= ZONES_MAX:
             swarm.keepers.clear()
-        swarm.keepers[key] = names, members
+        swarm.keepers[key] = names, len(members)
     return names
 
 

@@ -10,7 +10,8 @@ a root and holds the lease), or nobody yet. Seeds have no parents. A member whos
 holds, is absent: its streams may well be running, so its edges stay for a while, but it gets no new parents and no new children.
 
 Hosts stand in racks. Within a rack bandwidth is plentiful, its uplink is shared; so in each stripe one host of a rack, its importer,
-receives from outside and the others from inside (see planner.py). Hosts that name no rack count as one.
+receives from outside and the others from inside (see planner.py). Hosts that name no rack count as one. `zones` and `racks` hold the
+names of the members that stand there, and none that is empty.
 
 `avoided` holds (child, parent) pairs that failed a moment ago, with the time until which they are not joined again. `unplanned` holds
 the (stripe, host) that wait for a parent, `changed` the (host, stripe) whose parent the host has not been told yet. A swarm is `under_way`
@@ -54,6 +55,7 @@ class Swarm:
     layout: PieceLayout
     members: dict[str, Member] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
+    zones: dict[str, dict[str, None]] = field(default_factory=dict)
     racks: dict[str, dict[str, None]] = field(default_factory=dict)
     roots: list[dict[str, None]] = field(default_factory=list)
     unplanned: dict[tuple[int, str], None] = field(default_factory=dict)
@@ -120,7 +122,7 @@ class Swarm:
         )
         self.members[host] = member
         self._count(member)
-        self.racks.setdefault(member.rack, {})[host] = None
+        self._enter(member)
         if not member.seed:
             self.receivers += 1
             for stripe in range(self.stripes):
@@ -152,12 +154,9 @@ class Swarm:
         member, name = self.members[host], f"{zone} {rack}"
         if (member.zone, member.rack) == (zone, name):
             return
-        old = self.racks[member.rack]
-        del old[host]
-        if not old:
-            del self.racks[member.rack]
+        self._exit(member)
         member.zone, member.rack = zone, name
-        self.racks.setdefault(name, {})[host] = None
+        self._enter(member)
 
     def remove(self, host: str) -> None:
         """A host leaves: its children are unplanned again."""
@@ -165,10 +164,7 @@ class Swarm:
         del self.held[host]
         self.starting.pop(host, None)
         self.swarming.pop(host, None)
-        rack = self.racks[member.rack]
-        del rack[host]
-        if not rack:
-            del self.racks[member.rack]
+        self._exit(member)
         if not member.seed:
             self.receivers -= 1
         for stripe in range(self.stripes):
@@ -330,6 +326,16 @@ class Swarm:
         who lacks a piece lacks at least a byte."""
         size = self.layout.size
         self.held[member.host] = size if member.seed else min(size - 1, sum(member.counts) * self.layout.piece_size)
+
+    def _enter(self, member: Member) -> None:
+        self.zones.setdefault(member.zone, {})[member.host] = None
+        self.racks.setdefault(member.rack, {})[member.host] = None
+
+    def _exit(self, member: Member) -> None:
+        for places, name in ((self.zones, member.zone), (self.racks, member.rack)):
+            del places[name][member.host]
+            if not places[name]:
+                del places[name]
 
     def _settle(self, stripe: int, member: Member) -> None:
         """A member has the whole of a stripe and needs no parent there."""
