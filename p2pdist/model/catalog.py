@@ -15,7 +15,6 @@ zstd frame, or as it is when that would not make it shorter; where there is more
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -130,34 +129,23 @@ def _checked(pack: _Pack) -> Pack:
     return Pack(Digest(pack.digest), pack.size, pack.records)
 
 
-class _Kept(threading.local):
-    """A thread's compressors, by level. One takes a megabyte of memory, which costs more to get than most files do to compress."""
+class ChunkEncoder:
+    """Encodes chunks, one after the other, in one thread at a time. The first one takes a megabyte of memory, which costs more to get than
+    most files do to compress."""
 
     def __init__(self) -> None:
-        self.compressors: dict[int, zstandard.ZstdCompressor] = {}
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False)
 
-    def compressor(self, level: int) -> zstandard.ZstdCompressor:
-        found = self.compressors.get(level)
-        if found is None:
-            found = zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
-            self.compressors[level] = found
-        return found
-
-
-_kept = _Kept()
-
-
-def encode_chunk(data: bytes | memoryview, *, level: int = LEVEL) -> bytes:
-    """The stored form of a chunk of 1 to CHUNK_MAX bytes: compressed where that makes it shorter."""
-    compressor = _kept.compressor(level)
-    blocks = []
-    for at in range(0, len(data), BLOCK_SIZE):
-        block = data[at : at + BLOCK_SIZE]
-        frame = compressor.compress(block)
-        blocks.append(frame if len(frame) < len(block) else bytes(block))
-    lengths = struct.pack(f"<{len(blocks)}I", *map(len, blocks)) if len(blocks) > 1 else b""
-    stored = lengths + b"".join(blocks)
-    return stored if len(stored) < len(data) else bytes(data)
+    def encode(self, data: bytes | memoryview) -> bytes:
+        """The stored form of a chunk of 1 to CHUNK_MAX bytes: compressed where that makes it shorter."""
+        blocks = []
+        for at in range(0, len(data), BLOCK_SIZE):
+            block = data[at : at + BLOCK_SIZE]
+            frame = self._compressor.compress(block)
+            blocks.append(frame if len(frame) < len(block) else bytes(block))
+        lengths = struct.pack(f"<{len(blocks)}I", *map(len, blocks)) if len(blocks) > 1 else b""
+        stored = lengths + b"".join(blocks)
+        return stored if len(stored) < len(data) else bytes(data)
 
 
 def chunk_blocks(stored: bytes | memoryview, length: int) -> Iterator[tuple[bytes | memoryview, int]]:

@@ -29,7 +29,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from p2pdist.model.catalog import encode_chunk
+from p2pdist.model.catalog import ChunkEncoder
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.tree import WHOLE_MAX, ChunkList, content_hash
 from p2pdist.package.chunker import Chunk, Truncated, cut_file
@@ -136,14 +136,14 @@ class ContentReader:
         """On a thread: each file's result, its size, and its stored form unless some pack has it."""
         found = []
         own: set[bytes] = set()
-        now = time.time_ns()
+        now, encoder = time.time_ns(), ChunkEncoder()
         for file in batch:
             data, clean = _read_whole(file, now)
             content = content_hash(data)
             stored = None
             if data and content not in own and not self._has(content):
                 own.add(content)
-                stored = encode_chunk(data)
+                stored = encoder.encode(data)
             found.append((Read(content, settled=clean and self._settled(file, now)), len(data), stored))
         return found
 
@@ -196,13 +196,14 @@ class ContentReader:
         """On a thread: BLAKE3, length, and the stored form of each chunk unless some pack has it."""
         found: list[tuple[bytes, int, bytes | None]] = []
         own: set[bytes] = set()
+        encoder = ChunkEncoder()
         last: Chunk | None = None
         for data in window:
             name = found[-1][0] if data is last else content_hash(data)
             stored = None
             if name not in own and not self._has(name):
                 own.add(name)
-                stored = encode_chunk(data)
+                stored = encoder.encode(data)
             found.append((name, len(data), stored))
             last = data
         return found

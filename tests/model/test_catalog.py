@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from p2pdist.model.catalog import (
     BLOCK_SIZE,
     Catalog,
+    ChunkEncoder,
     Pack,
     Stored,
     chunk_blocks,
     decode_catalog,
     decode_chunk,
     encode_catalog,
-    encode_chunk,
     record,
 )
 from p2pdist.model.digest import digest_of
@@ -67,7 +67,7 @@ def test_a_catalog_that_would_fill_the_memory_is_refused():
 @given(st.sampled_from([1, 100, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE + 5]), st.integers(0, 2))
 def test_a_chunk_comes_back_as_it_was(length, kind):
     data = (os.urandom(length), bytes(length), (os.urandom(BLOCK_SIZE) + bytes(3 * BLOCK_SIZE + 5))[:length])[kind]
-    stored = encode_chunk(data)
+    stored = ChunkEncoder().encode(data)
     assert len(stored) <= length
     assert decode_chunk(stored, length) == data
     assert sum(size for _, size in chunk_blocks(stored, length)) == length
@@ -77,7 +77,7 @@ def test_a_chunk_comes_back_as_it_was(length, kind):
 @given(st.data())
 def test_a_broken_chunk_is_corrupt_or_of_its_length(drawn):
     data = (b"some text %d " * 30_000)[: 2 * BLOCK_SIZE + 77]
-    stored = bytearray(encode_chunk(data))
+    stored = bytearray(ChunkEncoder().encode(data))
     stored[drawn.draw(st.integers(0, len(stored) - 1))] ^= drawn.draw(st.integers(1, 255))
     with suppress(Corrupt):
         assert len(decode_chunk(bytes(stored), len(data))) == len(data)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 
-from p2pdist.model.catalog import Catalog, Pack, encode_catalog, encode_chunk, record
+from p2pdist.model.catalog import Catalog, ChunkEncoder, Pack, encode_catalog, record
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.tree import (
@@ -111,7 +111,7 @@ class Publisher:
         packs: list[Pack] = []
         records, data = bytearray(), bytearray()
         for number, (name, chunk) in enumerate(chunks.items()):
-            stored = encode_chunk(chunk)
+            stored = ChunkEncoder().encode(chunk)
             records += record(name, len(chunk), len(stored))
             data += stored
             if len(data) >= self.pack_bytes or number == len(chunks) - 1:

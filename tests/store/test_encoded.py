@@ -12,7 +12,7 @@ import pytest
 import zstandard
 from store_tree_rig import CHUNK, Publisher, check, noise, pull, text
 
-from p2pdist.model.catalog import BLOCK_SIZE, encode_chunk
+from p2pdist.model.catalog import BLOCK_SIZE, ChunkEncoder
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import WHOLE_MAX, content_hash
@@ -75,7 +75,7 @@ def written(directory: Path, data: bytes, stored: bytes, offset: int = 0, size: 
 def test_blocks_are_taken_as_they_are(btrfs: Path, size: int) -> None:
     """Whatever the last block's length."""
     data = text(1, size)
-    writer, found = written(btrfs, data, encode_chunk(data))
+    writer, found = written(btrfs, data, ChunkEncoder().encode(data))
     assert found == data
     assert writer.works and writer.encoded_bytes >= size - size % BLOCK_SIZE
     assert writer.encoded_bytes > 0
@@ -93,7 +93,7 @@ def test_blocks_that_did_not_become_shorter_are_written(btrfs: Path) -> None:
         noise(6, 100),
     ]
     data = b"".join(blocks)
-    writer, found = written(btrfs, data, encode_chunk(data))
+    writer, found = written(btrfs, data, ChunkEncoder().encode(data))
     assert found == data and writer.encoded_bytes == 3 * BLOCK_SIZE
     parameters = zstandard.ZstdCompressionParameters(window_log=24, write_content_size=False)
     streamed = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
@@ -108,7 +108,7 @@ def test_blocks_that_did_not_become_shorter_are_written(btrfs: Path) -> None:
 def test_chunks_in_the_middle_of_a_file(btrfs: Path, offset: int) -> None:
     """At multiples of the sector their whole blocks are taken as they are, elsewhere none; what is around stays."""
     data = text(7, 2 * BLOCK_SIZE + 777)
-    writer, found = written(btrfs, data, encode_chunk(data), offset, 2 * MIB)
+    writer, found = written(btrfs, data, ChunkEncoder().encode(data), offset, 2 * MIB)
     assert found == bytes(offset) + data + bytes(2 * MIB - offset - len(data))
     assert writer.encoded_bytes == (0 if offset % 4096 else 2 * BLOCK_SIZE)
 
@@ -139,9 +139,9 @@ def test_only_what_verified_is_given_to_the_filesystem(btrfs: Path) -> None:
     data, other = text(1, 4 * BLOCK_SIZE), text(2, 4 * BLOCK_SIZE)
     store = BlobStore(btrfs / "store")
     try:
-        assert store.objects.add(content_hash(data), other, encode_chunk(other)) is False
+        assert store.objects.add(content_hash(data), other, ChunkEncoder().encode(other)) is False
         assert _encoded(store.objects).encoded_bytes == 0 and content_hash(data) not in store.objects
-        assert store.objects.add(content_hash(data), memoryview(data), encode_chunk(data))
+        assert store.objects.add(content_hash(data), memoryview(data), ChunkEncoder().encode(data))
         assert _encoded(store.objects).encoded_bytes == len(data)
     finally:
         store.close()
@@ -175,17 +175,17 @@ def test_chunks_are_decoded_one_after_the_other() -> None:
     mixed = text(1, BLOCK_SIZE) + noise(2, BLOCK_SIZE) + text(3, BLOCK_SIZE + 7)
     decoder = Decoder()
     for data in (mixed, text(4, 900), noise(5, 3 * BLOCK_SIZE), text(6, WHOLE_MAX), text(7, BLOCK_SIZE + 1), mixed):
-        assert decoder.decode(PACK, content_hash(data), memoryview(encode_chunk(data)), len(data)) == data
+        assert decoder.decode(PACK, content_hash(data), memoryview(ChunkEncoder().encode(data)), len(data)) == data
 
 
 def test_chunks_that_cannot_be_decoded() -> None:
     """A frame cut short, one of another length than its block, lengths that do not add up, a chunk over the limit: all are corrupt, and the
     decoder goes on."""
     data = text(1, 2 * BLOCK_SIZE)
-    stored, decoder = encode_chunk(data), Decoder()
+    stored, decoder = ChunkEncoder().encode(data), Decoder()
     first = int.from_bytes(stored[:4], "little")
     frames = [stored[8 : 8 + first], stored[8 + first :]]
-    swollen = encode_chunk(text(2, BLOCK_SIZE - 1))
+    swollen = ChunkEncoder().encode(text(2, BLOCK_SIZE - 1))
     wide = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=True)
     cut = zstandard.ZstdCompressor(compression_params=wide).compress(data[BLOCK_SIZE:])[:-9]
     for made in ([frames[0], frames[1][:-9]], [frames[0], cut], [swollen, frames[1]]):
@@ -202,7 +202,7 @@ def test_elsewhere_chunks_are_written(tmp_path: Path) -> None:
     if on_btrfs(tmp_path):
         pytest.skip("the temporary directory is on Btrfs")
     data = text(8, 3 * BLOCK_SIZE)
-    writer, found = written(tmp_path, data, encode_chunk(data))
+    writer, found = written(tmp_path, data, ChunkEncoder().encode(data))
     assert found == data and not writer.works and writer.encoded_bytes == 0
 
 
