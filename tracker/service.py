@@ -99,6 +99,7 @@ class Service:
         self._pacing = Pacing(fleet.report_interval_s)
         self._paced_for = 1
         self._load_at, self._load_cpu_s = time.monotonic(), time.process_time()
+        self._patient_until = 0.0
         self._due_at = math.inf
 
     @property
@@ -173,14 +174,21 @@ class Service:
         self._tell_pace()
 
     def _tell_pace(self) -> None:
-        interval_s = self._pacing.interval_s(self._paced_for)
-        if interval_s != self.fleet.report_interval_s:
-            self.fleet.report_interval_s = interval_s
-            for outbox in self._outboxes.values():
+        fleet, interval_s = self.fleet, self._pacing.interval_s(self._paced_for)
+        if interval_s == fleet.report_interval_s:
+            return
+        if interval_s < fleet.report_interval_s:
+            fleet.patience_s = max(fleet.patience_s, fleet.report_interval_s)
+            self._patient_until = time.monotonic() + fleet.patience_s
+        fleet.report_interval_s = interval_s
+        for session, outbox in self._outboxes.items():
+            if self._names.get(session) not in fleet.close_watch.asked_at:  # they are told when the watch is over
                 outbox.put(Pace(interval_s))
 
     def _look_at_load(self, now: float) -> None:
         """Let agents report less often while this process is busy."""
+        if now >= self._patient_until:
+            self.fleet.patience_s = 0.0
         if now - self._load_at < LOAD_S:
             return
         cpu_s = time.process_time()

@@ -24,8 +24,11 @@ from p2pdist.model.pieces import PieceSet
 from p2pdist.model.rendezvous import fraction
 
 READS_AT_ONCE = 4
-"""Pieces; but one more than it has brought: what many hosts begin at once comes at once, and late, and nobody has anything to give till
-then."""
+"""Pieces; but one more than it has brought, or waits for in vain: what many hosts begin at once comes at once, and late, and nobody has
+anything to give till then."""
+
+LATE_S = 1.0
+"""After so long a read is waited for in vain."""
 
 LOOK_S = 0.25
 """How often it is looked at what peers have."""
@@ -96,7 +99,8 @@ class Feed:
     def next(self, readers: Readers, *, now: float) -> int | None:
         """A piece to read from the origin now; None when there is none, or enough is under way. A tracker may have come back since the last
         look, or a lease gone to another."""
-        at_once = min(READS_AT_ONCE, 1 + len(self.given))
+        late = sum(now - since > LATE_S for since in self.under_way.values())
+        at_once = min(READS_AT_ONCE, 1 + len(self.given) + late)
         room = min(at_once - len(self.under_way), GIVEN_MAX - len(self.under_way) - len(self._given_at))
         while room > 0 and now >= self._not_before and self._wanted:
             piece = self._wanted.popleft()

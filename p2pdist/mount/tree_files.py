@@ -124,8 +124,10 @@ class _Maker:
         match entry:
             case File():
                 self._checked = None
-                if not (entry.size and self._way == "hardlink" and self._link(entry, name, place)):
+                links = entry.size > 0 and self._way == "hardlink"
+                if not (links and self._link(entry, name, place)):
                     self._new_file(entry, name, place)
+                    self.given.copied += links
                 self.given.files += entry.size > 0
             case Symlink():
                 os.symlink(entry.target, name, dir_fd=place)
@@ -180,7 +182,6 @@ class _Maker:
                             raise
                     else:
                         return True
-        self.given.copied += 1
         return False
 
 

@@ -310,7 +310,7 @@ class Blob:
 
     def _read(self, start: int, length: int, read: Callable[[int], _Bytes]) -> _Bytes:  # called without the lock
         if start < 0 or length < 0 or length > READ_BYTES_MAX or start + length > self.layout.size:
-            raise UsageError(f"{self.digest} has no bytes {start} to {start + length}: it has {self.layout.size}")
+            raise UsageError(f"bytes {start} to {start + length} of {self.layout.size} cannot be read at once")
         with self.held():
             for piece in self.layout.covering(start, start + length):
                 if piece not in self.have:

@@ -3,10 +3,10 @@
 Theory. In a data centre many hosts want the same at once, over short and clean paths. What counts is to fill uplinks early and to leave
 nobody waiting: TCP, connections made at once and given up soon, some upload slots that are dealt anew every second, requests no deeper than
 a second, little in buffers, where it would fill the queues in front of others (BUFFER_BYTES), and blocks asked for again elsewhere after
-seconds. Two hosts that call each other close one of the two connections; the caller does not try again soon, which would cost CPU all the
-time. Over a WAN the defaults of libtorrent are right; there uTP (BEP 29) yields to other traffic, and connections are obfuscated where the
-peer can do so, which keeps middleboxes from slowing them. That is no security: peers are not known by it, and what they send is
-verified anyway.
+seconds. Two hosts that call each other close one of the two connections; the caller tries again after two seconds, not sooner, which
+would cost CPU all the time, and not much later, since who came early may have found nobody. Over a WAN the defaults of libtorrent are
+right; there uTP (BEP 29) yields to other traffic, and connections are obfuscated where the peer can do so, which keeps middleboxes from
+slowing them. That is no security: peers are not known by it, and what they send is verified anyway.
 
 Nothing is found by broadcast or asked of routers: peers come from trackers and from whoever adds them, from the DHT (BEP 5) only if asked.
 """
@@ -45,7 +45,7 @@ _DATACENTER: lt.settings_pack = {
     "connection_speed": 500,
     "torrent_connect_boost": 255,
     "smooth_connects": False,
-    "min_reconnect_time": 1,
+    "min_reconnect_time": 2,
     "peer_connect_timeout": 3,
     "handshake_timeout": 5,
     "unchoke_slots_limit": 8,
@@ -63,7 +63,6 @@ _DATACENTER: lt.settings_pack = {
     "mixed_mode_algorithm": 0,  # prefer_tcp
     "min_announce_interval": 2,
     "tick_interval": 100,
-    "send_redundant_have": True,
 }
 _WAN: lt.settings_pack = {
     "enable_outgoing_utp": True,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from p2pdist.core.feeding import (
     GIVEN_MAX,
     KEEPER_PAUSE_S,
+    LATE_S,
     READ_TIMES,
     READS_AT_ONCE,
     RETRY_FIRST_S,
@@ -59,6 +60,15 @@ def test_the_holder_of_a_lease_reads_what_nobody_has_one_piece_at_first_then_a_f
     made.brought(3, now=0.5)
     assert read(made, LEASED, 0.5) == [7]
     assert len(made.under_way) == READS_AT_ONCE
+
+
+def test_a_first_read_that_hangs_does_not_keep_others_from_beginning() -> None:
+    made = feed()
+    assert read(made, LEASED, 0.0) == [0]
+    assert read(made, LEASED, LATE_S) == []
+    assert read(made, LEASED, LATE_S + 0.1) == [1]
+    made.brought(1, now=LATE_S + 0.2)
+    assert read(made, LEASED, LATE_S + 0.2) == [2, 3]
 
 
 def test_without_leave_nothing_is_read() -> None:

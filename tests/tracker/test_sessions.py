@@ -292,7 +292,9 @@ def test_a_busy_tracker_asks_for_fewer_reports_until_it_has_time_again() -> None
     ]
     assert pacing.interval_s(100) == 0.25
     assert not pacing.loaded(0.5)
-    assert [pacing.loaded(0.1) for _ in range(4)] == [True, True, True, False]
+    assert not any(pacing.loaded(share) for share in (0.1, 0.1, 0.1, 0.1, 0.5)), "not idle for long enough"
+    changes = [pacing.loaded(0.1) for _ in range(4 * pace.IDLE_LOOKS)]
+    assert changes == ([False] * (pace.IDLE_LOOKS - 1) + [True]) * 3 + [False] * pace.IDLE_LOOKS
     assert pacing.interval_s(10_000) == 1.0
 
 
@@ -313,6 +315,28 @@ async def test_agents_are_told_when_the_tracker_becomes_busy(site: Site, monkeyp
             pass
     finally:
         ticking.cancel()
+
+
+async def test_a_watched_host_keeps_its_pace_and_who_is_to_report_more_often_has_time_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pace, "REPORTS_PER_S", 2)
+    monkeypatch.setattr(pace, "IDLE_LOOKS", 1)
+    monkeypatch.setattr(service, "LOAD_S", 0.0)
+    tracker = Service(Fleet(0.0), Content(None))
+    boxes = [tracker.open_session(Hello(PROTOCOL_VERSION, f"h{number}", f"10.0.0.{number}:1"))[1] for number in (0, 1)]
+    tracker.fleet.close_watch.watch(["h0"], now=0.0)
+    for box in boxes:
+        await box.take()
+    monkeypatch.setattr(pace, "BUSY_SHARE", -1.0)
+    tracker._look_at_load(1e9)
+    boxes[0].put(Pace(0.5))
+    assert await boxes[0].take() == [Pace(0.5)]
+    assert await boxes[1].take() == [Pace(2.0)]
+    monkeypatch.setattr(pace, "BUSY_SHARE", 100.0)
+    monkeypatch.setattr(pace, "IDLE_SHARE", 100.0)
+    tracker._look_at_load(1e9 + 1)
+    assert (tracker.fleet.report_interval_s, tracker.fleet.patience_s) == (1.0, 2.0)
 
 
 async def test_what_operators_ask_of_a_fleet_is_json(site: Site) -> None:

@@ -68,13 +68,15 @@ SWARMS_MAX = 100_000
 
 @dataclass(slots=True)
 class Fleet:
-    """See the module's text. `origin_streams_max` is the cap on leases over all swarms, `origin_bytes_s` (0 for none) on what all read."""
+    """See the module's text. `origin_streams_max` is the cap on leases over all swarms, `origin_bytes_s` (0 for none) on what all read.
+    Hosts that were just told to report more often may still do it as seldom as every `patience_s`."""
 
     started_at: float
     origin: str = ""
     origin_streams_max: int = 64
     origin_bytes_s: float = 0.0
     report_interval_s: float = SHORTEST_S
+    patience_s: float = 0.0
     hosts: dict[str, Host] = field(default_factory=dict)
     swarms: dict[Digest, Swarm] = field(default_factory=dict)
     capacities: Capacities = field(default_factory=Capacities)
@@ -84,7 +86,7 @@ class Fleet:
     standing: Standing = field(init=False)
     _presence: Presence = field(init=False)
     _late: dict[Digest, None] = field(default_factory=dict)
-    _close: CloseWatch = field(default_factory=CloseWatch)
+    close_watch: CloseWatch = field(default_factory=CloseWatch)
     _planner: Planner = field(default_factory=Planner)
 
     def __post_init__(self) -> None:
@@ -268,7 +270,8 @@ class Fleet:
         member.heard_at = now
         if name in swarm.swarming:
             return  # a swarm finds its own way around those who are slow
-        for parent in silent_parents(swarm, member, self._close.asked_at, interval_s=self.report_interval_s, now=now):
+        interval_s = max(self.report_interval_s, self.patience_s)
+        for parent in silent_parents(swarm, member, self.close_watch.asked_at, interval_s=interval_s, now=now):
             self._presence.silent(self.hosts[parent], now)
             for blob in self.hosts[parent].swarms:
                 self.schedule.ask(blob, "silent", now)
@@ -307,7 +310,7 @@ class Fleet:
         child, stripe = swarm.members[name], complaint.stripe
         if reason in {"stalled", "slow"} and self.report_interval_s > SELDOM_S:
             watched = [name, *((source, *swarm.members[source].children[stripe]) if source in swarm.members else ())]
-            self._pace(self._close.watch(watched, now=now), CLOSE_S, out)
+            self._pace(self.close_watch.watch(watched, now=now), CLOSE_S, out)
         if reason == "slow":
             return
         child.complaints[stripe] += 1
@@ -377,7 +380,7 @@ class Fleet:
             if blob in self.swarms and hand_over(self.swarms[blob]):
                 self.schedule.ask(blob, "late", now)
         self._late.clear()
-        self._pace(self._close.over(now), self.report_interval_s, out)
+        self._pace(self.close_watch.over(now), self.report_interval_s, out)
 
     def _plan_due(self, now: float, out: list[Command]) -> None:
         due = self.schedule.take(self.swarms, now)
@@ -391,7 +394,7 @@ class Fleet:
             deal(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)
             if swarm.leases() > before and self.report_interval_s > SELDOM_S:  # a slow root holds everybody up
-                self._pace(self._close.watch(chain(*swarm.roots), now=now), CLOSE_S, out)
+                self._pace(self.close_watch.watch(chain(*swarm.roots), now=now), CLOSE_S, out)
             out += assignments(swarm, self.hosts)
         if due:
             out += shares(self.swarms.values(), self.hosts, self.origin_bytes_s)

@@ -17,6 +17,9 @@ BUSY_SHARE, IDLE_SHARE = 0.8, 0.35
 """Of one core. Where more than the first is taken agents are asked to report half as often; below the second as often as before: half of
 what is busy must not be idle, or the pace would go up and down."""
 
+IDLE_LOOKS = 5
+"""So often in a row the tracker must be idle: one that is busy now and then would tell everybody a new pace each time."""
+
 SLACK_MAX = 8.0
 
 
@@ -31,6 +34,7 @@ class Pacing:
 
     shortest_s: float = SHORTEST_S
     slack: float = 1.0
+    _idle: int = 0
 
     def interval_s(self, hosts: int) -> float:
         """Seconds between two reports of a host in a fleet of so many."""
@@ -39,8 +43,9 @@ class Pacing:
     def loaded(self, share: float) -> bool:
         """The tracker has lately taken this share of a core; says whether that changes the pace."""
         old = self.slack
+        self._idle = self._idle + 1 if share < IDLE_SHARE else 0
         if share > BUSY_SHARE:
             self.slack = min(SLACK_MAX, 2 * old)
-        elif share < IDLE_SHARE:
-            self.slack = max(1.0, old / 2)
+        elif self._idle >= IDLE_LOOKS:
+            self.slack, self._idle = max(1.0, old / 2), 0
         return self.slack != old

@@ -52,8 +52,11 @@ def jobs_on(node: str) -> set[str]:
 
 def ask_for(job: Job) -> Job:
     """The job with its nodes and its comment, for a Slurm whose prologs are not told of these. Raises Unavailable."""
-    # A job may have no nodes yet, and its comment is anything: the first bar ends the list of nodes, which has none.
-    nodes, _, comment = _ask("squeue", "--noheader", f"--jobs={job.id}", "--format=%N|%k").strip().partition("|")
+    # A job may have no nodes yet, an array has a row for each of its jobs, and a comment is anything: the first bars end the number of the
+    # job and the list of nodes, which have none.
+    told = _ask("squeue", "--noheader", f"--jobs={job.id}", "--format=%A|%N|%k")
+    row = next((row for row in told.splitlines() if row.strip().startswith(f"{job.id}|")), "")
+    nodes, _, comment = row.strip().partition("|")[2].partition("|")
     return replace(job, nodes=nodes, comment="" if comment == "(null)" else comment)
 
 

@@ -140,7 +140,7 @@ def _prepare(job: Job, always: str, settings: _Settings) -> None:
         return
     places = places_of(packages, settings.jobs_dir / job.id)
     try:
-        hosts = controller.host_names(job.nodes)
+        hosts = controller.host_names(job.nodes or job.node)
         record = JobRecord(job.owner, tuple(map(job.preseed, range(len(packages)))))
         write_record(settings.jobs_dir / job.id, record)
     except P2PDistError as error:
