@@ -185,8 +185,8 @@ class Service:
             if self._names.get(session) not in fleet.close_watch.asked_at:  # they are told when the watch is over
                 outbox.put(Pace(interval_s))
 
-    def _look_at_load(self, now: float) -> None:
-        """Let agents report less often while this process is busy."""
+    def _keep_pace(self, now: float) -> None:
+        """Let agents report less often while this process is busy; those who had an older pace had time to hear of the new one."""
         if now >= self._patient_until:
             self.fleet.patience_s = 0.0
         if now - self._load_at < LOAD_S:
@@ -249,6 +249,6 @@ class Service:
             try:
                 self.announces.expire(now=time.monotonic())
                 self.submit(Tick())
-                self._look_at_load(time.monotonic())
+                self._keep_pace(time.monotonic())
             except Exception:
                 _logger.exception("a tick failed")

@@ -15,6 +15,8 @@ from p2pdist.store.blob import Blob
 
 STEP_BYTES = 4 << 20
 BUFFER_BYTES = 256 << 10
+"""Read at once into memory that is kept: new memory for all of a step would cost more than to read it."""
+
 INLINE_BYTES = 64 << 10
 """So few bytes, which have just been written, are read and hashed in less time than a thread takes to begin."""
 

@@ -5,9 +5,9 @@ at the place is removed first, so no link of it leads a write elsewhere. Directo
 times and attributes, the deepest first.
 
 "reflink" (ioctl_ficlone(2): Btrfs, XFS) gives a file of its own that shares blocks with the object. "hardlink" gives the object itself
-another name, which costs no bytes, but it has one mode and one time: those of the first entry that links it. An entry that says
-otherwise, or has attributes, gets a copy. Who may write to such a file writes to the store, so nobody but root ever may: root links no
-file that group or others may write to, and for anybody else write permission is left out. "copy" keeps holes.
+another name, which costs no bytes, but it has one mode and one time: those of the entry that links it first, whichever thread that is. An
+entry that says otherwise, or has attributes, gets a copy. Who may write to such a file writes to the store, so nobody but root ever may:
+root links no file that group or others may write to, and for anybody else write permission is left out. "copy" keeps holes.
 """
 
 from __future__ import annotations
