@@ -63,6 +63,7 @@ class Blob:
         self._lock = threading.RLock()
         self._holds = 0
         self._gone = ""
+        self._found: tuple[bool, Path] | None = None
         self._fd = -1
         self._marks: HaveFile | None = None
 
@@ -88,8 +89,10 @@ class Blob:
     @property
     def path(self) -> Path:
         """The file with the content; changes in finish()."""
-        paths = self._shelf.paths
-        return paths.complete(self.digest) if self.complete else paths.data(self.digest)
+        complete, found, paths = self.complete, self._found, self._shelf.paths
+        if found is None or found[0] != complete:  # kept: to make one takes as long as to verify a small piece
+            found = self._found = complete, (paths.complete if complete else paths.data)(self.digest)
+        return found[1]
 
     # -- holding
 
@@ -150,7 +153,8 @@ class Blob:
             pwrite_all(fd, data, self.layout.offset(piece))
             self._mark(piece)
         except OSError as error:
-            raise failure(error, self.path, needed=self._bytes_missing()) from error
+            needed = min(self.size, (self.have.count - len(self.have)) * self.layout.piece_size)
+            raise failure(error, self.path, needed=needed) from error
         finally:
             self.release()
         return True
@@ -338,20 +342,16 @@ class Blob:
         if not self.complete:
             raise Conflict(f"{self.digest} is not complete: {len(self.have)} of {self.have.count} pieces are held")
 
-    def _bytes_missing(self) -> int:
-        return min(self.layout.size, (self.have.count - len(self.have)) * self.layout.piece_size)
-
     def _data(self) -> int:
         if self._fd < 0:
-            with failures(self.path):
-                self._fd = os.open(self.path, (os.O_RDONLY if self.complete else os.O_RDWR) | os.O_CLOEXEC)
+            with failures(path := self.path):
+                self._fd = os.open(path, (os.O_RDONLY if self.complete else os.O_RDWR) | os.O_CLOEXEC)
         return self._fd
 
     def _open_marks(self) -> HaveFile:
         if self._marks is None:
             marks = HaveFile(self._shelf.paths.have(self.digest), self.have.count)
-            try:
-                # A file that was left clean says that all its bits can be trusted, which the next one could not be.
+            try:  # a file that was left clean says that all its bits can be trusted, which the next one could not be
                 marks.stamp(self._shelf.boot, clean=False)
             except OSError:
                 marks.close()

@@ -101,6 +101,8 @@ class TorrentSeeds:
 class _ActiveSeed:
     """One seed as a member of the session."""
 
+    nearly_done = False
+
     def __init__(self, seeds: TorrentSeeds, session: TorrentSession, seed: Seed) -> None:
         self.seed = seed
         self.info_hash = seed.torrent.info_hash_v1
@@ -132,6 +134,7 @@ class _ActiveSeed:
 
     def added(self, handle: lt.torrent_handle) -> None:
         self._added = True
+        handle.set_max_connections(-1)  # none of its own
         if self._closing:
             self._session.remove(self.info_hash)
 

@@ -3,7 +3,8 @@
 Theory. libtorrent runs in threads of its own and tells what happens in alerts. The thread here waits for alerts and for calls from outside,
 and hands each alert to the member, a torrent that fetches or seeds, whose it is. So members need no locks: all their methods but those
 that say otherwise run in this thread. What they have to tell the event loop they post to a Mailbox. Peers get a piece from libtorrent
-before anything is heard of it here, so there is no hurry: alerts are gathered for GATHER_S, and several pieces share a wake-up.
+before anything is heard of it here, so there is no hurry before the last ones: alerts are gathered for GATHER_S, and many pieces share a
+wake-up.
 
 Invariants: at most one member for an info hash. Whoever is added hears `removed` exactly once, as the last thing, when libtorrent has let
 go of the file, which may then be renamed or deleted. Alerts that wait are bounded (ALERTS_MAX); when some were dropped, members look
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 5.0
-GATHER_S = 0.05
+GATHER_S, GATHER_LAST_S = 0.2, 0.02
+"""How long alerts are gathered; the second while a member waits for its last pieces, and somebody for it."""
+
 STATS_S = 1.0
 """How often counters are asked for."""
 
@@ -57,6 +60,10 @@ class Member(Protocol):
 
     def tick(self, now: float) -> float | None:
         """Do what is due at `now` (time.monotonic); returns when to come again."""
+
+    @property
+    def nearly_done(self) -> bool:
+        """Whether it waits for its last pieces."""
 
     def close(self) -> None:
         """The session ends. `removed` must come of it, sooner or later. May be called from any thread."""
@@ -145,6 +152,11 @@ class TorrentSession:
         self._session.remove_torrent(self._handles[info_hash])
 
     @property
+    def neighbours_max(self) -> int:
+        """How many connections a torrent may have while it is fetched; -1 for as many as come."""
+        return self._settings.neighbours_max
+
+    @property
     def closing(self) -> bool:
         """Whether the session is about to end."""
         return self._closing
@@ -222,7 +234,8 @@ class TorrentSession:
     def _wait(self, due: float) -> None:
         """Until there are calls, or alerts that have been gathered for a while, or it is `due`. Who hears of blocks looks at connections
         that may be gone a moment later."""
-        gather_s = 0.0 if self._watchers else GATHER_S
+        hurry = any(member.nearly_done for member in self._members.values())
+        gather_s = 0.0 if self._watchers else GATHER_LAST_S if hurry else GATHER_S
         for poll, until in ((self._poll, min(due, self._heard_at + gather_s)), (self._poll_all, due)):
             if not self._calls:
                 poll.poll(max(0.0, until - time.monotonic()) * 1000)

@@ -1,12 +1,15 @@
 """How the BitTorrent session of an agent is set up, in libtorrent's words (its settings_pack reference).
 
 Theory. In a data centre many hosts want the same at once, over short and clean paths. What counts is to fill uplinks early and to leave
-nobody waiting: TCP, connections made at once and given up soon, some upload slots that are dealt anew every second, requests no deeper than
-a second, little in buffers, where it would fill the queues in front of others (BUFFER_BYTES), and blocks asked for again elsewhere after
-seconds. Two hosts that call each other close one of the two connections; the caller tries again after two seconds, not sooner, which
-would cost CPU all the time, and not much later, since who came early may have found nobody. Over a WAN the defaults of libtorrent are
-right; there uTP (BEP 29) yields to other traffic, and connections are obfuscated where the peer can do so, which keeps middleboxes from
-slowing them. That is no security: peers are not known by it, and what they send is verified anyway.
+nobody waiting: TCP, connections made at once and given up soon, requests no deeper than a second, little in buffers, where it would fill
+the queues in front of others (BUFFER_BYTES), and blocks asked for again elsewhere after seconds. All links are full, so a host that is
+choked for a while never makes up for it. Hence a host has few connections for a torrent that it fetches (NEIGHBOURS_MAX), and more upload
+slots than that. As everybody has as many, picked by a hash of both addresses (BEP 40), all get the same share of as many uplinks; and a
+piece is told of to those few only, which is much of the CPU. Two hosts that call each other close one of the two connections; the caller
+tries again after two seconds, not sooner, which would cost CPU all the time, and not much later, since who came early may have found
+nobody. Over a WAN the defaults of libtorrent are right; there uTP (BEP 29) yields to other traffic, and connections are obfuscated where
+the peer can do so, which keeps middleboxes from slowing them. That is no security: peers are not known by it, and what they send is
+verified anyway.
 
 Nothing is found by broadcast or asked of routers: peers come from trackers and from whoever adds them, from the DHT (BEP 5) only if asked.
 """
@@ -36,6 +39,9 @@ PEERS_LISTED_MAX = 2000
 BUFFER_BYTES = 64 << 10
 """What waits to be sent to one peer, in libtorrent and once more in the kernel; enough for 5 Gbit/s where a round trip takes 0.1 ms."""
 
+NEIGHBOURS_MAX = 8
+"""Connections for one torrent while it is fetched, in a data centre."""
+
 _PLAIN_ONLY, _ENCRYPTION_POSSIBLE = 2, 1  # settings_pack::enc_policy: pe_disabled, pe_enabled
 _DATACENTER: lt.settings_pack = {
     "enable_outgoing_utp": False,
@@ -48,7 +54,7 @@ _DATACENTER: lt.settings_pack = {
     "min_reconnect_time": 2,
     "peer_connect_timeout": 3,
     "handshake_timeout": 5,
-    "unchoke_slots_limit": 8,
+    "unchoke_slots_limit": 16,
     "unchoke_interval": 1,
     "optimistic_unchoke_interval": 2,
     "peer_timeout": 15,
@@ -99,6 +105,11 @@ class TorrentSettings:
             raise UsageError(f"BitTorrent cannot use port {self.listen_port} and network {self.network!r}")
         if min(self.upload_bytes_s, self.download_bytes_s) < 0 or self.connections_max < 2:
             raise UsageError("limits of BitTorrent are no less than zero, and connections no fewer than two")
+
+    @property
+    def neighbours_max(self) -> int:
+        """Connections for one torrent while it is fetched; -1 for no limit but `connections_max`."""
+        return NEIGHBOURS_MAX if self.network == "datacenter" else -1
 
     def pack(self) -> lt.settings_pack:
         """The settings_pack, without the alert mask."""

@@ -22,7 +22,6 @@ Address = tuple[str, int]
 PEERS_MAX = 1000
 URLS_MAX = 64
 URL_CHARACTERS_MAX = 2000
-_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +41,6 @@ class Swarm:
         for url in self.web_seeds:
             _check_url(url, "web seed", ("http", "https"))
         check_peers(self.peers)
-
-    def web_seed_addresses(self) -> set[Address]:
-        """Those of web seeds whose URLs have an IP address."""
-        found = set()
-        for url in self.web_seeds:
-            parts = urlsplit(url)
-            if parts.hostname is not None:
-                found.add((parts.hostname, parts.port or _PORTS.get(parts.scheme, 0)))
-        return found
 
 
 class OpenFile:

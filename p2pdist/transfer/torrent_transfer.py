@@ -35,10 +35,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import DiskFull, P2PDistError, Unavailable, UsageError
 from p2pdist.model.pieces import PieceLayout, PieceSet
-from p2pdist.model.torrent import BLOCK_SIZE, Torrent
+from p2pdist.model.torrent import Torrent
 from p2pdist.transfer.client import Ending, PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.torrent_session import Member, TorrentSession
 from p2pdist.transfer.torrent_swarm import Address, OpenFile, Swarm, check_peers, priorities, torrent_parameters
+from p2pdist.transfer.web_seeds import WebSeeds
 
 if TYPE_CHECKING:
     import libtorrent as lt
@@ -50,10 +51,12 @@ FLUSH_AFTER_S = 1.0
 FLUSHES = 3
 """A piece is wrong if it is so after as many flushes: up to two that libtorrent began of itself, before the piece, may end late."""
 
+LAST_PIECES = 16
+"""With no more than these to come a transfer hears of each soon."""
+
 STAY_S = 5.0
 """How long a transfer that is done waits for somebody to take its torrent over."""
 
-ENDPOINTS_MAX = 4096
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _logger = logging.getLogger(__name__)
 _numbers = itertools.count(1 << 32)
@@ -123,9 +126,7 @@ class TorrentTransfer:
         self._unseen: dict[int, _Unseen] = {}
         self._flushing = self._watching = False
         self._closed: StreamClosed | None = None
-        self._web_seed_addresses = swarm.web_seed_addresses()
-        self._endpoints: dict[Address, bool] = {}
-        self._origin_blocks: dict[int, set[int]] = {}
+        self._web_seeds = WebSeeds(swarm)
         self._over = threading.Event()
 
     @property
@@ -189,8 +190,14 @@ class TorrentTransfer:
         path = self._file.open(self._blob.path) if self._file is not None else self._blob.path
         params = torrent_parameters(lt, self.torrent, path, self._swarm)
         params.piece_priorities = priorities(self._blob.layout.count)
+        params.max_connections = self._session.neighbours_max
         params.have_pieces = [piece in self._blob.have for piece in range(self._blob.layout.count)]
         return params
+
+    @property
+    def nearly_done(self) -> bool:
+        """Whether it waits for its last pieces."""
+        return self._closed is None and self._blob.have.count - len(self._blob.have) <= LAST_PIECES
 
     def added(self, handle: lt.torrent_handle) -> None:
         """It runs."""
@@ -205,7 +212,7 @@ class TorrentTransfer:
             case lt.piece_finished_alert():
                 self._passed(alert.piece_index)
             case lt.block_downloading_alert():
-                self._asked(alert)
+                self._web_seeds.asked(lt, alert)
             case lt.torrent_finished_alert():
                 if self._unseen:
                     self._flush()
@@ -307,30 +314,10 @@ class TorrentTransfer:
         if self._unseen:
             self._flush()
 
-    def _asked(self, block: lt.block_downloading_alert) -> None:
-        """A block was asked for; whoever was asked last is taken for the one that gave it. (When one has come libtorrent does not say so
-        reliably.)"""
-        asked = self._origin_blocks.setdefault(block.piece_index, set())
-        (asked.add if self._from_web_seed(block.endpoint) else asked.discard)(block.block_index)
-
     def _count(self, piece: int) -> None:
         length = self._blob.layout.length(piece)
         self.bytes_verified += length
-        for block in self._origin_blocks.pop(piece, ()):
-            self.bytes_origin += min(BLOCK_SIZE, length - block * BLOCK_SIZE)
-
-    def _from_web_seed(self, endpoint: Address) -> bool:
-        found = self._endpoints.get(endpoint)
-        if found is None:
-            found = endpoint in self._web_seed_addresses
-            if not found and self._handle is not None:
-                ordinary = self._lt.peer_info.standard_bittorrent
-                connections = self._handle.get_peer_info()
-                found = any(each.ip == endpoint and each.connection_type != ordinary for each in connections)
-            if len(self._endpoints) >= ENDPOINTS_MAX:
-                self._endpoints.clear()
-            self._endpoints[endpoint] = found
-        return found
+        self.bytes_origin += self._web_seeds.came(piece, length)
 
     def _look_around(self, tell: Callable[[list[int]], object]) -> None:
         if self._handle is not None:
@@ -390,8 +377,9 @@ class TorrentTransfer:
     def _file_error(self, alert: lt.file_error_alert) -> P2PDistError:
         path = self._blob.path
         if alert.error.value() in _FULL:
-            needed = self._blob.layout.size - len(self._blob.have) * self._blob.layout.piece_size
-            return DiskFull(str(path.parent), needed=max(0, needed), free=shutil.disk_usage(path.parent).free)
+            layout, held = self._blob.layout, len(self._blob.have)
+            needed = max(0, layout.size - held * layout.piece_size)
+            return DiskFull(str(path.parent), needed=needed, free=shutil.disk_usage(path.parent).free)
         return P2PDistError(
             f"{path} cannot be used: {alert.error.message()}",
             remedy="Check the disk and the permissions of the directory",
