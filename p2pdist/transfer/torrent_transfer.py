@@ -54,6 +54,9 @@ FLUSHES = 3
 LAST_PIECES = 16
 """With no more than these to come a transfer hears of each soon."""
 
+STILL_S = 2.0
+"""A transfer that no piece has come to for so long may have twice as many neighbours: those that it has may all be silent."""
+
 STAY_S = 5.0
 """How long a transfer that is done waits for somebody to take its torrent over."""
 
@@ -127,6 +130,8 @@ class TorrentTransfer:
         self._flushing = self._watching = False
         self._closed: StreamClosed | None = None
         self._web_seeds = WebSeeds(swarm)
+        self._neighbours_max = session.neighbours_max
+        self._came_at = 0.0
         self._over = threading.Event()
 
     @property
@@ -190,7 +195,7 @@ class TorrentTransfer:
         path = self._file.open(self._blob.path) if self._file is not None else self._blob.path
         params = torrent_parameters(lt, self.torrent, path, self._swarm)
         params.piece_priorities = priorities(self._blob.layout.count)
-        params.max_connections = self._session.neighbours_max
+        params.max_connections = self._neighbours_max
         params.have_pieces = [piece in self._blob.have for piece in range(self._blob.layout.count)]
         return params
 
@@ -201,7 +206,7 @@ class TorrentTransfer:
 
     def added(self, handle: lt.torrent_handle) -> None:
         """It runs."""
-        self._handle = handle
+        self._handle, self._came_at = handle, time.monotonic()
         if self._blob.have.complete:
             self._done()
 
@@ -249,7 +254,16 @@ class TorrentTransfer:
             unseen.due = now + unseen.pause_s
             if now - unseen.since > FLUSH_AFTER_S:
                 self._flush()
-        return min((unseen.due for unseen in self._unseen.values()), default=None)
+        return min((unseen.due for unseen in self._unseen.values()), default=self._meet_more(now))
+
+    def _meet_more(self, now: float) -> float | None:
+        """Have more neighbours when nothing comes; says when to look again."""
+        if self._handle is None or self._neighbours_max < 0:
+            return None
+        if now - self._came_at >= STILL_S:
+            self._came_at, self._neighbours_max = now, 2 * self._neighbours_max if self._neighbours_max < 1000 else -1
+            self._handle.set_max_connections(self._neighbours_max)
+        return self._came_at + STILL_S
 
     def removed(self, error: P2PDistError | None) -> None:
         """libtorrent has let go of the file: take what had passed till then, and tell."""
@@ -276,7 +290,7 @@ class TorrentTransfer:
         """libtorrent has the piece, by the torrent's hashes; it says so of those, too, that it was given."""
         if piece in self._blob.have or piece in self._unseen:
             return
-        now = time.monotonic()
+        now = self._came_at = time.monotonic()
         self._unseen[piece] = _Unseen(now, now + LOOK_AGAIN_S)
         self._look(piece)
 

@@ -1,0 +1,45 @@
+"""A host has few neighbours for a torrent that it fetches, and more when those give nothing."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from swarm_rig import Events, Peer, sample, wait_until
+
+from p2pdist.store.blobs import BlobStore
+from p2pdist.transfer.torrent_session import TorrentSession
+from p2pdist.transfer.torrent_settings import NEIGHBOURS_MAX, TorrentSettings
+from p2pdist.transfer.torrent_swarm import Swarm
+from p2pdist.transfer.torrent_transfer import TorrentTransfer
+
+
+def test_silent_neighbours_are_few_at_first_and_keep_nobody_waiting_for_long(tmp_path: Path) -> None:
+    """Of thirty peers that answer nothing it meets no more than its share; then it meets more, among them the one that gives."""
+    found = sample(9, 48)
+    with ExitStack() as stack:
+        store = BlobStore(tmp_path / "store")
+        stack.callback(store.close)
+        session = TorrentSession(TorrentSettings("127.0.0.1", 0))
+        session.start()
+        stack.callback(session.close)
+        silent = [Peer(found.torrent, found.data, f"127.0.0.{number}", pieces_max=0) for number in range(2, 32)]
+        for peer in silent:
+            stack.callback(peer.stop)
+        events = Events()
+        transfer = TorrentTransfer(
+            session,
+            store.begin(found.digest, found.pieces),
+            found.torrent,
+            Swarm(peers=tuple(peer.address for peer in silent)),
+            events,
+        )
+        transfer.start()
+        wait_until(lambda: sum(peer.connections for peer in silent) == NEIGHBOURS_MAX, "neighbours")
+        giver = Peer(found.torrent, found.data, "127.0.0.77")
+        stack.callback(giver.stop)
+        transfer.add_peers([giver.address])
+        assert not transfer.join(0.5), "there is a place for it at once"
+        assert sum(peer.connections for peer in silent) == NEIGHBOURS_MAX
+        assert events.closed().reason == "done"
+        assert giver.pieces == set(range(48))
