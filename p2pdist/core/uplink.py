@@ -6,9 +6,10 @@ flight. Within a stream pieces go out in the order in which they were verified h
 like streams: they say when they have a block to send.
 
 A block that the kernel does not take for long (a child that is dead or whose downlink is full) stops counting against the blocks
-in flight, so it cannot hold up the others. Nor do blocks of a stream that is known to be sluggish: the kernel takes them many times slower
-than the quickest stream's, so it is the child, or the path to it, that is slow, and its turns would be lost to the others. Nor do a
-preseed's where somebody waits: its child gives way to other pulls, as this host does, and may be slow to take it.
+in flight, so it cannot hold up the others. Nor do blocks of a stream that is known to be sluggish (block_times.py): it is the child, or
+the path to it, that is slow, and its turns would be lost to the others. What such a stream could not take is not made up for later: it
+would have every turn then. Nor do a preseed's where somebody waits: its child gives way to other pulls, as this host does, and may be
+slow to take it.
 
 Invariants: a stream has at most one block in flight; a piece is offered only after `Verified`; blocks of one piece are sent in
 order and without another piece of that stream in between; a stream ends only when every piece that it lacked was sent.
@@ -23,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import chain
 
+from p2pdist.core.block_times import BlockTimes
 from p2pdist.core.bucket import Bucket
 from p2pdist.core.turn_order import Claim, TurnOrder
 from p2pdist.model.digest import Digest
@@ -31,13 +33,6 @@ from p2pdist.model.pieces import PieceLayout, PieceSet
 
 BLOCK_MIN = 32 << 10
 BLOCK_MAX = 16 << 20
-STUCK_TIMES = 4
-STUCK_MAX_S = 1.0
-SLUGGISH_TIMES = 5
-SLUGGISH_MIN_S = 0.01
-"""A block is stuck, and a stream sluggish, when it takes so many times as long as the quickest stream's blocks, and at least so long;
-whatever these take, a block is stuck after STUCK_MAX_S."""
-
 TIMED_MIN = 256 << 10
 """A shorter block of a range may fit the kernel's buffer, and taking it says nothing about the path."""
 
@@ -207,7 +202,7 @@ class Uplink:
     _claims: dict[int, Claim] = field(default_factory=dict)
     _order: TurnOrder = field(init=False)
     _flying: list[Claim] = field(default_factory=list)
-    _quickest_byte_s: float = 0.0
+    _times: BlockTimes = field(default_factory=BlockTimes)
     _busy_since: float | None = None
 
     def __post_init__(self) -> None:
@@ -350,7 +345,7 @@ class Uplink:
         self._flying.remove(claim)
         length = claim.block
         if isinstance(claim, _Stream) or length >= TIMED_MIN:
-            self._time(claim, (now - claim.since) / length)
+            self._times.learn(claim, (now - claim.since) / length, self._claims.values(), now=now)
         if self._busy_since is not None:
             self.sent_bytes += length
         claim.virtual += length
@@ -359,7 +354,12 @@ class Uplink:
             return
         claim.take_off()
         if claim.advance():
-            claim.queue.waiting.append(claim)  # it has waited all along, and is not moved to the present virtual time
+            if self._times.sluggish(claim, length):
+                claim.queue.enter(claim)
+            else:
+                claim.queue.waiting.append(
+                    claim
+                )  # it has waited all along, and is not moved to the present virtual time
         else:
             self._wait(claim, out)
 
@@ -375,19 +375,12 @@ class Uplink:
             claim.in_flight, claim.since = True, now
             out.append(Send(claim.number, claim.piece, claim.offset, claim.block))
 
-    def _time(self, claim: Claim, byte_s: float) -> None:
-        """Learn how long the kernel takes a byte of this stream or range, and of the quickest one."""
-        claim.byte_s = byte_s if claim.byte_s == 0.0 else 0.75 * claim.byte_s + 0.25 * byte_s
-        self._quickest_byte_s = min((each.byte_s for each in self._claims.values() if each.byte_s), default=0.0)
-
     def _in_the_way(self, now: float) -> tuple[int, int]:
         """Blocks in flight that keep streams which somebody waits for from theirs, and those that keep preseeds from theirs."""
         starts = preseeds = 0
         for claim in self._flying:
-            length, byte_s = claim.block, claim.byte_s
-            usual_s = max(self.stuck_min_s, min(STUCK_MAX_S, STUCK_TIMES * self._quickest_byte_s * length))
-            sluggish = byte_s > SLUGGISH_TIMES * self._quickest_byte_s and byte_s * length > SLUGGISH_MIN_S
-            if not sluggish and now - claim.since < usual_s:
+            usual_s = max(self.stuck_min_s, self._times.usual_s(claim.block))
+            if now - claim.since < usual_s and not self._times.sluggish(claim, claim.block):
                 if claim.queue.urgent:
                     starts += 1
                 else:

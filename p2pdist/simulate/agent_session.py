@@ -58,6 +58,12 @@ class AgentSession:
         if self._session is not None and self.welcomed:
             self._session.to_tracker(message)
 
+    def report(self) -> None:
+        """Tell at once what is new."""
+        news = report(self.host)
+        if news is not None:
+            self.tell(news)
+
     def ended(self, session: Session) -> None:
         """The session broke: what runs goes on, and another session is tried for."""
         session.closed(host=True)
@@ -109,7 +115,5 @@ class AgentSession:
     def _report(self, session: Session, number: int) -> None:
         if session is not self._session or number != self._reporting:
             return
-        news = report(self.host)
-        if news is not None:
-            self.tell(news)
+        self.report()
         self._world.after(self._interval_s, self._report, session, number)

@@ -198,6 +198,7 @@ class Host:
                     self.session.tell(Complaint(pull.blob.digest, stripe, source.host, reason, piece))
                 case dl.Completed():
                     pull.completed_at = self.world.now
+                    self.session.report()
                     self._end_ways(pull)
                     self._around.on_settled(self, pull)
                 case dl.GaveUp(error):

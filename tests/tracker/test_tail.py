@@ -1,0 +1,84 @@
+"""The tail: who is late goes where the larger part of an uplink is, and nobody else moves."""
+
+from __future__ import annotations
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.pieces import PieceLayout
+from tracker.core.member import Member
+from tracker.core.swarm import Swarm
+from tracker.core.tail import PIECES_MIN, hand_over
+
+LAYOUT = PieceLayout(1024 << 16, 1 << 16)
+WHOLE = LAYOUT.count // 2
+
+
+class Tail:
+    """Two stripes, of which all have the second one. `busy` has as many children of the first as were named, each lacking `lack`."""
+
+    def __init__(self, *children: str, lack: int = 100, light: tuple[str, ...] = ()) -> None:
+        self.swarm = Swarm(digest_of(b"blob"), LAYOUT)
+        assert self.swarm.stripes == 2
+        self.whole("busy")
+        for name in children:
+            self.add(name, lack)
+            self.swarm.set_light(self.swarm.members[name], name in light)
+            self.receive(name, "busy")
+
+    def add(self, name: str, lack: int) -> Member:
+        return self.swarm.add(name, [WHOLE - lack, WHOLE], budget=4, now=0.0)
+
+    def whole(self, name: str) -> Member:
+        return self.add(name, 0)
+
+    def receive(self, name: str, parent: str) -> None:
+        self.swarm.attach(0, name, parent)
+
+    def parents(self) -> dict[str, str | None]:
+        return {name: member.parents[0] for name, member in self.swarm.members.items() if member.parents[0]}
+
+
+def test_a_host_that_serves_one_takes_another_from_one_that_serves_four() -> None:
+    """Half of an uplink is more than a quarter; a third child would not gain enough to be moved."""
+    tail = Tail("a", "b", "c", "d", lack=50)
+    tail.whole("helper")
+    tail.add("own", 20)
+    tail.receive("own", "helper")
+    assert hand_over(tail.swarm) == 1
+    assert hand_over(tail.swarm) == 0
+    assert sorted(parent or "" for parent in tail.parents().values()) == ["busy", "busy", "busy", "helper", "helper"]
+    assert tail.parents()["own"] == "helper"
+
+
+def test_the_latest_goes_first_and_idle_hosts_without_slow_children_are_best() -> None:
+    """A slow child counts for nothing in a load, but a new one would wait for it."""
+    tail = Tail("a", "b", "c")
+    tail.swarm.members["b"].counts[0] -= 50
+    tail.whole("burdened")
+    tail.whole("free")
+    tail.add("slow", 400)
+    tail.swarm.set_light(tail.swarm.members["slow"], True)
+    tail.receive("slow", "burdened")
+    assert hand_over(tail.swarm) >= 1
+    assert tail.parents()["b"] == "free"
+
+
+def test_hosts_with_slow_downlinks_stay_where_they_are() -> None:
+    tail = Tail("a", "b", "slow", light=("slow",))
+    tail.whole("idle")
+    tail.whole("idle too")
+    while hand_over(tail.swarm):
+        pass
+    parents = tail.parents()
+    assert parents["slow"] == "busy"
+    assert len({parents["a"], parents["b"]}) == 2, "one of the others has moved"
+
+
+def test_nobody_moves_for_a_few_pieces_or_to_a_host_that_is_as_busy() -> None:
+    few = Tail("a", "b", "c", lack=PIECES_MIN - 1)
+    few.whole("idle")
+    assert hand_over(few.swarm) == 0
+    even = Tail("a", "b")
+    even.whole("helper")
+    even.add("own", 20)
+    even.receive("own", "helper")
+    assert hand_over(even.swarm) == 0
