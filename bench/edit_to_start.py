@@ -4,8 +4,9 @@
 
 The package is pulled by every agent in its first version; then one file is edited, several times, of which the best and the median count.
 Beside the time stands what all processes together took of the processors, which a busy machine changes less. Everything is a process of
-its own on this machine, below TMPDIR (5 GB on 8 agents take 65 GB there), and is removed afterwards. Showing needs root, or is
-materialized.
+its own on this machine, below TMPDIR, and is removed afterwards. Each agent has a store of its own, so 5 GB on 8 agents take 65 GB
+there: eight copies and the source as files, and what was packed in the layout, at the origin and at each agent, which gives it to
+others. Showing needs root, or is materialized.
 """
 
 from __future__ import annotations
@@ -14,32 +15,38 @@ import argparse
 import json
 import os
 import resource
-import shutil
 import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from bench import trees
 from bench.packers import call
-from bench.processes import end
+from bench.place import NoRoom, place
 from bench.table import render
 
 PROJECT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 READY_S = 60.0
+ENDED_WITHIN_S = 30.0
 STARTED = "started"
 GOAL_S = 3.0
 SPARE_BYTES = 128 << 10
 """Beside the changed file so much may move to each host."""
 
-SHOWN_GOAL_S, WALK_GOAL_S = 0.1, 0.5
+SHOWN_GOAL_S, WALK_GOAL_S, AGAIN_GOAL_S = 0.1, 0.5, 1.0
+
+REAL_FILES, REAL_BYTES = 40_000, 1500 * MIB
+"""What a real environment has, about."""
+
+FILE_BYTES, IMAGE_BYTES = 2500, 280
+"""What a file takes of the disk beside its bytes, and in the image of each version."""
 
 
 def free_port() -> int:
@@ -69,13 +76,15 @@ class Installation:
         return self
 
     def __exit__(self, *_: object) -> None:
+        deadline = time.monotonic() + ENDED_WITHIN_S
         for process in reversed(self._processes):
             process.terminate()
         for process in reversed(self._processes):
             try:
-                process.wait(20)
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                end(process)
+                process.kill()
+                process.wait()
 
     def _spawn(self, *words: str) -> None:
         with (self.place / f"{words[0]}.log").open("ab") as log:
@@ -109,10 +118,10 @@ class Installation:
             raise RuntimeError(f"a program did not start: {line}{told}")
         return came
 
-    def cpu_s(self) -> float:
-        """Seconds that tracker, agents and all commands that have ended took of the processors."""
+    def cpu_s(self) -> tuple[float, float]:
+        """Seconds that all commands that have ended took of the processors; and tracker and agents."""
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return ended.ru_utime + ended.ru_stime + sum(map(_cpu_s, (process.pid for process in self._processes)))
+        return ended.ru_utime + ended.ru_stime, sum(_cpu_s(process.pid) for process in self._processes)
 
     def everywhere(self, *words: str) -> list[str]:
         """Run a verb with the socket of every agent, at the same time; what each wrote."""
@@ -143,25 +152,34 @@ def measure(source: Path, site: Installation, edits: int) -> dict[str, Any]:
     rounds = [_edit(source, site, f"app:v{number}", pack, push) for number in range(2, 2 + edits)]
     best = min(rounds, key=lambda each: each["edit_to_start_s"])
     median = statistics.median(each["edit_to_start_s"] for each in rounds)
+    time.sleep(1.1)
+    last = f"app:v{1 + edits}"
+    repacked = [again(source, site, last, pack) for _ in range(1 + edits)][
+        1:
+    ]  # the first one believes what was edited last
     return {
         "first_pull_s": first_s,
         **best,
         "edit_to_start_median_s": median,
         "edits": edits,
-        **shown(site, f"app:v{1 + edits}"),
+        **min(repacked, key=lambda each: each["again_s"]),
+        **shown(site, last),
     }
 
 
 def _edit(source: Path, site: Installation, reference: str, pack: Sequence[str], push: Sequence[str]) -> dict[str, Any]:
     """An edit, and what it takes to start what came of it everywhere."""
     changed = trees.edit(source)
-    cpu_s, started = site.cpu_s(), time.monotonic()
+    cpu, started = [site.cpu_s()], time.monotonic()
     packed = site.ask("pack", str(source), "-t", reference, *pack)
+    cpu.append(site.cpu_s())
     pushed = site.ask("push", reference, *push)
     pushed_s = time.monotonic() - started
+    cpu.append(site.cpu_s())
     started_s = max(site.start(reference)) - started
-    cpu_s = site.cpu_s() - cpu_s
+    cpu.append(site.cpu_s())
     moved = site.ask("pull", "--socket", str(site.sockets[0]), reference)
+    commands = [after[0] - before[0] for before, after in pairwise(cpu)]
     return {
         "changed_bytes": changed,
         "sent_bytes": pushed["bytes_sent"],
@@ -169,8 +187,18 @@ def _edit(source: Path, site: Installation, reference: str, pack: Sequence[str],
         "pack_s": packed["seconds"],
         "pushed_s": pushed_s,
         "edit_to_start_s": started_s,
-        "cpu_s": cpu_s,
+        "pack_cpu_s": commands[0],
+        "push_cpu_s": commands[1],
+        "run_cpu_s": commands[2],
+        "agents_cpu_s": cpu[-1][1] - cpu[0][1],
     }
+
+
+def again(source: Path, site: Installation, reference: str, pack: Sequence[str]) -> dict[str, Any]:
+    """Packing once more what has not changed."""
+    before, started = site.cpu_s()[0], time.monotonic()
+    site.ask("pack", str(source), "-t", reference, *pack)
+    return {"again_s": time.monotonic() - started, "again_cpu_s": site.cpu_s()[0] - before}
 
 
 def shown(site: Installation, reference: str) -> dict[str, Any]:
@@ -200,7 +228,12 @@ def table(found: dict[str, Any]) -> str:
         ["edited: packed and pushed", f"{found['pushed_s']:.2f} s", "-"],
         ["edited: started everywhere", f"{found['edit_to_start_s']:.2f} s", f"{GOAL_S:g} s"],
         [f"the same, median of {found['edits']}", f"{found['edit_to_start_median_s']:.2f} s", "-"],
-        ["the same, of all processors", f"{found['cpu_s']:.2f} s", "-"],
+        ["processors: pack", f"{found['pack_cpu_s']:.2f} s", "-"],
+        ["processors: push", f"{found['push_cpu_s']:.2f} s", "-"],
+        [f"processors: run, {found['agents']} times", f"{found['run_cpu_s']:.2f} s", "-"],
+        ["processors: tracker and agents", f"{found['agents_cpu_s']:.2f} s", "-"],
+        ["packed again, nothing changed", f"{found['again_s']:.2f} s", f"{AGAIN_GOAL_S:g} s"],
+        ["processors: packed again", f"{found['again_cpu_s']:.2f} s", "-"],
         ["bytes to each host", f"{found['moved_bytes']:,}", f"{found['changed_bytes'] + SPARE_BYTES:,}"],
         [f"shown ({found['how']})", f"{found['shown_s'] * 1000:.1f} ms", f"{SHOWN_GOAL_S * 1000:g} ms"],
         ["walked by find, per 100,000", f"{per_100k:.2f} s", f"{WALK_GOAL_S:g} s"],
@@ -221,18 +254,30 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def needed_bytes(files: int, size: int, agents: int, edits: int) -> int:
+    """What a generated tree and all that is made of it take: as files at the source and the agents; as packs, a third of it, in the layout,
+    at the origin and at the agents; as an image for each version at each agent."""
+    copies = (1 + agents) * (size + FILE_BYTES * files)
+    return copies + (2 + agents) * size // 3 + agents * (2 + edits) * IMAGE_BYTES * files
+
+
 def main() -> int:
     chosen = arguments()
-    place = Path(tempfile.mkdtemp(prefix="p2pdist-start-"))
+    generated = chosen.tree == "generated"
+    files, size = (chosen.files, chosen.size_mib * MIB) if generated else (REAL_FILES, REAL_BYTES)
     try:
-        if chosen.tree == "real":
-            source = trees.environment(place / "environment", PROJECT)
-        else:
-            source = trees.generated(place / "generated", files=chosen.files, size=chosen.size_mib * MIB)
-        with Installation(place, str(Path(sys.executable).parent / "p2pdist"), chosen.agents) as site:
-            found = {"agents": chosen.agents, **measure(source, site, chosen.edits)}
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+        with place("p2pdist-start-", needed=needed_bytes(files, size, chosen.agents, chosen.edits)) as where:
+            # As installed programs have them: nothing is compiled at every start.
+            os.environ |= {"PYTHONPYCACHEPREFIX": str(where / "compiled"), "PYTHONDONTWRITEBYTECODE": ""}
+            if generated:
+                source = trees.generated(where / "generated", files=files, size=size)
+            else:
+                source = trees.environment(where / "environment", PROJECT)
+            with Installation(where, str(Path(sys.executable).parent / "p2pdist"), chosen.agents) as site:
+                found = {"agents": chosen.agents, **measure(source, site, chosen.edits)}
+    except NoRoom as error:
+        print(error, file=sys.stderr)
+        return 1
     print(json.dumps(found) if chosen.json else table(found))
     return 0
 

@@ -10,8 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pathspec import GitIgnoreSpec
-
 from p2pdist.model.errors import TooLarge, UsageError
 
 IGNORE_FILE = ".p2pdistignore"
@@ -26,6 +24,10 @@ def matcher(patterns: Sequence[str], *, where: str = "the patterns") -> Ignore |
     """Says which paths match `patterns`; None when there is nothing to match. Raises UsageError naming the pattern that is none."""
     if len(patterns) > PATTERNS_MAX:
         raise TooLarge(f"{where} are {len(patterns)}, over the limit of {PATTERNS_MAX}")
+    if not patterns:
+        return None
+    from pathspec import GitIgnoreSpec  # most packages have none, and it takes long to load
+
     try:
         spec = GitIgnoreSpec.from_lines(patterns)
     except ValueError:
@@ -58,6 +60,8 @@ def read_patterns(source: Path) -> list[str]:
 
 
 def _is_pattern(pattern: str) -> bool:
+    from pathspec import GitIgnoreSpec
+
     try:
         GitIgnoreSpec.from_lines([pattern])
     except ValueError:

@@ -24,7 +24,6 @@ Keys may be written with hyphens, too. An unknown key is refused, since it would
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -108,6 +107,8 @@ def read_project(file: Path) -> ProjectFile:
         raise UsageError(f"cannot read the project file {file}: {error.strerror}") from error
     if len(data) > PROJECT_BYTES_MAX:
         raise TooLarge(f"the project file {file} is over {PROJECT_BYTES_MAX} bytes")
+    import tomllib  # where there is a project file alone
+
     try:
         project = msgspec.convert(_underscored(tomllib.loads(data.decode())), Project)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

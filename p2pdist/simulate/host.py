@@ -134,7 +134,7 @@ class Host:
                 blob.digest, blob.layout, blob.stripes, pull.have, self._sources, now, around.patience_s, self.name
             )
             pull.download, pull.have = download, download.have
-            if around.transport != "trees":
+            if around.transport_of(self.name) != "trees":
                 pull.ways = Ways(self, pull, around)
                 pull.ways.tracker_changed(self.session.welcomed)
                 pull.ways.steer()

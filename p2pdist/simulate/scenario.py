@@ -21,7 +21,8 @@ class Scenario:
     `racks` in blocks, and racks (hosts without racks) into `zones`; what crosses a rack's boundary shares `rack_bytes_s` in each direction,
     0 for no limit. `other_nics` are (rate, share of the hosts) of those that have another rate than `nic_bytes_s`. `arrivals` and
     `arrivals_s` say how the hosts' starts are spread (arrivals.py). The last `preseeds` of the `blobs` are
-    pulled as preseeds; the others by the first `starters` hosts alone, 0 for all. `transport` says how blobs come (core/transport.py)."""
+    pulled as preseeds; the others by the first `starters` hosts alone, 0 for all. `transport` says how blobs come (core/transport.py); to
+    `tree_hosts` they come by trees."""
 
     hosts: int
     size: int
@@ -46,9 +47,14 @@ class Scenario:
     time_limit_s: float = 0.0
     faults: tuple[Fault, ...] = ()
     transport: Policy = "trees"
+    tree_hosts: frozenset[str] = frozenset()
 
     def host_names(self) -> list[str]:
         return [f"h{number:05d}" for number in range(self.hosts)]
+
+    def transport_of(self, host: str) -> Policy:
+        """How blobs come to a host."""
+        return "trees" if host in self.tree_hosts else self.transport
 
     def rack_of(self, host: int) -> int:
         """The rack that host number `host` stands in, -1 without racks."""

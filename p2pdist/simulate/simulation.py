@@ -63,7 +63,7 @@ class Simulation:
             scenario.patience_s,
             self.hosts,
             self._settled,
-            scenario.transport,
+            scenario.transport_of,
             self.meshes,
         )
         if scenario.transport != "trees":

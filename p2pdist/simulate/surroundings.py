@@ -55,5 +55,5 @@ class Surroundings:
     patience_s: float
     hosts: dict[str, Host]
     on_settled: Callable[[Host, Pull], None]
-    transport: Policy
+    transport_of: Callable[[str], Policy]
     meshes: dict[Digest, Mesh]

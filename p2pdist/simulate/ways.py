@@ -33,13 +33,14 @@ class Ways:
     def __init__(self, host: Host, pull: Pull, around: Surroundings) -> None:
         self._host, self._pull, self._around = host, pull, around
         self._world, self._mesh = around.world, around.meshes[pull.blob.digest]
-        self._choice = TransportChoice(around.transport, host.name, pull.blob.digest, self._world.now)
+        policy = around.transport_of(host.name)
+        self._choice = TransportChoice(policy, host.name, pull.blob.digest, self._world.now)
         self._handover = Handover()
         self._names: dict[str, None] = {}
         self._member: Member | None = None
         self._feed: SwarmFeed | None = None
         self._swarm_writes = self._over = self._told = False
-        at_once = around.transport == "swarm"
+        at_once = policy == "swarm"
         self._world.after(0.0 if at_once else self._world.random.uniform(*LOOK_UP_S), self._look_up)
 
     @property

@@ -389,4 +389,4 @@ class BlobStore:
         """Write down when blobs were used since it was done last."""
         since, self._use_saved_at = self._use_saved_at, time.time()
         self._index.touch([(blob.last_used, blob.digest) for blob in self._blobs.values() if blob.last_used >= since])
-        self.trees.save_use()
+        self.trees.save_use(since)

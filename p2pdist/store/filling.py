@@ -44,13 +44,22 @@ class Filled:
     missing: int
 
 
+class _Desk:
+    """What a thread works with, one run after the other: memory for what it reads, and a decoder. New memory for each run would be cleared
+    by the kernel first."""
+
+    def __init__(self) -> None:
+        self.memory = memoryview(bytearray(RUN_BYTES))
+        self.decoder = Decoder()
+
+
 class Filling:
     """Makes the objects that a lack names. One call at a time for each lack."""
 
     def __init__(self, lack: Lack, objects: Objects, get: Callable[[Digest], Blob | None]) -> None:
         self._lack, self._objects, self._get = lack, objects, get
         self._sizes = {need.pack: need.size for need in lack.needs}
-        self._decoders = [Decoder() for _ in range(_THREADS)]
+        self._desks = [_Desk() for _ in range(_THREADS)]
 
     def run(self) -> Filled:
         """Make what can be made now. Raises Corrupt, Damaged, DiskFull; what was made stays."""
@@ -123,16 +132,17 @@ class Filling:
     def _make_run(self, pack: PackHere, run: list[Stored]) -> None:
         digest, start = pack.digest, run[0].offset
         length = run[-1].offset + run[-1].stored - start
-        view = memoryview(pack.read_range(start, length))
-        decoder = self._decoders.pop()  # there is one for each thread
+        desk = self._desks.pop()  # there is one for each thread
         try:
+            view = desk.memory[:length]
+            pack.read_into(start, view)
             for stored in run:
                 found = view[stored.offset - start : stored.offset - start + stored.stored]
-                data = decoder.decode(digest, stored.chunk, found, stored.length)
+                data = desk.decoder.decode(digest, stored.chunk, found, stored.length)
                 if not self._objects.add(stored.chunk, data, found):
                     raise wrong_chunk(digest, stored.chunk)
         finally:
-            self._decoders.append(decoder)
+            self._desks.append(desk)
 
     def _advance(
         self, content: bytes, assembly: Assembly, packs: dict[Digest, PackHere], available: Callable[[Part], bool]

@@ -46,3 +46,7 @@ class SelectedPack:
     def read_range(self, start: int, length: int) -> bytes:
         """Bytes of the pack; see Blob.read_range."""
         return self.blob.read_range(self.selection.position(start, length), length)
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """Bytes of the pack; see Blob.read_into."""
+        self.blob.read_into(self.selection.position(start, len(buffer)), buffer)

@@ -305,8 +305,11 @@ class Trees:
             found.append(Candidate(root, size, record.last_used, bool(self._around.owners(root)), in_use))
         return found, shares
 
-    def save_use(self) -> None:
-        self._index.touch_trees([(record.last_used, record.root) for record in self._records.values()])
+    def save_use(self, since: float) -> None:
+        """Write down when trees were used, of those that were used since then. A row is written whole, with all names of contents."""
+        self._index.touch_trees(
+            [(record.last_used, record.root) for record in self._records.values() if record.last_used >= since]
+        )
 
     # -- inner workings
 

@@ -172,6 +172,40 @@ def test_without_trouble_nobody_leaves_the_trees() -> None:
     assert reports["swarm"][1] == HOSTS * PIECES * PIECE
 
 
+@pytest.mark.parametrize("apart", [1, HOSTS // 2, HOSTS - 1])
+def test_where_some_have_no_bittorrent_the_origin_is_read_once(apart: int) -> None:
+    """They receive by trees for good; the others read for all, and hardly anybody has to leave the swarm for what only trees bring."""
+    for seed in range(3):
+        tree_hosts = frozenset(Random(f"apart {seed}").sample(NAMES, apart))
+        base = Scenario(
+            HOSTS, PIECES * PIECE, NIC_BYTES_S, seed=seed, latency_s=0.001, transport="swarm", tree_hosts=tree_hosts
+        )
+        simulation = Simulation(base)
+        report = simulation.run()
+        assert report.complete == HOSTS and report.origin_ratio <= 1.05, (apart, seed, report)
+        pulls = {host.name: pull for host in simulation.hosts.values() for pull in host.pulls.values()}
+        assert all(not pulls[name].bytes_swarm for name in tree_hosts)
+        swarming = [pull for name, pull in pulls.items() if name not in tree_hosts]
+        assert sum(pull.bytes_swarm for pull in swarming) >= 0.8 * len(swarming) * PIECES * PIECE, (apart, seed)
+
+
+def test_what_hosts_without_bittorrent_have_is_not_read_again() -> None:
+    """With a fast origin and few hosts, where those in trees may well be done first."""
+    for seed in range(8):
+        base = Scenario(
+            4,
+            256 * PIECE,
+            20 * NIC_BYTES_S,
+            seed=seed,
+            latency_s=0.001,
+            origin_bytes_s=20 * NIC_BYTES_S,
+            transport="swarm",
+            tree_hosts=frozenset(NAMES[1:4:2]),
+        )
+        report = Simulation(base).run()
+        assert report.complete == 4 and report.origin_ratio <= 1.02, (seed, report)
+
+
 def test_what_came_by_trees_is_not_fetched_by_the_swarm() -> None:
     """All trees break in the middle: what a host held when it moved and what came after add up to the blob."""
     dead = tuple(Crash(name, 3.0, None, True) for name in NAMES[:6])

@@ -18,7 +18,7 @@ from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import WHOLE_MAX, content_hash
 from p2pdist.store.assembly import HOLE, Decoder
 from p2pdist.store.blobs import BlobStore
-from p2pdist.store.encoded import EncodedWriter, on_btrfs
+from p2pdist.store.encoded import ENCODED_MIN, EncodedWriter, on_btrfs
 from p2pdist.store.objects import Objects
 
 MIB = 1 << 20
@@ -57,7 +57,9 @@ def drop_caches(path: Path) -> None:
         os.close(fd)
 
 
-def written(directory: Path, data: bytes, stored: bytes, offset: int = 0, size: int = 0) -> tuple[EncodedWriter, bytes]:
+def written(
+    directory: Path, data: bytes, stored: bytes | memoryview, offset: int = 0, size: int = 0
+) -> tuple[EncodedWriter, bytes]:
     """What a file on the disk has after a chunk was written to it."""
     writer, path = EncodedWriter(directory), directory / content_hash(data).hex()
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -79,6 +81,44 @@ def test_blocks_are_taken_as_they_are(btrfs: Path, size: int) -> None:
     assert found == data
     assert writer.works and writer.encoded_bytes >= size - size % BLOCK_SIZE
     assert writer.encoded_bytes > 0
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("size", [ENCODED_MIN, 5 * BLOCK_SIZE + 50_000])
+def test_stored_bytes_wherever_they_are(btrfs: Path, size: int) -> None:
+    """Bytes, a part of others that may not be written to, and a part of memory that may be: the frames are found where they are."""
+    data = text(1, size)
+    stored = ChunkEncoder().encode(data)
+    around = b"before" + stored + b"behind"
+    for given in (stored, memoryview(around)[6:-6], memoryview(bytearray(around))[6:-6]):
+        writer, found = written(btrfs, data, given)
+        assert found == data and writer.encoded_bytes == size
+
+
+@pytest.mark.root
+def test_what_is_too_small_is_written(btrfs: Path) -> None:
+    data = text(1, ENCODED_MIN - 1)
+    writer, found = written(btrfs, data, ChunkEncoder().encode(data))
+    assert found == data and writer.works and writer.encoded_bytes == 0
+
+
+@pytest.mark.root
+def test_small_files_in_several_runs(btrfs: Path) -> None:
+    """Each run comes into the memory of the one before it, long after short, compressed and not; every file has its own content."""
+    files = {b"f%d" % number: text(number, 9000 + 40 * number) for number in range(700)}
+    files |= {b"n%d" % number: noise(number, 300_000 - 25_000 * (number % 11)) for number in range(60)}
+    packed = Publisher(pack_bytes=3 << 20).pack(files)
+    store = BlobStore(btrfs / "store")
+    try:
+        pull(store, packed)
+        assert _encoded(store.objects).encoded_bytes == sum(
+            len(data) for name, data in files.items() if name[:1] == b"f"
+        )
+        for content in store.objects.contents():
+            drop_caches(store.objects.path(content))
+        check(store, packed)
+    finally:
+        store.close()
 
 
 @pytest.mark.root

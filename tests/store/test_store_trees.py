@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -425,6 +428,24 @@ def test_packs_go_before_what_shows_something_and_trees_by_use(tmp_path: Path, o
         store.make_room(free + MIB)
     went = store.make_room(free + MIB)
     assert trees[0].root in went and len(store.objects) == 0
+
+
+def test_the_use_of_a_tree_alone_is_written_down(tmp_path: Path, open_store: OpenStore) -> None:
+    """The row of a large tree has megabytes, so those of trees that nobody used are left alone."""
+    store = open_store(tmp_path)
+    trees = [Publisher().pack({b"f": noise(seed, 1000)}) for seed in range(2)]
+    for packed in trees:
+        pull(store, packed)
+    store.close()
+    store = open_store(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "index.sqlite")) as index, index:
+        index.execute("UPDATE trees SET last_used = 1.0")
+    before = time.time()
+    store.trees.touch(trees[0].root)
+    store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "index.sqlite")) as index:
+        used = dict(index.execute("SELECT root, last_used FROM trees").fetchall())
+    assert used[trees[0].root] >= before and used[trees[1].root] == 1.0
 
 
 def test_a_damaged_object_is_found_and_fetched_again(store: BlobStore) -> None:

@@ -98,6 +98,54 @@ def test_one_that_receives_by_trees_ends_it_and_all_hear_of_it() -> None:
     assert all(control.dealt(host) for host in names(6))
 
 
+WHOLE = (32, 32)
+
+
+def test_nobody_reads_once_somebody_has_the_whole_by_trees() -> None:
+    """None of the keepers' peers has it, and yet they do not read it again: they get it by trees."""
+    control = Control()
+    control.join(*names(3))
+    control.join("t0", swarm=False)
+    control.pass_time()
+    control.join("t0", swarm=False, counts=WHOLE)
+    control.pass_time()
+    swarm = control.fleet.swarms[BLOB]
+    assert len(swarm.swarming) == swarm.receivers == 3
+    assert not any(control.dealt(host) for host in names(3))
+    assert control.fleet.leases() == 0
+    assert all(swarm.rooted(stripe, host) for stripe in range(2) for host in names(3))
+
+
+def test_it_is_dealt_again_when_the_whole_copy_is_gone_or_lost() -> None:
+    for how in ("gone", "lost"):
+        control = Control()
+        control.join(*names(6))
+        control.join("t0", swarm=False, counts=WHOLE)
+        control.pass_time()
+        assert not any(control.dealt(host) for host in names(6))
+        if how == "gone":
+            control.take(SessionClosed(control.sessions["t0"]))
+            control.pass_time(ABSENCE_S + 1)
+        else:
+            control.join("t0", swarm=True)
+            control.pass_time()
+        assert all(control.dealt(host) for host in names(6)), how
+
+
+def test_who_becomes_whole_in_the_swarm_ends_nothing_and_nobody_is_told() -> None:
+    control = Control()
+    control.join(*names(6))
+    control.pass_time()
+    before = {host: len(control.plans[host]) for host in names(6)}
+    for host in names(2):
+        control.join(host, counts=WHOLE)
+    control.join("h2", counts=WHOLE, swarm=False)  # as it says once all is there
+    control.pass_time()
+    left = names(6)[3:]
+    assert all(control.dealt(host) for host in left)
+    assert not any(plan.keepers for host in left for plan in control.plans[host][before[host] :])
+
+
 def test_where_leases_are_short_their_holders_read() -> None:
     control = Control(origin_streams_max=3)
     control.join(*names(6))

@@ -1,5 +1,7 @@
 """The planner: exact seats, flat trees, no cycles."""
 
+import pytest
+
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
 from tracker.core.planner import Planner
@@ -91,3 +93,30 @@ def test_trees_are_not_drawn_anew_once_pieces_have_come_far() -> None:
         swarm.add(f"h{number}", [0] * 2, budget=2, now=1.0)
     Planner().plan(swarm, leases=64)
     assert all(swarm.members[host].parents == parents for host, parents in before.items())
+
+
+@pytest.mark.parametrize("hosts", [2, 4, 5, 24, 100])
+def test_where_both_ways_are_gone_those_by_bittorrent_read_for_all(hosts: int) -> None:
+    """Whatever their share. Seats stay exact, and a host reads each stripe where there are enough of them."""
+    for swarming in {1, 2, hosts // 4, hosts // 2, hosts - 1} - {0, hosts}:
+        swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
+        for number in range(hosts):
+            swarm.add(f"h{number}", [0] * swarm.stripes, budget=swarm.stripes, now=0.0)
+            swarm.take_way(f"h{number}", number < swarming)
+        Planner().plan(swarm, leases=swarm.stripes)
+        roots = {root for roots in swarm.roots for root in roots}
+        assert not swarm.unplanned and len(roots) == min(swarming, swarm.stripes)
+        assert roots <= set(swarm.swarming), (hosts, swarming)
+        assert max(member.load for member in swarm.members.values()) <= swarm.stripes
+        assert sum(member.load for member in swarm.members.values()) == swarm.stripes * (hosts - 1)
+
+
+def test_who_came_first_by_trees_reads_on() -> None:
+    """A lease does not move because somebody comes who receives by BitTorrent: what was read would be read again."""
+    swarm = planned(4)
+    before = [list(roots) for roots in swarm.roots]
+    for number in range(4, 12):
+        swarm.add(f"h{number}", [0] * swarm.stripes, budget=swarm.stripes, now=0.0)
+        swarm.take_way(f"h{number}", True)
+        Planner().plan(swarm, leases=swarm.stripes)
+    assert [list(roots) for roots in swarm.roots] == before

@@ -139,3 +139,18 @@ def test_a_rack_that_gets_a_second_importer_keeps_one() -> None:
         Planner().plan(swarm, leases=64)
     assert not swarm.unplanned
     assert set(imports(swarm, 0).values()) == {1}
+
+
+@pytest.mark.parametrize("rack", range(4))
+def test_the_rack_of_those_who_receive_by_bittorrent_reads_for_the_others(rack: int) -> None:
+    """One importer a rack all the same, and nobody is overloaded."""
+    swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
+    for number in range(24):
+        swarm.add(f"h{number}", [0] * swarm.stripes, budget=swarm.stripes, now=0.0, rack=f"r{number // 6}")
+        swarm.take_way(f"h{number}", number // 6 == rack and number % 2 == 0)
+    Planner().plan(swarm, leases=64)
+    assert not swarm.unplanned
+    for stripe in range(swarm.stripes):
+        assert set(swarm.roots[stripe]) <= set(swarm.swarming) and len(swarm.roots[stripe]) == 1
+        assert set(imports(swarm, stripe).values()) == {1}
+    assert max(member.load for member in swarm.members.values()) <= swarm.stripes

@@ -5,8 +5,12 @@ told at once when its keepers change. The next in the order reads in the place o
 up: to tell ten thousand hosts takes the tracker half a second, and so it does this once.
 
 Each keeper counts as a lease. Where there are not leases for all of them, and as soon as somebody receives by trees, the holders of the
-stripes' leases read instead. Nor is a blob dealt again that a keeper could not read: what becomes of the swarm then is for the holders of
-leases to find out (repair.py).
+stripes' leases read instead. Nor is a blob dealt of which somebody has the whole and did not get it by BitTorrent: the keepers would read
+what none of their peers has, and nobody needs to read any more (repair.py). It comes from that host, who may answer BitTorrent too, or
+by trees once the swarm stands still. Who became whole in the swarm is known there, and ends nothing: else all would be told whenever
+the first one is done.
+
+Nor is a blob dealt again that a keeper could not read: what becomes of the swarm then is for the holders of leases to find out (repair.py).
 """
 
 from __future__ import annotations
@@ -17,9 +21,10 @@ from tracker.core.swarm import Swarm
 
 def deal(swarm: Swarm, room: int) -> None:
     """Say who reads the parts of the blob, or that nobody does; `room` is how many leases the swarm may hold."""
-    by_swarm = bool(swarm.swarming) and len(swarm.swarming) == swarm.receivers and not swarm.undealt
+    by_swarm = bool(swarm.swarming) and len(swarm.swarming) == swarm.receivers
+    by_keepers = by_swarm and not swarm.tree_seeds and not swarm.undealt
     dealt: dict[str, tuple[str, ...]] = {}
-    for zone in {swarm.members[host].zone for host in swarm.swarming} if by_swarm else ():
+    for zone in {swarm.members[host].zone for host in swarm.swarming} if by_keepers else ():
         named = keepers(swarm, zone, READERS + SPARES)
         present = tuple(name for name in named if swarm.members[name].present)[:READERS]
         if present:

@@ -7,6 +7,9 @@ Racks. In each stripe the first host of a rack imports, from the origin or from 
 outside may take a seat of a rack only as long as what is left serves those inside that wait, and never the last one that can be
 reached while somebody inside waits. Where the origin may be read, each zone reads for itself.
 
+Where some receive by trees and others by BitTorrent, those of the latter that are new come first and so become roots: what they read their
+peers get from them, and their children in the trees get it too. What comes by trees alone no peer has, and BitTorrent brings it to nobody.
+
 Repair uses the same pass: a lost parent's children are receivers without a parent. The one with the most pieces comes first and so
 takes the place that became free. Where a rack lacks seats, spare ones of its budgets are used, then idle ones of other stripes, and then
 somebody is overloaded; only where nobody inside could serve at all a second host of the rack receives from outside.
@@ -101,14 +104,15 @@ class _StripePass:
 
     def _queues(self, redraw: bool) -> dict[str, list[str]]:
         """By rack who waits, the first one last: those that have pieces or children, the most pieces first, then newcomers."""
-        members, stripe = self.swarm.members, self.stripe
+        members, stripe, mixed = self.swarm.members, self.stripe, self.swarm.mixed
 
         def order(host: str) -> tuple[bool, bool, int, int, int, int]:
             member = members[host]
             if not redraw and (member.children[stripe] or member.counts[stripe]):
                 return False, not member.budget, -member.counts[stripe], -member.seats[stripe], 0, member.order
             seats = member.seats[stripe]
-            return True, seats == 0, 0, member.parents.count(FROM_ORIGIN), -seats, member.order
+            apart = mixed and host not in self.swarm.swarming
+            return True, seats == 0, apart, member.parents.count(FROM_ORIGIN), -seats, member.order
 
         queues: dict[str, list[str]] = {}
         for host in sorted(self.hosts, key=order, reverse=True):
@@ -118,17 +122,18 @@ class _StripePass:
 
     def _root_order(
         self, rack: str, host: str, order: Callable[[str], tuple[bool, bool, int, int, int, int]]
-    ) -> tuple[bool, bool, bool, int, tuple[bool, bool, int, int, int, int]]:
+    ) -> tuple[bool, bool, bool, bool, bool, int, tuple[bool, bool, int, int, int, int]]:
         """Which rack comes first, and so which host becomes a root. One that can serve; where a root was lost, one that has shown that it
-        keeps up, and whose rack receives the stripe through nobody else; then where seats for other racks are, and where the origin is
-        read for no other stripe."""
+        keeps up, and whose rack receives the stripe through nobody else; then where seats for other racks are, and a newcomer who
+        receives by BitTorrent if only some do; then where such seats are most, and where the origin is read for no other stripe."""
         swarm, stripe = self.swarm, self.stripe
         member = swarm.members[host]
         lost = bool(swarm.typical_pace) and not swarm.roots[stripe]
         unproven = lost and max(member.pace) < GOOD_SHARE * swarm.typical_pace
         imports = lost and any(self._from_elsewhere(each) for each in swarm.racks[rack])
         over = self.places.over(rack) if len(swarm.racks) > 1 else 0
-        return not member.budget, unproven, imports, -over, order(host)
+        new, _, apart, *_ = order(host)
+        return not member.budget, unproven, imports, over < 0, new and bool(apart), -over, order(host)
 
     def _import(self, queues: dict[str, list[str]]) -> int:
         """Let the first of each rack that is not fed yet receive from outside; returns how many do."""

@@ -7,7 +7,8 @@ Hosts that name no rack form one rack, and then nothing is left but the exact se
 Within a rack each stripe first gets a seat that can be reached (of a host that receives the stripe already), or its newcomers would find
 no place but on top of somebody's budget; then roots serve the stripe that they read; then the rest goes stripe after stripe, so that a
 host forwards in one stripe or, at a boundary, in two. A rack keeps about as many seats over as a host has, and these are its exports:
-seen from outside a rack is a host, and forwards mainly in one stripe.
+seen from outside a rack is a host, and forwards mainly in one stripe. Where some receive by trees and others by BitTorrent, one of the
+latter gets a seat in each stripe that nobody reads yet, to be its root (planner.py), and the first rack of such hosts exports them all.
 
 Hosts that join in small batches hang below one another, and every level costs the time of a piece. As long as a swarm is young, so
 that moving costs next to nothing, its trees are therefore drawn anew each time it has grown by GROWTH; that is seldom enough to cost
@@ -79,6 +80,8 @@ def _deal_inside(swarm: Swarm, rack: str, spare: list[Member], lacking: list[int
             best = max(candidates, key=lambda each: (each.host in swarm.roots[stripe], each.spare), default=None)
             if best is not None:
                 _give(best, stripe, lacking, 1)
+    if swarm.mixed:
+        _seat_readers(swarm, spare, lacking)
     for stripe, holders in enumerate(swarm.roots):
         for host in holders:
             if swarm.members[host].rack == rack:
@@ -93,10 +96,20 @@ def _deal_inside(swarm: Swarm, rack: str, spare: list[Member], lacking: list[int
                 pool.pop()
 
 
+def _seat_readers(swarm: Swarm, spare: list[Member], lacking: list[int]) -> None:
+    """A seat of a host that receives by BitTorrent in each stripe without a root, of another host each time if possible."""
+    pool = [member for member in spare if member.host in swarm.swarming]
+    for stripe, holders in enumerate(swarm.roots):
+        if not holders and pool:
+            _give(max(pool, key=lambda each: (each.spare, each.order)), stripe, lacking, 1)
+
+
 def _deal_exports(swarm: Swarm, spare: dict[str, list[Member]], lacking: list[int]) -> None:
-    """Seats that racks have over, to the stripes that still have to reach other racks; those of a root's rack first, in its stripe."""
+    """Seats that racks have over, to the stripes that still have to reach other racks; those of a root's rack, or of one that
+    shall have it, first, in its stripe."""
     racks = sorted(spare, key=lambda rack: min(member.order for member in spare[rack]))
-    homes = [{swarm.members[root].rack for root in roots} for roots in swarm.roots]
+    mixed = [rack for rack in racks if any(each.host in swarm.swarming for each in spare[rack])] if swarm.mixed else []
+    homes = [{swarm.members[root].rack for root in roots} or set(mixed[:1]) for roots in swarm.roots]
     for seats in (1, swarm.stripes):
         for stripe in range(swarm.stripes):
             for rack in racks:

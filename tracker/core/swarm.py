@@ -17,7 +17,8 @@ names of the members that stand there, and none that is empty.
 the (stripe, host) that wait for a parent, `changed` the (host, stripe) whose parent the host has not been told yet. A swarm is `under_way`
 when hosts joined it with pieces or streams that this tracker did not plan, and `strained` when somebody was given more
 children than seats since its trees were drawn. `starting` are the receivers that say that a job's start waits for them, `swarming` those
-that receive by BitTorrent; `dealt` are the keepers that read for these, by zone (dealing.py), and `undealt` says that this went wrong.
+that receive by BitTorrent, `tree_seeds` the seeds that did not, as far as is known; `dealt` are the keepers that read for a swarm, by zone
+(dealing.py), and `undealt` says that this went wrong.
 `fanout` is the budget of a host with a typical uplink, `typical_pace` how many pieces of a stripe hosts get in a second; `keepers` are
 names by zone, with how many they were chosen from; `held` are the bytes that each member holds, kept beside the counts because rankings
 (affinity.py) ask for those of all hosts at once; `now` is the time of the last event, `balanced_at` and `planned_at` those of the last such
@@ -67,6 +68,7 @@ class Swarm:
     receivers: int = 0
     starting: dict[str, None] = field(default_factory=dict)
     swarming: dict[str, None] = field(default_factory=dict)
+    tree_seeds: dict[str, None] = field(default_factory=dict)
     dealt: dict[str, tuple[str, ...]] = field(default_factory=dict)
     undealt: bool = False
     under_way: bool = False
@@ -123,12 +125,19 @@ class Swarm:
         self.members[host] = member
         self._count(member)
         self._enter(member)
-        if not member.seed:
+        if member.seed:
+            self.tree_seeds[host] = None
+        else:
             self.receivers += 1
             for stripe in range(self.stripes):
                 if counts[stripe] < self.totals[stripe]:
                     self.unplanned[stripe, host] = None
         return member
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some receive by trees and others by BitTorrent."""
+        return 0 < len(self.swarming) < self.receivers
 
     @property
     def priority(self) -> Priority:
@@ -164,6 +173,7 @@ class Swarm:
         del self.held[host]
         self.starting.pop(host, None)
         self.swarming.pop(host, None)
+        self.tree_seeds.pop(host, None)
         self._exit(member)
         if not member.seed:
             self.receivers -= 1
@@ -218,6 +228,8 @@ class Swarm:
             return False
         self.receivers -= 1
         self.starting.pop(host, None)
+        if host not in self.swarming:
+            self.tree_seeds[host] = None
         self.swarming.pop(host, None)
         return True
 
@@ -226,6 +238,7 @@ class Swarm:
         member = self.members[host]
         if member.seed:
             member.seed = False
+            self.tree_seeds.pop(host, None)
             self.receivers += 1
         member.counts = counts
         self._count(member)
