@@ -116,6 +116,23 @@ def test_nobody_reads_once_somebody_has_the_whole_by_trees() -> None:
     assert all(swarm.rooted(stripe, host) for stripe in range(2) for host in names(3))
 
 
+def test_who_comes_when_others_are_done_reads_nothing() -> None:
+    """Whatever way these received it: the one who comes late has yet to hear what they have."""
+    control = Control()
+    control.join(*names(3))
+    control.pass_time()
+    for host in names(3):
+        control.join(host, counts=WHOLE)
+    control.pass_time()
+    control.join("late")
+    control.pass_time()
+    assert not control.dealt("late") and control.fleet.leases() == 0
+    for host in names(3):
+        control.take(SessionClosed(control.sessions[host]))
+    control.pass_time(ABSENCE_S + 1)
+    assert control.dealt("late"), "now nobody has it"
+
+
 def test_it_is_dealt_again_when_the_whole_copy_is_gone_or_lost() -> None:
     for how in ("gone", "lost"):
         control = Control()
