@@ -1,7 +1,8 @@
 """How long the kernel takes the blocks of each stream, and which streams are sluggish beside the quickest.
 
-Those that are left when the quick ones have gone are not quick for that: what the quickest took is forgotten slowly (FORGET_S). Else
-whoever came then would wait for each block of a slow child, as if this host's link were that slow.
+Those that are left when the quick ones have gone are not quick for that: what a stream took that was closed is forgotten slowly (FORGET_S).
+Else whoever came then would wait for each block of a slow child, as if this host's link were that slow. Of open ones what counts is what
+their last blocks took on average: a short one that an empty buffer takes at once says nothing about the link.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SLUGGISH_MIN_S = 0.01
 whatever these take, a block is stuck after STUCK_MAX_S."""
 
 FORGET_S = 1.0
-"""After so long without a quick block twice the time counts as quick."""
+"""After so long twice the time of a stream that is gone counts as quick."""
 
 
 @dataclass(slots=True)
@@ -27,14 +28,22 @@ class BlockTimes:
     """See the module's text. Times are in seconds."""
 
     _quickest_byte_s: float = 0.0
-    _learnt_at: float = 0.0
+    _left_byte_s: float = 0.0
+    _left_at: float = 0.0
 
     def learn(self, claim: Claim, byte_s: float, claims: Iterable[Claim], *, now: float) -> None:
         """The kernel took `byte_s` for a byte of this one of the `claims`."""
         claim.byte_s = byte_s if claim.byte_s == 0.0 else 0.75 * claim.byte_s + 0.25 * byte_s
         quickest = min((each.byte_s for each in claims if each.byte_s), default=claim.byte_s)
-        remembered = self._quickest_byte_s * 2 ** min(64.0, (now - self._learnt_at) / FORGET_S)
-        self._quickest_byte_s, self._learnt_at = min(quickest, remembered or quickest), now
+        self._quickest_byte_s = min(quickest, self._remembered(now) or quickest)
+
+    def left(self, claim: Claim, *, now: float) -> None:
+        """This one is gone. What it took is remembered if it was quick."""
+        if claim.byte_s:
+            self._left_byte_s, self._left_at = min(claim.byte_s, self._remembered(now) or claim.byte_s), now
+
+    def _remembered(self, now: float) -> float:
+        return self._left_byte_s * 2 ** min(64.0, (now - self._left_at) / FORGET_S)
 
     def usual_s(self, length: int) -> float:
         """How long a block of so many bytes may take."""

@@ -220,7 +220,7 @@ class Uplink:
             case Opened():
                 self._open(event, out)
             case Closed(number):
-                self._close(number)
+                self._close(number, now)
             case Held(blob, layout, stripes, have):
                 self._hold(blob, layout, stripes, have)
             case Limited(blob, limit):
@@ -315,10 +315,11 @@ class Uplink:
         claim.block = length
         claim.queue.enter(claim)
 
-    def _close(self, number: int) -> None:
+    def _close(self, number: int, now: float) -> None:
         claim = self._claims.pop(number, None)
         if claim is None:
             return
+        self._times.left(claim, now=now)
         if claim.in_flight:
             self._flying.remove(claim)
         elif claim.block:

@@ -46,11 +46,17 @@ class Filled:
 
 class _Desk:
     """What a thread works with, one run after the other: memory for what it reads, and a decoder. New memory for each run would be cleared
-    by the kernel first."""
+    by the kernel first, and so is no more taken than a run needs: many a call makes a few contents."""
 
     def __init__(self) -> None:
-        self.memory = memoryview(bytearray(RUN_BYTES))
         self.decoder = Decoder()
+        self._memory = memoryview(b"")
+
+    def memory(self, length: int) -> memoryview:
+        """So much of it."""
+        if len(self._memory) < length:
+            self._memory = memoryview(bytearray(length))
+        return self._memory[:length]
 
 
 class Filling:
@@ -134,7 +140,7 @@ class Filling:
         length = run[-1].offset + run[-1].stored - start
         desk = self._desks.pop()  # there is one for each thread
         try:
-            view = desk.memory[:length]
+            view = desk.memory(length)
             pack.read_into(start, view)
             for stored in run:
                 found = view[stored.offset - start : stored.offset - start + stored.stored]

@@ -37,6 +37,7 @@ from p2pdist.model.errors import DiskFull, P2PDistError, Unavailable, UsageError
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.torrent import Torrent
 from p2pdist.transfer.client import Ending, PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.neighbour_limit import NeighbourLimit
 from p2pdist.transfer.torrent_session import Member, TorrentSession
 from p2pdist.transfer.torrent_swarm import Address, OpenFile, Swarm, check_peers, priorities, torrent_parameters
 from p2pdist.transfer.web_seeds import WebSeeds
@@ -53,9 +54,6 @@ FLUSHES = 3
 
 LAST_PIECES = 16
 """With no more than these to come a transfer hears of each soon."""
-
-STILL_S = 2.0
-"""A transfer that no piece has come to for so long may have twice as many neighbours: those that it has may all be silent."""
 
 STAY_S = 5.0
 """How long a transfer that is done waits for somebody to take its torrent over."""
@@ -130,8 +128,7 @@ class TorrentTransfer:
         self._flushing = self._watching = False
         self._closed: StreamClosed | None = None
         self._web_seeds = WebSeeds(swarm)
-        self._neighbours_max = session.neighbours_max
-        self._came_at = 0.0
+        self._neighbours = NeighbourLimit(session.neighbours_max)
         self._over = threading.Event()
 
     @property
@@ -195,7 +192,7 @@ class TorrentTransfer:
         path = self._file.open(self._blob.path) if self._file is not None else self._blob.path
         params = torrent_parameters(lt, self.torrent, path, self._swarm)
         params.piece_priorities = priorities(self._blob.layout.count)
-        params.max_connections = self._neighbours_max
+        params.max_connections = self._neighbours.count
         params.have_pieces = [piece in self._blob.have for piece in range(self._blob.layout.count)]
         return params
 
@@ -206,7 +203,8 @@ class TorrentTransfer:
 
     def added(self, handle: lt.torrent_handle) -> None:
         """It runs."""
-        self._handle, self._came_at = handle, time.monotonic()
+        self._handle = handle
+        self._neighbours.came(time.monotonic())
         if self._blob.have.complete:
             self._done()
 
@@ -254,16 +252,8 @@ class TorrentTransfer:
             unseen.due = now + unseen.pause_s
             if now - unseen.since > FLUSH_AFTER_S:
                 self._flush()
-        return min((unseen.due for unseen in self._unseen.values()), default=self._meet_more(now))
-
-    def _meet_more(self, now: float) -> float | None:
-        """Have more neighbours when nothing comes; says when to look again."""
-        if self._handle is None or self._neighbours_max < 0:
-            return None
-        if now - self._came_at >= STILL_S:
-            self._came_at, self._neighbours_max = now, 2 * self._neighbours_max if self._neighbours_max < 1000 else -1
-            self._handle.set_max_connections(self._neighbours_max)
-        return self._came_at + STILL_S
+        still_at = self._neighbours.raise_if_still(self._handle, now) if self._handle is not None else None
+        return min((unseen.due for unseen in self._unseen.values()), default=still_at)
 
     def removed(self, error: P2PDistError | None) -> None:
         """libtorrent has let go of the file: take what had passed till then, and tell."""
@@ -290,7 +280,8 @@ class TorrentTransfer:
         """libtorrent has the piece, by the torrent's hashes; it says so of those, too, that it was given."""
         if piece in self._blob.have or piece in self._unseen:
             return
-        now = self._came_at = time.monotonic()
+        now = time.monotonic()
+        self._neighbours.came(now)
         self._unseen[piece] = _Unseen(now, now + LOOK_AGAIN_S)
         self._look(piece)
 

@@ -82,3 +82,20 @@ def test_nobody_moves_for_a_few_pieces_or_to_a_host_that_is_as_busy() -> None:
     even.add("own", 20)
     even.receive("own", "helper")
     assert hand_over(even.swarm) == 0
+
+
+def test_nobody_gets_more_children_than_seats() -> None:
+    """Neither when it could take a host in each stripe."""
+    swarm = Swarm(digest_of(b"blob"), LAYOUT)
+    for name, budget in (("busy", 8), ("helper", 2)):
+        swarm.add(name, [WHOLE, WHOLE], budget=budget, now=0.0)
+    for stripe in range(2):
+        for number in range(4):
+            name = f"{stripe} {number}"
+            swarm.add(name, [WHOLE - 100 * (each == stripe) for each in range(2)], budget=0, now=0.0)
+            swarm.attach(stripe, name, "busy")
+    swarm.add("own", [WHOLE - 20, WHOLE], budget=0, now=0.0)
+    swarm.attach(0, "own", "helper")
+    while hand_over(swarm):
+        pass
+    assert swarm.members["helper"].load == 2

@@ -31,7 +31,7 @@ def hand_over(swarm: Swarm) -> int:
 
 def _hand_over(swarm: Swarm, stripe: int, members: list[Member], idle: list[Member]) -> int:
     total = swarm.totals[stripe]
-    whole = [member for member in idle if member.counts[stripe] == total]
+    whole = [member for member in idle if member.counts[stripe] == total and member.load < member.budget]
     if not whole:
         return 0
     # The best one last. Children with slow downlinks count for nothing in the load, but they do take turns.
