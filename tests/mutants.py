@@ -123,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a sluggish child takes turns",
-        "p2pdist/core/uplink.py",
+        "p2pdist/core/block_times.py",
         "SLUGGISH_TIMES = 5",
         "SLUGGISH_TIMES = 5e9",
         ("tests/core/test_uplink.py",),
