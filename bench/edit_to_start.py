@@ -154,15 +154,14 @@ def measure(source: Path, site: Installation, edits: int) -> dict[str, Any]:
     median = statistics.median(each["edit_to_start_s"] for each in rounds)
     time.sleep(1.1)
     last = f"app:v{1 + edits}"
-    repacked = [again(source, site, last, pack) for _ in range(1 + edits)][
-        1:
-    ]  # the first one believes what was edited last
+    again(source, site, last, pack)  # still reads what was edited last
+    repacked = [again(source, site, last, pack) for _ in range(edits)]
     return {
         "first_pull_s": first_s,
         **best,
         "edit_to_start_median_s": median,
         "edits": edits,
-        **min(repacked, key=lambda each: each["again_s"]),
+        **sorted(repacked, key=lambda each: each["again_s"])[len(repacked) // 2],
         **shown(site, last),
     }
 

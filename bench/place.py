@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from p2pdist.mount.kernel import mounted, unmount
+
 REMOVED_WITHIN_S = 300.0
 REMOVERS = 4
 SPARE_BYTES = 2 << 30
@@ -48,8 +50,11 @@ def place(prefix: str, *, needed: int) -> Iterator[Path]:
 def remove(directory: Path, *, within_s: float = REMOVED_WITHIN_S) -> bool:
     """Remove a directory with all that is in it; False where that was not done in time or failed."""
     deadline = time.monotonic() + within_s
-    for mounted in mounts_below(directory):
-        subprocess.run(["umount", "--lazy", mounted], check=False, capture_output=True)
+    root = directory.resolve()
+    for each in reversed(mounted()):
+        if root in each.point.parents:
+            with contextlib.suppress(OSError):  # then rm(1) stays out of it, and it is told that something is left
+                unmount(each.point, lazily=True)
     # Below a store are hundreds of directories; dealt out, they are removed side by side.
     parts = [below for above in directory.iterdir() for below in (above.iterdir() if _is_folder(above) else [above])]
     done = _removed([parts[number::REMOVERS] for number in range(REMOVERS)], deadline)
@@ -82,11 +87,3 @@ def _remover(paths: list[Path]) -> subprocess.Popen[bytes]:
 
 def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
-
-
-def mounts_below(directory: Path) -> list[str]:
-    """What is mounted below a directory, the last first (proc_pid_mountinfo(5))."""
-    root = f"{directory.resolve()}/"
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    found = (line.split()[4].encode().decode("unicode_escape") for line in lines)
-    return [path for path in found if path.startswith(root)][::-1]

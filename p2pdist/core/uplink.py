@@ -358,9 +358,8 @@ class Uplink:
             if self._times.sluggish(claim, length):
                 claim.queue.enter(claim)
             else:
-                claim.queue.waiting.append(
-                    claim
-                )  # it has waited all along, and is not moved to the present virtual time
+                # It has waited all along, and is not moved to the present virtual time.
+                claim.queue.waiting.append(claim)
         else:
             self._wait(claim, out)
 

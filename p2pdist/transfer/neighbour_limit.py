@@ -13,6 +13,7 @@ STILL_S = 2.0
 """A transfer to which no piece has come for so long may have twice as many neighbours: those that it has may all be silent."""
 
 DOUBLED_BELOW = 1000
+"""From so many on there is no limit but the session's."""
 
 
 class NeighbourLimit:

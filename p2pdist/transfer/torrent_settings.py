@@ -54,7 +54,7 @@ _DATACENTER: lt.settings_pack = {
     "min_reconnect_time": 2,
     "peer_connect_timeout": 3,
     "handshake_timeout": 5,
-    "unchoke_slots_limit": 16,
+    "unchoke_slots_limit": 2 * NEIGHBOURS_MAX,
     "unchoke_interval": 1,
     "optimistic_unchoke_interval": 2,
     "peer_timeout": 15,
