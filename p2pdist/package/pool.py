@@ -9,8 +9,8 @@ have these.
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,12 +25,11 @@ from p2pdist.model.package import (
     Manifest,
     decode_manifest,
 )
-from p2pdist.model.tree import WHOLE_MAX, ChunkList, Entry, File, content_hash
+from p2pdist.model.tree import content_hash
 from p2pdist.package.depot import Depot, LocalDepot, read_small
+from p2pdist.package.tree_state import KnownCatalog
 
 PACKAGES_MAX = 64
-_RECORD = struct.Struct("<32sII")
-"""A pack's record of a chunk (catalog.py): BLAKE3, length, stored length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,65 +43,105 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class KnownPack:
-    """A pack, the number of its catalog, and where it lies: None when not in the layout. `own` are the chunks that are taken from it and
-    from no other pack, with their stored lengths."""
+    """A pack, the number of its catalog, and where it lies: None when not in the layout."""
 
     part: Part
-    pack: Pack
+    digest: Digest
+    size: int
     catalog: int
     path: Path | None
-    own: dict[bytes, int]
 
 
 @dataclass(slots=True)
 class Pool:
-    """Catalogs and packs by number; the chunks that packs have; the number of the catalog that has a page; of the catalog that has a chunk
-    list, with its encoded bytes. All keys are BLAKE3."""
+    """Catalogs and packs by number, and the numbers of the catalogs that have a page and a chunk list. All keys are BLAKE3.
+
+    What catalogs carry is decoded when it is asked for; `known` says what they have, by digest."""
 
     catalogs: list[Part] = field(default_factory=list)
     packs: list[KnownPack] = field(default_factory=list)
-    chunks: set[bytes] = field(default_factory=set)
     pages: dict[bytes, int] = field(default_factory=dict)
-    chunk_lists: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
+    chunk_lists: dict[bytes, int] = field(default_factory=dict)
     sizes: dict[bytes, int] = field(default_factory=dict)
     """Bytes of the pages and chunk lists."""
+    known: dict[str, KnownCatalog] = field(default_factory=dict)
+    _paths: list[Path] = field(default_factory=list)
+    _decoded: dict[int, Catalog] = field(default_factory=dict)
+    _carried: dict[int, dict[bytes, bytes]] = field(default_factory=dict)
 
-    def add(self, part: Part, catalog: Catalog, packs: dict[Digest, tuple[Part, Path | None]]) -> None:
-        """Add a catalog and those of its packs that can be used. What is known already stays where it was."""
+    def add(
+        self, part: Part, path: Path, found: KnownCatalog | Catalog, packs: Mapping[Digest, tuple[Part, Path | None]]
+    ) -> None:
+        """Add a catalog, which lies at `path`, and those of its packs that can be used. What is known already stays where it was."""
         number = len(self.catalogs)
         self.catalogs.append(part)
-        for page in catalog.pages:
-            name = content_hash(page)
+        self._paths.append(path)
+        if isinstance(found, Catalog):
+            self._decoded[number] = found
+            found = summary(found)
+        self.known[part.described.digest] = found
+        for name, size in found.pages:
             self.pages.setdefault(name, number)
-            self.sizes[name] = len(page)
-        for data in catalog.chunk_lists:
-            name = content_hash(data)
-            self.chunk_lists.setdefault(name, (number, data))
-            self.sizes[name] = len(data)
-        for pack in catalog.packs:
-            if found := packs.get(pack.digest):
-                records = _RECORD.iter_unpack(pack.records)
-                own = {chunk: stored for chunk, _, stored in records if chunk not in self.chunks}
-                self.packs.append(KnownPack(found[0], pack, number, found[1], own))
-                self.chunks.update(own)
+            self.sizes[name] = size
+        for name, size in found.chunk_lists:
+            self.chunk_lists.setdefault(name, number)
+            self.sizes[name] = size
+        for digest, size in found.packs:
+            if usable := packs.get(Digest(digest)):
+                self.packs.append(KnownPack(usable[0], Digest(digest), size, number, usable[1]))
 
-    def available(self, entries: Iterable[Entry]) -> bool:
-        """Whether packs have the whole contents of all files among the entries."""
-        chunks = self.chunks
-        for entry in entries:
-            if type(entry) is not File or not entry.size:
-                continue
-            if not (self._cut_available(entry) if entry.size > WHOLE_MAX else entry.content in chunks):
-                return False
-        return True
+    @property
+    def order(self) -> list[Digest]:
+        """The digests of the packs by number."""
+        return [known.digest for known in self.packs]
 
-    def _cut_available(self, file: File) -> bool:
-        known = self.chunk_lists.get(file.chunks)
-        return known is not None and all(name in self.chunks for name, _ in ChunkList.decode(known[1]).chunks)
+    def pack(self, number: int) -> Pack:
+        """The pack with its records. Raises Corrupt."""
+        known = self.packs[number]
+        return next(pack for pack in self._catalog(known.catalog).packs if pack.digest == known.digest)
+
+    def page(self, name: bytes) -> bytes:
+        """The encoded page. Raises Corrupt."""
+        return self._carry(self.pages[name])[name]
+
+    def chunk_list(self, name: bytes) -> bytes:
+        """The encoded chunk list. Raises Corrupt."""
+        return self._carry(self.chunk_lists[name])[name]
+
+    def _carry(self, number: int) -> dict[bytes, bytes]:
+        if number not in self._carried:
+            catalog = self._catalog(number)
+            self._carried[number] = {content_hash(data): data for data in (*catalog.pages, *catalog.chunk_lists)}
+        return self._carried[number]
+
+    def _catalog(self, number: int) -> Catalog:
+        if number not in self._decoded:
+            try:
+                # It was verified when the pool was made, and nothing is removed from the layout meanwhile.
+                self._decoded[number] = decode_catalog(self._paths[number].read_bytes())
+            except OSError as error:
+                raise P2PDistError(f"cannot read {self._paths[number]}: {error.strerror}") from error
+        return self._decoded[number]
 
 
-async def read_pool(name: str, layout: LocalDepot, base: Manifest | None, depots: list[Depot]) -> Pool:
-    """The pool for a new version of the package `name`. The base's catalogs are brought into the layout from `depots`.
+def summary(catalog: Catalog) -> KnownCatalog:
+    """What is remembered of a catalog."""
+    return KnownCatalog(
+        tuple((content_hash(page), len(page)) for page in catalog.pages),
+        tuple((content_hash(data), len(data)) for data in catalog.chunk_lists),
+        tuple((pack.digest, pack.size) for pack in catalog.packs),
+    )
+
+
+async def read_pool(
+    name: str,
+    layout: LocalDepot,
+    base: Manifest | None,
+    depots: list[Depot],
+    known: Mapping[str, KnownCatalog],
+) -> Pool:
+    """The pool for a new version of the package `name`. The base's catalogs are brought into the layout from `depots`. Catalogs that are
+    `known` by digest are verified but not decoded.
 
     Raises NotFound and Corrupt naming the catalog that cannot be read.
     """
@@ -110,24 +149,49 @@ async def read_pool(name: str, layout: LocalDepot, base: Manifest | None, depots
     if base:
         manifests.insert(0, base)
     parts = _parts(manifests, base)
+    sizes = await asyncio.to_thread(blob_sizes, layout, parts)
     packs: dict[Digest, tuple[Part, Path | None]] = {}
     for digest, part in parts.items():
-        local = await layout.size(digest) == part.described.size
+        local = sizes[digest] == part.described.size
         if local or part.of_base:
             packs[digest] = (part, layout.blob_path(digest) if local else None)
     pool = Pool()
-    for part in parts.values():
+    for digest, part in parts.items():
         if part.described.media_type == CATALOG_TYPE:
-            catalog = await read_catalog(part.described, depots if part.of_base else [layout], into=layout)
-            await asyncio.to_thread(pool.add, part, catalog, packs)
+            sources: list[Depot] = depots if part.of_base else [layout]
+            found = known.get(digest)
+            catalog = await _read(part.described, sources, decode=found is None, into=layout)
+            pool.add(part, layout.blob_path(digest), catalog or found or KnownCatalog((), (), ()), packs)
     return pool
 
 
-async def read_catalog(described: Descriptor, depots: list[Depot], *, into: LocalDepot | None = None) -> Catalog:
-    """Read a catalog, and keep a copy `into` a layout. Raises what the depots raise, naming the catalog."""
+def blob_sizes(layout: LocalDepot, digests: Iterable[Digest]) -> dict[Digest, int | None]:
+    """Bytes of blobs in the layout, None for those that are not there."""
+    found: dict[Digest, int | None] = {}
+    for digest in digests:
+        try:
+            status = layout.blob_path(digest).stat()
+        except OSError:  # what cannot be reached cannot be drawn on
+            found[digest] = None
+        else:
+            found[digest] = status.st_size if stat.S_ISREG(status.st_mode) else None
+    return found
+
+
+async def read_catalog(described: Descriptor, depots: list[Depot]) -> Catalog:
+    """Read a catalog. Raises what the depots raise, naming the catalog."""
+    catalog = await _read(described, depots, decode=True)
+    assert catalog is not None
+    return catalog
+
+
+async def _read(
+    described: Descriptor, depots: list[Depot], *, decode: bool, into: LocalDepot | None = None
+) -> Catalog | None:
+    """Read a catalog, verified, and keep a copy `into` a layout. None when it is not to be decoded."""
     try:
         data = await read_small(described.digest, depots, limit=CATALOG_BYTES_MAX)
-        catalog = await asyncio.to_thread(decode_catalog, data)
+        catalog = await asyncio.to_thread(decode_catalog, data) if decode else None
     except P2PDistError as error:
         kind = type(error) if isinstance(error, NotFound | Corrupt) else P2PDistError
         raise kind(

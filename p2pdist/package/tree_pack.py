@@ -6,23 +6,24 @@ Nothing is written when nothing has changed. What is written lies in the layout 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from p2pdist.model.errors import UsageError
 from p2pdist.model.package import Manifest
 from p2pdist.package.depot import Depot, LocalDepot
 from p2pdist.package.pack_writer import PackWriter
-from p2pdist.package.pool import Pool, read_pool
+from p2pdist.package.pool import Pool, blob_sizes, read_pool
 from p2pdist.package.scan import Ignore
 from p2pdist.package.tree_entries import Assembler
+from p2pdist.package.tree_ledger import Ledger
 from p2pdist.package.tree_read import ContentReader
 from p2pdist.package.tree_scan import TreeScan, check_names, scan_tree
-from p2pdist.package.tree_state import Damaged, Head, Outcome, Remembered, StateFile
-from p2pdist.package.tree_store import Built, stoppable, store_tree
+from p2pdist.package.tree_state import Damaged, Head, Notes, Outcome, StateFile
+from p2pdist.package.tree_store import Built, remember, stoppable, store_tree
 
 SECONDS_MAX = (1 << 63) // 1_000_000_000
 
@@ -56,9 +57,6 @@ class Tree:
     warnings: tuple[str, ...] = ()
 
 
-Found = TypeVar("Found")
-
-
 async def pack_tree(
     source: Path,
     name: str,
@@ -74,61 +72,81 @@ async def pack_tree(
     """
     if options.mtime is not None and not 0 <= options.mtime < SECONDS_MAX:
         raise UsageError(f"{options.mtime} is not a modification time", remedy="Give seconds since 1970")
-    scratch = await asyncio.to_thread(layout.scratch)
     scan = await asyncio.to_thread(scan_tree, source, ignore=options.ignore, only=options.only)
     key = (scan.source, options.xattrs, options.mtime, options.only is not None, base.name if base else None)
-    state, warnings = StateFile(layout.directory, key), list[str]()
-    under = base.digest if base else ""
-    head = await asyncio.to_thread(_believed, state.head, None, warnings)
-    if head and (head.fingerprint, head.base) == (scan.fingerprint, under) and await _present(layout, head.outcome):
+    work = _Work(scan, name, layout, base, options, on_bytes, StateFile(layout.directory, key))
+    try:
+        return await _with_notes(work)
+    except Damaged as error:
+        found = await _build(work, Notes())
+        warning = f"the notes of the last packing are damaged and were not used: {error}"
+        return Tree(found.outcome, found.bytes_written, (warning,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to be packed, how, and where to."""
+
+    scan: TreeScan
+    name: str
+    layout: LocalDepot
+    base: Base | None
+    options: Options
+    on_bytes: Callable[[int, int], None]
+    state: StateFile
+
+
+async def _with_notes(work: _Work) -> Tree:
+    """Pack with what the last packing left. Raises Damaged."""
+    head = await asyncio.to_thread(work.state.head)
+    under = work.base.digest if work.base else ""
+    unchanged = head and (head.fingerprint, head.base) == (work.scan.fingerprint, under)
+    if head and unchanged and await asyncio.to_thread(_present, work.layout, head.outcome):
         return Tree(head.outcome, 0)
-    before: dict[bytes, Remembered] = await asyncio.to_thread(_believed, state.directories, {}, warnings)
-    pool = await read_pool(name, layout, base.manifest if base else None, base.depots if base else [layout])
+    with contextlib.closing(await asyncio.to_thread(work.state.notes)) as notes:
+        return await _build(work, notes)
+
+
+async def _build(work: _Work, notes: Notes) -> Tree:
+    layout, base = work.layout, work.base
+    scratch = await asyncio.to_thread(layout.scratch)
+    depots: list[Depot] = base.depots if base else [layout]
+    pool = await read_pool(work.name, layout, base.manifest if base else None, depots, notes.index.catalogs)
     built = Built(PackWriter(scratch), PackWriter(scratch))
     stopped = threading.Event()
     try:
-        await stoppable(stopped, _build, built, scan, before, pool, options, on_bytes, stopped)
+        await stoppable(stopped, _assemble, built, work, pool, notes, stopped)
         outcome, written = await store_tree(built, pool, layout, stopped)
     finally:
         stopped.set()
         built.new.abandon()
         built.moved.abandon()
-    fingerprint = scan.fingerprint if built.draft.settled else b""
-    await asyncio.to_thread(state.save, Head(fingerprint, under, outcome), built.draft.remember())
-    return Tree(outcome, written, tuple(warnings))
+    fingerprint = work.scan.fingerprint if built.draft.settled else b""
+    head = Head(fingerprint, base.digest if base else "", outcome)
+    await asyncio.to_thread(remember, built, pool, work.state, notes, head)
+    return Tree(outcome, written)
 
 
-def _build(
-    built: Built,
-    scan: TreeScan,
-    before: dict[bytes, Remembered],
-    pool: Pool,
-    options: Options,
-    on_bytes: Callable[[int, int], None],
-    stopped: threading.Event,
-) -> None:
+def _assemble(built: Built, work: _Work, pool: Pool, notes: Notes, stopped: threading.Event) -> None:
     """On a thread: bring the tree's entries together, and what is new into packs."""
-    draft = Assembler(scan, before, pool.available, xattrs=options.xattrs, mtime=options.mtime).assemble()
+    options = work.options
+    ledger = Ledger(pool, notes)
+    assembler = Assembler(work.scan, ledger.known, ledger.available, xattrs=options.xattrs, mtime=options.mtime)
+    draft = assembler.assemble()
     total = sum(wanted.row.size for wanted in draft.wanted)
-    reader = ContentReader(pool.chunks, built.new, lambda count: on_bytes(count, total), stopped)
+    reader = ContentReader(
+        ledger.holdings.known(len(draft.wanted)), built.new, lambda count: work.on_bytes(count, total), stopped
+    )
     draft.fill(reader.read(draft.wanted))
-    check_names(scan, ignore=options.ignore, only=options.only)
+    check_names(work.scan, ignore=options.ignore, only=options.only)
     built.new.close()
-    built.draft, built.chunk_lists = draft, reader.chunk_lists
+    ledger.settle(draft, reader.chunk_lists)
+    built.draft, built.ledger = draft, ledger
+    built.pages, built.sections = draft.pages(ledger.known, pool.pages.__contains__)
 
 
-def _believed(read: Callable[[], Found], otherwise: Found, warnings: list[str]) -> Found:
-    try:
-        return read()
-    except Damaged as error:
-        warning = f"the notes of the last packing are damaged and were not used: {error}"
-        if warning not in warnings:
-            warnings.append(warning)
-        return otherwise
-
-
-async def _present(layout: LocalDepot, outcome: Outcome) -> bool:
+def _present(layout: LocalDepot, outcome: Outcome) -> bool:
     """Whether all blobs of an earlier outcome are still in the layout."""
     blobs = (outcome.root, *outcome.parts, *outcome.lists)
-    sizes = await asyncio.gather(*(layout.size(blob.digest) for blob in blobs))
-    return all(blob.size == size for blob, size in zip(blobs, sizes, strict=True))
+    sizes = blob_sizes(layout, (blob.digest for blob in blobs))
+    return all(blob.size == sizes[blob.digest] for blob in blobs)

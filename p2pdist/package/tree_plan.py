@@ -15,10 +15,8 @@ can leave it alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import filterfalse
 
 from p2pdist.package.pool import Pool
 
@@ -40,14 +38,14 @@ class Plan:
 
 
 def choose(
-    pool: Pool, chunks: AbstractSet[bytes], pages: Collection[bytes], chunk_lists: Collection[bytes], *, adds: bool
+    pool: Pool, live: Mapping[int, int], pages: Collection[bytes], chunk_lists: Collection[bytes], *, adds: bool
 ) -> Plan:
-    """The plan of a tree with these pages, chunk lists and chunks; `adds`: new chunks were written, so there will be a new catalog."""
-    live = _live_bytes(pool, chunks)
+    """The plan of a tree with these pages and chunk lists, that needs `live` stored bytes of packs, by number; `adds`: new chunks were
+    written, so there will be a new catalog."""
     rewritten = {
         number
         for number, count in live.items()
-        if not pool.packs[number].part.of_base and count * LIVE_DIVISOR < pool.packs[number].pack.size
+        if not pool.packs[number].part.of_base and count * LIVE_DIVISOR < pool.packs[number].size
     }
     weight = _weights(pool, live, rewritten, pages, chunk_lists)
     own = sorted((count, number) for number, count in weight.items() if not pool.catalogs[number].of_base)
@@ -66,24 +64,13 @@ def choose(
         frozenset(live) - rewritten,
         frozenset(rewritten),
         frozenset(name for name in pages if pool.pages.get(name, -1) not in kept),
-        frozenset(name for name in chunk_lists if pool.chunk_lists.get(name, (-1, b""))[0] not in kept),
+        frozenset(name for name in chunk_lists if pool.chunk_lists.get(name, -1) not in kept),
     )
-
-
-def _live_bytes(pool: Pool, chunks: AbstractSet[bytes]) -> dict[int, int]:
-    """Stored bytes that the chunks take, by the number of their pack."""
-    live = {}
-    for number, known in enumerate(pool.packs):
-        # Of a large pack nearly all is live.
-        dead = list(filterfalse(chunks.__contains__, known.own))
-        if len(dead) < len(known.own):
-            live[number] = sum(known.own.values()) - sum(known.own[chunk] for chunk in dead)
-    return live
 
 
 def _weights(
     pool: Pool,
-    live: dict[int, int],
+    live: Mapping[int, int],
     rewritten: Collection[int],
     pages: Collection[bytes],
     chunk_lists: Collection[bytes],
@@ -98,5 +85,5 @@ def _weights(
             weight[pool.pages[name]] += pool.sizes[name]
     for name in chunk_lists:
         if name in pool.chunk_lists:
-            weight[pool.chunk_lists[name][0]] += pool.sizes[name]
+            weight[pool.chunk_lists[name]] += pool.sizes[name]
     return weight

@@ -6,7 +6,7 @@ import asyncio
 import io
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
@@ -15,15 +15,16 @@ from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, P2PDistError, UsageError
 from p2pdist.model.package import CATALOG_TYPE, PACK_TYPE, TREE_TYPE
 from p2pdist.model.pieces import PieceList
-from p2pdist.model.tree import PAGE_ENTRIES_MAX, WHOLE_MAX, ChunkList, Entry, File, Root, content_hash, encode_root
+from p2pdist.model.tree import Root, content_hash, encode_root
 from p2pdist.package.content import Content
 from p2pdist.package.depot import LocalDepot
 from p2pdist.package.pack_writer import PackWriter, Written
-from p2pdist.package.pool import Pool
+from p2pdist.package.pool import Pool, summary
 from p2pdist.package.scan import DROPPED_SHOWN_MAX
-from p2pdist.package.tree_entries import Draft
+from p2pdist.package.tree_draft import Draft
+from p2pdist.package.tree_ledger import Ledger
 from p2pdist.package.tree_plan import Plan, choose
-from p2pdist.package.tree_state import Outcome, encode_entries
+from p2pdist.package.tree_state import Head, Index, Notes, Outcome, Section, StateFile
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -31,46 +32,85 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Built:
-    """Packs with what is new and packs with what moved out of old ones; the tree, complete, and the chunk lists that were made for it."""
+    """Packs with what is new and packs with what moved out of old ones; the tree, complete, its pages by BLAKE3, None where the pool has
+    them, and what the pool has of it."""
 
     new: PackWriter
     moved: PackWriter
-    draft: Draft = field(default_factory=lambda: Draft([], [], [], [], []))
-    chunk_lists: dict[bytes, bytes] = field(default_factory=dict)
+    draft: Draft = field(default_factory=Draft)
+    ledger: Ledger = field(default_factory=lambda: Ledger(Pool(), Notes()))
+    pages: dict[bytes, bytes | None] = field(default_factory=dict)
+    sections: list[Section] = field(default_factory=list)
 
 
 async def store_tree(built: Built, pool: Pool, layout: LocalDepot, stopped: threading.Event) -> tuple[Outcome, int]:
     """Store what the pool lacks; returns how many bytes that were. Raises UsageError, DiskFull, Corrupt and P2PDistError."""
-    files = [entry for entry in built.draft.entries if type(entry) is File]
-    pages, root = await asyncio.to_thread(_pages, built.draft, files)
-    lists = _chunk_lists(files, built, pool)
-    chunks = _chunks(files, lists.values())
-    plan = await asyncio.to_thread(choose, pool, chunks, pages, lists, adds=bool(built.new.packs))
-    await stoppable(stopped, _rewrite, pool, plan, chunks, built.moved, stopped)
+    catalogs, plan = await stoppable(stopped, _prepare, built, pool, stopped)
     written = 0
     added: list[tuple[str, Content]] = []
-    for writer, is_moved in ((built.new, False), (built.moved, True)):
-        catalog = Catalog(
-            tuple(page for name, page in pages.items() if name in plan.pages and (name in pool.pages) is is_moved),
-            tuple(
-                data
-                for name, data in lists.items()
-                if name in plan.chunk_lists and (name in pool.chunk_lists) is is_moved
-            ),
-            tuple(pack.pack for pack in writer.packs),
-        )
+    for writer, catalog in zip((built.new, built.moved), catalogs, strict=True):
         if catalog != Catalog():
             content, count = await _add(layout, await asyncio.to_thread(_encode, catalog))
             added.append((CATALOG_TYPE, content))
+            pool.known[content.digest] = summary(catalog)
             written += count
         for pack in writer.packs:
             written += await _adopt(layout, pack)
             added.append((PACK_TYPE, pack.content))
+    root = Root(*built.draft.counts(), tuple(built.pages))
     top, count = await _add(layout, encode_root(root))
     written += count
     for _, content in added:
         written += await write_small(layout, content.pieces.encode())
     return _outcome(top, added, plan, pool, root, built.draft), written
+
+
+def remember(built: Built, pool: Pool, state: StateFile, notes: Notes, head: Head) -> None:
+    """Save what the next packing may know. Raises P2PDistError, and Damaged."""
+    draft = state.draft(notes)
+    directories, packs, chunk_lists = built.ledger.remember(built.draft, (built.new, built.moved), draft)
+    holdings = built.ledger.holdings
+    shared = [
+        (chunk, chunk in holdings.needed, {str(name): stored for name, stored in held.items()})
+        for chunk, held in holdings.shared.items()
+    ]
+    index = Index(
+        notes.index.volume,
+        notes.index.length,
+        directories,
+        built.sections,
+        dict(pool.known),
+        packs,
+        shared,
+        chunk_lists,
+    )
+    state.save(head, index, draft)
+
+
+def _prepare(built: Built, pool: Pool, stopped: threading.Event) -> tuple[tuple[Catalog, Catalog], Plan]:
+    """On a thread: the catalogs of what is new and of what moves, the latter being written."""
+    lists, holdings = built.draft.chunk_lists(), built.ledger.holdings
+    plan = choose(pool, holdings.live_bytes(pool.order), built.pages, lists, adds=bool(built.new.packs))
+    if plan.rewritten:
+        _rewrite(pool, plan, built, stopped)
+    found: list[Catalog] = []
+    for writer, is_moved in ((built.new, False), (built.moved, True)):
+        found.append(
+            Catalog(
+                tuple(
+                    data or pool.page(name)
+                    for name, data in built.pages.items()
+                    if name in plan.pages and (name in pool.pages) is is_moved
+                ),
+                tuple(
+                    built.ledger.chunk_list(name)
+                    for name in lists
+                    if name in plan.chunk_lists and (name in pool.chunk_lists) is is_moved
+                ),
+                tuple(pack.pack for pack in writer.packs),
+            )
+        )
+    return (found[0], found[1]), plan
 
 
 def _outcome(
@@ -95,52 +135,24 @@ def _outcome(
     )
 
 
-def _pages(draft: Draft, files: Sequence[File]) -> tuple[dict[bytes, bytes], Root]:
-    encoded = (encode_entries(page) for page in cut_pages(draft.entries, draft.ends))
-    pages = {content_hash(page): page for page in encoded}
-    return pages, Root(len(draft.entries), len(files), sum(file.size for file in files), tuple(pages))
-
-
-def cut_pages(entries: Sequence[Entry], ends: Collection[bytes]) -> Iterator[Sequence[Entry]]:
-    """The entries of each page of a tree (tree.py); `ends` are the paths of the entries behind which a page ends."""
-    begin = 0
-    for end in (*(place for place, entry in enumerate(entries, start=1) if entry.path in ends), len(entries)):
-        while begin < end:
-            page = entries[begin : min(end, begin + PAGE_ENTRIES_MAX)]
-            yield page
-            begin += len(page)
-
-
-def _chunk_lists(files: Iterable[File], built: Built, pool: Pool) -> dict[bytes, bytes]:
-    """The encoded chunk lists of large files by BLAKE3, in walking order."""
-    names = dict.fromkeys(file.chunks for file in files if file.size > WHOLE_MAX)
-    return {name: built.chunk_lists[name] if name in built.chunk_lists else pool.chunk_lists[name][1] for name in names}
-
-
-def _chunks(files: Iterable[File], lists: Iterable[bytes]) -> set[bytes]:
-    """All chunks that a tree needs."""
-    found = {file.content for file in files if 0 < file.size <= WHOLE_MAX}
-    for data in lists:
-        found.update(name for name, _ in ChunkList.decode(data).chunks)
-    return found
-
-
-def _rewrite(pool: Pool, plan: Plan, chunks: set[bytes], writer: PackWriter, stopped: threading.Event) -> None:
-    """On a thread: copy the needed chunks of the packs that are given up. Raises Corrupt naming a pack that is not what it should be."""
+def _rewrite(pool: Pool, plan: Plan, built: Built, stopped: threading.Event) -> None:
+    """Copy the needed chunks of the packs that are given up. Raises Corrupt naming a pack that is not what it should be."""
+    chunks, order, writer = built.ledger.needed(built.draft), pool.order, built.moved
+    holdings = built.ledger.holdings
     for number in sorted(plan.rewritten):
         known = pool.packs[number]
         assert known.path is not None, "what lies elsewhere is never rewritten"
         try:
             with known.path.open("rb") as stream:
-                for stored in known.pack.chunks():
-                    if stored.chunk not in chunks or stored.chunk not in known.own:
+                for stored in pool.pack(number).chunks():
+                    if stored.chunk not in chunks or not holdings.is_first(known.digest, stored.chunk, order):
                         continue
                     if stopped.is_set():
                         raise P2PDistError("packing was cancelled")
                     data = os.pread(stream.fileno(), stored.stored, stored.offset)
                     if len(data) != stored.stored or content_hash(decode_chunk(data, stored.length)) != stored.chunk:
                         raise Corrupt(
-                            f"the pack {known.pack.digest} in the layout was altered",
+                            f"the pack {known.digest} in the layout was altered",
                             remedy="Delete it and fetch it again, or remove the tags that draw on it",
                         )
                     if stored.chunk not in writer.chunks:

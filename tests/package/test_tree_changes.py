@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from tree_rig import listed, read_back
 
@@ -30,12 +29,13 @@ from p2pdist.model.tree import (
     ends_page,
 )
 from p2pdist.origin.layout import LocalLayout
+from p2pdist.package.holdings import Holdings
 from p2pdist.package.pack import Packed, Settings, pack
 from p2pdist.package.pool import Part, Pool
 from p2pdist.package.push import push
+from p2pdist.package.tree_draft import Draft, Known, Looked
 from p2pdist.package.tree_plan import CATALOGS_KEPT, CATALOGS_MAX, choose
-from p2pdist.package.tree_state import StateFile, encode_entries
-from p2pdist.package.tree_store import cut_pages
+from p2pdist.package.tree_state import Notes
 
 BASE, V1, V2, V3 = (parse_reference(text) for text in ("team/env:1", "trainer:v1", "trainer:v2", "trainer:v3"))
 
@@ -76,6 +76,12 @@ def lying(layout: LocalLayout) -> dict[str, tuple[int, int]]:
     """Every file of the layout with its inode and time: equal when nothing was written."""
     files = [path for path in layout.directory.rglob("*") if path.is_file()]
     return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
+
+
+def state_files(layout: LocalLayout) -> tuple[Path, Path]:
+    """The only state of a layout: the file that is replaced, and its volume."""
+    file, volume = sorted((layout.directory / ".pack").iterdir(), key=lambda path: len(path.name))
+    return file, volume
 
 
 async def pack_tree(source: Path, reference: Reference, layout: LocalLayout, **options: Any) -> Packed:
@@ -157,37 +163,34 @@ async def test_versions_have_the_digests_that_they_have_alone(
     assert len(root.pages) > root.entries // PAGE_ENTRIES_MAX + 1
 
 
-async def test_notes_of_an_earlier_release_are_used(layout: LocalLayout, source: Path) -> None:
-    """They do not say where pages end; the files need not be read again for that."""
-    (source / "weights").write_bytes(random.Random(2).randbytes(WHOLE_MAX))
+async def test_notes_of_an_earlier_release_are_not_used(layout: LocalLayout, source: Path) -> None:
+    """Nobody is told of damage, and what takes their place is used again."""
     age(source)
     first = await pack_tree(source, V1, layout)
-    (notes,) = [path for path in (layout.directory / ".pack").iterdir() if path.is_file()]
-    state = StateFile(layout.directory, ())
-    state.path = notes
-    head, directories = state.head(), state.directories().values()
-    assert head is not None and all(directory.ends is not None for directory in directories)
-    state.save(head, [msgspec.structs.replace(directory, ends=None) for directory in directories])
-    (source / "lib/0/new").write_bytes(b"new")
+    notes, _ = state_files(layout)
+    notes.write_bytes(b"p2pdist-pack-state-1\n" + notes.read_bytes()[21:])
     seen = reads()
-    packed = await pack_tree(source, V2, layout)
-    assert reads() - seen < 2 << 20
-    assert packed.warnings == ()
-    assert packed.digest != first.digest
-    assert (await read_back(layout, packed)).trees[0] == listed(source)
-    assert all(directory.ends is not None for directory in state.directories().values())
+    packed = await pack_tree(source, V1, layout)
+    assert (packed.layers, packed.warnings) == (first.layers, ())
+    assert reads() - seen > first.bytes_total
+    before = lying(layout)
+    await pack_tree(source, V1, layout)
+    assert lying(layout) == before
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_pages_are_cut_as_the_format_says(seed: int) -> None:
-    """By paths that are known to end one as by looking at every path."""
+    """By positions that are known to end one as by looking at every path."""
     choose = random.Random(seed)
     names = sorted({b"%08x" % choose.getrandbits(32) for _ in range([0, 1, 2048, 5000, 9000, 20_000][seed])})
     entries: list[Entry] = [Whiteout(name) for name in names]
     if seed % 2:  # nothing but the largest pages
         entries = [entry for entry in entries if not ends_page(entry.path)]
-    ends = {entry.path for entry in entries if ends_page(entry.path)}
-    assert [encode_entries(page) for page in cut_pages(entries, ends)] == list(encode_pages(entries))
+    top = Looked(b"", b"", entries)
+    draft = Draft([top], [(top, 0, len(entries))] if entries else [])
+    draft.fill([])
+    pages, _ = draft.pages(Known(Notes()), lambda _: True)
+    assert list(pages.values()) == list(encode_pages(entries))
 
 
 async def test_a_known_tree_in_another_place_adds_nothing(layout: LocalLayout, source: Path, tmp_path: Path) -> None:
@@ -271,11 +274,11 @@ async def test_a_file_that_is_written_to_right_after_packing_is_read_again(layou
         assert (await read_back(layout, packed)).content(b"lib/0/000.py") == b"%03d" % (number + 500)
 
 
-@pytest.mark.parametrize("where", [0, 30, 60, 5000, -1])
+@pytest.mark.parametrize("where", [0, 30, 60, 1000, -1])
 async def test_damaged_notes_are_ignored_and_told(layout: LocalLayout, source: Path, where: int) -> None:
     age(source)
     first = await pack_tree(source, V1, layout)
-    (notes,) = (layout.directory / ".pack").iterdir()
+    notes, _ = state_files(layout)
     data = bytearray(notes.read_bytes())
     data[where] ^= 1
     notes.write_bytes(data)
@@ -291,6 +294,29 @@ async def test_damaged_notes_are_ignored_and_told(layout: LocalLayout, source: P
     assert len(packed.warnings) == 1
     assert packed.layers == first.layers
     assert not (await pack_tree(source, V1, layout)).warnings
+
+
+@pytest.mark.parametrize("damage", ["altered", "cut", "gone"])
+async def test_damage_of_what_is_needed_of_the_volume_is_told(layout: LocalLayout, source: Path, damage: str) -> None:
+    age(source)
+    await pack_tree(source, V1, layout)
+    _, volume = state_files(layout)
+    data = volume.read_bytes()
+    if damage == "gone":
+        volume.unlink()
+    else:
+        volume.write_bytes(bytes(byte ^ 1 for byte in data) if damage == "altered" else data[:-1])
+    before = lying(layout)
+    assert not (await pack_tree(source, V1, layout)).warnings  # nothing has changed, nothing is looked up
+    assert lying(layout) == before
+    (source / "lib/0/more").write_bytes(b"more")
+    packed = await pack_tree(source, V1, layout)
+    assert len(packed.warnings) == 1
+    assert "damaged" in packed.warnings[0]
+    assert (await read_back(layout, packed)).trees[0] == listed(source)
+    (source / "lib/0/more").unlink()
+    assert not (await pack_tree(source, V1, layout)).warnings
+    assert len(list((layout.directory / ".pack").iterdir())) == 2
 
 
 async def test_blobs_that_were_deleted_are_made_again(layout: LocalLayout, source: Path) -> None:
@@ -333,21 +359,29 @@ async def test_an_edit_costs_the_file_and_little_more(
 
 def test_a_chunk_counts_for_the_first_pack_that_has_it() -> None:
     """A tree does not draw on two packs for the same bytes, and one that is dead but for what others have is not needed at all."""
-    pool = Pool()
+    pool, holdings = Pool(), Holdings()
     names = [bytes([number]) * 32 for number in range(4)]
-    packs = []
     for number, chunks in enumerate((names[:2], names[1:], names[:3])):
         records = b"".join(record(name, 100, 50) for name in chunks)
-        packs.append(Pack(Digest(f"sha256:{number:064x}"), 50 * len(chunks), records))
-        described = Descriptor(PACK_TYPE, packs[-1].digest, packs[-1].size)
+        found = Pack(Digest(f"sha256:{number:064x}"), 50 * len(chunks), records)
+        described = Descriptor(PACK_TYPE, found.digest, found.size)
         part = Part(described, described, False)
-        pool.add(part, Catalog(packs=(packs[-1],)), {packs[-1].digest: (part, None)})
-    assert [known.own for known in pool.packs] == [dict.fromkeys(part, 50) for part in (names[:2], names[2:], ())]
-    assert choose(pool, set(names), (), (), adds=False).packs == {0, 1}
-    assert choose(pool, {names[1]}, (), (), adds=False).packs == {0}
-    files = [File(b"a", 0o644, 0, 100, name) for name in names]
-    assert pool.available(files)
-    assert not pool.available([*files, File(b"b", 0o644, 0, 100, bytes(range(32)))])
+        pool.add(part, Path(), Catalog(packs=(found,)), {found.digest: (part, None)})
+        holdings.learn(found.digest, records, lambda _: False)
+    order = pool.order
+    holdings.need(names)
+    assert holdings.live_bytes(order) == {0: 100, 1: 100}
+    assert holdings.live_bytes(order[::-1]) == {0: 150, 1: 50}
+    assert choose(pool, holdings.live_bytes(order), (), (), adds=False).packs == {0, 1}
+    assert [holdings.is_first(digest, names[1], order) for digest in order] == [True, False, False]
+    holdings.spare([names[0], names[2], names[3]])
+    assert choose(pool, holdings.live_bytes(order), (), (), adds=False).packs == {0}
+    assert holdings.forget([order[0]])
+    assert holdings.live_bytes(order) == {1: 50}
+    assert holdings.forget([order[2]])
+    assert holdings.shared == {}
+    assert holdings.live_bytes(order) == {1: 50}
+    assert not holdings.forget([order[1]])
 
 
 async def test_packs_that_are_mostly_dead_are_left_behind(layout: LocalLayout, source: Path) -> None:
