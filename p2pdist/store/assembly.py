@@ -107,12 +107,12 @@ def wrong_chunk(pack: Digest, chunk: bytes) -> Corrupt:
 
 
 class Assembly:
-    """One large content. Not thread-safe."""
+    """One large content: its encoded chunk list, and the parts that are not in its draft yet. Not thread-safe."""
 
     def __init__(self, content: bytes, size: int, chunks: bytes, parts: list[Part]) -> None:
         self.content, self.size = content, size
-        self._chunks = chunks
-        self._pending = parts
+        self.chunks = chunks
+        self.pending = parts
         self._draft: Draft | None = None
         self._hasher, self._hashed = blake3(), 0
 
@@ -122,11 +122,11 @@ class Assembly:
 
     def whole(self, available: Callable[[Part], bool]) -> bool:
         """Whether all parts are available."""
-        return all(map(available, self._pending))
+        return all(map(available, self.pending))
 
     def any(self, available: Callable[[Part], bool]) -> bool:
         """Whether one is."""
-        return any(map(available, self._pending))
+        return any(map(available, self.pending))
 
     def advance(self, objects: Objects, packs: Callable[[Digest], PackHere], available: Callable[[Part], bool]) -> bool:
         """Write what is available; True when the content has become an object. Raises Corrupt, Damaged, OSError, P2PDistError."""
@@ -135,12 +135,12 @@ class Assembly:
             return True
         decoder, left = Decoder(), []
         with _Sources(objects) as sources:
-            for part in self._pending:
+            for part in self.pending:
                 if available(part):
                     self._place(part, objects, packs, sources, decoder)
                 else:
                     left.append(part)
-        self._pending = left
+        self.pending = left
         if left:
             return False
         draft = self._open(objects)
@@ -151,7 +151,7 @@ class Assembly:
                 f"the chunks of the content {self.content.hex()} do not make it up",
                 remedy="Pack and push the package again",
             )
-        objects.name(draft, self.content, self.size, self._chunks)
+        objects.name(draft, self.content, self.size, self.chunks)
         return True
 
     def close(self) -> None:

@@ -25,8 +25,8 @@ from p2pdist.store.disk import pwrite_all
 
 log = logging.getLogger(__name__)
 
-ENCODED_MIN = 8 << 10
-"""Bytes of the smallest content for which this takes no more CPU than to write it, what the kernel does later included."""
+_INLINE_MAX = 2048
+"""Stored bytes of a content of at most a sector that Btrfs keeps in its tree, with the mount option max_inline as it is by default."""
 
 _ENCODED_WRITE = 0x40809440
 _ARGUMENTS = struct.Struct("=QQqQQQQII64x")
@@ -46,12 +46,13 @@ def on_btrfs(directory: Path) -> bool:
     return ctypes.c_long.from_buffer(found).value & 0xFFFFFFFF == _BTRFS_MAGIC
 
 
-class _Vector(threading.local):
-    """A struct iovec for each thread: `words` are address and length."""
+class _Call(threading.local):
+    """The arguments of the call, for each thread: `words` are a struct iovec, which is at `address`."""
 
     def __init__(self) -> None:
         self.words = (ctypes.c_uint64 * 2)()
         self.address = ctypes.addressof(self.words)
+        self.arguments = bytearray(_ARGUMENTS.size)
 
 
 class EncodedWriter:
@@ -59,7 +60,7 @@ class EncodedWriter:
 
     def __init__(self, directory: Path) -> None:
         self._sector = os.statvfs(directory).f_bsize
-        self._vector = _Vector()
+        self._call = _Call()
         self.works = on_btrfs(directory)
         self.encoded_bytes = 0
 
@@ -67,43 +68,57 @@ class EncodedWriter:
         """Write `data`, which is what `stored` decodes to and was verified, at `offset`; raises OSError. The chunk ends the file, or
         has a length of whole sectors, or its last block is written in the plain way. A `stored` that may be written to is not copied,
         nor are bytes."""
-        if not self.works or len(stored) == len(data) or len(data) < ENCODED_MIN or offset % self._sector:
+        size, count = len(data), len(stored)
+        if not self.works or count == size or offset % self._sector:
             pwrite_all(fd, data, offset)
             return
         if isinstance(stored, memoryview) and stored.readonly:
             stored = bytes(stored)
-        view, plain_from = memoryview(data), 0
-        # Kept to the end: it holds the memory at the address.
-        memory = ctypes.c_char_p(stored) if isinstance(stored, bytes) else ctypes.c_char.from_buffer(stored)
-        start = _address(memory)
+        if size > BLOCK_SIZE:
+            self._write_blocks(fd, offset, stored, memoryview(data))
+        elif not (
+            self._worth(stored, count, size, offset == 0)
+            and self._write_frame(fd, offset, _address(stored), count, size)
+        ):
+            pwrite_all(fd, data, offset)
+
+    def _write_blocks(self, fd: int, offset: int, stored: bytes | memoryview, data: memoryview) -> None:
+        start, plain_from = _address(stored), 0
         for at, place, count, length in self._frames(memoryview(stored), len(data)):
             if self._write_frame(fd, offset + at, start + place, count, length):
                 if plain_from < at:
-                    pwrite_all(fd, view[plain_from:at], offset + plain_from)
+                    pwrite_all(fd, data[plain_from:at], offset + plain_from)
                 plain_from = at + length
         if plain_from < len(data):
-            pwrite_all(fd, view[plain_from:], offset + plain_from)
+            pwrite_all(fd, data[plain_from:], offset + plain_from)
+
+    def _worth(self, frame: bytes | memoryview, count: int, size: int, whole: bool) -> bool:
+        """Whether a frame of `count` bytes takes fewer sectors than the `size` bytes that it decodes to, or none as the `whole` content
+        of a file, and the kernel can decode it."""
+        sector = self._sector
+        if -(-count // sector) >= -(-size // sector) and not (whole and size <= sector and count <= _INLINE_MAX):
+            return False
+        parameters = zstandard.get_frame_parameters(frame)
+        return parameters.window_size <= BLOCK_SIZE and parameters.dict_id == 0
 
     def _frames(self, stored: memoryview, length: int) -> Iterator[tuple[int, int, int, int]]:
-        """The blocks that may be worth it: offset in the chunk, place in `stored`, bytes there, and length."""
+        """The blocks that are worth it: offset in the chunk, place in `stored`, bytes there, and length."""
         blocks = list(chunk_blocks(stored, length))
         at, place = 0, len(stored) - sum(len(block) for block, _ in blocks)
         for block, size in blocks:
-            if len(block) + self._sector <= size:
-                parameters = zstandard.get_frame_parameters(block)
-                if parameters.window_size <= BLOCK_SIZE and parameters.dict_id == 0:
-                    yield at, place, len(block), size
+            if len(block) < size and self._worth(block, len(block), size, False):
+                yield at, place, len(block), size
             at += size
             place += len(block)
 
     def _write_frame(self, fd: int, offset: int, address: int, count: int, length: int) -> bool:
         if not self.works:
             return False
-        vector = self._vector
-        vector.words[0], vector.words[1] = address, count
-        arguments = _ARGUMENTS.pack(vector.address, 1, offset, 0, length, length, 0, _ZSTD, 0)
+        call = self._call
+        call.words[0], call.words[1] = address, count
+        _ARGUMENTS.pack_into(call.arguments, 0, call.address, 1, offset, 0, length, length, 0, _ZSTD, 0)
         try:
-            written = fcntl.ioctl(fd, _ENCODED_WRITE, bytearray(arguments))
+            written = fcntl.ioctl(fd, _ENCODED_WRITE, call.arguments)
         except OSError as error:
             if error.errno in _UNSUPPORTED:
                 log.warning("contents are written decompressed, since Btrfs refuses encoded writes: %s", error)
@@ -117,8 +132,8 @@ class EncodedWriter:
         return True
 
 
-def _address(memory: ctypes.c_char_p | ctypes.c_char) -> int:
-    """Of what a pointer points to, or of what was taken from a buffer."""
-    if isinstance(memory, ctypes.c_char_p):
-        return ctypes.cast(memory, ctypes.c_void_p).value or 0
-    return ctypes.addressof(memory)
+def _address(stored: bytes | memoryview) -> int:
+    """Of bytes, or of memory that may be written to; good as long as the object is there."""
+    if isinstance(stored, bytes):
+        return ctypes.cast(ctypes.c_char_p(stored), ctypes.c_void_p).value or 0
+    return ctypes.addressof(ctypes.c_char.from_buffer(stored))

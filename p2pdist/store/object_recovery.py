@@ -1,8 +1,8 @@
 """Objects at the opening of a store: which of those that a stopped, killed or lost process left can be trusted.
 
-Rows and files agree when the store was closed in order. After a kill they may not: rows are written in batches, behind the files. A file
-that got its name under the running boot has the right content, since it was verified before; it is taken in. Under another boot what
-has not reached the disk may be torn: objects of batches that are not durable, and files without a row, are verified against their names.
+Rows and files agree when the store was closed in order. After a kill they may not: rows are written in batches, behind the files, and a
+file may have got its name before it was written to the end. So files without a row are verified against their names and taken in. Under
+another boot what has not reached the disk may be torn, too: objects of batches that are not durable.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ def recover_objects(paths: Paths, index: Index, boot: UUID) -> Recovered:
         index.remove_objects(gone)
         strays = [content for content in listed if content not in sizes]
     doubtful = list(index.objects(after=durable)) if other else []
-    found = _verified(paths, strays if other else [])
-    found |= {content: paths.object(content).stat().st_size for content in strays} if not other else {}
+    found = _verified(paths, strays)
     dropped = _drop_torn(paths, sizes, [content for content in doubtful if content in sizes])
     index.remove_objects(dropped)
     sizes |= found

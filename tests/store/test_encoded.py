@@ -18,8 +18,7 @@ from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import WHOLE_MAX, content_hash
 from p2pdist.store.assembly import HOLE, Decoder
 from p2pdist.store.blobs import BlobStore
-from p2pdist.store.encoded import ENCODED_MIN, EncodedWriter, on_btrfs
-from p2pdist.store.objects import Objects
+from p2pdist.store.encoded import EncodedWriter, on_btrfs
 
 MIB = 1 << 20
 PACK = digest_of(b"a pack")
@@ -84,7 +83,7 @@ def test_blocks_are_taken_as_they_are(btrfs: Path, size: int) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("size", [ENCODED_MIN, 5 * BLOCK_SIZE + 50_000])
+@pytest.mark.parametrize("size", [3000, 6000, 5 * BLOCK_SIZE + 50_000])
 def test_stored_bytes_wherever_they_are(btrfs: Path, size: int) -> None:
     """Bytes, a part of others that may not be written to, and a part of memory that may be: the frames are found where they are."""
     data = text(1, size)
@@ -96,10 +95,33 @@ def test_stored_bytes_wherever_they_are(btrfs: Path, size: int) -> None:
 
 
 @pytest.mark.root
-def test_what_is_too_small_is_written(btrfs: Path) -> None:
-    data = text(1, ENCODED_MIN - 1)
-    writer, found = written(btrfs, data, ChunkEncoder().encode(data))
-    assert found == data and writer.works and writer.encoded_bytes == 0
+def test_what_saves_no_sector_is_written(btrfs: Path) -> None:
+    """But for a small file that fits into the tree of the filesystem when it is compressed."""
+    for data, encoded in (
+        (text(1, 4000), 4000),
+        (text(2, 2000) + noise(2, 2000), 0),
+        (text(3, 2500) + noise(3, 2500), 5000),
+        (text(4, 1000) + noise(4, 4000), 0),
+    ):
+        stored = ChunkEncoder().encode(data)
+        assert len(stored) < len(data)
+        writer, found = written(btrfs, data, stored)
+        assert found == data and writer.works and writer.encoded_bytes == encoded
+
+
+@pytest.mark.root
+def test_told_to_write_decompressed(btrfs: Path) -> None:
+    """Nothing is handed over as it is stored, and the objects are the same."""
+    files = {b"f%d" % number: text(number, 200_000 * (number + 1)) for number in range(4)}
+    packed = Publisher().pack({**files, b"big": text(99, 5 * MIB)})
+    store = BlobStore(btrfs / "store")
+    try:
+        store.objects.encoded.works = False
+        pull(store, packed)
+        check(store, packed)
+        assert store.objects.encoded.encoded_bytes == 0
+    finally:
+        store.close()
 
 
 @pytest.mark.root
@@ -111,9 +133,7 @@ def test_small_files_in_several_runs(btrfs: Path) -> None:
     store = BlobStore(btrfs / "store")
     try:
         pull(store, packed)
-        assert _encoded(store.objects).encoded_bytes == sum(
-            len(data) for name, data in files.items() if name[:1] == b"f"
-        )
+        assert store.objects.encoded.encoded_bytes == sum(len(data) for name, data in files.items() if name[:1] == b"f")
         for content in store.objects.contents():
             drop_caches(store.objects.path(content))
         check(store, packed)
@@ -161,7 +181,7 @@ def test_a_tree_on_btrfs(btrfs: Path) -> None:
     store = BlobStore(btrfs / "store")
     try:
         pull(store, packed)
-        assert _encoded(store.objects).encoded_bytes > 30 * MIB
+        assert store.objects.encoded.encoded_bytes > 30 * MIB
         for content in store.objects.contents():
             drop_caches(store.objects.path(content))
         check(store, packed)
@@ -180,9 +200,9 @@ def test_only_what_verified_is_given_to_the_filesystem(btrfs: Path) -> None:
     store = BlobStore(btrfs / "store")
     try:
         assert store.objects.add(content_hash(data), other, ChunkEncoder().encode(other)) is False
-        assert _encoded(store.objects).encoded_bytes == 0 and content_hash(data) not in store.objects
+        assert store.objects.encoded.encoded_bytes == 0 and content_hash(data) not in store.objects
         assert store.objects.add(content_hash(data), memoryview(data), ChunkEncoder().encode(data))
-        assert _encoded(store.objects).encoded_bytes == len(data)
+        assert store.objects.encoded.encoded_bytes == len(data)
     finally:
         store.close()
 
@@ -200,7 +220,7 @@ def test_holes_stay_holes_and_other_zeros_are_taken_as_they_are(btrfs: Path) -> 
     try:
         pull(store, packed)
         check(store, packed)
-        assert _encoded(store.objects).encoded_bytes == (1 + len(filler)) * CHUNK
+        assert store.objects.encoded.encoded_bytes == (1 + len(filler)) * CHUNK
         fd = os.open(store.objects.path(next(iter(packed.contents))), os.O_RDONLY)
         try:
             assert os.lseek(fd, 0, os.SEEK_HOLE) == 8192 and os.lseek(fd, 8192, os.SEEK_DATA) == 8192 + HOLE
@@ -244,7 +264,3 @@ def test_elsewhere_chunks_are_written(tmp_path: Path) -> None:
     data = text(8, 3 * BLOCK_SIZE)
     writer, found = written(tmp_path, data, ChunkEncoder().encode(data))
     assert found == data and not writer.works and writer.encoded_bytes == 0
-
-
-def _encoded(objects: Objects) -> EncodedWriter:
-    return objects._encoded

@@ -34,12 +34,12 @@ def on_disk(root: Path) -> dict[bytes, bytes]:
     return {bytes.fromhex(path.parent.name + path.name): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_an_object_is_a_read_only_file_with_its_name(store: BlobStore, named: bool) -> None:
-    """With drafts that have no name, and where the filesystem has none such; a second adding changes nothing."""
+@pytest.mark.parametrize("way", ["unnamed", "named", "named at once"])
+def test_an_object_is_a_read_only_file_with_its_name(store: BlobStore, way: str) -> None:
+    """With drafts that have no name, where the filesystem has none such, and without a draft; a second adding changes nothing."""
     objects = store.objects
-    if named:
-        objects._unnamed = False
+    objects._named_at_once = way == "named at once"
+    objects._unnamed = way != "named"
     data = noise(1, 5000)
     (name,) = put(objects, data)
     path = objects.path(name)
@@ -88,7 +88,9 @@ def test_many_writers_of_the_same_contents_are_harmless(store: BlobStore) -> Non
     assert store.objects.bytes_total == sum(map(len, datas))
 
 
-def test_a_stray_of_that_name_is_replaced(store: BlobStore) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_stray_of_that_name_is_replaced(store: BlobStore, at_once: bool) -> None:
+    store.objects._named_at_once = at_once
     data = noise(3, 100)
     name = content_hash(data)
     stray = store.root / "objects" / name.hex()[:2] / name.hex()[2:]
@@ -126,6 +128,20 @@ def test_what_rows_and_files_say_is_brought_in_line_after_a_kill(tmp_path: Path,
     assert again.objects.bytes_total == 8
     again.close()
     assert open_store(left).objects.bytes_total == 8
+
+
+def test_what_a_killed_process_left_half_written_is_dropped(tmp_path: Path, open_store: OpenStore) -> None:
+    """Of files without a row, since these may have been written under their names."""
+    store = open_store(tmp_path / "store")
+    store.objects._named_at_once = True
+    right, half, empty = put(store.objects, noise(1, 9000), noise(2, 9000), noise(3, 9000))
+    left = _killed(tmp_path)
+    for name, size in ((half, 4096), (empty, 0)):
+        os.truncate(left / "objects" / name.hex()[:2] / name.hex()[2:], size)
+    again = open_store(left)
+    assert set(again.objects.contents()) == {right} == set(on_disk(left))
+    put(again.objects, noise(2, 9000))
+    assert on_disk(left)[half] == noise(2, 9000)
 
 
 def test_what_a_lost_machine_tore_is_dropped(tmp_path: Path, open_store: OpenStore) -> None:

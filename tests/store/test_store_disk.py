@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from store_rig import KIB, PIECE, files, fill, sample
+from store_tree_rig import noise
 
 from p2pdist.core.eviction import choose
 from p2pdist.model.errors import DiskFull
+from p2pdist.model.tree import content_hash
 from p2pdist.store.blobs import BlobStore
 
 pytestmark = pytest.mark.root
@@ -183,3 +185,26 @@ def test_in_memory_space_is_taken_piece_by_piece(mount: Mount) -> None:
     assert blob.write(1, found.piece(1))
     assert blob.path.stat().st_blocks * 512 == PIECE
     store.close()
+
+
+def test_an_object_that_the_disk_has_no_room_for_leaves_nothing(mount: Mount) -> None:
+    """Nor its bytes now, nor the file after the next opening, where files are named before they are written."""
+    root = mount("tmpfs", 2048 * KIB)
+    small, large = noise(1, 9000), noise(2, 4096 * KIB)
+    store = BlobStore(root)
+    store.objects._named_at_once = True
+    assert store.objects.add(content_hash(small), small)
+    (root / "objects" / content_hash(large).hex()[:2]).mkdir()
+    with pytest.raises(DiskFull):
+        store.objects.add(content_hash(large), large)
+    assert set(store.objects.contents()) == {content_hash(small)}
+    assert sum(path.stat().st_size for path in (root / "objects").rglob("*") if path.is_file()) == 9000
+    store.close()
+    store = BlobStore(root)
+    try:
+        assert set(store.objects.contents()) == {content_hash(small)}
+        assert [path.name for path in (root / "objects").rglob("*") if path.is_file()] == [
+            content_hash(small).hex()[2:]
+        ]
+    finally:
+        store.close()

@@ -1,0 +1,201 @@
+"""Encoded writes: a tree's objects made on Btrfs from its packs, with the stored blocks as they are and with what they decompress to.
+
+    sudo python -m bench.encoded_writes --tree generated --files 200000 --size-mib 5000
+    sudo python -m bench.encoded_writes --tree environment generated --compress zstd --json
+
+Each run has a new Btrfs in a sparse file on a loop device below TMPDIR, where the packs lie already, and ends when the filesystem has
+brought everything to the disk. Both ways are the store's own code; the second is what it does where encoded writes are refused. `fill` is
+all that a pull does with packs: read, decompress, verify, write. `write` begins with verified frames, which the first way hands to the
+filesystem and the second decompresses and writes; what verifying takes is in neither.
+
+With compress=zstd both end with the same compressed extents; without, the second writes as much as it read. Processor time is that of this
+process and of all threads of the kernel, so nothing else may write meanwhile. Needs root and btrfs-progs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench import trees
+from bench.btrfs import Btrfs, Meter, Spent
+from bench.fills import Packed, fill, load, write
+from bench.packers import call
+from bench.place import NoRoom, place
+from bench.processes import ProgramFailed
+from bench.table import render
+from p2pdist.store.blobs import BlobStore
+
+PROJECT = Path(__file__).resolve().parent.parent
+MIB = 1 << 20
+GOAL = 3.0
+WAYS = ("encoded", "decompressed")
+STEPS: dict[str, Callable[[BlobStore, Packed, Meter], None]] = {"fill": fill, "write": write}
+ENVIRONMENT_BYTES = 1500 * MIB
+FILE_BYTES = 6000
+"""What a file takes beside its bytes, as a file and twice in the tree of a Btrfs."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one way took for one step, medians of the runs; `encoded_bytes` of the contents were written as they were stored."""
+
+    tree: str
+    compress: str
+    step: str
+    way: str
+    seconds: float
+    cpu_s: float
+    written_bytes: int
+    used_bytes: int
+    encoded_bytes: int
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def missing() -> str:
+    """What this machine lacks, or nothing."""
+    if os.geteuid() != 0:
+        return "encoded writes and mounts need root"
+    lacking = [program for program in ("mkfs.btrfs", "losetup", "mount", "umount") if shutil.which(program) is None]
+    return f"{', '.join(lacking)} cannot be found: install btrfs-progs and mount" if lacking else ""
+
+
+def run_once(where: Path, packed: Packed, compress: str, step: str, way: str) -> tuple[Spent, int]:
+    """One step on a new Btrfs; what it took, and how many bytes were encoded writes."""
+    with Btrfs(where / "btrfs", compress) as disk:
+        store = BlobStore(disk.directory / "store")
+        try:
+            load(store, packed)
+            store.objects.encoded.works = way == "encoded"
+            meter = Meter(disk)
+            STEPS[step](store, packed, meter)
+            return meter.spent, store.objects.encoded.encoded_bytes
+        finally:
+            store.close()
+
+
+def measure(where: Path, tree: str, packed: Packed, chosen: argparse.Namespace) -> Iterator[Row]:
+    for compress in chosen.compress:
+        for step in chosen.step:
+            runs: dict[str, list[tuple[Spent, int]]] = {way: [] for way in WAYS}
+            for _ in range(chosen.repeat):
+                for way in WAYS:
+                    runs[way].append(run_once(where, packed, compress, step, way))
+                    spent = runs[way][-1][0]
+                    say(f"    {compress}, {step}, {way}: {spent.seconds:.2f} s, {spent.cpu_s:.2f} s of CPU")
+            for way, found in runs.items():
+                yield Row(
+                    tree,
+                    compress,
+                    step,
+                    way,
+                    statistics.median(spent.seconds for spent, _ in found),
+                    statistics.median(spent.cpu_s for spent, _ in found),
+                    int(statistics.median(spent.written_bytes for spent, _ in found)),
+                    int(statistics.median(spent.used_bytes for spent, _ in found)),
+                    found[-1][1],
+                )
+
+
+def table(rows: Sequence[Row]) -> str:
+    heads = ("tree, mount, step", "way", "wall", "CPU", "written", "used", "encoded", "wall x", "CPU x", "bytes x")
+    cells = []
+    for row in rows:
+        plain = next(
+            each
+            for each in rows
+            if (each.tree, each.compress, each.step) == (row.tree, row.compress, row.step) and each.way == WAYS[1]
+        )
+        cells.append(
+            [
+                f"{row.tree}, compress={row.compress}, {row.step}",
+                row.way,
+                f"{row.seconds:.2f} s",
+                f"{row.cpu_s:.2f} s",
+                f"{row.written_bytes / MIB:,.0f} MiB",
+                f"{row.used_bytes / MIB:,.0f} MiB",
+                f"{row.encoded_bytes / MIB:,.0f} MiB",
+                f"{plain.seconds / row.seconds:.2f}",
+                f"{plain.cpu_s / row.cpu_s:.2f}",
+                f"{plain.written_bytes / row.written_bytes:.2f}",
+            ]
+        )
+    notes = [f"x: how often the decompressed way takes what this one does; the goal for `write` is {GOAL:g}."]
+    return render("Objects on Btrfs: stored blocks as they are, and decompressed", heads, cells, notes)
+
+
+def pack(where: Path, source: Path) -> Packed:
+    """A tree packed into a layout of its own."""
+    program = str(Path(sys.executable).parent / "p2pdist")
+    layout = where / f"layout-{source.name}"
+    call(program, "pack", str(source), "-t", "tree:v1", "--format", "tree", "--layout", str(layout), "--json")
+    return Packed.of_layout(layout, *trees.files_and_bytes(source))
+
+
+def sources(where: Path, chosen: argparse.Namespace) -> Iterator[Path]:
+    if "environment" in chosen.tree:
+        say("making a Python environment ...")
+        yield trees.environment(where / "environment", PROJECT)
+    if "generated" in chosen.tree:
+        say("generating a tree ...")
+        yield trees.generated(where / "generated", files=chosen.files, size=chosen.size_mib * MIB)
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.encoded_writes",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    both = ("environment", "generated")
+    parser.add_argument("--tree", nargs="+", choices=both, default=list(both))
+    parser.add_argument("--files", type=int, default=200_000, help="of the generated tree [%(default)s]")
+    parser.add_argument("--size-mib", type=int, default=5000, help="of the generated tree [%(default)s]")
+    parser.add_argument(
+        "--compress", nargs="+", choices=("zstd", "none"), default=["zstd", "none"], help="of the mount"
+    )
+    parser.add_argument("--step", nargs="+", choices=tuple(STEPS), default=list(STEPS))
+    parser.add_argument("--repeat", type=int, default=3, help="runs, of which the median is told [%(default)s]")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser.parse_args(words)
+
+
+def needed_bytes(size: int, files: int) -> int:
+    """A tree, what is packed of it, and the Btrfs with both."""
+    return size + size // 2 + FILE_BYTES * files + size + size // 2 + 2 * FILE_BYTES * files
+
+
+def main() -> int:
+    chosen = arguments()
+    if lack := missing():
+        say(lack)
+        return 1
+    size = max(chosen.size_mib * MIB if "generated" in chosen.tree else 0, ENVIRONMENT_BYTES)
+    rows: list[Row] = []
+    try:
+        with place("p2pdist-encoded-", needed=needed_bytes(size, chosen.files)) as where:
+            for source in sources(where, chosen):
+                packed = pack(where, source)
+                shutil.rmtree(source)
+                say(f"{source.name}: {packed.files:,} files, {packed.bytes_content / MIB:,.0f} MiB")
+                rows += measure(where, source.name, packed, chosen)
+    except (NoRoom, ProgramFailed, subprocess.CalledProcessError) as error:
+        say(str(error))
+        return 1
+    print(json.dumps({"rows": [asdict(row) for row in rows]}) if chosen.json else table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
