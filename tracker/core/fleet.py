@@ -55,7 +55,7 @@ from tracker.core.repair import AVOID_S, avoid_s, free_children, move_lease, ori
 from tracker.core.schedule import Schedule
 from tracker.core.standing import Standing
 from tracker.core.swarm import FROM_ORIGIN, Swarm, layout_of
-from tracker.core.tail import hand_over
+from tracker.core.tail import Tail
 
 JOIN_BATCH_S = 0.1
 SMALL_BATCH_S = 0.02
@@ -85,7 +85,7 @@ class Fleet:
     schedule: Schedule = field(default_factory=Schedule)
     standing: Standing = field(init=False)
     _presence: Presence = field(init=False)
-    _late: dict[Digest, None] = field(default_factory=dict)
+    _tail: Tail = field(default_factory=Tail)
     close_watch: CloseWatch = field(default_factory=CloseWatch)
     _planner: Planner = field(default_factory=Planner)
 
@@ -228,7 +228,7 @@ class Fleet:
         whole = sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals))
         complete = swarm.advance(member.host, counts, now=now)
         if sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals)) > whole:
-            self._late.setdefault(swarm.blob)
+            self._tail.note(swarm.blob)
         self.standing.sort(self.hosts[member.host], swarm)
         if spare_origin(swarm, member.host):
             self.schedule.ask(swarm.blob, "whole copy", now)
@@ -376,10 +376,8 @@ class Fleet:
                 self.standing.retry(swarm, now=now)
                 if balance(swarm, now=now):
                     self.schedule.ask(swarm.blob, "balance", now)
-        for blob in self._late:
-            if blob in self.swarms and hand_over(self.swarms[blob]):
-                self.schedule.ask(blob, "late", now)
-        self._late.clear()
+        for blob in self._tail.catch_up(self.swarms, now=now):
+            self.schedule.ask(blob, "late", now)
         self._pace(self.close_watch.over(now), self.report_interval_s, out)
 
     def _plan_due(self, now: float, out: list[Command]) -> None:

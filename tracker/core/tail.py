@@ -4,16 +4,45 @@ Theory. A stripe that fell behind cannot catch up through its own tree, whose in
 the whole of a stripe and few children left to serve, their uplinks are idle, wholly or in part: each of them takes over a host that is
 still far from the end, the one that lacks most first, if that gets a larger part of the uplink there than it has of its parent's. What it
 used to take is left to others. A host with a slow downlink would gain nothing, and its new parent would first have to find that out. Hosts
-are not moved for a few pieces, and stay within their rack.
+are not moved for a few pieces, and stay within their rack. Where nobody in the rack has the whole, they line up (chains.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from p2pdist.model.digest import Digest
+from tracker.core.chains import PIECES_MIN, due, line_up
 from tracker.core.member import Member
 from tracker.core.swarm import Swarm
 
-PIECES_MIN = 8
-"""Moving a stream costs about a round trip and the slow start of a connection."""
+
+@dataclass(slots=True)
+class Tail:
+    """Swarms in which hosts got the last piece of a stripe, or were moved, since they were looked at last."""
+
+    _noted: dict[Digest, None] = field(default_factory=dict)
+
+    def note(self, blob: Digest) -> None:
+        """A host has got the whole of a stripe."""
+        self._noted.setdefault(blob)
+
+    def catch_up(self, swarms: Mapping[Digest, Swarm], *, now: float) -> list[Digest]:
+        """Move late hosts; returns the swarms in which some were moved."""
+        found = []
+        for blob in list(self._noted):
+            if blob not in swarms:
+                del self._noted[blob]
+                continue
+            swarm = swarms[blob]
+            moved, looks = hand_over(swarm), due(swarm, now=now)
+            lined_up = line_up(swarm, now=now) if looks else 0
+            if looks and not lined_up:
+                del self._noted[blob]
+            if moved or lined_up:
+                found.append(blob)
+        return found
 
 
 def hand_over(swarm: Swarm) -> int:
