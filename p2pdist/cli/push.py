@@ -34,7 +34,6 @@ def command(ref: str, layout: Path, origin: str | None, torrent: bool, as_json: 
       p2pdist push team/trainer:v1 --origin s3://packages/prod
     """
     from p2pdist.package.push import push
-    from p2pdist.package.torrents import make_torrents
 
     reference = parse_reference(ref)
 
@@ -45,7 +44,11 @@ def command(ref: str, layout: Path, origin: str | None, torrent: bool, as_json: 
             def hashed(done: int, total: int) -> None:
                 progress("hashing", done, total)
 
-            return pushed, await make_torrents(reference, local, central, on_progress=hashed) if torrent else []
+            if not torrent:
+                return pushed, []
+            from p2pdist.package.torrents import make_torrents
+
+            return pushed, await make_torrents(reference, local, central, on_progress=hashed)
 
     with output.Progress(quiet=as_json) as progress:
         pushed, made = asyncio.run(work(progress))

@@ -45,6 +45,7 @@ from p2pdist.mount.erofs_format import (
     MAGIC,
     METACOPY,
     OPAQUE,
+    PART_SIZE,
     PLAIN,
     REST_AT,
     ROOT_AT,
@@ -56,6 +57,7 @@ from p2pdist.mount.erofs_format import (
     TYPE_FILE,
     TYPE_SYMLINK,
     file_inode,
+    identity,
     inode,
     object_path,
     redirect,
@@ -171,7 +173,9 @@ class _Writer:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._hash = blake3()
+        self._part = blake3()
+        self._part_left = PART_SIZE - REST_AT
+        self._hashes = bytearray()
         self._parts: list[bytes] = []
         self._at = REST_AT
         self._inodes = 1
@@ -303,16 +307,27 @@ class _Writer:
     def _flush(self) -> None:
         data = b"".join(self._parts)
         self._parts.clear()
-        self._hash.update(data)
         self._file.write(data)
+        rest = memoryview(data)
+        while rest:
+            piece, rest = rest[: self._part_left], rest[self._part_left :]
+            self._part.update(piece)
+            self._part_left -= len(piece)
+            if not self._part_left:
+                self._end_part()
+
+    def _end_part(self) -> None:
+        self._hashes += self._part.digest()
+        self._part, self._part_left = blake3(), PART_SIZE
 
     def _finish(self) -> None:
         """Fill the last block up, and write superblock and root."""
         self._pad(_round_up(self._at, BLOCK_SIZE))
         self._flush()
         root = self._directory_inode(self._root)
-        self._hash.update(root)
-        head = superblock(self._inodes, self._at // BLOCK_SIZE, self._hash.digest(16))
+        if self._at % PART_SIZE:
+            self._end_part()
+        head = superblock(self._inodes, self._at // BLOCK_SIZE, identity(bytes(self._hashes), root))
         self._file.seek(0)
         self._file.write((bytes(SUPERBLOCK_AT) + head + root).ljust(REST_AT, b"\0"))
 

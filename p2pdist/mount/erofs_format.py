@@ -10,6 +10,8 @@ import stat
 import struct
 from binascii import hexlify
 
+from blake3 import blake3
+
 from p2pdist.model.tree import File, Xattrs
 
 BLOCK_SIZE = 4096
@@ -22,6 +24,8 @@ _INCOMPAT_CHUNKED_FILE = 4
 INODE = struct.Struct("<HHHHQIIIIqII16x")
 PLAIN, INLINE, CHUNKED = 1, 1 | 2 << 1, 1 | 4 << 1
 """i_format of an extended inode: its data is in blocks, in blocks but for the last one, which is behind the inode, or in chunks."""
+
+PART_SIZE = 1 << 20
 
 SLOT = 32
 ROOT_AT = SUPERBLOCK_AT + SUPERBLOCK.size
@@ -104,9 +108,15 @@ def file_chunks(size: int) -> int:
     return -(-size // CHUNK_SIZE)
 
 
+def identity(parts: bytes, root: bytes) -> bytes:
+    """The identity of an image: the BLAKE3, cut to 16 bytes, of the BLAKE3 of each of its `parts`, one behind the other, and of its root.
+    A part ends at each multiple of PART_SIZE; the first one begins at REST_AT. So that of a patched image takes only the parts that differ.
+    """
+    return blake3(parts + root).digest(16)
+
+
 def superblock(inodes: int, blocks: int, identity: bytes) -> bytes:
-    """The superblock of an image of `blocks` blocks. `identity` is the BLAKE3, cut to 16 bytes, of all from REST_AT on and then the
-    root."""
+    """The superblock of an image of `blocks` blocks; `identity` see there."""
     # fmt: off
     return SUPERBLOCK.pack(
         MAGIC, 0, _COMPAT_MTIME, BLOCK_SIZE.bit_length() - 1, 0, ROOT_AT // SLOT, inodes, 0, 0, blocks, 0, 0,

@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
+from p2pdist.model.entries import Entries
 from p2pdist.model.tree import Directory, Entry, File, Symlink
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs import partial_file, write_image
@@ -33,6 +34,7 @@ from p2pdist.mount.erofs_format import (
     INLINE,
     INODE,
     OPAQUE,
+    PART_SIZE,
     PLAIN,
     REST_AT,
     ROOT_AT,
@@ -42,6 +44,7 @@ from p2pdist.mount.erofs_format import (
     XATTR_HEADER_SIZE,
     file_chunks,
     file_inode,
+    identity,
     inode,
     superblock,
     xattr_body,
@@ -51,7 +54,6 @@ from p2pdist.mount.erofs_format import (
 CHANGED_DIVISOR = 32
 """When more than one entry in so many has changed, writing the whole image is faster than searching for them."""
 
-_PART_SIZE = 1 << 20
 _COMPARED = 512
 """Entries that are compared at a time."""
 
@@ -79,8 +81,7 @@ def changed_entries(old: Sequence[Entry], new: Sequence[Entry], *, most: int) ->
     if len(old) != len(new):
         return None
     found: list[Entry] = []
-    for begin in range(0, len(new), _COMPARED):
-        before, after = list(old[begin : begin + _COMPARED]), list(new[begin : begin + _COMPARED])
+    for before, after in _side_by_side(old, new):
         if before == after:  # fast for entries that both trees share
             continue
         for one, other in zip(before, after, strict=True):
@@ -96,6 +97,15 @@ def changed_entries(old: Sequence[Entry], new: Sequence[Entry], *, most: int) ->
         if len(found) > most:
             return None
     return found
+
+
+def _side_by_side(old: Sequence[Entry], new: Sequence[Entry]) -> Iterable[tuple[Sequence[Entry], Sequence[Entry]]]:
+    """Runs of entries at the same places of both, but for pages that both share."""
+    if isinstance(old, Entries) and isinstance(new, Entries) and [*map(len, old.pages)] == [*map(len, new.pages)]:
+        return ((one, other) for one, other in zip(old.pages, new.pages, strict=True) if one is not other)
+    before, after = list(old), list(new)
+    steps = range(0, len(before), _COMPARED)
+    return ((before[begin : begin + _COMPARED], after[begin : begin + _COMPARED]) for begin in steps)
 
 
 def is_intact(image: Path) -> bool:
@@ -216,13 +226,11 @@ class _Image:
 
     def matches(self) -> bool:
         """Whether the image has its identity."""
-        hasher, at = blake3(), REST_AT
-        while at < self._size:
-            part = self._take(at, min(_PART_SIZE, self._size - at))
-            hasher.update(part)
-            at += len(part)
-        hasher.update(self._root)
-        return bool(hasher.digest(16) == self._identity)
+        parts = bytearray()
+        for at in range(0, self._size, PART_SIZE):
+            part = self._take(at, min(PART_SIZE, self._size - at))
+            parts += blake3(memoryview(part)[max(0, REST_AT - at) :]).digest()
+        return bool(identity(bytes(parts), self._root) == self._identity)
 
     def edits(self, entry: Entry) -> list[tuple[int, bytes]]:
         """What to write where for a changed entry."""
@@ -256,31 +264,26 @@ class _Image:
         """Write the image with the edits into an empty file. Raises _Unusable unless the image matches its identity."""
         parts = _by_part(edits, self._size)
         shared = _clone(self._file, file)
-        buffer = memoryview(bytearray(_PART_SIZE))
-        old = new = blake3()
+        buffer = memoryview(bytearray(PART_SIZE))
+        old, new = bytearray(), bytearray()
         self._file.seek(0)
-        for at in range(0, self._size, _PART_SIZE):
-            part = buffer[: min(_PART_SIZE, self._size - at)]
+        for at in range(0, self._size, PART_SIZE):
+            part = buffer[: min(PART_SIZE, self._size - at)]
             hashed = part[max(0, REST_AT - at) :]
             self._fill(part)
             here = parts.get(at, ())
-            if here and new is old:
-                new = old.copy()
-            old.update(hashed)
+            found = blake3(hashed).digest()
+            old += found
             for begin, data in here:
                 part[begin : begin + len(data)] = data
-            if new is not old:
-                new.update(hashed)
+            new += blake3(hashed).digest() if here else found
             if here or not shared:
                 file.seek(at)
                 file.write(part)
-        old.update(self._root)
-        if new is not old:
-            new.update(self._root)
-        if old.digest(16) != self._identity:
+        if identity(bytes(old), self._root) != self._identity:
             raise _Unusable
         file.seek(SUPERBLOCK_AT)
-        file.write(superblock(self._inodes, self._blocks, new.digest(16)))
+        file.write(superblock(self._inodes, self._blocks, identity(bytes(new), self._root)))
 
     def _fill(self, part: memoryview) -> None:
         done = 0
@@ -339,8 +342,8 @@ def _by_part(edits: Iterable[tuple[int, bytes]], size: int) -> dict[int, list[tu
             raise _Unusable
         at, rest = offset, data
         while rest:
-            begin = at % _PART_SIZE
-            piece = rest[: _PART_SIZE - begin]
+            begin = at % PART_SIZE
+            piece = rest[: PART_SIZE - begin]
             parts.setdefault(at - begin, []).append((begin, piece))
             at, rest = at + len(piece), rest[len(piece) :]
     return parts

@@ -91,17 +91,28 @@ def _plain(field: bytes) -> str:
 
 def mounted() -> list[Mounted]:
     """Every mount that this process sees, the oldest first; of several at one point the last is the visible one."""
-    found = []
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-        before, _, after = line.partition(b" - ")
-        kind, source = after.split(b" ")[:2]
-        found.append(Mounted(Path(_plain(before.split(b" ")[4])), _plain(kind), _plain(source)))
-    return found
+    return [_mounted(line) for line in _lines()]
+
+
+def _lines() -> list[bytes]:
+    return Path("/proc/self/mountinfo").read_bytes().splitlines()
+
+
+def _mounted(line: bytes) -> Mounted:
+    before, _, after = line.partition(b" - ")
+    kind, source = after.split(b" ")[:2]
+    return Mounted(Path(_plain(before.split(b" ")[4])), _plain(kind), _plain(source))
 
 
 def mounted_at(target: Path) -> Mounted | None:
     """What is visible at `target` (a real path), or None when nothing is mounted there."""
-    return next((entry for entry in reversed(mounted()) if entry.point == target), None)
+    place = os.fsencode(target)
+    for line in reversed(_lines()):
+        point = line.split(b" ", 5)[4]
+        # A path is decoded only where it is another one as it stands: a host may have thousands of mounts.
+        if point == place or (b"\\" in point and _plain(point) == str(target)):
+            return _mounted(line)
+    return None
 
 
 def backing_file(device: str) -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, P2PDistError
@@ -33,7 +33,9 @@ from p2pdist.model.package import (
 from p2pdist.package.content import read_content
 from p2pdist.package.depot import Depot, LocalDepot, read_manifest
 from p2pdist.package.lease import Lease, NoteBoard
-from p2pdist.package.pack import OnProgress
+
+if TYPE_CHECKING:
+    from p2pdist.package.pack import OnProgress  # packing takes several times as long to load as pushing
 
 BLOBS_IN_FLIGHT = 4
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,10 @@ from typing import Any
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError
+from p2pdist.model.tree import HASH_SIZE
 from p2pdist.store.disk import free_bytes
 
-_VERSION = 3
+_VERSION = 4
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blobs (
     digest TEXT PRIMARY KEY, size INTEGER NOT NULL, piece_size INTEGER NOT NULL, pieces_digest TEXT NOT NULL,
@@ -39,8 +40,9 @@ CREATE TABLE IF NOT EXISTS objects_state (
 );
 CREATE TABLE IF NOT EXISTS trees (
     root TEXT PRIMARY KEY, catalogs TEXT NOT NULL, packs TEXT NOT NULL, complete INTEGER NOT NULL, last_used REAL NOT NULL,
-    contents BLOB NOT NULL
+    contents BLOB NOT NULL, pages BLOB NOT NULL DEFAULT x''
 );
+CREATE TABLE IF NOT EXISTS tree_pages (name BLOB PRIMARY KEY, contents BLOB NOT NULL);
 """
 
 
@@ -107,12 +109,14 @@ class Index:
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=NORMAL")
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
-        if version not in {0, 1, 2, _VERSION}:  # 1 had no small blobs, 2 no trees; both are otherwise the same
+        if version not in range(_VERSION + 1):  # 1 had no small blobs, 2 no trees, 3 no pages of trees
             raise P2PDistError(
                 f"the store {self._path.parent} was made by another release (index version {version})",
                 remedy="Use that release, or another store directory",
             )
         self._database.executescript(_SCHEMA)
+        if not any(row[1] == "pages" for row in self._database.execute("PRAGMA table_info(trees)")):
+            self._database.execute("ALTER TABLE trees ADD COLUMN pages BLOB NOT NULL DEFAULT x''")
         self._database.execute(f"PRAGMA user_version={_VERSION}")
 
     def close(self) -> None:
@@ -240,14 +244,29 @@ class Index:
         rows = self._query("SELECT root, catalogs, packs, complete, last_used FROM trees")
         return [TreeRecord(row[0], tuple(row[1].split()), tuple(row[2].split()), bool(row[3]), row[4]) for row in rows]
 
-    def add_tree(self, record: TreeRecord, contents: bytes) -> None:
-        """`contents` are the names of all its contents, 32 bytes each."""
+    def add_tree(self, record: TreeRecord, pages: Mapping[bytes, Iterable[bytes]]) -> None:
+        """`pages` are the names of the contents of each of its pages, by the name of the page; all names have HASH_SIZE bytes. What another
+        tree has, too, is not written again."""
         values = (record.root, " ".join(record.catalogs), " ".join(record.packs), record.complete, record.last_used)
-        self._run("INSERT OR REPLACE INTO trees VALUES (?,?,?,?,?,?)", (*values, contents))
+        with self._transaction():
+            known = {row[0] for row in self._database.execute("SELECT name FROM tree_pages")}
+            new = ((name, b"".join(contents)) for name, contents in pages.items() if name not in known)
+            self._database.executemany("INSERT INTO tree_pages VALUES (?,?)", new)
+            self._database.execute("INSERT OR REPLACE INTO trees VALUES (?,?,?,?,?,x'',?)", (*values, b"".join(pages)))
 
-    def tree_contents(self, root: Digest) -> bytes:
-        rows = self._query("SELECT contents FROM trees WHERE root=?", (root,))
-        return bytes(rows[0][0]) if rows else b""
+    def tree_contents(self, root: Digest) -> set[bytes]:
+        """The names of all contents of a tree; none when there is no record of it."""
+        found: set[bytes] = set()
+        with self._failures(), self._lock:
+            # A record of an earlier release has its contents in one piece.
+            for contents, pages in self._database.execute("SELECT contents, pages FROM trees WHERE root=?", (root,)):
+                found.update(_names(contents))
+                for name in _names(pages):
+                    page = self._database.execute("SELECT contents FROM tree_pages WHERE name=?", (name,)).fetchone()
+                    if page is None:
+                        raise sqlite3.DatabaseError(f"it lacks the page {name.hex()} of {root}")
+                    found.update(_names(page[0]))
+        return found
 
     def set_tree(self, root: Digest, *, complete: bool) -> None:
         self._run("UPDATE trees SET complete=? WHERE root=?", (complete, root))
@@ -256,7 +275,18 @@ class Index:
         self._run_all("UPDATE trees SET last_used=? WHERE root=?", used)
 
     def remove_tree(self, root: Digest) -> None:
-        self._run("DELETE FROM trees WHERE root=?", (root,))
+        """With the pages that no other tree has."""
+        with self._transaction():
+            database = self._database
+            gone = {
+                name
+                for row in database.execute("SELECT pages FROM trees WHERE root=?", (root,))
+                for name in _names(row[0])
+            }
+            database.execute("DELETE FROM trees WHERE root=?", (root,))
+            for row in database.execute("SELECT pages FROM trees"):
+                gone.difference_update(_names(row[0]))
+            database.executemany("DELETE FROM tree_pages WHERE name=?", [(name,) for name in gone])
 
     # -- inner workings
 
@@ -266,10 +296,15 @@ class Index:
 
     def _run_all(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         """The same for each of `rows`, in one transaction."""
+        with self._transaction():
+            self._database.executemany(statement, rows)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
         with self._failures(), self._lock:
             self._database.execute("BEGIN")
             try:
-                self._database.executemany(statement, rows)
+                yield
             except BaseException:
                 self._database.execute("ROLLBACK")
                 raise
@@ -293,3 +328,8 @@ class Index:
                     remedy="Move the store directory away; what it held will be fetched again",
                 ) from error
             raise P2PDistError(f"the index {self._path} cannot be used: {error}", remedy="Check the disk") from error
+
+
+def _names(encoded: bytes) -> Iterator[bytes]:
+    """Names that stand one behind the other."""
+    return (encoded[at : at + HASH_SIZE] for at in range(0, len(encoded), HASH_SIZE))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from p2pdist.model.catalog import Pack, Stored
 from p2pdist.model.digest import Digest
+from p2pdist.model.entries import Entries
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import CHUNK_MAX, ChunkList, Entry, File, content_hash
 from p2pdist.store.assembly import Assembly, Part
@@ -32,12 +33,6 @@ _FEW = 32
 Located = dict[bytes, tuple[Digest, Stored]]
 
 
-class Entries(list[Entry]):
-    """The entries of a tree, of which several users share one copy as long as there is one."""
-
-    __slots__ = ("__weakref__",)
-
-
 @dataclass(frozen=True, slots=True)
 class Contents:
     """What a page or a tree states of contents, none of which is empty: their `sizes` in bytes, and the names of the chunk lists of those
@@ -49,14 +44,23 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A tree as its root and catalogs have it; `contents` are sizes, as in Contents. `changed` are those of pages that the tree `base` has
-    not: whatever else is in `contents` is a content of `base`, with this size. Without a base that is all of them."""
+    """A tree as its root and catalogs have it; `pages` say by BLAKE3, in order, what each states of contents. `changed` are the sizes that
+    pages state which the tree `base` has not: whatever else is in `contents` is a content of `base`, with this size. Without a base that
+    is all of them."""
 
     entries: Entries
-    contents: dict[bytes, int]
+    pages: Mapping[bytes, Contents]
     chunk_lists: dict[bytes, bytes]
     base: Digest | None
     changed: dict[bytes, int]
+
+    @property
+    def contents(self) -> dict[bytes, int]:
+        """The sizes of all contents, put together when they are asked for: of a version that hardly differs few are needed."""
+        sizes: dict[bytes, int] = {}
+        for page in self.pages.values():
+            sizes.update(page.sizes)
+        return sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,25 +121,30 @@ def contents_of(entries: Iterable[Entry]) -> Contents:
     return Contents(sizes, chunk_lists)
 
 
-def tree_of(entries: Entries, pages: Sequence[Contents], base: Digest | None, new: Sequence[Contents]) -> Tree:
-    """The tree with these entries, whose pages state these contents in turn; those that `base` lacks are `new`. Raises Corrupt when they
-    contradict each other."""
+def tree_of(
+    entries: Entries, pages: Mapping[bytes, Contents], base: Digest | None, before: Mapping[bytes, Contents]
+) -> Tree:
+    """The tree with these entries, whose pages state these contents in turn; `before` are the pages of `base`, which has passed here.
+    Raises Corrupt when pages contradict each other."""
+    new = [page for name, page in pages.items() if name not in before]
     changed: dict[bytes, int] = {}
     for page in new:
         changed.update(page.sizes)
-    # The others come later, so that what they state stands and a new page that contradicts one of them differs from it.
-    sizes = dict(changed)
-    fresh = set(map(id, new))
-    for page in pages:
-        if id(page) not in fresh:
-            sizes.update(page.sizes)
+    stated: dict[bytes, int] = {}
+    for name in before.keys() - pages.keys():
+        stated.update(before[name].sizes)
+    # What a page that is gone stated agreed with all that stay; so these are asked only for what nobody stated.
+    fresh = {content: size for content, size in changed.items() if stated.get(content) != size}
     for page in new:
-        if not page.sizes.items() <= sizes.items():
-            raise _sizes_differ(next(content for content, size in page.sizes.items() if sizes[content] != size))
+        if not page.sizes.items() <= changed.items():
+            raise _sizes_differ(next(content for content, size in page.sizes.items() if changed[content] != size))
     chunk_lists: dict[bytes, bytes] = {}
-    for page in pages:
+    for name, page in pages.items():
         chunk_lists.update(page.chunk_lists)
-    return Tree(entries, sizes, chunk_lists, base, changed)
+        for content in fresh.keys() & page.sizes.keys() if name in before else ():
+            if fresh[content] != page.sizes[content]:
+                raise _sizes_differ(content)
+    return Tree(entries, pages, chunk_lists, base, changed)
 
 
 def _sizes_differ(content: bytes) -> Corrupt:
@@ -151,7 +160,11 @@ def plan(
     """Fill in what a lack needs; `missing` is known. `packs` come in order of preference, `old` are objects here and their encoded chunk
     lists. Raises Corrupt for what is nowhere."""
     missing, tree = lack.missing, lack.tree
-    chunked = {content: _chunk_list(content, tree, lists) for content in missing if content in tree.chunk_lists}
+    chunked = {
+        content: _chunk_list(content, size, tree.chunk_lists[content], lists)
+        for content, size in missing.items()
+        if content in tree.chunk_lists
+    }
     whole = {content for content in missing if content not in chunked}
     pieces = {chunk for chunks in chunked.values() for chunk, _ in chunks.chunks}
     held = _held_chunks(pieces, old) if pieces else {}
@@ -171,12 +184,11 @@ def plan(
     lack.needs = tuple(_needs({pack.digest: pack.size for pack in packs}, located))
 
 
-def _chunk_list(content: bytes, tree: Tree, lists: Mapping[bytes, bytes]) -> ChunkList:
-    name = tree.chunk_lists[content]
+def _chunk_list(content: bytes, size: int, name: bytes, lists: Mapping[bytes, bytes]) -> ChunkList:
     if name not in lists:
         raise Corrupt(f"no catalog carries the chunk list {name.hex()}", remedy="Pack and push the package again")
     chunks = ChunkList.decode(lists[name])
-    if chunks.size != tree.contents[content]:
+    if chunks.size != size:
         raise Corrupt(f"the chunks of the content {content.hex()} do not add up to its size")
     return chunks
 

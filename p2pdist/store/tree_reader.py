@@ -16,11 +16,12 @@ from weakref import WeakValueDictionary
 
 from p2pdist.model.catalog import Pack, decode_catalog
 from p2pdist.model.digest import Digest
+from p2pdist.model.entries import Entries
 from p2pdist.model.errors import Corrupt, NotFound
 from p2pdist.model.tree import Page, Root, check_page, check_pages, content_hash, decode_page, decode_root
 from p2pdist.store.blob import READ_BYTES_MAX, Blob
 from p2pdist.store.images import image_bytes_max
-from p2pdist.store.lack import Contents, Entries, Tree, contents_of, tree_of
+from p2pdist.store.lack import Contents, Tree, contents_of, tree_of
 
 ROOT_BYTES_MAX = 64 << 20
 CATALOG_BYTES_MAX = 512 << 20
@@ -191,9 +192,12 @@ def _joined(
     before = kept[base].pages if base is not None and common[base] else {}
     in_order = [pages[name] for name in root.pages]
     check_pages(root, _plain(in_order), _plain(before.values()))
-    entries = Entries(chain.from_iterable(known.page.entries for known in in_order))
-    new = [known.contents for name, known in own.items() if before.get(name) is not known]
-    return tree_of(entries, [known.contents for known in in_order], base if before else None, new), own
+    entries = Entries(known.page.entries for known in in_order)
+    return tree_of(entries, _contents(own), base if before else None, _contents(before)), own
+
+
+def _contents(pages: Mapping[bytes, KnownPage]) -> dict[bytes, Contents]:
+    return {name: known.contents for name, known in pages.items()}
 
 
 def _plain(pages: Iterable[KnownPage]) -> list[Page]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, filterfalse
@@ -23,7 +23,7 @@ from pathlib import Path
 from p2pdist.model.candidate import Candidate, Share
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound
-from p2pdist.model.tree import HASH_SIZE, Entry
+from p2pdist.model.tree import Entry
 from p2pdist.store.assembly import Damaged
 from p2pdist.store.blob import Blob
 from p2pdist.store.filling import Filled, Filling
@@ -149,7 +149,7 @@ class Trees:
                 self._shares = None
                 claims.callback(self._end, lack)
                 missing = self._missing_of(lack)
-                lack.missing = {content: tree.contents[content] for content in missing}
+                lack.missing = dict(missing)
                 lack.bytes_content = sum(lack.missing.values())
                 # Before room is made, and all of them until it is known which ones count.
                 old = self._objects.chunk_lists() if any(map(tree.chunk_lists.__contains__, missing)) else []
@@ -190,7 +190,7 @@ class Trees:
             packs = (*lack.packs, *(pack.blob.digest for pack in lack.selected.values()))
             record = TreeRecord(lack.root, lack.catalogs, packs, True, time.time())
             self._objects.save()
-            self._index.add_tree(record, b"".join(lack.tree.contents))
+            self._index.add_tree(record, {name: page.sizes for name, page in lack.tree.pages.items()})
             self._records[lack.root] = record
             self._shares = None
             self._around.settle()
@@ -306,7 +306,7 @@ class Trees:
         return found, shares
 
     def save_use(self, since: float) -> None:
-        """Write down when trees were used, of those that were used since then. A row is written whole, with all names of contents."""
+        """Write down when trees were used, of those that were used since then. A row is written whole, with the names of all pages."""
         self._index.touch_trees(
             [(record.last_used, record.root) for record in self._records.values() if record.last_used >= since]
         )
@@ -332,18 +332,18 @@ class Trees:
     def _missing(self, contents: Iterable[bytes]) -> Sequence[bytes]:
         return list(filterfalse(self._objects.sizes.__contains__, contents))
 
-    def _missing_of(self, lack: Lack) -> Sequence[bytes]:
-        """Contents of its tree that have no object. Raises Corrupt when one has another size than the tree states. What a complete tree
-        has, too, is here and was compared."""
+    def _missing_of(self, lack: Lack) -> Mapping[bytes, int]:
+        """Contents of its tree that have no object, with their sizes. Raises Corrupt when one has another size than the tree states. What a
+        complete tree has, too, is here and was compared."""
         tree, sizes = lack.tree, self._objects.sizes
         base = self._records.get(tree.base) if tree.base is not None else None
         doubtful = tree.changed if base is not None and base.complete else tree.contents
         if doubtful.items() <= sizes.items():
-            return ()
+            return {}
         wrong = next((content for content, size in doubtful.items() if sizes.get(content, size) != size), None)
         if wrong is not None:
             raise Corrupt(f"the tree {lack.root} states another size for the content {wrong.hex()} than it has")
-        return self._missing(doubtful)
+        return {content: size for content, size in doubtful.items() if content not in sizes}
 
     def _set_complete(self, root: Digest, complete: bool) -> None:
         self._index.set_tree(root, complete=complete)
@@ -366,8 +366,7 @@ class Trees:
             self._garbage = True
 
     def _contents(self, root: Digest) -> set[bytes]:
-        encoded = self._index.tree_contents(root)
-        return {encoded[at : at + HASH_SIZE] for at in range(0, len(encoded), HASH_SIZE)}
+        return self._index.tree_contents(root)
 
     def _named(self, contents: set[bytes]) -> set[bytes]:
         """Those of `contents` that a tree or a lack names."""

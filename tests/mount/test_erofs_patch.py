@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shown_trees import Store, random_tree
 
+from p2pdist.model.entries import Entries
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, content_hash
-from p2pdist.mount import erofs_patch
 from p2pdist.mount.erofs import write_image
-from p2pdist.mount.erofs_format import DIRENT_SIZE, INODE, REST_AT, ROOT_AT, SLOT
+from p2pdist.mount.erofs_format import DIRENT_SIZE, INODE, PART_SIZE, REST_AT, ROOT_AT, SLOT
 from p2pdist.mount.erofs_patch import CHANGED_DIVISOR, changed_entries, draw, patch_image
 
 TIB = 1 << 40
@@ -44,7 +45,9 @@ def patched(tmp_path: Path, old: list[Entry], new: list[Entry]) -> bytes | None:
 
 def seal(data: bytearray) -> None:
     """Give an image the identity that agrees with what is in it."""
-    data[1024 + 48 : 1024 + 64] = blake3(data[REST_AT:] + data[ROOT_AT : ROOT_AT + INODE.size]).digest(16)
+    ends = [*range(1 << 20, len(data), 1 << 20), len(data)]
+    parts = b"".join(blake3(data[begin:end]).digest() for begin, end in pairwise([REST_AT, *ends]))
+    data[1024 + 48 : 1024 + 64] = blake3(parts + data[ROOT_AT : ROOT_AT + INODE.size]).digest(16)
 
 
 def edited(entry: Entry, choose: random.Random) -> Entry:
@@ -126,7 +129,7 @@ def test_a_thousand_directories_below_each_other(tmp_path: Path) -> None:
 
 def test_an_image_of_several_parts(tmp_path: Path) -> None:
     """Images are copied in parts; attributes may lie on both sides of the border between two."""
-    part = erofs_patch._PART_SIZE
+    part = PART_SIZE
     value = bytes(60_000)
     old: list[Entry] = [
         file(b"%03d" % number, xattrs=((b"user.v", value),)) for number in range(3 * part // len(value))
@@ -296,3 +299,24 @@ def test_a_disk_that_fails_is_told(tmp_path: Path) -> None:
     write_image(old, tmp_path / "old")
     with pytest.raises(OSError, match="No such file"):
         patch_image(tmp_path / "old", tmp_path / "no" / "new", [file(b"a", b"b")])
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    cuts=st.lists(st.integers(0, 60), max_size=4),
+    edits=st.integers(0, 4),
+    moved=st.booleans(),
+)
+def test_shared_pages_hide_no_change(seed: int, cuts: list[int], edits: int, moved: bool) -> None:
+    """What two versions have in common as pages is not looked at; what is found is what a look at everything finds."""
+    choose = random.Random(seed)
+    old = [file(b"f%03d" % number, b"%d" % number) for number in range(60)]
+    new = list(old)
+    for number in choose.sample(range(60), edits):
+        new[number] = edited(new[number], choose)
+    bounds = sorted({0, 60, *cuts})
+    before = Entries([old[begin:end] for begin, end in pairwise(bounds)])
+    pages = [new[begin:end] for begin, end in pairwise(bounds if not moved else sorted({0, 60, *cuts, 30}))]
+    after = Entries([next((known for known in before.pages if known == page), page) for page in pages])
+    assert changed_entries(before, after, most=60) == changed_entries(old, new, most=60)
+    assert changed_entries(before, Entries([new[:-1]]), most=60) is None
