@@ -38,9 +38,10 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Source
-from p2pdist.transfer.client import IncomingStream, PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.client import IncomingStream
 from p2pdist.transfer.mailbox import Mailbox
 from p2pdist.transfer.server import UNSENT_BYTES, Block, read_stream_request, serve_stream
+from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 RATIO_GOAL, RX_GOAL, TX_GOAL, RSS_GOAL_MB, TLS_GOAL_GB_S = 0.6, 0.6, 0.2, 300, 1.0

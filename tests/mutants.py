@@ -248,6 +248,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/transfer/test_kept.py",),
     ),
     Mutant(
+        "let the loop wait for the disk",
+        "p2pdist/transfer/client.py",
+        "        if self._pause_s or self._share.high:",
+        "        if self._pause_s:",
+        ("tests/transfer/test_attended.py",),
+    ),
+    Mutant(
         "trust a kept connection",
         "p2pdist/transfer/client.py",
         "            except (EndOfConnection, OSError) as gone:",

@@ -46,10 +46,11 @@ from p2pdist.model.plan import ORIGIN, Plan, Source
 from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin
 from p2pdist.store.blob import Blob
-from p2pdist.transfer.client import IncomingStream, PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.client import IncomingStream
 from p2pdist.transfer.kept import KeptConnections
 from p2pdist.transfer.mailbox import Mailbox
 from p2pdist.transfer.pacer import Pacer
+from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.tls import Tls
 
 TICK_S = 0.25
@@ -76,8 +77,7 @@ class Surroundings(Protocol):
 
 
 class BlobPull:
-    """See the module's text. `selection` says what of which blob at the origin this one is, if it is a selection. `done` is set to None, or
-    to the failure, when the pull ends."""
+    """See the module's text. `selection`: what of which blob at the origin this is. `done` gets None, or the failure, at the end."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class BlobPull:
         priority: Priority = "start",
         selection: Selection | None = None,
     ) -> None:
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self.blob, self.priority, self._selection = blob, priority, selection
         self.done: asyncio.Future[None] = loop.create_future()
         self.bytes_by_source = {"origin": 0, "peer": 0}
@@ -178,7 +178,7 @@ class BlobPull:
     # -- core
 
     def _submit(self, event: Event) -> None:
-        for command in self._core.handle(event, now=asyncio.get_running_loop().time()):
+        for command in self._core.handle(event, now=self._loop.time()):
             match command:
                 case OpenStream(stream, source, stripe):
                     self._open(stream, source, stripe)
@@ -202,8 +202,7 @@ class BlobPull:
             self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def _find_untold(self) -> None:
-        """Take in pieces that are stored and of which no stream of this pull has told for a whole tick: a stream of an earlier pull of the
-        blob, closed when that ended, may have been writing one."""
+        """Take in stored pieces of which no stream of this pull has told for a whole tick: one of an earlier pull may have been writing."""
         if len(self.blob.have) <= len(self._core.have):
             self._untold.clear()
             return
@@ -317,6 +316,7 @@ class BlobPull:
                 tls=self._agent.tls,
                 pacer=self._agent.pacer_of(self.blob.digest),
                 kept=self._agent.kept if self._stripes == 1 else None,
+                attended=self._mail,
             )
         self._streams[number] = stream
         stream.start()

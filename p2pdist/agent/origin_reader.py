@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin
 from p2pdist.store.blob import Blob
-from p2pdist.transfer.client import PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
 
 REQUESTS_MAX = 4
 """Range requests under way at once for one stripe: enough to hide the round trip, few enough to keep the pieces in order."""
+INLINE_BYTES = 64 << 10
+"""So short a piece is stored on the event loop: it takes less of its time than to have a thread do it."""
+
+INLINE_S = 0.05
+"""Once it took so long, the disk makes writers wait, and threads store the rest."""
 
 
 class OriginReader:
@@ -37,6 +43,7 @@ class OriginReader:
         self._origin, self._blob = origin, blob
         self._stripe, self._stripes, self._selection = stripe, stripes, selection
         self._on_event = on_event
+        self._storing_s = 0.0
         self._may_read, self._pause = may_read, pause
         self._task: asyncio.Task[None] | None = None
 
@@ -72,14 +79,22 @@ class OriginReader:
         for piece in pieces:
             await self._may_read(layout.length(piece))
             data = await self._read(layout.offset(piece), layout.length(piece))
-            storing = asyncio.create_task(self._store(piece, data))
-            try:
-                await asyncio.shield(storing)
-            except asyncio.CancelledError:
-                # The thread cannot be stopped, and a piece that is stored without anybody being told would be missed for ever.
-                await asyncio.wait([storing])
-                raise
+            if len(data) <= INLINE_BYTES and self._storing_s < INLINE_S:
+                began = time.monotonic()
+                self._stored(piece, self._blob.write(piece, data))
+                self._storing_s = time.monotonic() - began
+            else:
+                await self._store_in_thread(piece, data)
             await self._pause(len(data))
+
+    async def _store_in_thread(self, piece: int, data: bytes) -> None:
+        storing = asyncio.create_task(self._store(piece, data))
+        try:
+            await asyncio.shield(storing)
+        except asyncio.CancelledError:
+            # The thread cannot be stopped, and a piece that is stored without anybody being told would be missed for ever.
+            await asyncio.wait([storing])
+            raise
 
     async def _read(self, offset: int, length: int) -> bytes:
         if self._selection is None:
@@ -88,7 +103,9 @@ class OriginReader:
         return await self._origin.read_range(self._selection.blob.digest, offset, length)
 
     async def _store(self, piece: int, data: bytes) -> None:
-        ok = await asyncio.to_thread(self._blob.write, piece, data)
+        self._stored(piece, await asyncio.to_thread(self._blob.write, piece, data))
+
+    def _stored(self, piece: int, ok: bool) -> None:
         self._on_event(PieceReceived(self.number, piece, ok))
         if not ok:
             raise _WrongBytes(f"piece {piece} does not match its hash")

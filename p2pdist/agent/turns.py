@@ -47,6 +47,7 @@ class Turn:
 
     def __init__(self, turns: Turns, number: int) -> None:
         self._turns = turns
+        self._loop = asyncio.get_running_loop()
         self._number = number
         self._failure: P2PDistError | None = None
         self._given: deque[Block | None] = deque()
@@ -67,7 +68,7 @@ class Turn:
 
     async def next_block(self) -> Block | None:
         while not self._given and self._failure is None:
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self._loop.create_future()
             await self._waiter
         if self._failure is not None:
             raise self._failure

@@ -23,7 +23,7 @@ from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Priority, Reason
 from p2pdist.model.plan import Plan
 from p2pdist.store.blob import Blob
-from p2pdist.transfer.client import StreamClosed, StreamEvent
+from p2pdist.transfer.stream_events import StreamClosed, StreamEvent
 
 PEERS_V1_S = 2.0
 """A swarm that gives nothing for so long is a reason to ask whether there are peers of version 1."""
@@ -67,7 +67,8 @@ class Ways:
         post: Callable[[StreamEvent], None],
     ) -> None:
         self._pull, self._blob, self._writers = pull, pull.blob, writers
-        now = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
         policy = swarming.policy_of(pull.blob.digest) if swarming is not None else "trees"
         swarming = swarming if policy != "trees" else None
         self._choice = TransportChoice(policy, host, self._blob.digest, now)
@@ -158,7 +159,7 @@ class Ways:
         """A piece has been stored."""
         if self._fetch is not None:
             self._fetch.held(piece)
-        self._choice.progressed(now=asyncio.get_running_loop().time())
+        self._choice.progressed(now=self._loop.time())
 
     def swarm_closed(self, closed: StreamClosed) -> None:
         """The transfer has let go of the file."""

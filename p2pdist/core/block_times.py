@@ -34,8 +34,11 @@ class BlockTimes:
     def learn(self, claim: Claim, byte_s: float, claims: Iterable[Claim], *, now: float) -> None:
         """The kernel took `byte_s` for a byte of this one of the `claims`."""
         claim.byte_s = byte_s if claim.byte_s == 0.0 else 0.75 * claim.byte_s + 0.25 * byte_s
-        quickest = min((each.byte_s for each in claims if each.byte_s), default=claim.byte_s)
-        self._quickest_byte_s = min(quickest, self._remembered(now) or quickest)
+        quickest = claim.byte_s
+        for each in claims:  # for every block: no generator, and no call
+            if 0.0 < each.byte_s < quickest:
+                quickest = each.byte_s
+        self._quickest_byte_s = min(quickest, self._remembered(now)) if self._left_byte_s else quickest
 
     def left(self, claim: Claim, *, now: float) -> None:
         """This one is gone. What it took is remembered if it was quick."""

@@ -81,13 +81,15 @@ class Queue:
 class TurnOrder:
     """See the module's text. Limits are in bytes/s, None for none."""
 
-    __slots__ = ("_bucket", "_preseed", "_start", "_virtual")
+    __slots__ = ("_bucket", "_preseed", "_start", "_virtual", "preseeds_waiting", "starts_waiting")
 
     def __init__(self, limit_bytes_s: float | None, preseed_limit_bytes_s: float | None) -> None:
         self._bucket = Bucket(limit_bytes_s)
         self._start = Queue(1 - PRESEED_SHARE, True, Bucket(None))
         self._preseed = Queue(PRESEED_SHARE, False, Bucket(preseed_limit_bytes_s))
         self._virtual = 0.0
+        # For every block it is asked who waits: the lists, which stay the same for good, not to be changed.
+        self.starts_waiting, self.preseeds_waiting = self._start.waiting, self._preseed.waiting
 
     def queue(self, priority: Priority) -> Queue:
         """Where those of a priority wait."""
@@ -96,11 +98,13 @@ class TurnOrder:
     @property
     def empty(self) -> bool:
         """Whether nobody waits."""
-        return not self._start.waiting and not self._preseed.waiting
+        return not self.starts_waiting and not self.preseeds_waiting
 
     def busy(self, now: float) -> bool:
         """Whether somebody could use the uplink, or waits for the limit that holds for all."""
-        return bool(self._start.ready(now) or self._preseed.ready(now))
+        return bool(
+            (self.starts_waiting and self._start.ready(now)) or (self.preseeds_waiting and self._preseed.ready(now))
+        )
 
     def free_at(self, *, preseeds: bool) -> float | None:
         """When the limits allow a turn to somebody who waits, None when nobody does. Preseeds may have one only if `preseeds`."""
@@ -113,7 +117,7 @@ class TurnOrder:
         if now < self._bucket.free_at:
             return None
         queue, ready = self._start, self._start.ready(now)
-        held = self._preseed.ready(now) if preseeds else []
+        held = self._preseed.ready(now) if preseeds and self.preseeds_waiting else []
         if held and (not ready or queue.tag > self._preseed.tag):
             queue, ready = self._preseed, held
         if not ready:

@@ -229,8 +229,10 @@ class Uplink:
                 self._feeds.pop(blob, None)
             case Tick():
                 pass
-        self._give_turns(now, out)
-        self._account(now)
+        if self._order.starts_waiting or self._order.preseeds_waiting:
+            self._give_turns(now, out)
+        if self._busy_since is not None or self._order.starts_waiting or self._order.preseeds_waiting:
+            self._account(now)
         return out
 
     @property
@@ -245,7 +247,9 @@ class Uplink:
 
     def wait_s(self, now: float) -> float | None:
         """Seconds until the limits allow the next block, when that is what somebody waits for: a Tick is due then."""
-        if self._order.empty or ((soon := self._order.free_at(preseeds=False)) is not None and soon <= now):
+        if not self._order.starts_waiting and not self._order.preseeds_waiting:
+            return None
+        if ((soon := self._order.free_at(preseeds=False)) is not None) and soon <= now:
             return None
         starts, all_kinds = self._in_the_way(now)
         free_at = self._order.free_at(preseeds=all_kinds < self.blocks_in_flight)
@@ -299,7 +303,7 @@ class Uplink:
 
     def _open(self, event: Opened, out: list[Command]) -> None:
         feed = self._feeds[event.blob]
-        lacks = sum(1 for piece in range(event.stripe, feed.layout.count, len(feed.order)) if piece not in event.have)
+        lacks = len(event.have.missing(event.stripe, len(feed.order)))
         queue = self._order.queue(event.priority)
         stream = _Stream(event.stream, queue, feed=feed, stripe=event.stripe, skip=event.have, left=lacks)
         stream.limit = feed.limit
@@ -364,11 +368,12 @@ class Uplink:
             self._wait(claim, out)
 
     def _give_turns(self, now: float, out: list[Command]) -> None:
-        while not self._order.empty:
-            starts, all_kinds = self._in_the_way(now)
+        order = self._order
+        while order.starts_waiting or order.preseeds_waiting:
+            starts, all_kinds = self._in_the_way(now) if self._flying else (0, 0)
             if starts >= self.blocks_in_flight:
                 return
-            claim = self._order.take(now, preseeds=all_kinds < self.blocks_in_flight)
+            claim = order.take(now, preseeds=all_kinds < self.blocks_in_flight)
             if claim is None:
                 return
             self._flying.append(claim)
@@ -379,8 +384,9 @@ class Uplink:
         """Blocks in flight that keep streams which somebody waits for from theirs, and those that keep preseeds from theirs."""
         starts = preseeds = 0
         for claim in self._flying:
-            usual_s = max(self.stuck_min_s, self._times.usual_s(claim.block))
-            if now - claim.since < usual_s and not self._times.sluggish(claim, claim.block):
+            flying_s = now - claim.since
+            usual = flying_s < self.stuck_min_s or flying_s < self._times.usual_s(claim.block)
+            if usual and not self._times.sluggish(claim, claim.block):
                 if claim.queue.urgent:
                     starts += 1
                 else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from blake3 import blake3
@@ -54,10 +54,11 @@ class PieceLayout:
 
     size: int
     piece_size: int
+    count: int = field(init=False, repr=False, compare=False)
+    """Number of pieces; kept, for it is asked for several times for each piece that comes."""
 
-    @property
-    def count(self) -> int:
-        return -(-self.size // self.piece_size)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", -(-self.size // self.piece_size))
 
     @property
     def stripes(self) -> int:
@@ -73,7 +74,7 @@ class PieceLayout:
 
     def length(self, piece: int) -> int:
         """Length in bytes of piece `piece`."""
-        return min(self.piece_size, self.size - piece * self.piece_size)
+        return self.piece_size if piece < self.count - 1 else self.size - piece * self.piece_size
 
     def offset(self, piece: int) -> int:
         return piece * self.piece_size
@@ -144,7 +145,8 @@ class PieceSet:
 
     def missing(self, stripe: int = 0, stripes: int = 1) -> list[int]:
         """The pieces of a stripe that are not in the set, ascending."""
-        return [piece for piece in range(stripe, self.count, stripes) if piece not in self]
+        bits = self.bits
+        return [piece for piece in range(stripe, self.count, stripes) if not bits[piece >> 3] >> (piece & 7) & 1]
 
     def stripe_counts(self, stripes: int) -> list[int]:
         """How many pieces of each stripe are in the set."""

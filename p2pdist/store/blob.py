@@ -149,7 +149,7 @@ class Blob:
             with self._lock:
                 if piece in self.have:
                     return True
-                fd = self._data()
+                fd = self._fd if self._fd >= 0 else self._data()
             pwrite_all(fd, data, self.layout.offset(piece))
             self._mark(piece)
         except OSError as error:

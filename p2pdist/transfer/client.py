@@ -1,8 +1,9 @@
-"""One stripe stream received in a thread of its own, with blocking sockets.
+"""One stripe stream received in a thread of its own, with blocking sockets, or on the event loop while its pieces come slowly.
 
 Theory: a thread that receives a whole piece in one call (MSG_WAITALL), hashes and writes it costs the least per byte and keeps the
-event loop free. The thread ends when the stream does; `close` and `finish_piece_and_close` end it from outside by shutting the socket
-down, which wakes a blocked receive. Nothing here decides on stalls: who listens to the events does, and closes the stream.
+event loop free. At low rates its wake-ups cost more than the bytes do, so the loop takes the pieces then (attended.py): the thread
+ends, and another one begins when they come fast again. `close` and `finish_piece_and_close` end it from outside by shutting the socket
+down, which wakes a blocked receive, and the loop. Nothing here decides on stalls: who listens to the events does, and closes the stream.
 
 Invariants: one buffer of one piece is all the memory a stream takes, whatever the peer sends; a piece goes to `write` only after its
 number and length have been checked, and counts only when `write` has verified it; exactly one StreamClosed is posted, as the last
@@ -16,71 +17,35 @@ import logging
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
-from p2pdist.model.errors import P2PDistError, Refused
+from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.model.request_id import passed_on
-from p2pdist.transfer.answer import EndOfConnection, Head, MalformedAnswer, read_head, read_problem
+from p2pdist.transfer.answer import EndOfConnection, MalformedAnswer, read_head
+from p2pdist.transfer.attended import PIECE_MAX, Attended, Share
 from p2pdist.transfer.dial import Unreachable, connect, secure, why
 from p2pdist.transfer.frames import STREAM_PATH, STREAM_TYPE, stream_length
 from p2pdist.transfer.intake import CutShort, Intake, TlsIntake
 from p2pdist.transfer.kept import KeptConnections
 from p2pdist.transfer.pacer import Pacer
+from p2pdist.transfer.stream_events import Ended, PieceReceived, StreamClosed, StreamEvent, refusal
 from p2pdist.transfer.tls import Tls
 
 CONNECT_TIMEOUT_S = 2.0
 DEAD_AFTER_S = 10.0
 """A peer whose kernel has answered nothing for about this long is taken for dead (TCP_USER_TIMEOUT, tcp(7))."""
 
-PROBLEM_TIMEOUT_S = 2.0
 END_WAIT_S = 1.0
 """The closing frame comes with the last piece, or the connection is not worth keeping."""
 
-Ending = Literal["done", "closed", "refused", "reset", "short", "corrupt", "missing", "busy", "protocol", "failed"]
-"""Why a stream ended: all was received; it was closed from this side; the peer refused, or could not be reached; broke the
-connection; ended early; sent wrong bytes; lacks the blob; is over its limits; broke the protocol; this side failed."""
-
 _logger = logging.getLogger(__name__)
 _numbers = itertools.count(1)
-
-
-@dataclass(frozen=True, slots=True)
-class PieceReceived:
-    """A piece has come in whole; `ok` says whether it was verified and stored."""
-
-    stream: int
-    piece: int
-    ok: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StreamClosed:
-    """The last event of a stream. `error` is the failure of this side ("failed") or the problem that the peer answered with."""
-
-    stream: int
-    reason: Ending
-    detail: str = ""
-    error: P2PDistError | None = None
-
-
-StreamEvent = PieceReceived | StreamClosed
-
-
-class _Ended(Exception):
-    """Ends a stream inside the receiver thread."""
-
-    def __init__(self, reason: Ending, detail: str = "", error: P2PDistError | None = None) -> None:
-        super().__init__(detail)
-        self.reason: Ending = reason
-        self.detail = detail
-        self.error = error
 
 
 class IncomingStream:
@@ -88,9 +53,9 @@ class IncomingStream:
 
     `write(piece, data)` verifies and stores, and returns False for wrong bytes; it is called in the receiver thread and may raise
     P2PDistError. `data` is valid during the call only. `on_event` is called in the receiver thread as well and should be cheap (see
-    Mailbox). `number` names the stream in its events; by default it is unique within the process. With `tls` the
-    peer must speak it; `pacer` holds it back. With `kept` the connection may be one that another stream has left in order, and is left
-    so when this one comes to its end.
+    Mailbox). With `attended` pieces may be written on its loop, whose `deliver` hears of them then. `number` names the stream in its
+    events; by default it is unique within the process. With `tls` the peer must speak it; `pacer` holds it back. With
+    `kept` the connection may be one that another stream has left in order, and is left so when this one comes to its end.
     """
 
     def __init__(
@@ -105,6 +70,7 @@ class IncomingStream:
         tls: Tls | None = None,
         pacer: Pacer | None = None,
         kept: KeptConnections | None = None,
+        attended: Attended[StreamEvent] | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         dead_after_s: float = DEAD_AFTER_S,
     ) -> None:
@@ -124,6 +90,10 @@ class IncomingStream:
         missing = self._have.missing(request.stripe, request.stripes)
         self._lacking = len(missing)
         self._kept = kept
+        self._attended = attended if kept is None and tls is None and layout.piece_size <= PIECE_MAX else None
+        self._share = Share()
+        self._pause_s = 0.0
+        self._attended_fd = -1
         self._length = stream_length(layout, missing) if kept is not None else 0
         self._reusable = False
         self._ending = False
@@ -132,8 +102,7 @@ class IncomingStream:
         self._intake: Intake | TlsIntake | None = None
         self._closing = False
         self._finishing = False
-        name = f"stripe-{request.stripe}-{source}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._ended = threading.Event()
 
     @property
     def receiving(self) -> int | None:
@@ -146,13 +115,13 @@ class IncomingStream:
         return piece if piece is not None and piece < self._layout.count else None
 
     def start(self) -> None:
-        """Connect and receive, in a new thread. Once only."""
-        self._thread.start()
+        """Connect and receive, in a new thread. Once only from outside."""
+        name = f"stripe-{self.request.stripe}-{self.source}"
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until the thread has ended; False when it has not within `timeout_s`."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        """Wait until the stream has ended; False when it has not within `timeout_s`. Not on the loop."""
+        return self._ended.wait(timeout_s)
 
     def close(self) -> None:
         """Abort now, from any thread: a piece that is not yet whole is dropped."""
@@ -183,10 +152,15 @@ class IncomingStream:
     # -- receiver thread
 
     def _run(self) -> None:
+        self._go_on(self._receive, self._on_event)
+
+    def _go_on(self, receive: Callable[[], bool], on_event: Callable[[StreamEvent], None]) -> None:
+        """Receive until the stream has ended, which `receive` answers with True; False when it goes on elsewhere, or later."""
         try:
-            self._receive()
+            if not receive():
+                return
             closed = StreamClosed(self.number, "done")
-        except _Ended as end:
+        except Ended as end:
             closed = StreamClosed(self.number, end.reason, end.detail, end.error)
         except OSError as error:
             closed = StreamClosed(
@@ -198,6 +172,7 @@ class IncomingStream:
                 f"receiving from {self.source} failed: {error!r}", remedy="This is a defect; the log has more"
             )
             closed = StreamClosed(self.number, "failed", failure.what, failure)
+        self._leave_loop()
         with self._lock:
             connection, self._socket = self._socket, None
             self._intake = None
@@ -208,11 +183,13 @@ class IncomingStream:
                     connection.close()
             if self._closing and closed.reason in ("reset", "short", "refused"):
                 closed = StreamClosed(self.number, "closed")
-        self._on_event(closed)
+        on_event(closed)
+        self._ended.set()
 
-    def _receive(self) -> None:
-        connection = self._answering()
-        self._receive_frames(connection)
+    def _receive(self) -> bool:
+        if self._intake is None:
+            self._begin_frames(self._answering())
+        return self._receive_frames()
 
     def _answering(self) -> socket.socket:
         """A connection over which the source has begun to answer: a kept one, else a new one."""
@@ -224,17 +201,17 @@ class IncomingStream:
             except (EndOfConnection, OSError) as gone:
                 _logger.debug("stream %d: a kept connection had ended: %r", self.number, gone)
             except MalformedAnswer as error:
-                raise _Ended("protocol", f"{self.source}: {error}") from None
+                raise Ended("protocol", f"{self.source}: {error}") from None
         connection = self._connect()
         connection.settimeout(None)
         try:
             self._ask(connection)
         except EndOfConnection:
-            raise _Ended("short", self._unanswered()) from None
+            raise Ended("short", self._unanswered()) from None
         except ssl.SSLError as error:  # in TLS 1.3 the other side judges a certificate after the handshake
-            raise _Ended("refused", f"{self.source} does not accept this agent's certificate: {why(error)}") from None
+            raise Ended("refused", f"{self.source} does not accept this agent's certificate: {why(error)}") from None
         except MalformedAnswer as error:
-            raise _Ended("protocol", f"{self.source}: {error}") from None
+            raise Ended("protocol", f"{self.source}: {error}") from None
         return connection
 
     def _connect(self) -> socket.socket:
@@ -244,7 +221,7 @@ class IncomingStream:
             if self._tls is not None:
                 connection = secure(connection, self.source, self._tls, self._adopt, timeout_s=timeout_s)
         except Unreachable as error:
-            raise _Ended("refused", str(error)) from None
+            raise Ended("refused", str(error)) from None
         return connection
 
     def _unanswered(self) -> str:
@@ -260,7 +237,7 @@ class IncomingStream:
                 self._socket.close()
             self._socket = connection
             if self._closing or self._finishing:
-                raise _Ended("closed")
+                raise Ended("closed")
 
     def _ask(self, connection: socket.socket) -> None:
         body = msgspec.json.encode(self.request)
@@ -273,7 +250,7 @@ class IncomingStream:
         connection.sendall(head.encode("ascii") + body)
         answer = read_head(connection)
         if answer.status != 200:
-            self._refused(connection, answer)
+            raise refusal(connection, answer, self.source)
         if answer.media_type() != STREAM_TYPE:
             raise MalformedAnswer(f"the answer is {answer.media_type()[:60]!r}, not a stream")
         length = answer.fields.get("content-length")
@@ -283,38 +260,42 @@ class IncomingStream:
             raise MalformedAnswer(f"the answer is to have {length[:20]} bytes, and the stream has {self._length}")
         self._reusable = length is not None and answer.fields.get("connection", "").lower() != "close"
 
-    def _refused(self, connection: socket.socket, answer: Head) -> None:
-        connection.settimeout(PROBLEM_TIMEOUT_S)
-        problem = read_problem(connection, answer)
-        detail = f"{self.source}: {problem.what[:500]}"
-        match answer.status:
-            case 404:
-                raise _Ended("missing", detail, problem)
-            case 429 | 503:
-                raise _Ended("busy", detail, problem)
-            case status if status >= 400:
-                raise _Ended("refused", detail, Refused(detail) if status in (401, 403) else problem)
-        raise MalformedAnswer(f"the answer has status {answer.status}")
-
-    def _receive_frames(self, connection: socket.socket) -> None:
+    def _begin_frames(self, connection: socket.socket) -> None:
         data_max = min(self._layout.piece_size, self._layout.size)
         secured = connection if isinstance(connection, ssl.SSLSocket) else None
         intake = TlsIntake(secured, data_max) if secured is not None else Intake(connection, data_max)
         with self._lock:
             self._intake = intake
+
+    def _receive_frames(self) -> bool:
+        intake = self._intake
+        assert intake is not None
+        self._wait(self._pause_s)
         try:
             while True:
                 piece, length = intake.head(self._shortest(), END_WAIT_S if self._ending else None)
                 if piece == STREAM_END:
                     self._check_end(length)
                     intake.leave()
-                    return
+                    return True
                 self._check_frame(piece, length)
-                self._store(piece, intake.data(length))
+                pause_s = self._store(piece, intake.data(length), self._on_event)
+                if pause_s:
+                    self._share.begin()
+                    self._wait(pause_s)
+                elif self._share.low and self._go_to_loop():
+                    return False
         except TimeoutError:
-            raise _Ended("short", f"{self.source} sent all and did not end the stream") from None
+            raise Ended("short", f"{self.source} sent all and did not end the stream") from None
         except CutShort as short:
-            raise _Ended("short", f"{self.source} ended the stream {short.missing} bytes too early") from None
+            raise self._cut_short(short) from None
+
+    def _wait(self, pause_s: float) -> None:
+        if self._pacer is not None and pause_s and self._lacking:
+            self._pacer.wait(self.request.priority, pause_s, self._woken)
+
+    def _cut_short(self, short: CutShort) -> Ended:
+        return Ended("short", f"{self.source} ended the stream {short.missing} bytes too early")
 
     def _shortest(self) -> int:
         """Bytes of the shortest piece that may come next; 0 when only the end may."""
@@ -325,13 +306,18 @@ class IncomingStream:
             return self._layout.length(last)
         return self._layout.piece_size
 
-    def _store(self, piece: int, data: memoryview) -> None:
+    def _store(self, piece: int, data: memoryview, on_event: Callable[[StreamEvent], None]) -> float:
+        """Store a piece and tell of it; returns for how long to pause then."""
         if self._closing:
-            raise _Ended("closed")
+            raise Ended("closed")
+        began = time.monotonic()
         try:
             ok = self._write(piece, data)
         except P2PDistError as error:
-            raise _Ended("failed", error.what, error) from error
+            raise Ended("failed", error.what, error) from error
+        if self._attended is not None:
+            now = time.monotonic()
+            self._share.spent(now - began, now)
         pause_s = self._pacer.received(self.request.priority, len(data)) if self._pacer is not None else 0.0
         self._have.add(piece)
         self._lacking -= 1
@@ -342,23 +328,73 @@ class IncomingStream:
             self._ending = self._reusable and not self._lacking
             finishing = self._finishing and not self._ending
         # The last thing before waiting: it wakes the event loop, which then finds the interpreter free.
-        self._on_event(PieceReceived(self.number, piece, ok))
+        on_event(PieceReceived(self.number, piece, ok))
         if not ok:
-            raise _Ended("corrupt", f"{self.source} sent wrong bytes for piece {piece}")
+            raise Ended("corrupt", f"{self.source} sent wrong bytes for piece {piece}")
         if finishing:
-            raise _Ended("closed")
-        if self._pacer is not None and pause_s and self._lacking:
-            self._pacer.wait(self.request.priority, pause_s, self._woken)
+            raise Ended("closed")
+        return pause_s
+
+    # -- on the loop
+
+    def _go_to_loop(self) -> bool:
+        """Let the loop take what comes from now on; False when it takes nothing."""
+        assert self._attended is not None
+        self._share.begin()
+        try:
+            self._attended.loop.call_soon_threadsafe(self._attend, context=self._attended.context)
+        except RuntimeError:  # it is closed
+            return False
+        return True
+
+    def _attend(self) -> None:
+        assert self._attended is not None and self._socket is not None and isinstance(self._intake, Intake)
+        self._intake.expect(self._shortest())
+        self._attended_fd = self._socket.fileno()
+        self._attended.loop.add_reader(self._attended_fd, self._go_on, self._take_frame, self._attended.deliver)
+
+    def _take_frame(self) -> bool:
+        """Take what has come, and the whole piece if it is there."""
+        intake = self._intake
+        assert self._attended is not None and isinstance(intake, Intake)
+        try:
+            head = intake.head_if_there(self._shortest())
+            if head is None:
+                return False
+            piece, length = head
+            if piece == STREAM_END:
+                self._check_end(length)
+                return True
+            self._check_frame(piece, length)
+            data = intake.data_if_there(length)
+        except CutShort as short:
+            raise self._cut_short(short) from None
+        if data is None:
+            return False
+        self._pause_s = self._store(piece, data, self._attended.deliver)
+        if self._pause_s or self._share.high:
+            self._leave_loop()
+            self._share.left_loop()
+            self.start()
+        else:
+            intake.expect(self._shortest())
+        return False
+
+    def _leave_loop(self) -> None:
+        if self._attended_fd >= 0:
+            assert self._attended is not None
+            self._attended.loop.remove_reader(self._attended_fd)
+            self._attended_fd = -1
 
     def _check_frame(self, piece: int, length: int) -> None:
         """Before a byte of the piece is received: is it one that was asked for, and of the right length?"""
         stripe, stripes = self.request.stripe, self.request.stripes
         if piece >= self._layout.count or piece % stripes != stripe or piece in self._have:
-            raise _Ended("protocol", f"{self.source} sent piece {piece}, which was not asked for or came before")
+            raise Ended("protocol", f"{self.source} sent piece {piece}, which was not asked for or came before")
         if length != self._layout.length(piece):
             expected = self._layout.length(piece)
-            raise _Ended("protocol", f"{self.source} sent piece {piece} with {length} bytes instead of {expected}")
+            raise Ended("protocol", f"{self.source} sent piece {piece} with {length} bytes instead of {expected}")
 
     def _check_end(self, length: int) -> None:
         if length or self._lacking:
-            raise _Ended("protocol", f"{self.source} ended the stream with {self._lacking} pieces unsent")
+            raise Ended("protocol", f"{self.source} ended the stream with {self._lacking} pieces unsent")

@@ -79,6 +79,30 @@ class Intake:
                 self._take(step, socket.MSG_DONTWAIT)
         return self._buffer[_DATA_AT : _DATA_AT + length]
 
+    def expect(self, shortest: int) -> None:
+        """For who does not wait here: the connection is readable when the next frame, or much of it, has come."""
+        self._set_mark(min(FRAME.size + shortest, STEP_BYTES))
+
+    def head_if_there(self, shortest: int) -> tuple[int, int] | None:
+        """As `head`, but None while it has not come."""
+        if self._taken < FRAME.size:
+            with self._lock:
+                self._take(FRAME.size + shortest, socket.MSG_DONTWAIT)
+            if self._taken < FRAME.size:
+                return None
+        piece, length = FRAME.unpack_from(self._buffer, _HEAD_AT)
+        return piece, length
+
+    def data_if_there(self, length: int) -> memoryview | None:
+        """As `data`, but None while it has not come whole: the connection is readable when the rest, or much of it, has."""
+        end = FRAME.size + length
+        if self._taken < end:
+            self._take(end, socket.MSG_DONTWAIT)
+            if self._taken < end:
+                self._set_mark(min(end - self._taken, STEP_BYTES))
+                return None
+        return self._buffer[_DATA_AT : _DATA_AT + length]
+
     def done(self) -> None:
         """The frame has been dealt with."""
         now = time.monotonic()

@@ -27,7 +27,7 @@ class Mailbox(Generic[Letter]):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[Letter]], None], *, pause_s: float = PAUSE_S
     ) -> None:
-        self._loop = loop
+        self.loop = loop
         self._deliver = deliver
         self._pause_s = pause_s
         self.context = contextvars.copy_context()
@@ -44,17 +44,25 @@ class Mailbox(Generic[Letter]):
         if not self._awake:
             self._awake = True
             try:
-                self._loop.call_soon_threadsafe(self._woken, context=self.context)
+                self.loop.call_soon_threadsafe(self._woken, context=self.context)
             except RuntimeError:
-                if not self._loop.is_closed():
+                if not self.loop.is_closed():
                     raise
+
+    def deliver(self, letter: Letter) -> None:
+        """Hand over a letter now, after those posted before; called on the loop, in `context`, and not from `deliver` itself."""
+        if self._letters:
+            self._letters.append(letter)
+            self._open()
+        else:
+            self._deliver([letter])
 
     def _woken(self) -> None:
         if self._gathering:
             return
-        if self._loop.time() < self._quiet_until:
+        if self.loop.time() < self._quiet_until:
             self._gathering = True
-            self._loop.call_at(self._quiet_until, self._gathered)
+            self.loop.call_at(self._quiet_until, self._gathered)
             return
         self._awake = False  # before the letters are taken: who posts from now on wakes the loop again
         self._open()
@@ -66,11 +74,11 @@ class Mailbox(Generic[Letter]):
                 self._gathering = False
                 return
             self._awake = True
-        self._loop.call_later(self._pause_s, self._gathered)
+        self.loop.call_later(self._pause_s, self._gathered)
         self._open()
 
     def _open(self) -> None:
-        self._quiet_until = self._loop.time() + self._pause_s
+        self._quiet_until = self.loop.time() + self._pause_s
         batch = [self._letters.popleft() for _ in range(len(self._letters))]
         if batch:
             self._deliver(batch)

@@ -36,8 +36,8 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import DiskFull, P2PDistError, Unavailable, UsageError
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.torrent import Torrent
-from p2pdist.transfer.client import Ending, PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.neighbour_limit import NeighbourLimit
+from p2pdist.transfer.stream_events import Ending, PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.torrent_session import Member, TorrentSession
 from p2pdist.transfer.torrent_swarm import Address, OpenFile, Swarm, check_peers, priorities, torrent_parameters
 from p2pdist.transfer.web_seeds import WebSeeds

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from p2pdist.agent import origin_reader
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.blob_pull import BlobPull
-from p2pdist.agent.origin_reader import OriginReader
+from p2pdist.agent.origin_reader import INLINE_S, OriginReader
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
 from p2pdist.model.messages import PullRequest
@@ -22,7 +24,7 @@ from p2pdist.model.plan import ORIGIN, Plan, StripePlan
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.push import push_blob
 from p2pdist.store.blob import Blob
-from p2pdist.transfer.client import PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
 
 PIECE = 64 << 10
 PIECES = 8
@@ -192,18 +194,54 @@ class SlowBlob:
         return self.blob.write(piece, data)
 
 
-async def test_a_reader_of_the_origin_that_is_closed_tells_of_every_piece_it_stored(rig: Rig) -> None:
+async def at_once(length: int) -> None:
+    return None
+
+
+class NotedBlob:
+    """A blob that notes in which thread each piece is written; number `slow` takes long."""
+
+    def __init__(self, blob: Blob, slow: int) -> None:
+        self.blob, self.layout, self.digest, self.have = blob, blob.layout, blob.digest, blob.have
+        self.slow, self.on_loop = slow, list[bool]()
+        self.loop = threading.get_ident()
+
+    def write(self, piece: int, data: bytes) -> bool:
+        self.on_loop.append(threading.get_ident() == self.loop)
+        if len(self.on_loop) == self.slow:
+            time.sleep(INLINE_S)
+        return self.blob.write(piece, data)
+
+
+async def test_short_pieces_of_the_origin_are_stored_on_the_loop_until_the_disk_is_slow(rig: Rig) -> None:
+    digest = await rig.publish(rig.data)
+    blob, _ = await rig.fetch(digest)
+    noted, events = NotedBlob(blob, slow=2), list[StreamEvent]()
+    reader = OriginReader(
+        rig.layout,
+        noted,  # type: ignore[arg-type]
+        0,
+        1,
+        events.append,
+        number=1,
+        may_read=at_once,
+        pause=at_once,
+    )
+    reader.start()
+    await until(lambda: events and isinstance(events[-1], StreamClosed))
+    assert events[-1] == StreamClosed(1, "done")
+    assert len(noted.on_loop) == blob.layout.count > 2
+    assert noted.on_loop == [True, True] + [False] * (blob.layout.count - 2)
+
+
+async def test_a_reader_of_the_origin_that_is_closed_tells_of_every_piece_it_stored(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A piece on disk that nobody was told of would never be asked for again, and the pull would wait for it for ever."""
     digest = await rig.publish(rig.data)
     blob, _ = await rig.fetch(digest)
     slow, events = SlowBlob(blob), list[StreamEvent]()
-
-    async def at_once(length: int) -> None:
-        return None
-
-    async def no_pause(length: int) -> None:
-        return None
-
+    monkeypatch.setattr(origin_reader, "INLINE_BYTES", 0)
     reader = OriginReader(
         rig.layout,
         slow,
@@ -212,7 +250,7 @@ async def test_a_reader_of_the_origin_that_is_closed_tells_of_every_piece_it_sto
         events.append,
         number=1,
         may_read=at_once,
-        pause=no_pause,  # type: ignore[arg-type]
+        pause=at_once,  # type: ignore[arg-type]
     )
     reader.start()
     await asyncio.to_thread(slow.writing.wait, 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import socket
@@ -17,6 +18,7 @@ from stream_rig import PIECE, Copy, Handler, RawPeer, Receiver, SampleBlob, Serv
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout, PieceList
+from p2pdist.transfer import attended
 from p2pdist.transfer.problems import problems
 
 
@@ -63,14 +65,21 @@ async def server(blob: SampleBlob, start_app: StartApp) -> Server:
     return server
 
 
-@pytest.fixture
-async def receiver(blob: SampleBlob, tmp_path: Path) -> AsyncIterator[Receiver]:
+@pytest.fixture(params=["thread", "loop"])
+async def receiver(
+    blob: SampleBlob, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Receiver]:
+    """Streams stay in their threads, or go to the loop as soon as they can and stay there."""
+    on_loop = request.param == "loop"
+    monkeypatch.setattr(attended, "WINDOW", 1 if on_loop else 1 << 30)
+    for limit in ("SHARE_LOW", "SHARE_MAX", "STALL_S"):
+        monkeypatch.setattr(attended, limit, math.inf)
     receiver = Receiver(blob, Copy(blob, tmp_path / "copy"))
     yield receiver
     for stream in receiver.streams:
         stream.close()
     for stream in receiver.streams:
-        if stream._thread.ident is not None:
+        if stream in receiver.started:
             assert await asyncio.to_thread(stream.join, 5.0), "a receiver thread is left behind"
     os.close(receiver.copy.descriptor)
 

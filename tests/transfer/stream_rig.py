@@ -19,12 +19,13 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Source
-from p2pdist.transfer.client import IncomingStream, PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.client import IncomingStream
 from p2pdist.transfer.frames import stream_length
 from p2pdist.transfer.kept import KeptConnections
 from p2pdist.transfer.mailbox import Mailbox
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.server import Block, read_stream_request, serve_stream
+from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.tls import Tls
 
 PIECE = 64 << 10
@@ -123,6 +124,7 @@ class Receiver:
         self.news = asyncio.Event()
         self.mailbox: Mailbox[StreamEvent] = Mailbox(asyncio.get_running_loop(), self._deliver)
         self.streams: list[IncomingStream] = []
+        self.started: list[IncomingStream] = []
 
     def _deliver(self, batch: list[StreamEvent]) -> None:
         self.events += batch
@@ -154,9 +156,11 @@ class Receiver:
             tls=tls,
             pacer=pacer,
             kept=kept,
+            attended=self.mailbox,
         )
         self.streams.append(stream)
         if start:
+            self.started.append(stream)
             stream.start()
         return stream
 

@@ -14,8 +14,8 @@ from authority import Authority
 from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.errors import UsageError
-from p2pdist.transfer.client import StreamClosed
 from p2pdist.transfer.ranges import serve_range
+from p2pdist.transfer.stream_events import StreamClosed
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 

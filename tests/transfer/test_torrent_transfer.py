@@ -23,8 +23,8 @@ from p2pdist.model.errors import Conflict, P2PDistError, UsageError
 from p2pdist.model.torrent import Torrent
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
-from p2pdist.transfer.client import PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.mailbox import Mailbox
+from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.torrent_session import TorrentSession
 from p2pdist.transfer.torrent_settings import TorrentSettings
 from p2pdist.transfer.torrent_swarm import Swarm

@@ -1,0 +1,73 @@
+"""Says where the pieces of a stream are taken: in a thread of its own, or on the event loop.
+
+Theory. A thread that waits for a piece, stores it and tells the loop costs two switches of threads a piece, and the two wait for each other
+at the interpreter's lock. On slow links, where pieces come one by one, that is more than hashing and storing take. So the loop takes the
+pieces itself, and hands them on in the same wake-up, where this fills little of its time. Where pieces come fast, or the disk is slow, a
+thread takes them: the loop is free for others meanwhile.
+
+What counts is the share of the time that goes by in storing, over a window of pieces; or one piece that takes very long, since then the
+disk makes writers wait. Who has left the loop comes back after a longer window each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from typing import Protocol, TypeVar
+
+PIECE_MAX = 256 << 10
+"""Larger pieces are taken while they arrive, by a thread."""
+
+SHARE_MAX = 0.05
+SHARE_LOW = 0.02
+"""A stream leaves the loop when it takes more than this share of its time, and comes to it when it would take less than the second."""
+
+STALL_S = 0.05
+WINDOW = 8
+WINDOW_MAX = 1024
+
+Letter_contra = TypeVar("Letter_contra", contravariant=True)
+
+
+class Attended(Protocol[Letter_contra]):
+    """A loop that may take the pieces of streams, in `context`, and who hears of it (see Mailbox)."""
+
+    loop: asyncio.AbstractEventLoop
+    context: contextvars.Context
+
+    def deliver(self, letter: Letter_contra) -> None: ...
+
+
+class Share:
+    """How much of the time one stream takes for storing. Times are in seconds; `now` may start anywhere and only grows."""
+
+    def __init__(self) -> None:
+        self.low = self.high = False
+        self._window = WINDOW
+        self._pieces = 0
+        self._since: float | None = None
+        self._busy_s = 0.0
+
+    def spent(self, took_s: float, now: float) -> None:
+        """A piece was stored, which took so long. `low` and `high` say then whether the loop should take the next, or a thread."""
+        if self._since is None:
+            self._since = now  # the first piece is the beginning of the window
+            return
+        self._busy_s += took_s
+        self._pieces += 1
+        if took_s >= STALL_S:
+            self.low, self.high = False, True
+        elif self._pieces >= self._window:
+            share = self._busy_s / max(now - self._since, 1e-9)
+            self.low, self.high = share < SHARE_LOW, share > SHARE_MAX
+            self._since, self._busy_s, self._pieces = now, 0.0, 0
+
+    def begin(self) -> None:
+        """Count anew: the stream has paused, or goes on elsewhere."""
+        self.low = self.high = False
+        self._since, self._busy_s, self._pieces = None, 0.0, 0
+
+    def left_loop(self) -> None:
+        """It was too much for the loop."""
+        self._window = min(WINDOW_MAX, 2 * self._window)
+        self.begin()
