@@ -6,7 +6,9 @@ pieces itself, and hands them on in the same wake-up, where this fills little of
 thread takes them: the loop is free for others meanwhile.
 
 What counts is the share of the time that goes by in storing, over a window of pieces; or one piece that takes very long, since then the
-disk makes writers wait. Who has left the loop comes back after a longer window each time.
+disk makes writers wait. Who has left the loop comes back after a longer window each time. Many streams that each take little may take all
+of the loop's time together, and then nothing tells them so: each of them gets fewer pieces. So their shares are added up, and who finds no
+room stays with its thread.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from typing import Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 PIECE_MAX = 256 << 10
 """Larger pieces are taken while they arrive, by a thread."""
@@ -21,6 +24,9 @@ PIECE_MAX = 256 << 10
 SHARE_MAX = 0.05
 SHARE_LOW = 0.02
 """A stream leaves the loop when it takes more than this share of its time, and comes to it when it would take less than the second."""
+
+LOOP_SHARE_MAX = 0.25
+"""All streams of a loop together take no more than about this share of its time."""
 
 STALL_S = 0.05
 WINDOW = 8
@@ -38,11 +44,17 @@ class Attended(Protocol[Letter_contra]):
     def deliver(self, letter: Letter_contra) -> None: ...
 
 
+_taken: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
+"""The sum of the shares of those that are on a loop; it belongs to the thread of that loop."""
+
+
 class Share:
     """How much of the time one stream takes for storing. Times are in seconds; `now` may start anywhere and only grows."""
 
     def __init__(self) -> None:
         self.low = self.high = False
+        self._share = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._window = WINDOW
         self._pieces = 0
         self._since: float | None = None
@@ -59,13 +71,31 @@ class Share:
             self.low, self.high = False, True
         elif self._pieces >= self._window:
             share = self._busy_s / max(now - self._since, 1e-9)
-            self.low, self.high = share < SHARE_LOW, share > SHARE_MAX
+            full = False
+            if self._loop is not None:
+                taken = _taken[self._loop] = _taken[self._loop] + share - self._share
+                full = taken > LOOP_SHARE_MAX
+            self.low, self.high, self._share = share < SHARE_LOW, share > SHARE_MAX or full, share
             self._since, self._busy_s, self._pieces = now, 0.0, 0
 
     def begin(self) -> None:
         """Count anew: the stream has paused, or goes on elsewhere."""
         self.low = self.high = False
         self._since, self._busy_s, self._pieces = None, 0.0, 0
+
+    def enter(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Go to the loop, called there; False when others leave too little of its time."""
+        taken = _taken.get(loop, 0.0) + self._share
+        if taken > LOOP_SHARE_MAX:
+            return False
+        _taken[loop], self._loop = taken, loop
+        return True
+
+    def leave(self) -> None:
+        """Leave the loop, called there; as often as one likes."""
+        if self._loop is not None:
+            _taken[self._loop] -= self._share
+            self._loop = None
 
     def left_loop(self) -> None:
         """It was too much for the loop."""

@@ -20,21 +20,20 @@ import threading
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.model.request_id import passed_on
-from p2pdist.transfer.answer import EndOfConnection, MalformedAnswer, read_head
+from p2pdist.transfer.answer import EndOfConnection, MalformedAnswer
+from p2pdist.transfer.asking import ask
 from p2pdist.transfer.attended import PIECE_MAX, Attended, Share
 from p2pdist.transfer.dial import Unreachable, connect, secure, why
-from p2pdist.transfer.frames import STREAM_PATH, STREAM_TYPE, stream_length
+from p2pdist.transfer.frames import stream_length
 from p2pdist.transfer.intake import CutShort, Intake, TlsIntake
 from p2pdist.transfer.kept import KeptConnections
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream_events import Ended, PieceReceived, StreamClosed, StreamEvent, refusal
+from p2pdist.transfer.stream_events import Ended, PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.tls import Tls
 
 CONNECT_TIMEOUT_S = 2.0
@@ -240,25 +239,8 @@ class IncomingStream:
                 raise Ended("closed")
 
     def _ask(self, connection: socket.socket) -> None:
-        body = msgspec.json.encode(self.request)
-        head = (
-            f"POST {STREAM_PATH} HTTP/1.1\r\nHost: {self.source.address}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\nAccept: {STREAM_TYPE}\r\n"
-            + "".join(f"{key}: {value}\r\n" for key, value in self._named.items())
-        )
-        head += "Connection: close\r\n\r\n" if self._kept is None else "\r\n"
-        connection.sendall(head.encode("ascii") + body)
-        answer = read_head(connection)
-        if answer.status != 200:
-            raise refusal(connection, answer, self.source)
-        if answer.media_type() != STREAM_TYPE:
-            raise MalformedAnswer(f"the answer is {answer.media_type()[:60]!r}, not a stream")
-        length = answer.fields.get("content-length")
-        if "transfer-encoding" in answer.fields or "content-encoding" in answer.fields:
-            raise MalformedAnswer("the answer is framed or encoded by HTTP, which a stream is not")
-        if length is not None and (self._kept is None or length != str(self._length)):
-            raise MalformedAnswer(f"the answer is to have {length[:20]} bytes, and the stream has {self._length}")
-        self._reusable = length is not None and answer.fields.get("connection", "").lower() != "close"
+        length = self._length if self._kept is not None else None
+        self._reusable = ask(connection, self.source, self.request, self._named, length)
 
     def _begin_frames(self, connection: socket.socket) -> None:
         data_max = min(self._layout.piece_size, self._layout.size)
@@ -270,7 +252,8 @@ class IncomingStream:
     def _receive_frames(self) -> bool:
         intake = self._intake
         assert intake is not None
-        self._wait(self._pause_s)
+        pause_s, self._pause_s = self._pause_s, 0.0
+        self._wait(pause_s)
         try:
             while True:
                 piece, length = intake.head(self._shortest(), END_WAIT_S if self._ending else None)
@@ -339,24 +322,37 @@ class IncomingStream:
 
     def _go_to_loop(self) -> bool:
         """Let the loop take what comes from now on; False when it takes nothing."""
-        assert self._attended is not None
+        to = self._attended
+        assert to is not None
         self._share.begin()
         try:
-            self._attended.loop.call_soon_threadsafe(self._attend, context=self._attended.context)
+            to.loop.call_soon_threadsafe(self._go_on, self._attend, to.deliver, context=to.context)
         except RuntimeError:  # it is closed
             return False
         return True
 
-    def _attend(self) -> None:
+    def _attend(self) -> bool:
         assert self._attended is not None and self._socket is not None and isinstance(self._intake, Intake)
+        if not self._share.enter(self._attended.loop):
+            return self._go_to_thread(too_much=True)
         self._intake.expect(self._shortest())
         self._attended_fd = self._socket.fileno()
-        self._attended.loop.add_reader(self._attended_fd, self._go_on, self._take_frame, self._attended.deliver)
+        self._attended.loop.add_reader(self._attended_fd, self._go_on, self._take, self._attended.deliver)
+        return False
 
-    def _take_frame(self) -> bool:
-        """Take what has come, and the whole piece if it is there."""
-        intake = self._intake
-        assert self._attended is not None and isinstance(intake, Intake)
+    def _take(self) -> bool:
+        """Take what has come, and leave the rest to a thread if it is more than the loop should take."""
+        assert isinstance(self._intake, Intake)
+        if self._take_frame(self._intake):
+            return True
+        if self._pause_s or self._share.high:
+            return self._go_to_thread(too_much=True)
+        # libuv tells of an error once, even if there is more to be taken before it, and then watches no longer.
+        return self._go_to_thread(too_much=False) if self._intake.broken() else False
+
+    def _take_frame(self, intake: Intake) -> bool:
+        """Take the whole piece if it is there; True at the end of the stream."""
+        assert self._attended is not None
         try:
             head = intake.head_if_there(self._shortest())
             if head is None:
@@ -369,18 +365,22 @@ class IncomingStream:
             data = intake.data_if_there(length)
         except CutShort as short:
             raise self._cut_short(short) from None
-        if data is None:
-            return False
-        self._pause_s = self._store(piece, data, self._attended.deliver)
-        if self._pause_s or self._share.high:
-            self._leave_loop()
-            self._share.left_loop()
-            self.start()
-        else:
+        if data is not None:
+            self._pause_s = self._store(piece, data, self._attended.deliver)
             intake.expect(self._shortest())
         return False
 
+    def _go_to_thread(self, *, too_much: bool) -> bool:
+        """Let a thread go on, and perhaps the loop not so soon again; False, as the stream has not ended."""
+        self._leave_loop()
+        (self._share.left_loop if too_much else self._share.begin)()
+        assert self._socket is not None
+        self._socket.settimeout(None)  # libuv makes what it watches non-blocking, and a thread is to wait in recv
+        self.start()
+        return False
+
     def _leave_loop(self) -> None:
+        self._share.leave()
         if self._attended_fd >= 0:
             assert self._attended is not None
             self._attended.loop.remove_reader(self._attended_fd)

@@ -103,6 +103,10 @@ class Intake:
                 return None
         return self._buffer[_DATA_AT : _DATA_AT + length]
 
+    def broken(self) -> bool:
+        """Whether the connection has failed, or ended on both sides; bytes that came before may still be there."""
+        return any(events & (select.POLLERR | select.POLLHUP) for _, events in self._poll.poll(0))
+
     def done(self) -> None:
         """The frame has been dealt with."""
         now = time.monotonic()

@@ -219,6 +219,20 @@ def test_who_loses_its_seat_to_another_moves_on() -> None:
     assert late.most() == 4
 
 
+def test_who_loses_its_seat_and_finds_no_other_is_one_too_many() -> None:
+    """The balance sees to it."""
+    below = {f"a below {number}": "a 0" for number in range(4)}
+    late = Late({"a 0": "a source", "a 1": "a source"} | below)
+    for name in below:
+        late.swarm.advance(name, [WHOLE - 25, WHOLE], now=NOW)
+        late.swarm.avoided |= {(name, other): NOW + 5 for other in late.swarm.members if other != "a 0"}
+    late.member("a 1").order = late.member("a 0").order + 1
+    late.member("a source").absent_since = NOW
+    line_up(late.swarm, now=NOW)
+    assert late.most() == 5
+    assert late.swarm.strained
+
+
 def test_absent_hosts_are_no_parents() -> None:
     late = Late({"a head": "b source", "c head": "b source"}, idle=("x 0",))
     late.member("x 0").absent_since = NOW

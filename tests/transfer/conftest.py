@@ -72,7 +72,7 @@ async def receiver(
     """Streams stay in their threads, or go to the loop as soon as they can and stay there."""
     on_loop = request.param == "loop"
     monkeypatch.setattr(attended, "WINDOW", 1 if on_loop else 1 << 30)
-    for limit in ("SHARE_LOW", "SHARE_MAX", "STALL_S"):
+    for limit in ("SHARE_LOW", "SHARE_MAX", "LOOP_SHARE_MAX", "STALL_S"):
         monkeypatch.setattr(attended, limit, math.inf)
     receiver = Receiver(blob, Copy(blob, tmp_path / "copy"))
     yield receiver

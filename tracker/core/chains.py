@@ -294,6 +294,8 @@ class _Line:
                 ends, above = found
                 left.move(child, stripe, above)
                 moved += 1
+            elif ends == inf:
+                self.swarm.strained = True  # one too many stays
             left.placed(child, stripe, ends)
             self._count(above.host, 1)
             for each in (above, child):
