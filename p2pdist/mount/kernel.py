@@ -95,7 +95,8 @@ def mounted() -> list[Mounted]:
 
 
 def _lines() -> list[bytes]:
-    return Path("/proc/self/mountinfo").read_bytes().splitlines()
+    # Of what ends a line elsewhere the kernel escapes the line feed alone.
+    return Path("/proc/self/mountinfo").read_bytes().split(b"\n")[:-1]
 
 
 def _mounted(line: bytes) -> Mounted:
@@ -110,7 +111,7 @@ def mounted_at(target: Path) -> Mounted | None:
     for line in reversed(_lines()):
         point = line.split(b" ", 5)[4]
         # A path is decoded only where it is another one as it stands: a host may have thousands of mounts.
-        if point == place or (b"\\" in point and _plain(point) == str(target)):
+        if _plain(point) == str(target) if b"\\" in point else point == place:
             return _mounted(line)
     return None
 

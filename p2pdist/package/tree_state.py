@@ -5,12 +5,14 @@ A state is a hint that may be deleted. In `.pack` of the layout there is, for ea
 replaced at once, and beside it a volume that is never changed: the file has what came since the volume was written. Of both there are
 those of the newest STATES_MAX. The file is the magic, lengths and hashes (`_SIZES`), the head, the index, and the newer blocks; the head
 alone is read where nothing has changed. Blocks, in the volume and behind it, are read when they are asked for. Whatever does not match
-its hash is not believed.
+its hash is not believed. Packings may run side by side: who saves holds an exclusive flock on `.pack`, who opens a file and its volume
+a shared one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import struct
@@ -219,7 +221,7 @@ class StateFile:
 
     def notes(self) -> Notes:
         """What is remembered, to be closed; empty when there is no state. Raises Damaged."""
-        with self._opened() as stream:
+        with self._locked(fcntl.LOCK_SH), self._opened() as stream:
             if stream is None:
                 return Notes()
             index, newer = _read_index(stream)
@@ -236,21 +238,37 @@ class StateFile:
         return Draft(notes, anew=much or not volume or not self._volume(notes.index.volume).exists())
 
     def save(self, head: Head, index: Index, draft: Draft) -> None:
-        """Replace the state by an index of what was added to `draft`, and delete the oldest ones over STATES_MAX. Raises P2PDistError."""
+        """Replace the state by an index of what was added to `draft`, and delete the oldest ones over STATES_MAX. When another packing
+        has done away with the volume of the draft meanwhile, its state stays. Raises P2PDistError."""
         try:
             self._folder.mkdir(exist_ok=True)
-            newer = draft.blocks
-            if draft.anew:
-                index.volume, index.length, newer = secrets.token_hex(8), sum(map(len, draft.blocks)), []
-                self._write(self._volume(index.volume), draft.blocks)
-            first, second = encode_entries(head), encode_entries(index)
-            sizes = len(first), len(second), sum(map(len, newer)), blake3(first).digest(), blake3(second).digest()
-            self._write(self.path, [_MAGIC, _SIZES.pack(*sizes), first, second, *newer])
-            self._forget(index.volume)
+            with self._locked(fcntl.LOCK_EX):
+                if draft.anew or self._volume(index.volume).exists():
+                    self._save(head, index, draft)
         except OSError as error:
             raise P2PDistError(
                 f"cannot write {self.path}: {error.strerror}", remedy="Make the layout's directory writable"
             ) from error
+
+    def _save(self, head: Head, index: Index, draft: Draft) -> None:
+        newer = draft.blocks
+        if draft.anew:
+            index.volume, index.length, newer = secrets.token_hex(8), sum(map(len, draft.blocks)), []
+            self._write(self._volume(index.volume), draft.blocks)
+        first, second = encode_entries(head), encode_entries(index)
+        sizes = len(first), len(second), sum(map(len, newer)), blake3(first).digest(), blake3(second).digest()
+        self._write(self.path, [_MAGIC, _SIZES.pack(*sizes), first, second, *newer])
+        self._forget(index.volume)
+
+    @contextlib.contextmanager
+    def _locked(self, how: int) -> Iterator[None]:
+        """With a lock on the folder, where there is one and it can be locked: elsewhere notes of packings side by side may be lost."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):
+                handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                stack.callback(os.close, handle)
+                fcntl.flock(handle, how)
+            yield
 
     def _volume(self, name: str) -> Path:
         if not name.isalnum():
@@ -290,8 +308,9 @@ class StateFile:
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 key = entry.name[:_KEY_LENGTH] if not entry.name.startswith("draft-") else entry.name
-                newest[key] = max(newest.get(key, 0), entry.stat().st_mtime_ns)
-                found.append((key, entry.path))
+                with contextlib.suppress(FileNotFoundError):
+                    newest[key] = max(newest.get(key, 0), entry.stat().st_mtime_ns)
+                    found.append((key, entry.path))
         old = set(sorted(newest, key=lambda key: -newest[key])[STATES_MAX:])
         kept = {str(self.path), str(self._volume(volume))}
         for key, path in found:

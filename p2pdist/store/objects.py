@@ -13,6 +13,7 @@ Whoever is about to make objects says so (`expect`), so that their room is count
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -70,6 +71,7 @@ class Objects:
         self._paths, self._index, self._boot = paths, index, boot
         self._batch, self._durable, self._clean, self._torn = found.batch + 1, found.durable, True, False
         self._rows: list[tuple[bytes, int, int]] = []
+        self._left: set[bytes] = set()
         self._expected: dict[bytes, tuple[int, int]] = {}
         self._lock = threading.Lock()
         self._saving = threading.Lock()
@@ -121,6 +123,7 @@ class Objects:
 
     def put(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview = b"") -> None:
         """The same for `data` that has verified, and is not empty."""
+        self._remove_rows()
         try:
             if not (self._named_at_once and self._write_named(content, data, stored)):
                 draft = self.draft()
@@ -170,6 +173,7 @@ class Objects:
         """Make a draft whose `size` bytes have verified as a whole the object `content`; `chunks` is its encoded chunk list. Raises
         OSError."""
         if content not in self.sizes:
+            self._remove_rows()
             self._index.add_chunk_list(content, chunks)
             self._name(draft, content)
             self._count(content, size)
@@ -249,15 +253,31 @@ class Objects:
             freed = sum(self.sizes.pop(content, 0) for content in contents)
             self.bytes_total -= freed
         # Files before the index: on a full disk the index can be written only after they are gone.
-        with failures(self._paths.objects):
-            for content in contents:
-                name = content.hex()
-                try:
-                    os.unlink(f"{name[:2]}/{name[2:]}", dir_fd=self._directory)
-                except FileNotFoundError:
-                    continue
-        self._index.remove_objects(list(contents))
+        try:
+            with failures(self._paths.objects):
+                for content in contents:
+                    name = content.hex()
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(f"{name[:2]}/{name[2:]}", dir_fd=self._directory)
+        except BaseException:
+            self._torn = True  # the files that stay are looked at when the store is opened again
+            raise
+        finally:
+            with self._lock:
+                self._left.update(contents)
+        self._remove_rows()
         return freed
+
+    def _remove_rows(self) -> None:
+        """Rows of what was removed: one that the index could not give up would vouch for whatever has the name later. Nothing is made,
+        and files and index are not in line, before it has."""
+        if self._left:
+            with self._saving:
+                with self._lock:
+                    left = list(self._left)
+                self._index.remove_objects(left)
+                with self._lock:
+                    self._left.difference_update(left)
 
     # -- the index
 
@@ -299,6 +319,7 @@ class Objects:
     def close(self) -> None:
         """Save everything and mark files and index as being in line."""
         try:
+            self._remove_rows()
             self.save()
             if not self._clean:
                 self.settle()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from store_rig import flip, pretend_other_boot
 from store_tree_rig import noise
 
-from p2pdist.model.errors import NotFound
+from p2pdist.model.errors import NotFound, P2PDistError
 from p2pdist.model.tree import content_hash
 from p2pdist.store.blobs import BlobStore
 from p2pdist.store.objects import Objects
@@ -192,3 +193,48 @@ def _killed(directory: Path) -> Path:
     """What a process that is killed now would leave of the store in `directory`."""
     shutil.copytree(directory / "store", directory / "left")
     return directory / "left"
+
+
+def refuse_removal(root: Path, *, refuse: bool) -> None:
+    """Have the index fail to give up rows of objects, as on a full disk."""
+    with sqlite3.connect(root / "index.sqlite") as database:
+        if refuse:
+            database.execute("CREATE TRIGGER full BEFORE DELETE ON objects BEGIN SELECT RAISE(ABORT, 'full'); END")
+        else:
+            database.execute("DROP TRIGGER full")
+    database.close()
+
+
+def test_what_was_removed_does_not_come_back_with_its_row(store: BlobStore, open_store: OpenStore) -> None:
+    names = put(store.objects, noise(1, 500), noise(2, 500))
+    store.objects.save()
+    refuse_removal(store.root, refuse=True)
+    with pytest.raises(P2PDistError):
+        store.objects.remove(names[:1])
+    refuse_removal(store.root, refuse=False)
+    store.close()
+    again = open_store(store.root).objects
+    assert set(again.contents()) == {names[1]} == on_disk(store.root).keys()
+
+
+@pytest.mark.parametrize("way", ["named at once", "from a draft", "from chunks"])
+def test_nothing_is_made_under_a_name_that_still_has_a_row(store: BlobStore, way: str) -> None:
+    """The row would vouch for what a killed process leaves of it."""
+    objects, data = store.objects, noise(1, 500)
+    objects._named_at_once = way == "named at once"
+    (name,) = put(objects, data)
+    objects.save()
+    refuse_removal(store.root, refuse=True)
+    with pytest.raises(P2PDistError):
+        objects.remove([name])
+    with pytest.raises(P2PDistError):
+        if way == "from chunks":
+            objects.name(draft := objects.draft(), name, len(data), b"")
+        else:
+            put(objects, data)
+    assert name not in objects and on_disk(store.root) == {}
+    refuse_removal(store.root, refuse=False)
+    if way == "from chunks":
+        draft.close()
+    put(objects, data)
+    assert on_disk(store.root) == {name: data}
