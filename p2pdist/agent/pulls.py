@@ -269,8 +269,8 @@ class Pulls:
     ) -> tuple[Blob, BlobPull | None]:
         """A blob that is here or on its way, held. What is here may give way to something else before it is."""
         for attempt in range(ATTEMPTS):
-            blob, fetching = await self._fetcher.fetch(layer, pull.request.priority, selection)
             try:
+                blob, fetching = await self._fetcher.fetch(layer, pull.request.priority, selection)
                 hold.enter_context(blob.held())
                 break
             except NotFound:

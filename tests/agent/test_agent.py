@@ -19,7 +19,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
 from p2pdist.model.messages import PullRequest
 from p2pdist.model.package import BLOB_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, encode_manifest
-from p2pdist.model.pieces import PieceSet
+from p2pdist.model.pieces import PieceList, PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, StripePlan
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.push import push_blob
@@ -104,6 +104,28 @@ async def test_what_was_evicted_is_not_offered_while_it_is_fetched_again(rig: Ri
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(turn.next_block(), 0.2)
     turn.close()
+
+
+async def test_a_pull_goes_on_when_its_blob_is_removed_before_it_is_held(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody removes a package that has the same layer, at the very moment at which a pull has found or begun it."""
+    digest = await rig.publish(rig.data)
+    begin, removed = rig.agent.store.begin, list[Digest]()
+
+    def begun_and_removed(wanted: Digest, pieces: PieceList) -> Blob:
+        blob = begin(wanted, pieces)
+        if wanted == digest and not removed:
+            removed.append(wanted)
+            rig.agent.store.remove(wanted)
+        return blob
+
+    monkeypatch.setattr(rig.agent.store, "begin", begun_and_removed)
+    pull = rig.agent.pulls.start(PullRequest(package=str(blob_reference(digest))))
+    await until(lambda: removed and digest in rig.agent._fetching)
+    rig.plan_origin(digest)
+    await until(lambda: pull.state in ("done", "failed"))
+    assert pull.state == "done" and rig.agent.store.get(digest) is not None
 
 
 async def test_a_piece_that_a_stream_of_an_earlier_pull_stored_counts(rig: Rig) -> None:
