@@ -21,6 +21,9 @@ _SI_KERNEL = 0x80
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _AWAITED = (*_FORWARDED, signal.SIGCHLD)
 
+LOOK_AGAIN_S = 5.0
+"""A thread of a library that does not block SIGCHLD may have been given it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -120,8 +123,8 @@ def _wait(child: int) -> int:
         if ended:
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
-        found = signal.sigwaitinfo(_AWAITED)
-        if found.si_signo != signal.SIGCHLD and found.si_code != _SI_KERNEL:
+        found = signal.sigtimedwait(_AWAITED, LOOK_AGAIN_S)
+        if found is not None and found.si_signo != signal.SIGCHLD and found.si_code != _SI_KERNEL:
             os.kill(child, found.si_signo)
 
 
