@@ -129,11 +129,7 @@ class _Rack:
 
     def _move(self, stripe: int, child: Member, carrier: Member) -> None:
         """Change a child's parent."""
-        parent = _parent(self.swarm, child, stripe)
-        if not child.light and parent.seats[stripe] >= parent.taken[stripe]:
-            parent.seats[stripe] -= 1
-        self.swarm.grant_seat(carrier, stripe)
-        self.swarm.attach(stripe, child.host, carrier.host)
+        self.swarm.move(stripe, child, carrier)
         if carrier.load >= carrier.budget and carrier in self.idle:
             self.idle.remove(carrier)
         if carrier.load > carrier.budget and carrier in self.bearing:

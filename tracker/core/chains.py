@@ -162,14 +162,6 @@ class _Left:
         """When a host will be done that has its place now."""
         self._ends[stripe][member.host] = ends
 
-    def move(self, child: Member, stripe: int, parent: Member) -> None:
-        """Give a host another parent, and it a seat."""
-        swarm, above = self.swarm, self.swarm.members[child.parents[stripe] or ""]
-        if above.seats[stripe] >= above.taken[stripe]:
-            above.seats[stripe] -= 1
-        swarm.grant_seat(parent, stripe)
-        swarm.attach(stripe, child.host, parent.host)
-
     def forget_ends(self, stripe: int) -> None:
         """Others come by the stripe in another way since."""
         self._ends[stripe].clear()
@@ -190,7 +182,7 @@ def _import_anew(swarm: Swarm, stripe: int, left: _Left, late: list[Member], lim
         stays = left.time(child, stripe, left.ends(above, stripe), max(1, left.load(above)))  # others have gone by now
         source = sources.take(child) if _gains(stays, left.time(child, stripe, 0.0, 1)) else None
         if source is not None:
-            left.move(child, stripe, source)
+            swarm.move(stripe, child, source)
             moved += 1
     if moved:
         left.forget_ends(stripe)
@@ -292,7 +284,7 @@ class _Line:
             found = self._best(child, above, ends) if moved < limit or ends == inf else None
             if found is not None:
                 ends, above = found
-                left.move(child, stripe, above)
+                self.swarm.move(stripe, child, above)
                 moved += 1
             elif ends == inf:
                 self.swarm.strained = True  # one too many stays

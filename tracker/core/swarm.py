@@ -249,6 +249,14 @@ class Swarm:
             elif member.parents[stripe] is None:
                 self.unplanned[stripe, host] = None
 
+    def move(self, stripe: int, child: Member, parent: Member) -> None:
+        """`child` leaves its parent, which is a host, for another, which gets a seat for it."""
+        above = self.members[child.parents[stripe] or ""]
+        if not child.light and above.seats[stripe] >= above.taken[stripe]:
+            above.seats[stripe] -= 1
+        self.grant_seat(parent, stripe)
+        self.attach(stripe, child.host, parent.host)
+
     def grant_seat(self, member: Member, stripe: int) -> None:
         """Allot one more seat of `member` to `stripe`, from its spare ones or from a stripe where one stands idle; a host that has
         neither is overloaded and keeps its allotment."""

@@ -78,10 +78,7 @@ def _hand_over(swarm: Swarm, stripe: int, members: list[Member], idle: list[Memb
         whole.pop()
         if (child.host, parent.host) in swarm.avoided or swarm.below(stripe, parent.host, child.host):
             continue
-        if above.seats[stripe] >= above.taken[stripe]:
-            above.seats[stripe] -= 1
-        swarm.grant_seat(parent, stripe)
-        swarm.attach(stripe, child.host, parent.host)
+        swarm.move(stripe, child, parent)
         moved += 1
     return moved
 
