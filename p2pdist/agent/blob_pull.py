@@ -12,6 +12,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 from p2pdist.agent.origin_reader import OriginReader
@@ -264,8 +266,8 @@ class BlobPull:
 
     async def read_origin(self, piece: int) -> bytes:
         layout = self.blob.layout
-        await self._may_read(piece % self._stripes, layout.length(piece))
-        data = await self._agent.origin().read_range(self.blob.digest, layout.offset(piece), layout.length(piece))
+        async with self._reading(piece % self._stripes, layout.length(piece)):
+            data = await self._agent.origin().read_range(self.blob.digest, layout.offset(piece), layout.length(piece))
         await self._pause(len(data))
         return data
 
@@ -295,7 +297,7 @@ class BlobPull:
                 self._mail.post,
                 number=number,
                 selection=self._selection,
-                may_read=lambda length: self._may_read(stripe, length),
+                reading=lambda length: self._reading(stripe, length),
                 pause=self._pause,
             )
         else:
@@ -321,13 +323,12 @@ class BlobPull:
         self._streams[number] = stream
         stream.start()
 
-    async def _may_read(self, stripe: int, length: int) -> None:
-        """Wait until a piece may be asked of the origin: for this host's children, and for what all hosts together may read."""
-        await self._agent.turns.wait_for_children(self.blob.digest, stripe)
-        share, now = self._agent.origin_share, time.monotonic()
-        due = share.free_at
-        share.pay(length, now)
-        await asyncio.sleep(max(0.0, due - now))
+    @asynccontextmanager
+    async def _reading(self, stripe: int, length: int) -> AsyncIterator[None]:
+        """Read a piece from the origin within: begins when this host's children and what all hosts together may read allow it."""
+        async with self._agent.turns.reading(self.blob.digest, stripe):
+            await asyncio.sleep(self._agent.origin_share.take(length, time.monotonic()))
+            yield
 
     async def _pause(self, length: int) -> None:
         """After a piece from the origin: hold back as streams do."""
@@ -336,8 +337,7 @@ class BlobPull:
         await pacer.sleep(priority, pacer.received(priority, length), woken)
 
     def _close(self, number: int, after_piece: bool) -> None:
-        stream = self._streams.get(number)
-        if stream is None:
+        if (stream := self._streams.get(number)) is None:
             return
         if after_piece:
             stream.finish_piece_and_close()

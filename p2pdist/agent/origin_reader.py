@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.selection import Selection
@@ -23,7 +24,8 @@ INLINE_S = 0.05
 
 class OriginReader:
     """A stream whose source is the origin: gives the same events as IncomingStream, on the event loop. `selection` says what of which blob
-    at the origin this one is, if it is a selection. `may_read` is awaited before each piece, `pause` after it, both with its length."""
+    at the origin this one is, if it is a selection. Each piece is read within `reading`, and `pause` is awaited after it, both with its
+    length."""
 
     def __init__(
         self,
@@ -34,7 +36,7 @@ class OriginReader:
         on_event: Callable[[StreamEvent], None],
         *,
         number: int,
-        may_read: Callable[[int], Awaitable[None]],
+        reading: Callable[[int], AbstractAsyncContextManager[None]],
         pause: Callable[[int], Awaitable[None]],
         selection: Selection | None = None,
     ) -> None:
@@ -44,7 +46,7 @@ class OriginReader:
         self._stripe, self._stripes, self._selection = stripe, stripes, selection
         self._on_event = on_event
         self._storing_s = 0.0
-        self._may_read, self._pause = may_read, pause
+        self._reading, self._pause = reading, pause
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -77,14 +79,14 @@ class OriginReader:
     async def _read_some(self, pieces: Iterator[int]) -> None:
         layout = self._blob.layout
         for piece in pieces:
-            await self._may_read(layout.length(piece))
-            data = await self._read(layout.offset(piece), layout.length(piece))
-            if len(data) <= INLINE_BYTES and self._storing_s < INLINE_S:
-                began = time.monotonic()
-                self._stored(piece, self._blob.write(piece, data))
-                self._storing_s = time.monotonic() - began
-            else:
-                await self._store_in_thread(piece, data)
+            async with self._reading(layout.length(piece)):
+                data = await self._read(layout.offset(piece), layout.length(piece))
+                if len(data) <= INLINE_BYTES and self._storing_s < INLINE_S:
+                    began = time.monotonic()
+                    self._stored(piece, self._blob.write(piece, data))
+                    self._storing_s = time.monotonic() - began
+                else:
+                    await self._store_in_thread(piece, data)
             await self._pause(len(data))
 
     async def _store_in_thread(self, piece: int, data: bytes) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
 
 from p2pdist.core.bucket import Bucket
 from p2pdist.core.uplink import (
@@ -36,7 +37,8 @@ STREAMS_MAX = 256
 """Streams served at once, and as many readers of ranges."""
 
 LEAD_MAX = 4
-"""Pieces of a stripe that a reader of the origin may be ahead of this host's children."""
+"""Pieces of a stripe that a reader of the origin may be ahead of this host's children, those that it is reading included. More at once,
+after a pause, would fill this host's downlink, and keep the stripe that comes from a peer out of it."""
 
 LEAD_WAIT_S = 0.75
 """How long it waits for them: children that take nothing must not keep a stripe from this host and from everybody else."""
@@ -105,6 +107,7 @@ class Turns:
         self._blobs: dict[int, Digest] = {}
         self._numbers = itertools.count(1)
         self._moved: asyncio.Future[None] | None = None
+        self._reading: Counter[tuple[Digest, int]] = Counter()
         self._emptied: asyncio.Future[None] | None = None
         self._ticking: asyncio.TimerHandle | None = None
 
@@ -179,14 +182,32 @@ class Turns:
             self._emptied.set_result(None)
             self._emptied = None
 
-    async def wait_for_children(self, blob: Digest, stripe: int) -> None:
-        """Return once this host's children are not far behind what it has of a stripe, or after LEAD_WAIT_S."""
+    @contextlib.asynccontextmanager
+    async def reading(self, blob: Digest, stripe: int) -> AsyncIterator[None]:
+        """Read a piece of a stripe from the origin within: begins once this host's children are not far behind what it has and reads, or
+        after LEAD_WAIT_S."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LEAD_WAIT_S
-        while self._core.lead(blob, stripe) > LEAD_MAX and loop.time() < deadline:
+        while (lead := self._core.lead(blob, stripe)) and lead + self._reading[blob, stripe] > LEAD_MAX:
+            if loop.time() >= deadline:
+                break
             if self._moved is None:
                 self._moved = loop.create_future()
             await asyncio.wait([self._moved], timeout=deadline - loop.time())
+        self._reading[blob, stripe] += 1
+        try:
+            yield
+        finally:
+            self._reading[blob, stripe] -= 1
+            if not self._reading[blob, stripe]:
+                del self._reading[blob, stripe]
+            self._move()
+
+    def _move(self) -> None:
+        """Have those look again who wait to read."""
+        if self._moved is not None:
+            self._moved.set_result(None)
+            self._moved = None
 
     def take_sample(self) -> tuple[int, float]:
         """Bytes sent and seconds in which data was waiting, since the last sample."""
@@ -195,8 +216,7 @@ class Turns:
     def submit(self, event: Event) -> None:
         now = time.monotonic()  # the loop's own time stands still within a turn of uvloop, and has milliseconds only
         if self._moved is not None and isinstance(event, BlockSent | Closed | Opened):
-            self._moved.set_result(None)
-            self._moved = None
+            self._move()
         for command in self._core.handle(event, now=now):
             turn = self._turns.get(command.stream)
             if turn is None:

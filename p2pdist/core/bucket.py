@@ -19,6 +19,12 @@ class Bucket:
     burst_s: float = 0.02
     free_at: float = -math.inf
 
+    def take(self, length: int, now: float) -> float:
+        """So many bytes go through once the debt is paid: in how many seconds."""
+        due = self.free_at
+        self.pay(length, now)
+        return max(0.0, due - now)
+
     def pay(self, length: int, now: float) -> None:
         """So many bytes go through now."""
         if self.limit_bytes_s is not None:

@@ -1,8 +1,8 @@
 """Central storage as the network model sees it: one uplink shared first come, first served by the requests of lease holders.
 
-A lease holder keeps REQUESTS_MAX piece requests under way for its stripe, and waits when it is more than LEAD_MAX pieces ahead of the
-children that it feeds. Who reads for a swarm asks for each piece by itself (swarm_feed.py). A request whose reader has gone is not served.
-While the origin is away it answers that it is unavailable.
+A lease holder keeps REQUESTS_MAX piece requests under way for its stripe, and waits when it would be more than LEAD_MAX pieces ahead of the
+children that it feeds, those under way included (`Turns.reading` in agent/turns.py). Who reads for a swarm asks for each piece by itself
+(swarm_feed.py). A request whose reader has gone is not served. While the origin is away it answers that it is unavailable.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Origin:
     def _request(self, stream: Stream) -> None:
         todo = self._todo.get(stream)
         blob = stream.pull.blob
-        if todo and stream.child.uplink.lead(blob.digest, todo[0] % blob.stripes) > LEAD_MAX:
+        lead = stream.child.uplink.lead(blob.digest, todo[0] % blob.stripes) if todo else 0
+        if lead and lead + self._outstanding[stream] > LEAD_MAX:
             stream.child.ahead.append(stream)
         elif todo:
             self._outstanding[stream] += 1

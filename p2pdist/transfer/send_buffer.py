@@ -12,7 +12,9 @@ import socket
 import struct
 import time
 
-SEND_BUFFER_MIN = 64 << 10
+SEND_BUFFER_MIN = 128 << 10
+"""With half of it all of a stream's bytes may be waiting before the receiver's link while this host's own stands still."""
+
 SEND_BUFFER_MAX = 8 << 20
 SLACK_S = 0.002
 CHECK_BYTES = 1 << 20

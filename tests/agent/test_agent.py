@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -246,7 +247,7 @@ async def test_short_pieces_of_the_origin_are_stored_on_the_loop_until_the_disk_
         1,
         events.append,
         number=1,
-        may_read=at_once,
+        reading=lambda length: nullcontext(),
         pause=at_once,
     )
     reader.start()
@@ -271,7 +272,7 @@ async def test_a_reader_of_the_origin_that_is_closed_tells_of_every_piece_it_sto
         1,
         events.append,
         number=1,
-        may_read=at_once,
+        reading=lambda length: nullcontext(),
         pause=at_once,  # type: ignore[arg-type]
     )
     reader.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -44,8 +45,44 @@ async def test_a_child_that_takes_nothing_does_not_stop_the_reader_of_the_origin
     for piece in range(LEAD_MAX + 3):
         turns.verified(BLOB, piece)
     started = asyncio.get_running_loop().time()
-    await asyncio.wait_for(turns.wait_for_children(BLOB, 0), LEAD_WAIT_S + 1)
-    assert asyncio.get_running_loop().time() - started >= LEAD_WAIT_S / 2, "but it waits for a while"
+    async with asyncio.timeout(LEAD_WAIT_S + 1), turns.reading(BLOB, 0):
+        assert asyncio.get_running_loop().time() - started >= LEAD_WAIT_S / 2, "but it waits for a while"
+
+
+async def test_what_is_being_read_from_the_origin_counts_as_ahead_of_the_children() -> None:
+    """Else all readers begin at once when the children have caught up a little, and the link is full of one stripe."""
+    turns = Turns()
+    turns.held(BLOB, LAYOUT, 1, PieceSet(15))
+    child, begun = turns.open(BLOB, 0, PieceSet(15)), 0
+    for piece in range(LEAD_MAX):  # the first is given to the child at once
+        turns.verified(BLOB, piece)
+
+    async def read() -> None:
+        nonlocal begun
+        async with turns.reading(BLOB, 0):
+            begun += 1
+            await asyncio.sleep(LEAD_WAIT_S / 2)
+            turns.verified(BLOB, LEAD_MAX + begun - 1)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(4):
+            group.create_task(read())
+        await asyncio.sleep(0.01)
+        assert begun == 2, "so many may be ahead"
+        block = await child.next_block()
+        assert block is not None
+        child.block_sent(block.length)
+        await asyncio.sleep(0.01)
+        assert begun == 3, "one for each that the child took"
+
+
+async def test_without_children_nothing_is_ahead() -> None:
+    turns = Turns()
+    turns.held(BLOB, LAYOUT, 1, PieceSet(15))
+    async with asyncio.timeout(LEAD_WAIT_S / 2), contextlib.AsyncExitStack() as reads:
+        for piece in range(2 * LEAD_MAX):
+            await reads.enter_async_context(turns.reading(BLOB, 0))
+            turns.verified(BLOB, piece)
 
 
 async def test_a_limited_uplink_keeps_to_its_limit_and_goes_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

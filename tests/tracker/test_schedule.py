@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import inf
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.schedule import AT_ONCE_MAX, PAUSE_S_PER_MEMBER, Schedule
+from tracker.core.schedule import AT_ONCE_MAX, CROWD, JOIN_BATCH_S, JOIN_QUIET_S, PAUSE_S_PER_MEMBER, Schedule
 from tracker.core.swarm import Swarm
 
 PIECE = 64 << 10
@@ -83,3 +84,43 @@ def test_a_retry_is_for_want_of_anything_sooner() -> None:
     schedule.retry(blob, 6.0)
     schedule.forget(blob)
     assert schedule.take(known, 7.0) == []
+
+
+def test_a_crowd_is_planned_once_no_more_of_it_comes() -> None:
+    known, schedule = swarms(CROWD), Schedule()
+    ((blob, swarm),) = known.items()
+    swarm.stripes = 2
+    schedule.join(swarm, 1.0)
+    schedule.join(swarm, 1.02)
+    assert schedule.wake_at <= 1.0 + JOIN_QUIET_S
+    assert schedule.take(known, 1.0 + JOIN_QUIET_S) == []
+    assert schedule.wake_at == schedule.next_at == 1.02 + JOIN_QUIET_S
+    assert schedule.take(known, 1.02 + JOIN_QUIET_S) == [swarm]
+    assert schedule.wake_at == schedule.next_at == inf
+    schedule.join(swarm, 2.0)
+    schedule.ask(blob, "stuck", 2.01)
+    assert schedule.take(known, 2.01) == [swarm], "what cannot wait does not wait for a crowd"
+    assert schedule.take(known, 3.0) == []
+
+
+def test_a_crowd_is_not_waited_for_for_ever() -> None:
+    known, schedule = swarms(CROWD), Schedule()
+    (swarm,) = known.values()
+    swarm.stripes = 2
+    joins = [JOIN_QUIET_S / 2 * number for number in range(100)]
+    planned = []
+    for now in joins:
+        planned += [now for _ in schedule.take(known, now)]
+        schedule.join(swarm, now)
+    assert planned and all(
+        JOIN_BATCH_S <= later - sooner < 2 * JOIN_BATCH_S for sooner, later in pairwise([0.0, *planned])
+    )
+
+
+def test_the_first_hosts_are_not_planned_before_a_crowd_can_be_there() -> None:
+    known, schedule = swarms(CROWD - 1), Schedule()
+    (swarm,) = known.values()
+    swarm.stripes = 2
+    schedule.join(swarm, 1.0)
+    assert schedule.take(known, 1.0 + 2 * JOIN_QUIET_S) == []
+    assert schedule.take(known, 1.0 + JOIN_BATCH_S) == [swarm]

@@ -8,8 +8,9 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Hello, Holding, Left, Priority, Report
 from p2pdist.model.pieces import PieceLayout
 from tracker.core.events import Received, SessionClosed, SessionOpened, Tick
-from tracker.core.fleet import JOIN_BATCH_S, RETRY_S, Fleet
+from tracker.core.fleet import RETRY_S, Fleet
 from tracker.core.leases import Leases
+from tracker.core.schedule import JOIN_BATCH_S
 from tracker.core.standing import RECOVERY_S
 from tracker.core.swarm import FROM_ORIGIN, Swarm
 

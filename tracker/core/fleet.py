@@ -10,8 +10,8 @@ and no new children, and what it does not confirm in time is taken from it.
 Invariants: the number of origin leases never passes `origin_streams_max`, and each stripe of a blob has at most one, beside those that
 agents brought along; for GRACE_S after the start a swarm that was under way gets no new lease, since its roots may still come back.
 
-Joins within JOIN_BATCH_S (SMALL_BATCH_S where a blob has one stripe) are planned together; lost and failing parents are replaced at
-once; those for whom there was no parent are looked at again every RETRY_S.
+Joins of the same moment are planned together (schedule.py); lost and failing parents are replaced at once; those for whom there was no
+parent are looked at again every RETRY_S.
 """
 
 from __future__ import annotations
@@ -52,14 +52,10 @@ from tracker.core.policy.book import PolicyBook
 from tracker.core.presence import GRACE_S, Presence
 from tracker.core.progress import keeps_up, note_pace, silent_parents, slow_edges, slow_host
 from tracker.core.repair import AVOID_S, avoid_s, free_children, move_lease, origin_failed, spare_origin
-from tracker.core.schedule import Schedule
+from tracker.core.schedule import JOIN_BATCH_S, Schedule
 from tracker.core.standing import Standing
 from tracker.core.swarm import FROM_ORIGIN, Swarm, layout_of
 from tracker.core.tail import Tail
-
-JOIN_BATCH_S = 0.1
-SMALL_BATCH_S = 0.02
-"""Where a blob has one stripe: its pieces are there before the rest of a longer batch would have come."""
 
 RETRY_S = 0.5
 HOSTS_MAX = 200_000
@@ -204,8 +200,7 @@ class Fleet:
             for stripe, parent in enumerate(holding.parents if streams else (None,) * swarm.stripes):
                 adopt(swarm, member, stripe, parent, lambda name: self._stand_in(swarm, name, now))
         spare_origin(swarm, host.name)
-        small = swarm.stripes == 1
-        self.schedule.ask(swarm.blob, "join", now + (SMALL_BATCH_S if small else JOIN_BATCH_S), wake=small)
+        self.schedule.join(swarm, now)
 
     def _swarm(self, holding: Holding) -> Swarm:
         layout = layout_of(holding)

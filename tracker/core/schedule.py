@@ -3,6 +3,9 @@
 A pass over a swarm costs time in proportion to its members, and what asks for one comes in crowds. So passes keep a distance that grows
 with the swarm: with ten thousand hosts a few passes a second take the tracker's time and no more, with a dozen nobody waits. Most events
 find nothing due, however many swarms wait, and cost one comparison.
+
+Joins come in crowds: the pass after one waits until no more come, which is soon, and JOIN_BATCH_S at most (SMALL_BATCH_S where a blob has
+one stripe).
 """
 
 from __future__ import annotations
@@ -17,6 +20,14 @@ PAUSE_S_PER_MEMBER = 3e-5
 AT_ONCE_MAX = 100
 """Members of a swarm that is small enough to be planned at every event."""
 
+JOIN_BATCH_S = 0.1
+JOIN_QUIET_S, CROWD = 0.03, 8
+"""So long after a join no other has come: the crowd is there. What is less than a crowd is not planned so soon: the first hosts would be
+given all places at the top, and those that come a moment later none."""
+
+SMALL_BATCH_S = 0.02
+"""Where a blob has one stripe: its pieces are there before the rest of a longer batch would have come."""
+
 
 @dataclass(slots=True)
 class Schedule:
@@ -28,6 +39,7 @@ class Schedule:
     wake_at: float = inf
     _due: dict[Digest, float] = field(default_factory=dict)
     _wakes: dict[Digest, float] = field(default_factory=dict)
+    _crowds: dict[Digest, tuple[float, float]] = field(default_factory=dict)
 
     def ask(self, blob: Digest, reason: str, due: float, *, wake: bool = False) -> None:
         """Plan a swarm at `due`, or sooner if that was asked for already; with `wake` then, else at the event that comes next."""
@@ -38,6 +50,17 @@ class Schedule:
             self.wake_at = min(due, self.wake_at)
         self.replans[reason] = self.replans.get(reason, 0) + 1
 
+    def join(self, swarm: Swarm, now: float) -> None:
+        """Plan a swarm for a host that joins now, and for those that come with it."""
+        if swarm.stripes == 1:
+            self.ask(swarm.blob, "join", now + SMALL_BATCH_S, wake=True)
+            return
+        latest = self._crowds[swarm.blob][0] if swarm.blob in self._crowds else now + JOIN_BATCH_S
+        due = min(latest, now + (JOIN_QUIET_S if len(swarm.members) >= CROWD else JOIN_BATCH_S))
+        self._crowds[swarm.blob] = latest, due
+        self.next_at, self.wake_at = min(due, self.next_at), min(due, self.wake_at)
+        self.replans["join"] = self.replans.get("join", 0) + 1
+
     def retry(self, blob: Digest, due: float) -> None:
         """Plan a swarm at `due` at the latest."""
         self.next_at = min(self._due.setdefault(blob, due), self.next_at)
@@ -46,25 +69,25 @@ class Schedule:
         """The swarm is no more."""
         self._due.pop(blob, None)
         self._wakes.pop(blob, None)
+        self._crowds.pop(blob, None)
 
     def take(self, swarms: dict[Digest, Swarm], now: float) -> list[Swarm]:
         """The swarms to plan now."""
         found: list[Swarm] = []
         if now < self.next_at:
             return found
-        self.next_at = inf
-        for blob, due in self._due.items():
+        self.next_at = self.wake_at = inf
+        for blob in self._due | self._crowds:
             swarm = swarms[blob]
-            at = max(due, swarm.planned_at + PAUSE_S_PER_MEMBER * max(0, len(swarm.members) - AT_ONCE_MAX))
+            rested = swarm.planned_at + PAUSE_S_PER_MEMBER * max(0, len(swarm.members) - AT_ONCE_MAX)
+            gathered = self._crowds[blob][1] if blob in self._crowds else inf
+            awaited = max(rested, min(gathered, self._wakes.get(blob, inf)))
+            at = min(awaited, max(rested, self._due.get(blob, inf)))
             if at <= now:
                 found.append(swarm)
             else:
-                self.next_at = min(at, self.next_at)
-                if blob in self._wakes:
-                    self._wakes[blob] = at
+                self.next_at, self.wake_at = min(at, self.next_at), min(awaited, self.wake_at)
         for swarm in found:
-            del self._due[swarm.blob]
-            self._wakes.pop(swarm.blob, None)
+            self.forget(swarm.blob)
             swarm.planned_at = now
-        self.wake_at = min(self._wakes.values(), default=inf)
         return found

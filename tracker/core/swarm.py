@@ -317,12 +317,11 @@ class Swarm:
     def rooted(self, stripe: int, host: str) -> bool:
         """Whether the host's way up ends at the origin, at a seed or at a host that has the whole stripe."""
         at: str | None = host
-        while at:
-            member = self.members[at]
-            if member.counts[stripe] == self.totals[stripe]:
-                return True
-            at = member.parents[stripe]
-        return at == FROM_ORIGIN
+        for _ in range(len(self.members) + 1):
+            if not at or self.members[at].counts[stripe] == self.totals[stripe]:
+                return at is not None
+            at = self.members[at].parents[stripe]
+        raise AssertionError(f"the way up from {host} is a cycle")
 
     def edges(self, stripe: int) -> Iterator[tuple[str, str]]:
         """(child, parent) of every edge of a stripe; the parent may be FROM_ORIGIN."""
