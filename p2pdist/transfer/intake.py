@@ -5,6 +5,10 @@ So the thread waits in poll, with SO_RCVLOWAT (socket(7)) at what is certain to 
 follow, then the rest. The kernel wakes it when all of that is there (or when it can hold no more), and one call takes it. Nothing is
 taken before, so recv itself never waits: it would count towards the mark anew from what it has taken already.
 
+What is waited for fills the receive buffer, and a buffer that holds no more than that stops the sender for a round trip after each frame.
+The kernel makes room for a mark, and keeps it when the mark is lowered (tcp_set_rcvlowat in net/ipv4/tcp.c), and unlike SO_RCVBUF that does
+not end its own adjusting. So the first mark is ROOM times what will be waited for.
+
 A fast sender should not wait until the thread has woken up and made room. So when frames come faster than FAST_BYTES_S, what is there is
 taken at once and recv waits for the rest of the frame.
 
@@ -25,6 +29,7 @@ from p2pdist.transfer.frames import FRAME
 STEP_BYTES = 256 << 10
 """Most that is waited for at once: larger pieces are taken while they arrive."""
 
+ROOM = 4
 FAST_BYTES_S = 100e6
 
 _DATA_AT = 64
@@ -52,6 +57,7 @@ class Intake:
         self._since = time.monotonic()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._set_mark(ROOM * min(FRAME.size + data_max, STEP_BYTES))
 
     def head(self, shortest: int, timeout_s: float | None = None) -> tuple[int, int]:
         """Wait for the next frame, which has at least `shortest` bytes of data: its piece and length. Raises CutShort and OSError, and

@@ -12,7 +12,7 @@ import pytest
 
 from p2pdist.model.messages import STREAM_END
 from p2pdist.transfer.frames import FRAME
-from p2pdist.transfer.intake import STEP_BYTES, CutShort, Intake
+from p2pdist.transfer.intake import ROOM, STEP_BYTES, CutShort, Intake
 
 PIECE = 64 << 10
 Pair = tuple[socket.socket, socket.socket]
@@ -110,6 +110,16 @@ def test_the_piece_under_way_is_known_before_it_is_whole(pair: Pair) -> None:
     sender.sendall(FRAME.pack(STREAM_END, 0))
     time.sleep(0.05)
     assert intake.receiving() is None, "the end is no piece"
+
+
+def test_a_sender_goes_on_while_a_frame_waits_to_be_taken(pair: Pair) -> None:
+    """With room for one frame only, it would wait for the next one's window a round trip long, time and again."""
+    sender, receiver = pair
+    Intake(receiver, 1 << 20).expect(1 << 20)
+    assert receiver.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= ROOM * STEP_BYTES
+    sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PIECE)
+    sender.settimeout(5)
+    sender.sendall(bytes(2 * STEP_BYTES))  # and nobody takes any of it
 
 
 def test_an_end_in_the_middle_is_seen(pair: Pair) -> None:
