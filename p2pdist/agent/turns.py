@@ -36,6 +36,9 @@ TICK_S = 0.1
 STREAMS_MAX = 256
 """Streams served at once, and as many readers of ranges."""
 
+AT_ONCE_BYTES = 1 << 20
+"""Bytes that are given to sockets before the loop serves others."""
+
 LEAD_MAX = 4
 """Pieces of a stripe that a reader of the origin may be ahead of this host's children, those that it is reading included. More at once,
 after a pause, would fill this host's downlink, and keep the stripe that comes from a peer out of it."""
@@ -54,10 +57,27 @@ class Turn:
         self._failure: P2PDistError | None = None
         self._given: deque[Block | None] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._send: Callable[[Block], bool] | None = None
 
-    def give(self, block: Block | None) -> None:
+    def at_once(self, send: Callable[[Block], bool] | None) -> None:
+        """See Outgoing."""
+        self._send = send
+
+    def give(self, block: Block | None, *, at_once: bool = False) -> bool:
+        """Whether the block was sent, which is tried if it may be sent at once; else somebody waits for it, and now no longer."""
+        waits = self._waiter is not None and not self._waiter.done()
+        if (
+            at_once
+            and waits
+            and block is not None
+            and self._send is not None
+            and self._failure is None
+            and self._send(block)
+        ):
+            return True
         self._given.append(block)
         self._wake()
+        return False
 
     def fail(self, error: P2PDistError) -> None:
         """End the stream as truncated, whatever was given and not yet taken."""
@@ -214,24 +234,32 @@ class Turns:
         return self._core.take_sample(time.monotonic())
 
     def submit(self, event: Event) -> None:
-        now = time.monotonic()  # the loop's own time stands still within a turn of uvloop, and has milliseconds only
-        if self._moved is not None and isinstance(event, BlockSent | Closed | Opened):
-            self._move()
-        for command in self._core.handle(event, now=now):
-            turn = self._turns.get(command.stream)
-            if turn is None:
-                continue
-            match command:
-                case Send(_, piece, offset, length):
-                    turn.give(Block(piece, offset, length))
-                case End():
-                    turn.give(None)
+        events, sent_bytes = deque((event,)), 0
+        while events:
+            event = events.popleft()
+            now = (
+                time.monotonic()
+            )  # the loop's own time stands still within a turn of uvloop, and has milliseconds only
+            if self._moved is not None and isinstance(event, BlockSent | Closed | Opened):
+                self._move()
+            for command in self._core.handle(event, now=now):
+                turn = self._turns.get(command.stream)
+                if turn is None:
+                    continue
+                match command:
+                    case Send(number, piece, offset, length):
+                        if turn.give(Block(piece, offset, length), at_once=sent_bytes < AT_ONCE_BYTES):
+                            sent_bytes += length
+                            events.append(BlockSent(number))
+                    case End():
+                        turn.give(None)
+        self.sent_bytes_total += sent_bytes
         self._tick_later(now)
 
     def _tick_later(self, now: float) -> None:
-        """Look again when the limits allow more, and now and then while a block is in flight."""
+        """Look again when the limits allow more, and now and then while somebody waits for a block in flight."""
         wait_s = self._core.wait_s(now)
-        if wait_s is None and (self._ticking is not None or not self._core.in_flight):
+        if wait_s is None and (self._ticking is not None or not self._core.held_up):
             return
         if self._ticking is not None:
             self._ticking.cancel()
@@ -241,6 +269,6 @@ class Turns:
         self._ticking = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
-        """While a block is in flight, look whether it is stuck and the others should go on."""
+        """Look whether the block in flight is stuck and the others should go on."""
         self._ticking = None
         self.submit(Tick())

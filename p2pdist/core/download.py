@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from p2pdist.core.candidates import Candidates
 from p2pdist.core.readers import Readers
 from p2pdist.core.sources import Sources
@@ -32,8 +34,7 @@ from p2pdist.model.messages import Reason
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 
-STALL_FIRST_S = 0.6
-STALL_MAX_S = 30.0
+STALL_FIRST_S, STALL_MAX_S = 0.6, 30.0
 STALL_PACES = 4.0
 COMES_MIN_S = 0.2
 COMES_PACES = 3.0
@@ -50,8 +51,7 @@ ORIGIN_CORRUPT_MAX = 3
 # -- events
 
 
-@dataclass(frozen=True, slots=True)
-class PieceStored:
+class PieceStored(Struct, frozen=True, gc=False):
     """A piece from `stream` verified and is on disk."""
 
     stream: int

@@ -156,23 +156,43 @@ class Connection:
             transport.set_write_buffer_limits(1)  # 0 would pause uvloop's TLS for good
             await self._request.writer.drain()
 
+    def send_now(self, data: bytes, *, more: bool = False) -> int:
+        """How many bytes of `data` the kernel takes without waiting; none with TLS. Raises ConnectionError when the client is gone."""
+        assert self._socket is not None
+        if self._tls:
+            return 0
+        try:
+            return self._socket.send(data, socket.MSG_MORE if more else 0)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise _as_connection_error(error) from error
+
+    def send_file_now(self, file: int, offset: int, count: int) -> int:
+        """How many bytes of a file descriptor the kernel takes without waiting; none with TLS. Raises what `send_file` raises."""
+        if self._tls:
+            return 0
+        try:
+            sent = os.sendfile(self._fd, file, offset, count)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise _as_connection_error(error) from error
+        if not sent:
+            raise Corrupt(f"a file in the store ends {count} bytes early, at byte {offset}")
+        if self._buffer is not None:
+            self._buffer.sent(sent)
+        return sent
+
     async def send(self, data: bytes, *, more: bool = False) -> None:
         """Hand `data` to the kernel; with `more` it may wait there to share a packet with what follows (MSG_MORE, send(2))."""
-        assert self._socket is not None
         if self._tls:
             self._unwritten += data
             if not more:
                 await self._write(b"")
             return
-        while data:
-            try:
-                sent = self._socket.send(data, socket.MSG_MORE if more else 0)
-            except BlockingIOError:
-                await self._writable()
-            except OSError as error:
-                raise _as_connection_error(error) from error
-            else:
-                data = data[sent:]
+        while data := data[self.send_now(data, more=more) :]:
+            await self._writable()
 
     async def send_file(self, file: int, offset: int, count: int) -> None:
         """Hand `count` bytes of a file descriptor, from `offset`, to the kernel. Raises ConnectionError when the client is gone,
@@ -181,19 +201,9 @@ class Connection:
             await self._encrypt_file(file, offset, count)
             return
         while count:
-            try:
-                sent = os.sendfile(self._fd, file, offset, count)
-            except BlockingIOError:
-                await self._writable()
-                continue
-            except OSError as error:
-                raise _as_connection_error(error) from error
-            if not sent:
-                raise Corrupt(f"a file in the store ends {count} bytes early, at byte {offset}")
+            sent = self.send_file_now(file, offset, count)
             offset += sent
             count -= sent
-            if self._buffer is not None:
-                self._buffer.sent(sent)
             self._since_wait += sent
             if count:
                 await self._writable()  # it took a part, so it is full: asking again at once would only be refused

@@ -6,7 +6,7 @@ What to send next, and when, is decided elsewhere: the shell hands in an Outgoin
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import BinaryIO, Protocol
 
 import msgspec
@@ -28,8 +28,7 @@ UNSENT_BYTES = 64 << 10
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(msgspec.Struct, frozen=True, gc=False):
     """What to send next: `length` bytes of a piece from `offset` within it. The block at offset 0 goes out after the head of the
     frame; blocks of one piece follow each other without another piece between them, up to the piece's end."""
 
@@ -47,6 +46,10 @@ class Outgoing(Protocol):
 
     def block_sent(self, length: int) -> None:
         """The kernel has taken the last block, of `length` bytes."""
+
+    def at_once(self, send: Callable[[Block], bool] | None) -> None:
+        """While somebody waits in `next_block`, a block may be given to `send` instead, which says whether the kernel took all of it; if
+        not, `next_block` returns that block. None: no longer."""
 
 
 class _FrameResponse(web.StreamResponse):
@@ -119,18 +122,65 @@ async def serve_stream(
 
 
 async def _send_frames(connection: Connection, stream: Outgoing, file: int, layout: PieceLayout) -> None:
-    piece, expected = -1, 0
-    while (block := await stream.next_block()) is not None:
-        length = layout.length(block.piece)
+    frames = _Frames(connection, file, layout)
+    # A task that is woken for each block costs more than giving the block to a socket that has room for it, as most have.
+    stream.at_once(frames.send_now)
+    try:
+        while (block := await stream.next_block()) is not None:
+            await frames.send(block)
+            stream.block_sent(block.length)
+    finally:
+        stream.at_once(None)
+    frames.check_end()
+    await connection.send(FRAME.pack(STREAM_END, 0))
+
+
+class _Frames:
+    """Gives blocks to a connection, and a frame's head before the first block of a piece."""
+
+    def __init__(self, connection: Connection, file: int, layout: PieceLayout) -> None:
+        self._connection, self._file, self._layout = connection, file, layout
+        self._piece, self._expected = -1, 0
+        self._head = b""
+        self._offset = self._left = 0
+
+    def send_now(self, block: Block) -> bool:
+        """Without waiting. False when it was not taken as a whole, or cannot be: `send` goes on then, or raises why."""
+        self._begin(block)
+        try:
+            if self._head:
+                self._head = self._head[self._connection.send_now(self._head, more=True) :]
+            if not self._head:
+                sent = self._connection.send_file_now(self._file, self._offset, self._left)
+                self._offset += sent
+                self._left -= sent
+        except (OSError, P2PDistError) as error:
+            _logger.debug("a block cannot be sent at once: %r", error)
+        return not self._left
+
+    async def send(self, block: Block) -> None:
+        """All of a block, or the rest of it. Raises what Connection.send_file raises."""
+        if not self._left:
+            self._begin(block)
+        if self._head:
+            head, self._head = self._head, b""
+            await self._connection.send(head, more=True)
+        left, self._left = self._left, 0
+        await self._connection.send_file(self._file, self._offset, left)
+
+    def check_end(self) -> None:
+        assert self._expected == 0, "the stream ends within a piece"
+
+    def _begin(self, block: Block) -> None:
+        length = self._layout.length(block.piece)
         if block.offset == 0:
-            assert expected == 0, "a piece begins before the last one has ended"
-            await connection.send(FRAME.pack(block.piece, length), more=True)
+            assert self._expected == 0, "a piece begins before the last one has ended"
+            self._head = FRAME.pack(block.piece, length)
         else:
-            assert (block.piece, block.offset) == (piece, expected), "blocks of a piece do not follow each other"
+            assert (block.piece, block.offset) == (self._piece, self._expected), (
+                "blocks of a piece do not follow each other"
+            )
         end = block.offset + block.length
         assert block.length > 0 and end <= length, "a block reaches beyond its piece"
-        await connection.send_file(file, layout.offset(block.piece) + block.offset, block.length)
-        piece, expected = block.piece, end if end < length else 0
-        stream.block_sent(block.length)
-    assert expected == 0, "the stream ends within a piece"
-    await connection.send(FRAME.pack(STREAM_END, 0))
+        self._piece, self._expected = block.piece, end if end < length else 0
+        self._offset, self._left = self._layout.offset(block.piece) + block.offset, block.length

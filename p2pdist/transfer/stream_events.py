@@ -6,6 +6,8 @@ import socket
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import Struct
+
 from p2pdist.model.errors import P2PDistError, Refused
 from p2pdist.model.plan import Source
 from p2pdist.transfer.answer import Head, MalformedAnswer, read_problem
@@ -17,8 +19,7 @@ Ending = Literal["done", "closed", "refused", "reset", "short", "corrupt", "miss
 connection; ended early; sent wrong bytes; lacks the blob; is over its limits; broke the protocol; this side failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class PieceReceived:
+class PieceReceived(Struct, frozen=True, gc=False):
     """A piece has come in whole; `ok` says whether it was verified and stored."""
 
     stream: int

@@ -7,12 +7,13 @@ import contextlib
 
 import pytest
 
-from p2pdist.agent.turns import LEAD_MAX, LEAD_WAIT_S, Turns
+from p2pdist.agent.turns import AT_ONCE_BYTES, LEAD_MAX, LEAD_WAIT_S, Turns
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.pieces import PieceLayout, PieceSet
+from p2pdist.transfer.server import Block
 
-BLOB = digest_of(b"blob")
+BLOB, OTHER = digest_of(b"blob"), digest_of(b"other")
 PIECE = 64 << 10
 LAYOUT = PieceLayout(15 * PIECE, PIECE)
 
@@ -105,3 +106,52 @@ async def test_a_limited_uplink_keeps_to_its_limit_and_goes_on_by_itself(monkeyp
         assert await asyncio.gather(*(child() for _ in range(8))) == [15 * PIECE] * 8
     assert loop.time() - began > 118 / 400 - 0.03
     turns.stop()
+
+
+async def test_blocks_that_the_socket_takes_at_once_need_nobody_to_be_woken() -> None:
+    turns = Turns()
+    turns.held(BLOB, LAYOUT, 1, PieceSet(15))
+    turn = turns.open(BLOB, 0, PieceSet(15))
+    waiting = asyncio.create_task(turn.next_block())
+    await asyncio.sleep(0)
+    taken: list[int] = []
+
+    def send(block: Block) -> bool:
+        taken.append(block.piece)
+        return block.piece != 2
+
+    turn.at_once(send)
+    for piece in range(4):
+        turns.verified(BLOB, piece)
+    assert taken == [0, 1, 2] and turns.sent_bytes_total == 2 * PIECE, "one that is not taken whole holds up the next"
+    assert await waiting == Block(2, 0, PIECE)
+    turn.block_sent(PIECE)
+    assert await turn.next_block() == Block(3, 0, PIECE), "nobody waited when it was given"
+    turn.at_once(None)
+    turn.block_sent(PIECE)
+    waiting = asyncio.create_task(turn.next_block())
+    await asyncio.sleep(0)
+    turns.verified(BLOB, 4)
+    assert await waiting == Block(4, 0, PIECE) and taken == [0, 1, 2]
+    turn.close()
+
+
+async def test_a_socket_that_takes_everything_does_not_keep_the_loop() -> None:
+    count = 3 * AT_ONCE_BYTES // PIECE
+    turns = Turns()
+    turns.held(BLOB, PieceLayout(count * PIECE, PIECE), 1, PieceSet(count))
+    turn = turns.open(BLOB, 0, PieceSet(count))
+    waiting = asyncio.create_task(turn.next_block())
+    await asyncio.sleep(0)
+    turn.at_once(lambda block: True)
+    turns.held(OTHER, PieceLayout(count * PIECE, PIECE), 1, PieceSet.full(count))
+    other = turns.open(OTHER, 0, PieceSet(count))
+    for piece in range(count):
+        turns.verified(BLOB, piece)
+    at_once = turns.sent_bytes_total
+    assert await asyncio.wait_for(other.next_block(), 1) == Block(0, 0, PIECE)
+    other.close()
+    assert turns.sent_bytes_total - at_once >= PIECE, "what waited for the other goes now"
+    assert turns.sent_bytes_total - at_once <= AT_ONCE_BYTES
+    assert await asyncio.wait_for(waiting, 1) is not None
+    turn.close()

@@ -113,6 +113,9 @@ class Pieces:
     def block_sent(self, length: int) -> None:
         self.sent += length
 
+    def at_once(self, send: Callable[[Block], bool] | None) -> None:
+        """Every block is waited for."""
+
 
 class Receiver:
     """Streams into one Copy, and their events as they reach the event loop."""
