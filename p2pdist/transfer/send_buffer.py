@@ -3,6 +3,10 @@
 What a socket's buffer holds is out of the sender's hands: turns among a host's children mean nothing beyond it, and on a slow path it only
 lengthens the queue in front of the receiver, where that host's own acknowledgements wait too. So a stream begins with
 SEND_BUFFER_MIN and gets twice what its rate fills in a round trip (plus SLACK_S for this process to be scheduled), never less than before.
+
+Round trips are short in a data centre, but bytes also wait before the receiver's link, where those of its other streams are; while all of a
+stream's bytes do, none of them is left for this host's own link. So a stream that is quick enough gets what it fills in COVER_S, up to
+COVER_MAX. A slow one does not: its bytes would fill the queue before this host's link, and acknowledgements wait behind them.
 """
 
 from __future__ import annotations
@@ -12,11 +16,10 @@ import socket
 import struct
 import time
 
-SEND_BUFFER_MIN = 128 << 10
-"""With half of it all of a stream's bytes may be waiting before the receiver's link while this host's own stands still."""
-
+SEND_BUFFER_MIN = 64 << 10
 SEND_BUFFER_MAX = 8 << 20
 SLACK_S = 0.002
+COVER_S, COVER_MAX = 0.1, 128 << 10
 CHECK_BYTES = 1 << 20
 
 _SO_SNDBUFFORCE = 32  # socket(7): beyond net.core.wmem_max, with CAP_NET_ADMIN
@@ -42,6 +45,7 @@ class SendBuffer:
         rate_bytes_s = self._bytes / max(now - self._since, 1e-6)
         self._bytes, self._since = 0, now
         wanted = int(2 * rate_bytes_s * (self._round_trip_s() + SLACK_S))
+        wanted = max(wanted, min(COVER_MAX, int(COVER_S * rate_bytes_s)))
         if wanted > self.size * 5 // 4:
             self.size = min(wanted, SEND_BUFFER_MAX)
             self._apply()

@@ -6,7 +6,10 @@ import socket
 import threading
 import time
 
-from p2pdist.transfer.send_buffer import CHECK_BYTES, SEND_BUFFER_MAX, SEND_BUFFER_MIN, SendBuffer
+import pytest
+
+from p2pdist.transfer import send_buffer
+from p2pdist.transfer.send_buffer import CHECK_BYTES, COVER_MAX, SEND_BUFFER_MAX, SEND_BUFFER_MIN, SendBuffer
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
@@ -20,14 +23,24 @@ def granted(connection: socket.socket) -> int:
     return connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
 
 
-def test_a_stream_begins_small_and_a_slow_one_stays_small() -> None:
+def test_a_stream_begins_small_and_a_slow_one_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send_buffer, "CHECK_BYTES", 64 << 10)
     client, server = connected()
     with client, server:
         buffer = SendBuffer(client)
         assert granted(client) == SEND_BUFFER_MIN
         time.sleep(0.3)
-        buffer.sent(CHECK_BYTES)
+        buffer.sent(64 << 10)
         assert buffer.size == SEND_BUFFER_MIN == granted(client)
+
+
+def test_a_stream_that_is_neither_covers_the_pauses_of_its_host_and_no_more() -> None:
+    client, server = connected()
+    with client, server:
+        buffer = SendBuffer(client)
+        time.sleep(0.3)
+        buffer.sent(CHECK_BYTES)
+        assert buffer.size == COVER_MAX == granted(client)
 
 
 def test_a_fast_stream_gets_more_and_keeps_it() -> None:
