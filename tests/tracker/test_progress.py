@@ -202,6 +202,26 @@ def test_a_slow_uplink_is_found_within_a_few_reports_and_becomes_a_leaf() -> Non
     assert not [each for each in site.swarm.members.values() if each.load > each.budget and each.budget]
 
 
+def test_a_new_parent_is_not_called_slow_for_what_comes_from_the_old_one() -> None:
+    """The piece under way is waited for, and may take long where the old parent was slow."""
+    for slow_reports, budget in ((2, 2), (8, 0)):
+        site = Site(12)
+        site.go(4)
+        parent = next(each for each in site.swarm.members.values() if each.parents[0] and len(each.children[0]) == 2)
+        children = list(parent.children[0])
+        site.swarm.now = site.now
+        for child in children:
+            site.swarm.detach(0, child)
+            site.swarm.attach(0, child, parent.host)
+            site.speed[child, 0] = 1
+        for _ in range(slow_reports):
+            site.go(1)
+        for child in children:
+            site.speed[child, 0] = 20
+        site.go(4)
+        assert parent.budget == budget
+
+
 def test_a_slow_downlink_is_not_blamed_on_the_parent() -> None:
     """Its other stripes lag as well, and its sisters do not."""
     site = Site(12)
@@ -212,6 +232,25 @@ def test_a_slow_downlink_is_not_blamed_on_the_parent() -> None:
     site.speed[child, 0] = site.speed[child, 1] = 2
     site.go(5)
     assert site.member(parent).budget == budget
+
+
+def test_a_downlink_on_which_a_third_child_s_share_arrives_is_not_slow() -> None:
+    """What was called slow, since acknowledgements waited behind uploads, shares its parents with others as if it took nothing."""
+    for speed, light in ((13, False), (9, True)):
+        site = Site(12)
+        site.go(2)
+        child = next(each for each in site.swarm.members.values() if all(each.parents) and not each.load)
+        site.speed[child.host, 0] = site.speed[child.host, 1] = 2
+        site.go(5)
+        assert child.light
+        site.swarm.strained = False
+        site.speed[child.host, 0] = site.speed[child.host, 1] = speed
+        site.go(2)
+        assert child.light is light
+        assert [each.load for each in site.swarm.members.values()] == [
+            sum(not site.member(name).light for names in each.children for name in names)
+            for each in site.swarm.members.values()
+        ]
 
 
 def test_a_child_that_alone_gets_little_gets_another_parent() -> None:

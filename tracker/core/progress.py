@@ -39,6 +39,9 @@ EDGE_SHARE = 0.25
 SLOW_SHARE = 0.45
 OVERLOADED_SHARE = 0.3
 GOOD_SHARE = 0.7
+FAIR_SHARE = 0.55
+"""Less than one of three children gets of a host with two seats: a downlink on which so much arrives is not slow."""
+
 TRICKLE_SHARE = 0.2
 PACE_MIN_S = 0.125
 """Reports that were kept waiting come at once: pieces are taken to have come over at least so long."""
@@ -193,10 +196,10 @@ def slow_edges(swarm: Swarm, member: Member, *, now: float) -> list[int]:
     ]
 
 
-def keeps_up(swarm: Swarm, member: Member) -> bool:
-    """Whether a host gets about what others get, in every stripe that it still lacks."""
+def keeps_up(swarm: Swarm, member: Member, share: float = GOOD_SHARE) -> bool:
+    """Whether a host gets about what others get, or more than that share of it, in every stripe that it still lacks."""
     unfinished = _unfinished(swarm, member)
-    return bool(unfinished) and all(member.pace[stripe] > GOOD_SHARE * swarm.typical_pace for stripe in unfinished)
+    return bool(unfinished) and all(member.pace[stripe] > share * swarm.typical_pace for stripe in unfinished)
 
 
 def _served(swarm: Swarm, parent: Member) -> float:
@@ -220,6 +223,8 @@ def _patience_s(swarm: Swarm, member: Member, stripe: int, now: float) -> float:
     """How long a host must lag before somebody is judged. Not long when pieces trickle in at a rate that only a slow link explains: a
     process that gets no time gives nothing. Nor where nothing else is in doubt but the downlink of a host that lost its children."""
     trickles = 0 < _pace(member, stripe, now) < TRICKLE_SHARE * _usual_pace(swarm, member, stripe)
+    # A new parent's first piece comes after the one that is under way from the old, which may have been slow.
+    trickles = trickles and now - member.attached_at[stripe] >= LAG_S
     if trickles and _waiting(swarm, member, stripe) >= PLAIN_PIECES:
         return PLAIN_S
     return LAG_S / 2 if trickles or not member.budget else LAG_S

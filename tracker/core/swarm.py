@@ -280,7 +280,7 @@ class Swarm:
         """Whether a host's downlink is so slow that it takes next to nothing of its parents' uplinks."""
         if member.light == light:
             return
-        member.light = light
+        member.light, self.strained = light, self.strained or not light
         for stripe, parent in enumerate(member.parents):
             if parent:
                 self.members[parent].taken[stripe] += -1 if light else 1
