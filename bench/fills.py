@@ -18,14 +18,13 @@ from p2pdist.model.pieces import PieceList
 from p2pdist.model.tree import content_hash
 from p2pdist.store.assembly import Decoder, Part
 from p2pdist.store.blobs import BlobStore
+from p2pdist.store.bundle import Bundle
+from p2pdist.store.filling import RUN_BYTES, RUN_CHUNKS
 from p2pdist.store.lack import Lack
 from p2pdist.store.objects import Objects
 
 HELD_BYTES = 512 << 20
 """So much is held decompressed at a time, until it has been written."""
-
-SHARE_BYTES = 4 << 20
-"""What a thread writes at a time, as in a filling."""
 
 _THREADS = min(4, os.cpu_count() or 1)
 
@@ -152,12 +151,13 @@ def _verified(store: BlobStore, decoder: Decoder, content: Content, keep: bool) 
 
 
 def _shares(batch: Sequence[Verified]) -> Iterator[list[Verified]]:
+    """What a thread writes at a time: as much as a run of a filling has."""
     share: list[Verified] = []
     held = 0
     for each in batch:
         share.append(each)
-        held += each.content.size
-        if held > SHARE_BYTES:
+        held += sum(map(len, each.stored))
+        if held > RUN_BYTES or len(share) == RUN_CHUNKS:
             yield share
             share, held = [], 0
     if share:
@@ -166,25 +166,28 @@ def _shares(batch: Sequence[Verified]) -> Iterator[list[Verified]]:
 
 def _write(objects: Objects, share: Sequence[Verified]) -> None:
     decoder = Decoder()
-    for verified in share:
-        content = verified.content
-        draft = objects.draft() if content.chunks else None
-        try:
-            if draft is not None:
-                os.ftruncate(draft.fd, content.size)
-            for number, (part, stored) in enumerate(zip(content.parts, verified.stored, strict=True)):
-                assert part.pack is not None
-                data = (
-                    verified.data[number]
-                    if verified.data
-                    else decoder.decode(part.pack, part.chunk, stored, part.length)
-                )
-                if draft is None:
-                    objects.put(content.name, data, stored)
-                else:
-                    objects.write_chunk(draft, part.offset, stored, data)
-            if draft is not None:
-                objects.name(draft, content.name, content.size, content.chunks)
-        finally:
-            if draft is not None:
-                draft.close()
+    with Bundle(objects) as bundle:
+        for verified in share:
+            _write_content(objects, bundle, decoder, verified)
+
+
+def _write_content(objects: Objects, bundle: Bundle, decoder: Decoder, verified: Verified) -> None:
+    content = verified.content
+    draft = objects.draft() if content.chunks else None
+    try:
+        if draft is not None:
+            os.ftruncate(draft.fd, content.size)
+        for number, (part, stored) in enumerate(zip(content.parts, verified.stored, strict=True)):
+            assert part.pack is not None
+            data = (
+                verified.data[number] if verified.data else decoder.decode(part.pack, part.chunk, stored, part.length)
+            )
+            if draft is None:
+                bundle.put(content.name, data, stored)
+            else:
+                objects.write_chunk(draft, part.offset, stored, data)
+        if draft is not None:
+            objects.name(draft, content.name, content.size, content.chunks)
+    finally:
+        if draft is not None:
+            draft.close()

@@ -82,6 +82,17 @@ class EncodedWriter:
         ):
             pwrite_all(fd, data, offset)
 
+    def takes(self, stored: bytes | memoryview, size: int) -> bool:
+        """Whether `stored` is one frame, which the filesystem should take as the whole content, of `size` bytes, of a file."""
+        count = len(stored)
+        return self.works and 0 < count < size <= BLOCK_SIZE and self._worth(stored, count, size, True)
+
+    def write_frame(self, fd: int, stored: bytes | memoryview, size: int) -> bool:
+        """Write such a frame to an empty file; False when it was refused. Raises OSError."""
+        if isinstance(stored, memoryview) and stored.readonly:
+            stored = bytes(stored)
+        return self._write_frame(fd, 0, _address(stored), len(stored), size)
+
     def _write_blocks(self, fd: int, offset: int, stored: bytes | memoryview, data: memoryview) -> None:
         start, plain_from = _address(stored), 0
         for at, place, count, length in self._frames(memoryview(stored), len(data)):

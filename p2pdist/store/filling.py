@@ -19,6 +19,7 @@ from p2pdist.model.errors import Corrupt
 from p2pdist.model.pieces import PIECE_SIZE_MIN
 from p2pdist.store.assembly import Assembly, Decoder, PackHere, Part, wrong_chunk
 from p2pdist.store.blob import Blob
+from p2pdist.store.bundle import Bundle
 from p2pdist.store.disk import failures
 from p2pdist.store.lack import Lack
 from p2pdist.store.objects import Objects
@@ -142,11 +143,12 @@ class Filling:
         try:
             view = desk.memory(length)
             pack.read_into(start, view)
-            for stored in run:
-                found = view[stored.offset - start : stored.offset - start + stored.stored]
-                data = desk.decoder.decode(digest, stored.chunk, found, stored.length)
-                if not self._objects.add(stored.chunk, data, found):
-                    raise wrong_chunk(digest, stored.chunk)
+            with Bundle(self._objects) as bundle:
+                for stored in run:
+                    found = view[stored.offset - start : stored.offset - start + stored.stored]
+                    data = desk.decoder.decode(digest, stored.chunk, found, stored.length)
+                    if not bundle.add(stored.chunk, data, found):
+                        raise wrong_chunk(digest, stored.chunk)
         finally:
             self._desks.append(desk)
 

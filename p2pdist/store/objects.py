@@ -4,7 +4,8 @@
 
 A file counts after its bytes have verified and were written; two writers of one content are harmless. Drafts are files without a name,
 which the kernel removes with the process, or files in tmp/ where it has none such. On Btrfs, where a name given later costs a third of
-what a small file does, a content that is in memory, verified, is written under its name at once; a killed process may leave a torn one.
+what a small file does, contents that are in memory, verified, are written under their names at once, some together (see named.py); a killed
+process may leave torn ones.
 Which objects there are is known in memory, and written to the index in batches behind the files; see object_recovery for what is believed
 at the next opening. Sizes are counted as they are read: holes count in full.
 
@@ -19,15 +20,17 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Collection, Iterable, KeysView, Mapping
+from collections.abc import Collection, Iterable, KeysView, Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
 
+from p2pdist.model.catalog import decode_chunk
 from p2pdist.model.errors import NotFound
 from p2pdist.model.tree import content_hash
 from p2pdist.store.disk import failure, failures, sync_filesystem
 from p2pdist.store.encoded import EncodedWriter, on_btrfs
 from p2pdist.store.index import Index, ObjectsState
+from p2pdist.store.named import NamedFiles, Verified
 from p2pdist.store.object_recovery import recover_objects
 from p2pdist.store.paths import Paths
 
@@ -36,7 +39,6 @@ log = logging.getLogger(__name__)
 ROWS_MAX = 20_000
 """So many rows are kept in memory before they are written."""
 
-_NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
 _NO_DRAFTS = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
 
 
@@ -59,7 +61,8 @@ class Draft:
 
 class Objects:
     """Thread-safe. `sizes` gives the size in bytes of each object by content; changed here only. `encoded` writes chunks; it may be told
-    to write them decompressed. Methods raise P2PDistError when the disk fails."""
+    to write them decompressed. `named_at_once` says whether contents are written under their names. Methods raise P2PDistError when the
+    disk fails."""
 
     def __init__(self, paths: Paths, index: Index, boot: UUID) -> None:
         """Open what the store has; verifies what a crash of the machine may have damaged."""
@@ -77,11 +80,12 @@ class Objects:
         self._saving = threading.Lock()
         with failures(paths.objects):
             self.encoded = EncodedWriter(paths.objects)
-            self._named_at_once = on_btrfs(paths.objects)
+            self.named_at_once = on_btrfs(paths.objects)
             self._directory = os.open(paths.objects, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._unnamed = _has_unnamed_files(paths.objects)
         # The mode is given at creation, which is one call less for each file; a mask that takes it away must be made up for.
         self._masked = bool(_umask() & 0o444)
+        self._named = NamedFiles(self._directory, self.encoded, self._masked)
 
     # -- looking
 
@@ -123,40 +127,40 @@ class Objects:
 
     def put(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview = b"") -> None:
         """The same for `data` that has verified, and is not empty."""
-        self._remove_rows()
-        try:
-            if not (self._named_at_once and self._write_named(content, data, stored)):
-                draft = self.draft()
-                try:
-                    self.encoded.write(draft.fd, 0, stored or data, data)
-                    self._name(draft, content)
-                finally:
-                    draft.close()
-        except OSError as error:
-            raise failure(error, self._paths.objects, needed=len(data)) from error
-        self._count(content, len(data))
+        if self.named_at_once:
+            self.put_together([Verified(content, len(data), stored, data)])
+        else:
+            self._put_alone(content, data, stored)
 
-    def _write_named(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview) -> bool:
-        """Write an object under its name; False when there is such a file already, another writer's or a stray, or no directory for it
-        yet."""
+    def put_together(self, contents: Sequence[Verified]) -> None:
+        """The same for some contents, where they are `named_at_once`; best in the order of their names."""
+        self._remove_rows()
         if self._clean:
             self._mark_unclean()
+        made: list[tuple[bytes, int]] = []
         try:
-            fd = os.open(f"{content[:1].hex()}/{content[1:].hex()}", _NEW, 0o444, dir_fd=self._directory)
-        except (FileExistsError, FileNotFoundError):
-            return False
-        try:
-            self.encoded.write(fd, 0, stored or data, data)
-            if self._masked:
-                os.fchmod(fd, 0o444)
-        except BaseException:
-            # By then the name may be that of another writer's file. An empty one is removed at the next opening.
-            self._torn = True
-            os.ftruncate(fd, 0)
-            raise
+            left = self._named.write(contents, lambda each: made.append(each[:2]))
+        except OSError as error:
+            raise failure(error, self._paths.objects, needed=sum(each.size for each in contents)) from error
         finally:
-            os.close(fd)
-        return True
+            self._count(made)
+        for each in left:
+            data = each.data if each.data is not None else decode_chunk(each.stored, each.size)
+            self._put_alone(each.content, data, each.stored)
+
+    def _put_alone(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview) -> None:
+        """A file that gets its name when it is written."""
+        self._remove_rows()
+        try:
+            draft = self.draft()
+            try:
+                self.encoded.write(draft.fd, 0, stored or data, data)
+                self._name(draft, content)
+            finally:
+                draft.close()
+        except OSError as error:
+            raise failure(error, self._paths.objects, needed=len(data)) from error
+        self._count([(content, len(data))])
 
     def draft(self) -> Draft:
         """A new empty file; raises OSError."""
@@ -176,7 +180,7 @@ class Objects:
             self._remove_rows()
             self._index.add_chunk_list(content, chunks)
             self._name(draft, content)
-            self._count(content, size)
+            self._count([(content, size)])
         draft.close()
 
     def _name(self, draft: Draft, content: bytes) -> None:
@@ -201,15 +205,16 @@ class Objects:
         os.link(source, temporary, dst_dir_fd=self._directory)
         os.rename(temporary, target, dst_dir_fd=self._directory)
 
-    def _count(self, content: bytes, size: int) -> None:
+    def _count(self, made: Iterable[tuple[bytes, int]]) -> None:
         with self._lock:
-            if content in self.sizes:
-                return
-            self.sizes[content] = size
-            self.bytes_total += size
-            self._rows.append((content, size, self._batch))
-            if self._expected and (expected := self._expected.pop(content, None)):
-                self.bytes_expected -= expected[0]
+            for content, size in made:
+                if content in self.sizes:
+                    continue
+                self.sizes[content] = size
+                self.bytes_total += size
+                self._rows.append((content, size, self._batch))
+                if self._expected and (expected := self._expected.pop(content, None)):
+                    self.bytes_expected -= expected[0]
             full = len(self._rows) >= ROWS_MAX
         if full:
             self.save()
@@ -323,7 +328,7 @@ class Objects:
             self.save()
             if not self._clean:
                 self.settle()
-                if not self._torn:
+                if not (self._torn or self._named.torn):
                     self._clean = True
                     self._write_state()
         finally:

@@ -107,3 +107,9 @@ def files(root: Path) -> set[str]:
         for name in ("blobs/sha256", "partial", "tmp")
         for path in (root / name).iterdir()
     }
+
+
+def on_disk(root: Path) -> dict[bytes, bytes]:
+    """The object files of a store by the content that their names say."""
+    files = (path for path in (root / "objects").rglob("*") if path.is_file())
+    return {bytes.fromhex(path.parent.name + path.name): path.read_bytes() for path in files}

@@ -18,6 +18,7 @@ from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import WHOLE_MAX, content_hash
 from p2pdist.store.assembly import HOLE, Decoder
 from p2pdist.store.blobs import BlobStore
+from p2pdist.store.bundle import Bundle
 from p2pdist.store.encoded import EncodedWriter, on_btrfs
 
 MIB = 1 << 20
@@ -139,6 +140,41 @@ def test_small_files_in_several_runs(btrfs: Path) -> None:
         check(store, packed)
     finally:
         store.close()
+
+
+@pytest.mark.root
+def test_frames_that_are_refused_are_decoded(btrfs: Path) -> None:
+    """Files that are not compressed, as those of a directory with the attribute C, take no frames: the kernel says no to each."""
+    datas = [text(number, 9000 + 40 * number) for number in range(100)]
+    (btrfs / "store" / "objects").mkdir(parents=True)
+    subprocess.run(["chattr", "+C", str(btrfs / "store" / "objects")], check=True)
+    store, encoder = BlobStore(btrfs / "store"), ChunkEncoder()
+    objects = store.objects
+    try:
+        with Bundle(objects) as bundle:
+            for data in datas:
+                stored = encoder.encode(data)
+                assert objects.encoded.takes(stored, len(data))
+                assert bundle.add(content_hash(data), data, memoryview(bytearray(stored)))
+        assert objects.encoded.encoded_bytes == 0 and len(objects) == len(datas)
+        for data in datas:
+            path = objects.path(content_hash(data))
+            drop_caches(path)
+            assert path.read_bytes() == data
+    finally:
+        store.close()
+
+
+@pytest.mark.root
+def test_frames_that_are_taken_are_whole_contents(btrfs: Path) -> None:
+    """Of one block, shorter than the content, worth it; no others, and none where they are not to be taken."""
+    writer, encoder = EncodedWriter(btrfs), ChunkEncoder()
+    short, long, tiny = text(1, 9000), text(2, BLOCK_SIZE + 1), noise(3, 50)
+    assert writer.takes(encoder.encode(short), len(short))
+    assert not writer.takes(encoder.encode(long), len(long))
+    assert not writer.takes(encoder.encode(tiny), len(tiny)) and not writer.takes(b"", len(tiny))
+    writer.works = False
+    assert not writer.takes(encoder.encode(short), len(short))
 
 
 @pytest.mark.root

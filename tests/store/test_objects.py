@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_rig import flip, pretend_other_boot
+from store_rig import flip, on_disk, pretend_other_boot
 from store_tree_rig import noise
 
 from p2pdist.model.errors import NotFound, P2PDistError
@@ -29,17 +29,11 @@ def put(objects: Objects, *datas: bytes) -> list[bytes]:
     return names
 
 
-def on_disk(root: Path) -> dict[bytes, bytes]:
-    """The object files of a store by the content that their names say."""
-    files = (path for path in (root / "objects").rglob("*") if path.is_file())
-    return {bytes.fromhex(path.parent.name + path.name): path.read_bytes() for path in files}
-
-
 @pytest.mark.parametrize("way", ["unnamed", "named", "named at once"])
 def test_an_object_is_a_read_only_file_with_its_name(store: BlobStore, way: str) -> None:
     """With drafts that have no name, where the filesystem has none such, and without a draft; a second adding changes nothing."""
     objects = store.objects
-    objects._named_at_once = way == "named at once"
+    objects.named_at_once = way == "named at once"
     objects._unnamed = way != "named"
     data = noise(1, 5000)
     (name,) = put(objects, data)
@@ -63,10 +57,12 @@ def test_wrong_bytes_leave_nothing(store: BlobStore) -> None:
         store.objects.path(content_hash(data))
 
 
-def test_the_mode_does_not_hang_on_the_mask(tmp_path: Path, open_store: OpenStore) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_the_mode_does_not_hang_on_the_mask(tmp_path: Path, open_store: OpenStore, at_once: bool) -> None:
     before = os.umask(0o077)
     try:
         store = open_store(tmp_path)
+        store.objects.named_at_once = at_once
         (name,) = put(store.objects, b"data")
     finally:
         os.umask(before)
@@ -91,7 +87,7 @@ def test_many_writers_of_the_same_contents_are_harmless(store: BlobStore) -> Non
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_stray_of_that_name_is_replaced(store: BlobStore, at_once: bool) -> None:
-    store.objects._named_at_once = at_once
+    store.objects.named_at_once = at_once
     data = noise(3, 100)
     name = content_hash(data)
     stray = store.root / "objects" / name.hex()[:2] / name.hex()[2:]
@@ -134,7 +130,7 @@ def test_what_rows_and_files_say_is_brought_in_line_after_a_kill(tmp_path: Path,
 def test_what_a_killed_process_left_half_written_is_dropped(tmp_path: Path, open_store: OpenStore) -> None:
     """Of files without a row, since these may have been written under their names."""
     store = open_store(tmp_path / "store")
-    store.objects._named_at_once = True
+    store.objects.named_at_once = True
     right, half, empty = put(store.objects, noise(1, 9000), noise(2, 9000), noise(3, 9000))
     left = _killed(tmp_path)
     for name, size in ((half, 4096), (empty, 0)):
@@ -221,7 +217,7 @@ def test_what_was_removed_does_not_come_back_with_its_row(store: BlobStore, open
 def test_nothing_is_made_under_a_name_that_still_has_a_row(store: BlobStore, way: str) -> None:
     """The row would vouch for what a killed process leaves of it."""
     objects, data = store.objects, noise(1, 500)
-    objects._named_at_once = way == "named at once"
+    objects.named_at_once = way == "named at once"
     (name,) = put(objects, data)
     objects.save()
     refuse_removal(store.root, refuse=True)

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_rig import KIB, PIECE, files, fill, sample
+from store_rig import KIB, PIECE, files, fill, on_disk, sample
 from store_tree_rig import noise
 
 from p2pdist.core.eviction import choose
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.tree import content_hash
 from p2pdist.store.blobs import BlobStore
+from p2pdist.store.bundle import Bundle
+from p2pdist.store.named import TOGETHER
 
 pytestmark = pytest.mark.root
 
@@ -192,7 +194,7 @@ def test_an_object_that_the_disk_has_no_room_for_leaves_nothing(mount: Mount) ->
     root = mount("tmpfs", 2048 * KIB)
     small, large = noise(1, 9000), noise(2, 4096 * KIB)
     store = BlobStore(root)
-    store.objects._named_at_once = True
+    store.objects.named_at_once = True
     assert store.objects.add(content_hash(small), small)
     (root / "objects" / content_hash(large).hex()[:2]).mkdir()
     with pytest.raises(DiskFull):
@@ -206,5 +208,31 @@ def test_an_object_that_the_disk_has_no_room_for_leaves_nothing(mount: Mount) ->
         assert [path.name for path in (root / "objects").rglob("*") if path.is_file()] == [
             content_hash(small).hex()[2:]
         ]
+    finally:
+        store.close()
+
+
+def test_a_disk_that_is_full_halfway(mount: Mount) -> None:
+    """What was written before is counted and right; what was not has no bytes now, and no file after the next opening."""
+    root = mount("tmpfs", 2048 * KIB)
+    datas = {content_hash(data): data for data in (noise(number, 60_000) for number in range(TOGETHER))}
+    store = BlobStore(root)
+    objects = store.objects
+    objects.named_at_once = True
+    for name in datas:
+        (root / "objects" / name.hex()[:2]).mkdir(exist_ok=True)
+    with pytest.raises(DiskFull), Bundle(objects) as bundle:
+        for name, data in datas.items():
+            bundle.put(name, data)
+    made = set(objects.contents())
+    assert 0 < len(made) < len(datas)
+    assert made == set(sorted(datas)[: len(made)]), "in the order of their names"
+    assert {name: data for name, data in on_disk(root).items() if data} == {name: datas[name] for name in made}
+    assert objects.bytes_total == 60_000 * len(made)
+    subprocess.run(["mount", "-o", "remount,size=4m", str(root)], check=True)
+    store.close()
+    store = BlobStore(root)
+    try:
+        assert set(store.objects.contents()) == made == on_disk(root).keys()
     finally:
         store.close()

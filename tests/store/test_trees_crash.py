@@ -32,10 +32,11 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def test_a_process_may_be_killed_at_every_step_of_a_pull(directory: Path) -> None:
+@pytest.mark.parametrize("way", ["alone", "together"])
+def test_a_process_may_be_killed_at_every_step_of_a_pull(directory: Path, way: str) -> None:
     """Each time the store opens, every object is what its name says, trees that are complete have all of theirs, and both trees can be
     pulled; and also when the machine was lost with the process, and half of what was not synchronised."""
-    done = subprocess.run([sys.executable, str(CHILD), str(directory)], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, str(CHILD), str(directory), way], capture_output=True, text=True, check=True)
     count, status = map(int, done.stdout.split())
     assert status == 0 and count > 60, done.stdout
     packed = trees()

@@ -1,7 +1,8 @@
 """Processes that are killed while they pull and remove trees; run by test_trees_crash.
 
-tree_crash_child.py ROOT    pulls and removes trees in ROOT/0, ROOT/1, ...: the n-th process dies at the n-th change of the disk. Prints how
-                            many processes were started; the last lived to the end.
+tree_crash_child.py ROOT WAY    pulls and removes trees in ROOT/0, ROOT/1, ...: the n-th process dies at the n-th change of the disk. Prints
+                                how many processes were started; the last lived to the end. With WAY "together" contents are written
+                                together, under their names, as on Btrfs; else "alone".
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ def trees() -> tuple[Packed, Packed]:
     return publisher.pack({**files, b"big": big}), publisher.pack({**files, b"big": big + b"more", b"f1": b"new"})
 
 
-def live(root: Path, first: Packed, second: Packed) -> None:
+def live(root: Path, first: Packed, second: Packed, *, together: bool) -> None:
     """Everything that trees do to a disk, once."""
     store = BlobStore(root)
+    store.objects.named_at_once = together
     pull(store, first)
     store.trees.image(first.root).write_bytes(b"image")
     pull(store, second)
@@ -45,13 +47,15 @@ def live(root: Path, first: Packed, second: Packed) -> None:
     store.close()
 
 
-def steps(root: Path) -> None:
+def steps(root: Path, *, together: bool) -> None:
     number, packed = 0, trees()
     while True:
+        for content in packed[0].contents if together else ():
+            (root / str(number) / "objects" / content.hex()[:2]).mkdir(parents=True, exist_ok=True)
         child = os.fork()
         if child == 0:
             _die_at(number)
-            live(root / str(number), *packed)
+            live(root / str(number), *packed, together=together)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         number += 1
@@ -76,4 +80,4 @@ def _die_at(number: int) -> None:
 
 if __name__ == "__main__":
     filling._THREADS = 1  # so that the n-th change is the same one each time
-    steps(Path(sys.argv[1]))
+    steps(Path(sys.argv[1]), together=sys.argv[2] == "together")
