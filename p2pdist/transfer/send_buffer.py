@@ -62,4 +62,5 @@ class SendBuffer:
         try:
             self._connection.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, self.size)
         except OSError:  # not allowed to this user: as far as net.core.wmem_max goes
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.size)
+            with contextlib.suppress(OSError):
+                self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.size)

@@ -9,6 +9,7 @@ from tracker.core.events import Command, Drop, Received, Send, SessionClosed, Se
 from tracker.core.fleet import Fleet
 from tracker.core.member import Member
 from tracker.core.planner import Planner
+from tracker.core.progress import FAIR_REPORTS
 from tracker.core.repair import relieve
 from tracker.core.swarm import Swarm
 from tracker.core.tail import hand_over
@@ -245,12 +246,26 @@ def test_a_downlink_on_which_a_third_child_s_share_arrives_is_not_slow() -> None
         assert child.light
         site.swarm.strained = False
         site.speed[child.host, 0] = site.speed[child.host, 1] = speed
-        site.go(2)
+        site.go(FAIR_REPORTS)
         assert child.light is light
+        assert not site.swarm.strained
         assert [each.load for each in site.swarm.members.values()] == [
             sum(not site.member(name).light for names in each.children for name in names)
             for each in site.swarm.members.values()
         ]
+
+
+def test_a_slow_downlink_on_which_pieces_come_in_bursts_stays_slow() -> None:
+    site = Site(12)
+    site.go(2)
+    child = next(each for each in site.swarm.members.values() if all(each.parents) and not each.load)
+    site.speed[child.host, 0] = site.speed[child.host, 1] = 2
+    site.go(5)
+    assert child.light
+    for speed in (2, 2, 12) * 5:
+        site.speed[child.host, 0] = site.speed[child.host, 1] = speed
+        site.go(1)
+        assert child.light
 
 
 def test_a_child_that_alone_gets_little_gets_another_parent() -> None:

@@ -124,3 +124,18 @@ def test_the_first_hosts_are_not_planned_before_a_crowd_can_be_there() -> None:
     schedule.join(swarm, 1.0)
     assert schedule.take(known, 1.0 + 2 * JOIN_QUIET_S) == []
     assert schedule.take(known, 1.0 + JOIN_BATCH_S) == [swarm]
+
+
+def test_joins_to_a_large_swarm_that_rests_cost_one_comparison() -> None:
+    """Due long ago and not to be planned yet: nobody looks through all that wait before it is."""
+    known, schedule = swarms(AT_ONCE_MAX + 10_000), Schedule()
+    (swarm,) = known.values()
+    swarm.stripes = 2
+    schedule.join(swarm, 0.0)
+    assert schedule.take(known, JOIN_BATCH_S) == [swarm]
+    rested_at = JOIN_BATCH_S + 10_000 * PAUSE_S_PER_MEMBER
+    for step in range(1, 29):
+        schedule.join(swarm, JOIN_BATCH_S + step / 100)
+        schedule.take(known, JOIN_BATCH_S + step / 100)
+        assert schedule.next_at == schedule.wake_at == rested_at
+    assert schedule.take(known, rested_at) == [swarm]

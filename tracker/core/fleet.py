@@ -50,7 +50,7 @@ from tracker.core.pace import SHORTEST_S
 from tracker.core.planner import Planner
 from tracker.core.policy.book import PolicyBook
 from tracker.core.presence import GRACE_S, Presence
-from tracker.core.progress import FAIR_SHARE, keeps_up, note_pace, silent_parents, slow_edges, slow_host
+from tracker.core.progress import FAIR_REPORTS, FAIR_SHARE, keeps_up, note_pace, silent_parents, slow_edges, slow_host
 from tracker.core.repair import AVOID_S, avoid_s, free_children, move_lease, origin_failed, spare_origin
 from tracker.core.schedule import JOIN_BATCH_S, Schedule
 from tracker.core.standing import Standing
@@ -272,7 +272,8 @@ class Fleet:
                 self.schedule.ask(blob, "silent", now)
         if self.policies.paced(swarm.blob):
             return  # who keeps to a policy's rate is not slow
-        if member.light and keeps_up(swarm, member, FAIR_SHARE):
+        member.fair_reports = member.fair_reports + 1 if member.light and keeps_up(swarm, member, FAIR_SHARE) else 0
+        if member.fair_reports >= FAIR_REPORTS:
             self.standing.acquit(self.hosts[name])
         found = slow_host(swarm, member, now=now)
         if found is not None and self.standing.excused(swarm, now=now):

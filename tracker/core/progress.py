@@ -39,8 +39,9 @@ EDGE_SHARE = 0.25
 SLOW_SHARE = 0.45
 OVERLOADED_SHARE = 0.3
 GOOD_SHARE = 0.7
-FAIR_SHARE = 0.55
-"""Less than one of three children gets of a host with two seats: a downlink on which so much arrives is not slow."""
+FAIR_SHARE, FAIR_REPORTS = 0.55, 3
+"""Less than one of three children gets of a host with two seats: a downlink on which so much arrives is not slow. It must arrive in some
+reports one after the other, since over a slow one pieces may come in bursts."""
 
 TRICKLE_SHARE = 0.2
 PACE_MIN_S = 0.125

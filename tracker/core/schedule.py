@@ -58,7 +58,8 @@ class Schedule:
         latest = self._crowds[swarm.blob][0] if swarm.blob in self._crowds else now + JOIN_BATCH_S
         due = min(latest, now + (JOIN_QUIET_S if len(swarm.members) >= CROWD else JOIN_BATCH_S))
         self._crowds[swarm.blob] = latest, due
-        self.next_at, self.wake_at = min(due, self.next_at), min(due, self.wake_at)
+        at = max(due, _rested_at(swarm))
+        self.next_at, self.wake_at = min(at, self.next_at), min(at, self.wake_at)
         self.replans["join"] = self.replans.get("join", 0) + 1
 
     def retry(self, blob: Digest, due: float) -> None:
@@ -79,7 +80,7 @@ class Schedule:
         self.next_at = self.wake_at = inf
         for blob in self._due | self._crowds:
             swarm = swarms[blob]
-            rested = swarm.planned_at + PAUSE_S_PER_MEMBER * max(0, len(swarm.members) - AT_ONCE_MAX)
+            rested = _rested_at(swarm)
             gathered = self._crowds[blob][1] if blob in self._crowds else inf
             awaited = max(rested, min(gathered, self._wakes.get(blob, inf)))
             at = min(awaited, max(rested, self._due.get(blob, inf)))
@@ -91,3 +92,8 @@ class Schedule:
             self.forget(swarm.blob)
             swarm.planned_at = now
         return found
+
+
+def _rested_at(swarm: Swarm) -> float:
+    """When a swarm may be planned again."""
+    return swarm.planned_at + PAUSE_S_PER_MEMBER * max(0, len(swarm.members) - AT_ONCE_MAX)

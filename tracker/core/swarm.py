@@ -280,10 +280,11 @@ class Swarm:
         """Whether a host's downlink is so slow that it takes next to nothing of its parents' uplinks."""
         if member.light == light:
             return
-        member.light, self.strained = light, self.strained or not light
+        member.light = light
         for stripe, parent in enumerate(member.parents):
-            if parent:
-                self.members[parent].taken[stripe] += -1 if light else 1
+            if above := self.members.get(parent or ""):
+                above.taken[stripe] += -1 if light else 1
+                self.strained = self.strained or 0 < above.budget < above.load
 
     def tell_children(self, host: str) -> None:
         """The host is back, perhaps at another address: let its children know."""
