@@ -39,7 +39,7 @@ def test_one_host_takes_as_long_as_its_link_needs() -> None:
 
 def test_two_hosts_share_what_the_origin_gives() -> None:
     """With an origin at half a host's rate, each host gets half from the origin and half from the other, if it is fast enough."""
-    simulation = Simulation(Scenario(2, 64 * 65536, float(1 << 20), origin_bytes_s=float(1 << 19)))
+    simulation = Simulation(Scenario(2, 256 * 65536, float(1 << 22), origin_bytes_s=float(1 << 21)))
     report = simulation.run()
     assert report.makespan_s == pytest.approx(8.0, rel=0.06)
     assert report.origin_ratio == 1.0
