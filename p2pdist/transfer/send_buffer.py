@@ -62,5 +62,5 @@ class SendBuffer:
         try:
             self._connection.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, self.size)
         except OSError:  # not allowed to this user: as far as net.core.wmem_max goes
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the connection is broken, and the next send says so
                 self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.size)

@@ -235,15 +235,21 @@ def test_a_slow_downlink_is_not_blamed_on_the_parent() -> None:
     assert site.member(parent).budget == budget
 
 
+def with_a_slow_downlink() -> tuple[Site, Member]:
+    """A site of twelve, and one of its leaves that was called slow."""
+    site = Site(12)
+    site.go(2)
+    child = next(each for each in site.swarm.members.values() if all(each.parents) and not each.load)
+    site.speed[child.host, 0] = site.speed[child.host, 1] = 2
+    site.go(5)
+    assert child.light
+    return site, child
+
+
 def test_a_downlink_on_which_a_third_child_s_share_arrives_is_not_slow() -> None:
     """What was called slow, since acknowledgements waited behind uploads, shares its parents with others as if it took nothing."""
     for speed, light in ((13, False), (9, True)):
-        site = Site(12)
-        site.go(2)
-        child = next(each for each in site.swarm.members.values() if all(each.parents) and not each.load)
-        site.speed[child.host, 0] = site.speed[child.host, 1] = 2
-        site.go(5)
-        assert child.light
+        site, child = with_a_slow_downlink()
         site.swarm.strained = False
         site.speed[child.host, 0] = site.speed[child.host, 1] = speed
         site.go(FAIR_REPORTS)
@@ -256,12 +262,7 @@ def test_a_downlink_on_which_a_third_child_s_share_arrives_is_not_slow() -> None
 
 
 def test_a_slow_downlink_on_which_pieces_come_in_bursts_stays_slow() -> None:
-    site = Site(12)
-    site.go(2)
-    child = next(each for each in site.swarm.members.values() if all(each.parents) and not each.load)
-    site.speed[child.host, 0] = site.speed[child.host, 1] = 2
-    site.go(5)
-    assert child.light
+    site, child = with_a_slow_downlink()
     for speed in (2, 2, 12) * 5:
         site.speed[child.host, 0] = site.speed[child.host, 1] = speed
         site.go(1)
