@@ -45,6 +45,7 @@ from tracker.core.dealing import deal
 from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
 from tracker.core.leases import Leases, shares
+from tracker.core.light import settle
 from tracker.core.member import Member
 from tracker.core.pace import SHORTEST_S
 from tracker.core.planner import Planner
@@ -274,7 +275,7 @@ class Fleet:
             return  # who keeps to a policy's rate is not slow
         member.fair_reports = member.fair_reports + 1 if member.light and keeps_up(swarm, member, FAIR_SHARE) else 0
         if member.fair_reports >= FAIR_REPORTS:
-            self.standing.acquit(self.hosts[name])
+            self.standing.acquit(self.hosts[name], now=now)
         found = slow_host(swarm, member, now=now)
         if found is not None and self.standing.excused(swarm, now=now):
             found = None
@@ -284,9 +285,13 @@ class Fleet:
             self._part(swarm, member, now)
 
     def _part(self, swarm: Swarm, member: Member, now: float) -> None:
-        """Take a host away from parents from whom it gets too little, though neither of the two is slow."""
-        for stripe in slow_edges(swarm, member, now=now) if not member.light else ():
+        """Take a host away from parents from whom it gets too little, though neither of the two is slow, or where it is in the way."""
+        if settle(swarm, member, now=now):
+            self.schedule.ask(swarm.blob, "in the way", now)
+        for stripe in slow_edges(swarm, member, now=now):
             parent = member.parents[stripe] or ""
+            if member.light and not swarm.members[parent].light:
+                continue
             swarm.tell(now, f"{member.host} gets too little of stripe {stripe} from {parent}")
             swarm.avoided[member.host, parent] = now + AVOID_S
             swarm.detach(stripe, member.host)

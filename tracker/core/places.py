@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
+from tracker.core.light import Carriers
 from tracker.core.member import Member
 from tracker.core.swarm import FROM_ORIGIN, Swarm, only_leaves
 
@@ -30,6 +31,7 @@ class _Rack:
     waiting: int = 0
     fed: bool = False
     spares: list[Spare] | None = None
+    carriers: Carriers | None = None
 
     @property
     def over(self) -> int:
@@ -69,8 +71,13 @@ class Places:
         return self._rack(rack).over
 
     def inside(self, child: Member) -> str | None:
-        """The shallowest free seat in the child's own rack."""
-        return self._take(self._rack(child.rack), child)
+        """The shallowest free seat in the child's own rack; one that needs none hangs where it costs least."""
+        rack = self._rack(child.rack)
+        if not child.light:
+            return self._take(rack, child)
+        if rack.carriers is None:
+            rack.carriers = Carriers(self.swarm, self.stripe, child.rack)
+        return rack.carriers.best(child)
 
     def zone_fed(self, zone: str) -> bool:
         """Whether some rack of the zone is fed."""
@@ -144,6 +151,8 @@ class Places:
             heapq.heappush(rack.spares, key)
             if self._everywhere is not None:
                 heapq.heappush(self._everywhere, (key, child.rack))
+        if rack.carriers is not None:
+            rack.carriers.add(child)
         if child.rack not in self._fresh:
             self._offer(child.rack)
         if upper is not None and upper.rack not in (child.rack, *self._fresh):

@@ -103,16 +103,25 @@ class _StripePass:
             self._import_once(rack)
 
     def _queues(self, redraw: bool) -> dict[str, list[str]]:
-        """By rack who waits, the first one last: those that have pieces or children, the most pieces first, then newcomers."""
+        """By rack who waits, the first one last: those that have pieces or children, the most pieces first, then newcomers, and in the end
+        those that take no seat."""
         members, stripe, mixed = self.swarm.members, self.stripe, self.swarm.mixed
 
-        def order(host: str) -> tuple[bool, bool, int, int, int, int]:
+        def order(host: str) -> tuple[bool, bool, bool, int, int, int, int]:
             member = members[host]
             if not redraw and (member.children[stripe] or member.counts[stripe]):
-                return False, not member.budget, -member.counts[stripe], -member.seats[stripe], 0, member.order
+                return (
+                    member.light,
+                    False,
+                    not member.budget,
+                    -member.counts[stripe],
+                    -member.seats[stripe],
+                    0,
+                    member.order,
+                )
             seats = member.seats[stripe]
             apart = mixed and host not in self.swarm.swarming
-            return True, seats == 0, apart, member.parents.count(FROM_ORIGIN), -seats, member.order
+            return member.light, True, seats == 0, apart, member.parents.count(FROM_ORIGIN), -seats, member.order
 
         queues: dict[str, list[str]] = {}
         for host in sorted(self.hosts, key=order, reverse=True):
@@ -121,8 +130,8 @@ class _StripePass:
         return dict(racks)
 
     def _root_order(
-        self, rack: str, host: str, order: Callable[[str], tuple[bool, bool, int, int, int, int]]
-    ) -> tuple[bool, bool, bool, bool, bool, int, tuple[bool, bool, int, int, int, int]]:
+        self, rack: str, host: str, order: Callable[[str], tuple[bool, bool, bool, int, int, int, int]]
+    ) -> tuple[bool, bool, bool, bool, bool, int, tuple[bool, bool, bool, int, int, int, int]]:
         """Which rack comes first, and so which host becomes a root. One that can serve; where a root was lost, one that has shown that it
         keeps up, and whose rack receives the stripe through nobody else; then where seats for other racks are, and a newcomer who
         receives by BitTorrent if only some do; then where such seats are most, and where the origin is read for no other stripe."""
@@ -132,7 +141,7 @@ class _StripePass:
         unproven = lost and max(member.pace) < GOOD_SHARE * swarm.typical_pace
         imports = lost and any(self._from_elsewhere(each) for each in swarm.racks[rack])
         over = self.places.over(rack) if len(swarm.racks) > 1 else 0
-        new, _, apart, *_ = order(host)
+        _, new, _, apart, *_ = order(host)
         return not member.budget, unproven, imports, over < 0, new and bool(apart), -over, order(host)
 
     def _import(self, queues: dict[str, list[str]]) -> int:

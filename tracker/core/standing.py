@@ -16,6 +16,7 @@ from p2pdist.model.digest import Digest
 from tracker.core.capacity import Capacities
 from tracker.core.fanout import fanout
 from tracker.core.host import Host
+from tracker.core.light import become
 from tracker.core.member import Member
 from tracker.core.progress import keeps_up
 from tracker.core.repair import relieve
@@ -93,7 +94,7 @@ class Standing:
             swarm = self.swarms[blob]
             member = swarm.members[host.name]
             relieve(swarm, member, self.budget(host, swarm, now=now), now=now)
-            swarm.set_light(member, self.capacities.light(host.name))
+            become(swarm, member, light=self.capacities.light(host.name))
             swarm.tell(now, f"{host.name} keeps {member.budget} seats: {reason}")
             self.schedule.ask(blob, reason, now)
 
@@ -111,11 +112,12 @@ class Standing:
         until a moment ago."""
         return now - self._start_at < RECOVERY_S and swarm.priority == "preseed"
 
-    def acquit(self, host: Host) -> None:
+    def acquit(self, host: Host, *, now: float) -> None:
         """Its downlink is not slow after all."""
         self.capacities.acquit(host.name)
         for blob in host.swarms:
-            self.swarms[blob].set_light(self.swarms[blob].members[host.name], False)
+            become(self.swarms[blob], self.swarms[blob].members[host.name], light=False)
+            self.schedule.ask(blob, "not slow after all", now)
 
     def blame(self, host: Host, by: str, reason: str, *, now: float) -> None:
         """Another host met a failure at this one."""

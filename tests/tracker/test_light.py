@@ -1,0 +1,148 @@
+"""Hosts with slow downlinks: they receive from one another, the first of them where it costs least, and are in nobody's way."""
+
+from __future__ import annotations
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.pieces import PieceLayout
+from tracker.core.light import CHAIN_MAX, SETTLE_S, become, settle
+from tracker.core.member import Member
+from tracker.core.planner import Planner
+from tracker.core.repair import relieve
+from tracker.core.swarm import Swarm
+
+BLOB = digest_of(b"blob")
+LAYOUT = PieceLayout(1024 << 16, 1 << 16)
+
+
+def planned(hosts: int, *, racks: int = 1) -> Swarm:
+    """A swarm of like hosts."""
+    swarm = Swarm(BLOB, LAYOUT)
+    for number in range(hosts):
+        swarm.add(f"h{number}", [0, 0], budget=2, now=0.0, rack=f"r{number * racks // hosts}")
+    Planner().plan(swarm, leases=2)
+    return swarm
+
+
+def slow_down(swarm: Swarm, names: list[str]) -> None:
+    """Hosts are found to have slow downlinks, one after the other."""
+    for name in names:
+        relieve(swarm, swarm.members[name], 0, now=1.0)
+        become(swarm, swarm.members[name], light=True)
+        Planner().plan(swarm, leases=2)
+    settle_all(swarm)
+
+
+def settle_all(swarm: Swarm) -> None:
+    """They had been where they were for a while."""
+    for each in light(swarm):
+        settle(swarm, each, now=swarm.now + SETTLE_S)
+
+
+def light(swarm: Swarm) -> list[Member]:
+    return [each for each in swarm.members.values() if each.light]
+
+
+def firsts(swarm: Swarm, stripe: int) -> list[Member]:
+    """Those that feed a light host and are none."""
+    parents = [swarm.members[each.parents[stripe] or ""] for each in light(swarm)]
+    return [each for each in parents if not each.light]
+
+
+def check(swarm: Swarm) -> None:
+    """Nobody waits, rows are short, and the first of each is below a host of its own whose children are leaves."""
+    assert not swarm.unplanned
+    for each in light(swarm):
+        for stripe, name in enumerate(each.parents):
+            row, at = 1, swarm.members[name or ""]
+            while at.light:
+                row, at = row + 1, swarm.members[at.parents[stripe] or ""]
+            assert row <= CHAIN_MAX
+            assert len(each.children[stripe]) <= 1
+            assert all(swarm.members[child].light for child in each.children[stripe])
+    for each in swarm.members.values():
+        found = [child for names in each.children for child in names if swarm.members[child].light]
+        assert each.light or len(found) <= 1
+        if found and not each.light:
+            assert not any(feeds_others(swarm, each))
+
+
+def feeds_others(swarm: Swarm, member: Member) -> list[bool]:
+    """Of each child that is not light whether others hang below it."""
+    children = [(stripe, swarm.members[name]) for stripe, names in enumerate(member.children) for name in names]
+    return [bool(each.children[stripe]) for stripe, each in children if not each.light]
+
+
+def test_they_hang_below_one_another_and_the_first_where_it_costs_least() -> None:
+    swarm = planned(64)
+    slow_down(swarm, [f"h{number}" for number in range(0, 64, 8)])
+    check(swarm)
+    for stripe in range(2):
+        assert len(firsts(swarm, stripe)) == 1
+
+
+def test_rows_end_and_others_begin() -> None:
+    swarm = planned(160)
+    slow_down(swarm, [f"h{number}" for number in range(0, 160, 8)])
+    check(swarm)
+    for stripe in range(2):
+        assert len(firsts(swarm, stripe)) == 3  # 20 in rows of 8
+
+
+def test_those_known_before_get_such_places_from_the_start() -> None:
+    swarm = Swarm(BLOB, LAYOUT)
+    for number in range(64):
+        slow = number % 8 == 0
+        swarm.add(f"h{number}", [0, 0], budget=0 if slow else 2, now=0.0).light = slow
+    Planner().plan(swarm, leases=2)
+    check(swarm)
+
+
+def test_each_rack_has_its_own() -> None:
+    swarm = planned(64, racks=4)
+    slow_down(swarm, [f"h{number}" for number in range(0, 64, 8)])
+    check(swarm)
+    for each in light(swarm):
+        assert {swarm.members[name or ""].rack for name in each.parents} == {each.rack}
+
+
+def test_one_that_is_not_slow_after_all_gets_a_seat() -> None:
+    swarm = planned(64)
+    slow_down(swarm, [f"h{number}" for number in range(0, 64, 8)])
+    last = next(
+        each for each in light(swarm) if not each.load and all(swarm.members[p or ""].light for p in each.parents)
+    )
+    last.budget = 2
+    become(swarm, last, light=False)
+    assert not any(last.parents)
+    Planner().plan(swarm, leases=2)
+    assert not any(swarm.members[name or ""].light for name in last.parents)
+    settle_all(swarm)
+    check(swarm)
+
+
+def test_one_that_has_come_to_be_in_the_way_moves_once_there_is_a_better_place() -> None:
+    swarm = planned(16)
+    slow_down(swarm, ["h3"])
+    late = swarm.members["h3"]
+    upper = next(each for each in swarm.members.values() if any(feeds_others(swarm, each)))
+    swarm.now = 10.0
+    swarm.attach(0, "h3", upper.host)
+    assert not settle(swarm, late, now=10.0 + SETTLE_S / 2)
+    assert settle(swarm, late, now=10.0 + SETTLE_S)
+    check(swarm)
+    assert not settle(swarm, late, now=20.0)
+
+
+def test_it_does_not_move_from_one_bad_place_to_another() -> None:
+    """Three hosts in a row: the first feeds the second, and that the third and the slow one."""
+    swarm = Swarm(BLOB, LAYOUT)
+    for name in ("a", "b", "c", "slow"):
+        swarm.add(name, [0, 512], budget=2, now=0.0)
+    for child, parent in (("a", ""), ("b", "a"), ("c", "b"), ("slow", "a")):
+        swarm.attach(0, child, parent)
+    for name in ("b", "c"):
+        swarm.members[name].absent_since = 1.0
+    become(swarm, swarm.members["slow"], light=True)
+    swarm.attach(0, "slow", "a")
+    assert not settle(swarm, swarm.members["slow"], now=100.0)
+    assert swarm.members["slow"].parents[0] == "a"
