@@ -1,10 +1,12 @@
-"""Hosts with slow downlinks: they receive from one another, the first of them where it costs least, and are in nobody's way."""
+"""Hosts with slow downlinks are in nobody's way."""
 
 from __future__ import annotations
 
+import pytest
+
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.light import CHAIN_MAX, SETTLE_S, become, settle
+from tracker.core.light import SETTLE_S, become, settle
 from tracker.core.member import Member
 from tracker.core.planner import Planner
 from tracker.core.repair import relieve
@@ -42,50 +44,27 @@ def light(swarm: Swarm) -> list[Member]:
     return [each for each in swarm.members.values() if each.light]
 
 
-def firsts(swarm: Swarm, stripe: int) -> list[Member]:
-    """Those that feed a light host and are none."""
-    parents = [swarm.members[each.parents[stripe] or ""] for each in light(swarm)]
-    return [each for each in parents if not each.light]
-
-
 def check(swarm: Swarm) -> None:
-    """Nobody waits, rows are short, and the first of each is below a host of its own whose children are leaves."""
+    """Nobody waits, and each light host is at another one whose children are leaves."""
     assert not swarm.unplanned
-    for each in light(swarm):
-        for stripe, name in enumerate(each.parents):
-            row, at = 1, swarm.members[name or ""]
-            while at.light:
-                row, at = row + 1, swarm.members[at.parents[stripe] or ""]
-            assert row <= CHAIN_MAX
-            assert len(each.children[stripe]) <= 1
-            assert all(swarm.members[child].light for child in each.children[stripe])
     for each in swarm.members.values():
         found = [child for names in each.children for child in names if swarm.members[child].light]
-        assert each.light or len(found) <= 1
-        if found and not each.light:
-            assert not any(feeds_others(swarm, each))
+        assert len(found) <= 1
+        assert not found or not each.light
+        assert not found or not any(feeds_others(swarm, each))
 
 
 def feeds_others(swarm: Swarm, member: Member) -> list[bool]:
-    """Of each child that is not light whether others hang below it."""
+    """Of each child whether others hang below it that are not light."""
     children = [(stripe, swarm.members[name]) for stripe, names in enumerate(member.children) for name in names]
-    return [bool(each.children[stripe]) for stripe, each in children if not each.light]
+    return [any(not swarm.members[name].light for name in each.children[stripe]) for stripe, each in children]
 
 
-def test_they_hang_below_one_another_and_the_first_where_it_costs_least() -> None:
-    swarm = planned(64)
-    slow_down(swarm, [f"h{number}" for number in range(0, 64, 8)])
+@pytest.mark.parametrize("hosts", [24, 64, 160])
+def test_each_is_where_it_costs_least(hosts: int) -> None:
+    swarm = planned(hosts)
+    slow_down(swarm, [f"h{number}" for number in range(0, hosts, 8)])
     check(swarm)
-    for stripe in range(2):
-        assert len(firsts(swarm, stripe)) == 1
-
-
-def test_rows_end_and_others_begin() -> None:
-    swarm = planned(160)
-    slow_down(swarm, [f"h{number}" for number in range(0, 160, 8)])
-    check(swarm)
-    for stripe in range(2):
-        assert len(firsts(swarm, stripe)) == 3  # 20 in rows of 8
 
 
 def test_those_known_before_get_such_places_from_the_start() -> None:
@@ -94,13 +73,14 @@ def test_those_known_before_get_such_places_from_the_start() -> None:
         slow = number % 8 == 0
         swarm.add(f"h{number}", [0, 0], budget=0 if slow else 2, now=0.0).light = slow
     Planner().plan(swarm, leases=2)
+    settle_all(swarm)
     check(swarm)
 
 
-def test_each_rack_has_its_own() -> None:
-    swarm = planned(64, racks=4)
-    slow_down(swarm, [f"h{number}" for number in range(0, 64, 8)])
-    check(swarm)
+def test_each_stays_in_its_rack() -> None:
+    swarm = planned(128, racks=4)
+    slow_down(swarm, [f"h{number}" for number in range(0, 128, 8)])
+    assert not swarm.unplanned
     for each in light(swarm):
         assert {swarm.members[name or ""].rack for name in each.parents} == {each.rack}
 
@@ -108,14 +88,11 @@ def test_each_rack_has_its_own() -> None:
 def test_one_that_is_not_slow_after_all_gets_a_seat() -> None:
     swarm = planned(64)
     slow_down(swarm, [f"h{number}" for number in range(0, 64, 8)])
-    last = next(
-        each for each in light(swarm) if not each.load and all(swarm.members[p or ""].light for p in each.parents)
-    )
+    last = light(swarm)[-1]
     last.budget = 2
     become(swarm, last, light=False)
-    assert not any(last.parents)
     Planner().plan(swarm, leases=2)
-    assert not any(swarm.members[name or ""].light for name in last.parents)
+    assert all(each.load <= each.budget for each in swarm.members.values())
     settle_all(swarm)
     check(swarm)
 

@@ -288,10 +288,8 @@ class Fleet:
         """Take a host away from parents from whom it gets too little, though neither of the two is slow, or where it is in the way."""
         if settle(swarm, member, now=now):
             self.schedule.ask(swarm.blob, "in the way", now)
-        for stripe in slow_edges(swarm, member, now=now):
+        for stripe in slow_edges(swarm, member, now=now) if not member.light else ():
             parent = member.parents[stripe] or ""
-            if member.light and not swarm.members[parent].light:
-                continue
             swarm.tell(now, f"{member.host} gets too little of stripe {stripe} from {parent}")
             swarm.avoided[member.host, parent] = now + AVOID_S
             swarm.detach(stripe, member.host)
