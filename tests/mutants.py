@@ -52,6 +52,27 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/store/test_store_blob.py",),
     ),
     Mutant(
+        "lose what is held of a large file",
+        "p2pdist/store/extents.py",
+        "            pwrite_all(self._fd, self._held, self._end - len(self._held))\n            self._held",
+        "            self._held",
+        ("tests/store/test_extents.py",),
+    ),
+    Mutant(
+        "put fewer bytes before a block than lie before it in its sector",
+        "p2pdist/store/extents.py",
+        "        if begin < self._done:\n",
+        "        if False:\n",
+        ("tests/store/test_extents.py",),
+    ),
+    Mutant(
+        "read a draft before all of it is in the file",
+        "p2pdist/store/assembly.py",
+        "        draft.flush()\n",
+        "",
+        ("tests/store/test_extents.py",),
+    ),
+    Mutant(
         "adopt without verifying",
         "p2pdist/store/blob.py",
         "            if not self.pieces.verify(piece, data):\n                return False\n            self._mark(piece)",
@@ -103,7 +124,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "let every rack-mate import",
         "tracker/core/places.py",
-        "        return self._take(self._rack(child.rack), child)",
+        "        return self._take(rack, child)",
         "        return None",
         ("tests/tracker/test_rack_trees.py",),
     ),

@@ -7,9 +7,14 @@ packs a new version writes one catalog and packs with what no earlier catalog ha
 Encoded: one zstd frame of the MessagePack of pages, chunk lists and packs. A pack's chunks are records of 40 bytes: BLAKE3, length and
 stored length (little-endian), in the order of the pack.
 
-A stored chunk is the chunk itself when its stored length is its length. Otherwise it is cut into blocks of BLOCK_SIZE, each of them one
-zstd frame, or as it is when that would not make it shorter; where there is more than one block, their stored lengths come first
-(u32, little-endian). Btrfs takes such frames as they are (ioctl BTRFS_IOC_ENCODED_WRITE).
+A stored chunk is the chunk itself when its stored length is its length. Otherwise it is cut into blocks, each of them one zstd frame, or
+as it is when that would not make it shorter. A content that is one chunk has blocks of BLOCK_SIZE; Btrfs takes such frames as they are
+(ioctl BTRFS_IOC_ENCODED_WRITE). Chunks of a content that is cut begin anywhere within a sector: their blocks have at most CUT_BLOCK_MAX,
+so that the bytes before them in their first sector can be put before them (see store/frame.py).
+
+Where there is more than one block, a word for each comes first (u32, little-endian): its stored length, and in the upper 8 bits the sectors
+that every block but the last has, or none where that is BLOCK_SIZE, as all blocks had in earlier releases. Without words the chunk
+is one frame, and begins with 0xFD2FB528, which is no such word.
 """
 
 from __future__ import annotations
@@ -25,7 +30,9 @@ from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt
 from p2pdist.model.tree import CHUNK_MAX
 
+SECTOR = 4096
 BLOCK_SIZE = 128 << 10
+CUT_BLOCK_MAX = BLOCK_SIZE - SECTOR
 LEVEL = 3
 PACKS_MAX = 1024
 CATALOG_BYTES_MAX = 1 << 30
@@ -36,6 +43,8 @@ compress."""
 
 _FORMAT = "p2pdist-catalog-1"
 _RECORD = struct.Struct("<32sII")
+_MAGIC_BITS = zstandard.MAGIC_NUMBER >> 24
+_STORED_BITS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,33 +145,49 @@ class ChunkEncoder:
     def __init__(self) -> None:
         self._compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False)
 
-    def encode(self, data: bytes | memoryview) -> bytes:
-        """The stored form of a chunk of 1 to CHUNK_MAX bytes: compressed where that makes it shorter."""
+    def encode(self, data: bytes | memoryview, *, cut: bool = False) -> bytes:
+        """The stored form of a chunk of 1 to CHUNK_MAX bytes: compressed where that makes it shorter. `cut`: it may begin anywhere within a
+        sector of a file, as the chunks of a content that is cut do."""
+        size = _cut_block_size(len(data)) if cut else BLOCK_SIZE
         blocks = []
-        for at in range(0, len(data), BLOCK_SIZE):
-            block = data[at : at + BLOCK_SIZE]
+        for at in range(0, len(data), size):
+            block = data[at : at + size]
             frame = self._compressor.compress(block)
             blocks.append(frame if len(frame) < len(block) else bytes(block))
-        lengths = struct.pack(f"<{len(blocks)}I", *map(len, blocks)) if len(blocks) > 1 else b""
-        stored = lengths + b"".join(blocks)
+        above = size // SECTOR << _STORED_BITS if cut else 0
+        words = struct.pack(f"<{len(blocks)}I", *(above | len(block) for block in blocks)) if len(blocks) > 1 else b""
+        stored = words + b"".join(blocks)
         return stored if len(stored) < len(data) else bytes(data)
+
+
+def _cut_block_size(length: int) -> int:
+    """Of the blocks of a chunk that is cut: as few and as even as they can be, in whole sectors."""
+    count = -(-length // CUT_BLOCK_MAX)
+    return -(-length // (count * SECTOR)) * SECTOR
+
+
+def one_frame(stored: bytes | memoryview, length: int) -> bool:
+    """Whether a stored chunk, shorter than the `length` bytes that it decodes to, should be one frame."""
+    return length <= BLOCK_SIZE and (len(stored) < 4 or stored[3] == _MAGIC_BITS)
 
 
 def chunk_blocks(stored: bytes | memoryview, length: int) -> Iterator[tuple[bytes | memoryview, int]]:
     """The blocks of a stored chunk of `length` bytes: stored bytes and length of each; equal lengths mean that it is not compressed.
     Raises Corrupt."""
-    if len(stored) == length:
+    if len(stored) == length or one_frame(stored, length):
         yield stored, length
         return
-    count = -(-length // BLOCK_SIZE)
-    at = 4 * count if count > 1 else 0
-    if at > len(stored):
-        raise Corrupt("a stored chunk is cut short")
-    sizes = struct.unpack_from(f"<{count}I", stored) if count > 1 else (len(stored),)
+    above = stored[3] if len(stored) > 3 else 0
+    full = above * SECTOR or BLOCK_SIZE
+    count = -(-length // full)
+    at = 4 * count
+    if count == 1 or at > len(stored) or full > BLOCK_SIZE:
+        raise Corrupt("a stored chunk is cut short, or its blocks are too long")
+    sizes = [word - (above << _STORED_BITS) for word in struct.unpack_from(f"<{count}I", stored)]
     if at + sum(sizes) != len(stored):
         raise Corrupt("a stored chunk is broken: its blocks do not fill it")
     for number, size in enumerate(sizes):
-        block = min(BLOCK_SIZE, length - number * BLOCK_SIZE)
+        block = min(full, length - number * full)
         if not 0 < size <= block:
             raise Corrupt("a stored chunk holds a block of an impossible length")
         yield stored[at : at + size], block

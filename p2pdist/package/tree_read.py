@@ -203,7 +203,7 @@ class ContentReader:
             stored = None
             if name not in own and not self._has(name):
                 own.add(name)
-                stored = encoder.encode(data)
+                stored = encoder.encode(data, cut=True)
             found.append((name, len(data), stored))
             last = data
         return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import zstandard
 from blake3 import blake3
 
-from p2pdist.model.catalog import BLOCK_SIZE, chunk_blocks
+from p2pdist.model.catalog import BLOCK_SIZE, chunk_blocks, one_frame
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import CHUNK_MAX, content_hash
@@ -64,13 +64,14 @@ class Decoder:
         self._memory = memoryview(b"")
 
     def decode(self, pack: Digest, chunk: bytes, stored: memoryview, length: int) -> bytes | memoryview:
-        """The chunk, good until the next call; raises Corrupt when what the pack holds cannot be decoded. Its BLAKE3 is yet to be
-        compared."""
+        """The chunk, one of more than BLOCK_SIZE good until the next call; raises Corrupt when what the pack holds cannot be decoded. Its
+        BLAKE3 is yet to be compared."""
         try:
             if len(stored) == length:
                 return stored
-            if length > BLOCK_SIZE:
-                return self._join(stored, length)
+            if not one_frame(stored, length):
+                joined = self._join(stored, length)
+                return joined if length > BLOCK_SIZE else bytes(joined)
             if zstandard.frame_content_size(stored) == length:
                 return self._decompress(stored)
         except (Corrupt, zstandard.ZstdError) as error:
@@ -144,6 +145,7 @@ class Assembly:
         if left:
             return False
         draft = self._open(objects)
+        draft.flush()
         self._hash_rest(draft)
         if self._hasher.digest() != self.content:
             self.close()

@@ -15,13 +15,12 @@ import logging
 import os
 import struct
 import threading
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import zstandard
 
-from p2pdist.model.catalog import BLOCK_SIZE, chunk_blocks
-from p2pdist.store.disk import pwrite_all
+from p2pdist.model.catalog import BLOCK_SIZE, one_frame
 
 log = logging.getLogger(__name__)
 
@@ -47,87 +46,62 @@ def on_btrfs(directory: Path) -> bool:
 
 
 class _Call(threading.local):
-    """The arguments of the call, for each thread: `words` are a struct iovec, which is at `address`."""
+    """The arguments of the call, for each thread: `words` are two struct iovec, which lie at `address`."""
 
     def __init__(self) -> None:
-        self.words = (ctypes.c_uint64 * 2)()
+        self.words = (ctypes.c_uint64 * 4)()
         self.address = ctypes.addressof(self.words)
         self.arguments = bytearray(_ARGUMENTS.size)
 
 
+class Extent(NamedTuple):
+    """`length` bytes of a file at `offset`: those behind the first `skipped` of the `decoded` ones that a frame decodes to."""
+
+    offset: int
+    length: int
+    decoded: int
+    skipped: int = 0
+
+
 class EncodedWriter:
-    """Writes chunks to files of one directory, their blocks as they are where the filesystem takes them. Thread-safe."""
+    """Hands frames to the filesystem that one directory is on, where it takes them. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
-        self._sector = os.statvfs(directory).f_bsize
+        self.sector = os.statvfs(directory).f_bsize
         self._call = _Call()
         self.works = on_btrfs(directory)
         self.encoded_bytes = 0
 
-    def write(self, fd: int, offset: int, stored: bytes | memoryview, data: bytes | memoryview) -> None:
-        """Write `data`, which is what `stored` decodes to and was verified, at `offset`; raises OSError. The chunk ends the file, or
-        has a length of whole sectors, or its last block is written in the plain way. A `stored` that may be written to is not copied,
-        nor are bytes."""
-        size, count = len(data), len(stored)
-        if not self.works or count == size or offset % self._sector:
-            pwrite_all(fd, data, offset)
-            return
-        if isinstance(stored, memoryview) and stored.readonly:
-            stored = bytes(stored)
-        if size > BLOCK_SIZE:
-            self._write_blocks(fd, offset, stored, memoryview(data))
-        elif not (
-            self._worth(stored, count, size, offset == 0)
-            and self._write_frame(fd, offset, _address(stored), count, size)
-        ):
-            pwrite_all(fd, data, offset)
-
     def takes(self, stored: bytes | memoryview, size: int) -> bool:
         """Whether `stored` is one frame, which the filesystem should take as the whole content, of `size` bytes, of a file."""
         count = len(stored)
-        return self.works and 0 < count < size <= BLOCK_SIZE and self._worth(stored, count, size, True)
+        if not (self.works and 0 < count < size and one_frame(stored, size)):
+            return False
+        if not self.saves(count, size) and (size > self.sector or count > _INLINE_MAX):
+            return False
+        return decodable(stored)
 
     def write_frame(self, fd: int, stored: bytes | memoryview, size: int) -> bool:
-        """Write such a frame to an empty file; False when it was refused. Raises OSError."""
-        if isinstance(stored, memoryview) and stored.readonly:
-            stored = bytes(stored)
-        return self._write_frame(fd, 0, _address(stored), len(stored), size)
+        """Write such a frame to an empty file; False when it was refused. A `stored` that may be written to is not copied, nor are bytes.
+        Raises OSError."""
+        stored = addressable(stored)
+        return self.write(fd, Extent(0, size, size), address(stored), len(stored))
 
-    def _write_blocks(self, fd: int, offset: int, stored: bytes | memoryview, data: memoryview) -> None:
-        start, plain_from = _address(stored), 0
-        for at, place, count, length in self._frames(memoryview(stored), len(data)):
-            if self._write_frame(fd, offset + at, start + place, count, length):
-                if plain_from < at:
-                    pwrite_all(fd, data[plain_from:at], offset + plain_from)
-                plain_from = at + length
-        if plain_from < len(data):
-            pwrite_all(fd, data[plain_from:], offset + plain_from)
+    def saves(self, count: int, size: int) -> bool:
+        """Whether `count` bytes take fewer sectors than `size`."""
+        return -(-count // self.sector) < -(-size // self.sector)
 
-    def _worth(self, frame: bytes | memoryview, count: int, size: int, whole: bool) -> bool:
-        """Whether a frame of `count` bytes takes fewer sectors than the `size` bytes that it decodes to, or none as the `whole` content
-        of a file, and the kernel can decode it."""
-        sector = self._sector
-        if -(-count // sector) >= -(-size // sector) and not (whole and size <= sector and count <= _INLINE_MAX):
-            return False
-        parameters = zstandard.get_frame_parameters(frame)
-        return parameters.window_size <= BLOCK_SIZE and parameters.dict_id == 0
-
-    def _frames(self, stored: memoryview, length: int) -> Iterator[tuple[int, int, int, int]]:
-        """The blocks that are worth it: offset in the chunk, place in `stored`, bytes there, and length."""
-        blocks = list(chunk_blocks(stored, length))
-        at, place = 0, len(stored) - sum(len(block) for block, _ in blocks)
-        for block, size in blocks:
-            if len(block) < size and self._worth(block, len(block), size, False):
-                yield at, place, len(block), size
-            at += size
-            place += len(block)
-
-    def _write_frame(self, fd: int, offset: int, address: int, count: int, length: int) -> bool:
+    def write(self, fd: int, extent: Extent, place: int, count: int, first: bytes = b"") -> bool:
+        """Write a frame: the bytes `first`, and `count` more at the address `place`. False when it was refused. Raises OSError."""
         if not self.works:
             return False
         call = self._call
-        call.words[0], call.words[1] = address, count
-        _ARGUMENTS.pack_into(call.arguments, 0, call.address, 1, offset, 0, length, length, 0, _ZSTD, 0)
+        words = call.words
+        words[0], words[1], parts = place, count, 1
+        if first:
+            words[0], words[1], words[2], words[3], parts = address(first), len(first), place, count, 2
+        offset, length, decoded, skipped = extent
+        _ARGUMENTS.pack_into(call.arguments, 0, call.address, parts, offset, 0, length, decoded, skipped, _ZSTD, 0)
         try:
             written = fcntl.ioctl(fd, _ENCODED_WRITE, call.arguments)
         except OSError as error:
@@ -137,13 +111,24 @@ class EncodedWriter:
             elif error.errno not in _REFUSED:
                 raise
             return False
-        if written != count:
+        if written != len(first) + count:
             return False
         self.encoded_bytes += length
         return True
 
 
-def _address(stored: bytes | memoryview) -> int:
+def decodable(frame: bytes | memoryview) -> bool:
+    """Whether the kernel has the memory for what a frame states, and all else that it needs."""
+    parameters = zstandard.get_frame_parameters(frame)
+    return parameters.window_size <= BLOCK_SIZE and parameters.dict_id == 0
+
+
+def addressable(stored: bytes | memoryview) -> bytes | memoryview:
+    """The same in memory that has an address: a copy where nobody may write to it, unless it is bytes."""
+    return bytes(stored) if isinstance(stored, memoryview) and stored.readonly else stored
+
+
+def address(stored: bytes | memoryview) -> int:
     """Of bytes, or of memory that may be written to; good as long as the object is there."""
     if isinstance(stored, bytes):
         return ctypes.cast(ctypes.c_char_p(stored), ctypes.c_void_p).value or 0

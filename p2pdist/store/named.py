@@ -21,6 +21,7 @@ from typing import NamedTuple
 from p2pdist.model.catalog import decode_chunk
 from p2pdist.store.disk import pwrite_all
 from p2pdist.store.encoded import EncodedWriter
+from p2pdist.store.extents import write_content
 
 TOGETHER = 64
 """So many files are open at a time."""
@@ -94,7 +95,7 @@ class NamedFiles:
     def _write_one(self, fd: int, each: Verified) -> None:
         _, size, stored, data = each
         if data is not None:
-            self._encoded.write(fd, 0, stored or data, data)
+            write_content(self._encoded, fd, stored or data, data)
         elif not self._encoded.write_frame(fd, stored, size):
             pwrite_all(fd, decode_chunk(stored, size), 0)
         if self._masked:

@@ -29,6 +29,7 @@ from p2pdist.model.errors import NotFound
 from p2pdist.model.tree import content_hash
 from p2pdist.store.disk import failure, failures, sync_filesystem
 from p2pdist.store.encoded import EncodedWriter, on_btrfs
+from p2pdist.store.extents import Extents, write_content
 from p2pdist.store.index import Index, ObjectsState
 from p2pdist.store.named import NamedFiles, Verified
 from p2pdist.store.object_recovery import recover_objects
@@ -45,10 +46,16 @@ _NO_DRAFTS = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
 class Draft:
     """A file in the making: `fd` is open for reading and writing. Ends in Objects.name or close()."""
 
-    __slots__ = ("fd", "path")
+    __slots__ = ("extents", "fd", "path")
 
     def __init__(self, fd: int, path: str) -> None:
         self.fd, self.path = fd, path
+        self.extents: Extents | None = None
+
+    def flush(self) -> None:
+        """Have all that was written in the file; raises OSError."""
+        if self.extents is not None:
+            self.extents.flush()
 
     def close(self) -> None:
         """Give the file up, unless it got its name. Idempotent."""
@@ -154,7 +161,7 @@ class Objects:
         try:
             draft = self.draft()
             try:
-                self.encoded.write(draft.fd, 0, stored or data, data)
+                write_content(self.encoded, draft.fd, stored or data, data)
                 self._name(draft, content)
             finally:
                 draft.close()
@@ -170,14 +177,18 @@ class Objects:
         return Draft(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o444), path)
 
     def write_chunk(self, draft: Draft, offset: int, stored: bytes | memoryview, data: bytes | memoryview) -> None:
-        """Write a chunk that has verified; raises OSError."""
-        self.encoded.write(draft.fd, offset, stored, data)
+        """Write a chunk that has verified to a draft that has its size; best one behind the other, and it is in the file after `flush`.
+        Raises OSError."""
+        if draft.extents is None:
+            draft.extents = Extents(self.encoded, draft.fd, os.fstat(draft.fd).st_size)
+        draft.extents.write(offset, stored, data)
 
     def name(self, draft: Draft, content: bytes, size: int, chunks: bytes) -> None:
         """Make a draft whose `size` bytes have verified as a whole the object `content`; `chunks` is its encoded chunk list. Raises
         OSError."""
         if content not in self.sizes:
             self._remove_rows()
+            draft.flush()
             self._index.add_chunk_list(content, chunks)
             self._name(draft, content)
             self._count([(content, size)])

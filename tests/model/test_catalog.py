@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from p2pdist.model.catalog import (
     BLOCK_SIZE,
+    CUT_BLOCK_MAX,
+    LEVEL,
     Catalog,
     ChunkEncoder,
     Pack,
@@ -63,24 +66,53 @@ def test_a_catalog_that_would_fill_the_memory_is_refused():
             decode_catalog(wrong)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.sampled_from([1, 100, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE + 5]), st.integers(0, 2))
-def test_a_chunk_comes_back_as_it_was(length, kind):
+LENGTHS = [1, 100, CUT_BLOCK_MAX, CUT_BLOCK_MAX + 1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE + 5]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(LENGTHS), st.integers(0, 2), st.booleans())
+def test_a_chunk_comes_back_as_it_was(length, kind, cut):
     data = (os.urandom(length), bytes(length), (os.urandom(BLOCK_SIZE) + bytes(3 * BLOCK_SIZE + 5))[:length])[kind]
-    stored = ChunkEncoder().encode(data)
+    stored = ChunkEncoder().encode(data, cut=cut)
     assert len(stored) <= length
     assert decode_chunk(stored, length) == data
-    assert sum(size for _, size in chunk_blocks(stored, length)) == length
+    sizes = [size for _, size in chunk_blocks(stored, length)]
+    assert sum(sizes) == length
+    assert len(stored) == length or max(sizes) <= (CUT_BLOCK_MAX if cut else BLOCK_SIZE)
+
+
+def test_a_chunk_of_an_earlier_release_is_read():
+    """Blocks of 128 KiB, and only their lengths before them. So whole contents are stored to this day."""
+    data = (b"some text %d " * 30_000)[: 2 * BLOCK_SIZE + 77]
+    blocks = [data[:BLOCK_SIZE], data[BLOCK_SIZE : 2 * BLOCK_SIZE], data[2 * BLOCK_SIZE :]]
+    compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True)
+    frames = [compressor.compress(block) for block in blocks]
+    stored = struct.pack("<3I", *map(len, frames)) + b"".join(frames)
+    assert decode_chunk(stored, len(data)) == data
+    assert ChunkEncoder().encode(data) == stored != ChunkEncoder().encode(data, cut=True)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_a_broken_chunk_is_corrupt_or_of_its_length(drawn):
-    data = (b"some text %d " * 30_000)[: 2 * BLOCK_SIZE + 77]
-    stored = bytearray(ChunkEncoder().encode(data))
-    stored[drawn.draw(st.integers(0, len(stored) - 1))] ^= drawn.draw(st.integers(1, 255))
+    length = drawn.draw(st.sampled_from([CUT_BLOCK_MAX + 1, 2 * BLOCK_SIZE + 77]))
+    data = (b"some text %d " * 30_000)[:length]
+    stored = bytearray(ChunkEncoder().encode(data, cut=drawn.draw(st.booleans())))
+    place = st.one_of(st.integers(0, 15), st.integers(0, len(stored) - 1))
+    stored[drawn.draw(place)] ^= drawn.draw(st.integers(1, 255))
     with suppress(Corrupt):
         assert len(decode_chunk(bytes(stored), len(data))) == len(data)
+
+
+@pytest.mark.parametrize(
+    "words", [[], [32 << 24 | 9], [33 << 24 | 9, 33 << 24 | 9], [1 << 24 | 9] * 32, [16 << 24 | 9, 9]]
+)
+def test_words_that_cannot_be_are_corrupt(words):
+    """None, one alone, blocks over the limit, too few of them, and not all alike."""
+    stored = struct.pack(f"<{len(words)}I", *words) + bytes(9 * len(words))
+    for length in (BLOCK_SIZE, 2 * BLOCK_SIZE):
+        with pytest.raises(Corrupt):
+            decode_chunk(stored, length)
 
 
 def test_a_block_that_claims_to_be_longer_is_refused_before_it_is_decompressed():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 
@@ -60,9 +60,11 @@ class Packed:
 
 @dataclass
 class Publisher:
-    """Packs trees one after the other, each with what its catalogs lack only. Large files are cut every `chunk` bytes."""
+    """Packs trees one after the other, each with what its catalogs lack only. Large files are cut every `chunk` bytes; `cut` says that the
+    blocks of their chunks are as short as they are today."""
 
     chunk: int = CHUNK
+    cut: bool = True
     pack_bytes: int = 1 << 30
     known: set[bytes] = field(default_factory=set)
     blobs: dict[Digest, bytes] = field(default_factory=dict)
@@ -73,6 +75,7 @@ class Publisher:
         contents: dict[bytes, bytes] = {}
         lists: dict[bytes, bytes] = {}
         chunks: dict[bytes, bytes] = {}
+        parts: set[bytes] = set()
         entries: list[Entry] = list(extra)
         named = {path.rpartition(b"/")[0] for path in files} - {b""}
         directories = {
@@ -89,12 +92,14 @@ class Publisher:
                 listed = content_hash(encoded)
                 lists[listed] = encoded
                 chunks.update((content_hash(each), each) for each in cut)
+                parts.update(map(content_hash, cut))
             elif data:
                 chunks[content] = data
             entries.append(File(path, 0o644, 0, len(data), content, listed))
         entries.sort(key=lambda entry: walking_order(entry.path))
         pages = list(encode_pages(entries))
-        packs = self._packs({name: chunk for name, chunk in chunks.items() if name not in self.known})
+        new = {name: chunk for name, chunk in chunks.items() if name not in self.known}
+        packs = self._packs(new, parts if self.cut else set())
         catalog = Catalog(
             tuple(page for page in pages if content_hash(page) not in self.known),
             tuple(encoded for name, encoded in lists.items() if name not in self.known),
@@ -107,11 +112,11 @@ class Publisher:
         made = self._blob(encode_root(root))
         return Packed(made, entries, contents, self.blobs, list(self.catalogs), list(self.packs))
 
-    def _packs(self, chunks: Mapping[bytes, bytes]) -> tuple[Pack, ...]:
+    def _packs(self, chunks: Mapping[bytes, bytes], cut: Container[bytes]) -> tuple[Pack, ...]:
         packs: list[Pack] = []
         records, data = bytearray(), bytearray()
         for number, (name, chunk) in enumerate(chunks.items()):
-            stored = ChunkEncoder().encode(chunk)
+            stored = ChunkEncoder().encode(chunk, cut=name in cut)
             records += record(name, len(chunk), len(stored))
             data += stored
             if len(data) >= self.pack_bytes or number == len(chunks) - 1:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zstandard
+from btrfs_rig import drop_caches
 from store_tree_rig import CHUNK, Publisher, check, noise, pull, text
 
 from p2pdist.model.catalog import BLOCK_SIZE, ChunkEncoder
@@ -20,52 +19,18 @@ from p2pdist.store.assembly import HOLE, Decoder
 from p2pdist.store.blobs import BlobStore
 from p2pdist.store.bundle import Bundle
 from p2pdist.store.encoded import EncodedWriter, on_btrfs
+from p2pdist.store.extents import write_content
 
 MIB = 1 << 20
 PACK = digest_of(b"a pack")
 
 
-@pytest.fixture
-def btrfs(tmp_path: Path) -> Iterator[Path]:
-    """A Btrfs of 512 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root: mounts")
-    if shutil.which("mkfs.btrfs") is None:
-        pytest.skip("mkfs.btrfs is not installed")
-    image, target = tmp_path / "image", tmp_path / "btrfs"
-    target.mkdir()
-    try:
-        with image.open("wb") as file:
-            file.truncate(512 * MIB)
-        subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True, capture_output=True)
-        subprocess.run(["mount", "-o", "loop", str(image), str(target)], check=True, capture_output=True)
-        yield target
-    finally:
-        if target.is_mount():
-            # Lazily: a failed test may have files open, and neither mount nor loop device may stay.
-            subprocess.run(["umount", "-l", str(target)], check=True)
-        image.unlink(missing_ok=True)
-
-
-def drop_caches(path: Path) -> None:
-    """Have what follows come from the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
-
-
-def written(
-    directory: Path, data: bytes, stored: bytes | memoryview, offset: int = 0, size: int = 0
-) -> tuple[EncodedWriter, bytes]:
-    """What a file on the disk has after a chunk was written to it."""
+def written(directory: Path, data: bytes, stored: bytes | memoryview) -> tuple[EncodedWriter, bytes]:
+    """What a file on the disk has after a content was written to it."""
     writer, path = EncodedWriter(directory), directory / content_hash(data).hex()
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        os.ftruncate(fd, size)
-        writer.write(fd, offset, stored, data)
+        write_content(writer, fd, stored, data)
     finally:
         os.close(fd)
     drop_caches(path)
@@ -197,16 +162,6 @@ def test_blocks_that_did_not_become_shorter_are_written(btrfs: Path) -> None:
     assert len(wide) < BLOCK_SIZE
     writer, found = written(btrfs, blocks[1], wide)
     assert found == blocks[1] and writer.encoded_bytes == 0
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("offset", [0, 4096, 3 * BLOCK_SIZE, 1000])
-def test_chunks_in_the_middle_of_a_file(btrfs: Path, offset: int) -> None:
-    """At multiples of the sector their whole blocks are taken as they are, elsewhere none; what is around stays."""
-    data = text(7, 2 * BLOCK_SIZE + 777)
-    writer, found = written(btrfs, data, ChunkEncoder().encode(data), offset, 2 * MIB)
-    assert found == bytes(offset) + data + bytes(2 * MIB - offset - len(data))
-    assert writer.encoded_bytes == (0 if offset % 4096 else 2 * BLOCK_SIZE)
 
 
 @pytest.mark.root

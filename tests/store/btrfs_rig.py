@@ -1,0 +1,53 @@
+"""What lies on a Btrfs: read from the disk, and how it is stored."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+from pathlib import Path
+
+_FIEMAP = 0xC020660B
+_REQUEST = struct.Struct("=QQIIII")
+_EXTENT = struct.Struct("=QQQQQIIII")
+_SYNC = 1
+_ENCODED = 8
+_EXTENTS_MAX = 2000
+
+
+def drop_caches(path: Path) -> None:
+    """Have what follows come from the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def mount_again(btrfs: Path) -> None:
+    """Have nothing of it in memory. No file of it may be open."""
+    image = btrfs.parent / "image"
+    subprocess.run(["umount", str(btrfs)], check=True, capture_output=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(btrfs)], check=True, capture_output=True)
+
+
+def extents(path: Path) -> list[tuple[int, int, bool]]:
+    """Offset and length of a file's extents, and whether each is compressed (ioctl FS_IOC_FIEMAP, linux/fiemap.h)."""
+    asked = bytearray(_REQUEST.size + _EXTENTS_MAX * _EXTENT.size)
+    _REQUEST.pack_into(asked, 0, 0, (1 << 64) - 1, _SYNC, 0, _EXTENTS_MAX, 0)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, _FIEMAP, asked)
+    finally:
+        os.close(fd)
+    count = _REQUEST.unpack_from(asked)[3]
+    assert count < _EXTENTS_MAX
+    found = _EXTENT.iter_unpack(asked[_REQUEST.size : _REQUEST.size + count * _EXTENT.size])
+    return [(row[0], row[2], bool(row[5] & _ENCODED)) for row in found]
+
+
+def compressed_bytes(path: Path) -> int:
+    """Of the file, in whole sectors."""
+    return sum(length for _, length, compressed in extents(path) if compressed)
