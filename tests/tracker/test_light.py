@@ -73,7 +73,6 @@ def test_those_known_before_get_such_places_from_the_start() -> None:
         slow = number % 8 == 0
         swarm.add(f"h{number}", [0, 0], budget=0 if slow else 2, now=0.0).light = slow
     Planner().plan(swarm, leases=2)
-    settle_all(swarm)
     check(swarm)
 
 
@@ -123,3 +122,50 @@ def test_it_does_not_move_from_one_bad_place_to_another() -> None:
     swarm.attach(0, "slow", "a")
     assert not settle(swarm, swarm.members["slow"], now=100.0)
     assert swarm.members["slow"].parents[0] == "a"
+
+
+def test_they_are_well_placed_by_the_first_plan() -> None:
+    """Not only once the last tree stands and they are looked at again."""
+    for hosts in (200, 1000):
+        swarm = Swarm(BLOB, LAYOUT)
+        for number in range(hosts):
+            slow = number % 8 == 0
+            swarm.add(f"h{number}", [0, 0], budget=0 if slow else 2, now=0.0).light = slow
+        Planner().plan(swarm, leases=2)
+        assert not [each.host for each in light(swarm) if settle(swarm, each, now=SETTLE_S)]
+
+
+def test_who_has_no_seats_carries_none_while_others_can() -> None:
+    swarm = Swarm(BLOB, LAYOUT)
+    for number in range(64):
+        slow = number % 16 == 0
+        swarm.add(f"h{number}", [0, 0], budget=0 if slow or number % 5 == 1 else 2, now=0.0).light = slow
+    Planner().plan(swarm, leases=2)
+    settle_all(swarm)
+    assert all(swarm.members[name].budget for each in light(swarm) for name in each.parents if name)
+
+
+def test_one_leaves_a_parent_that_has_no_seats_any_more() -> None:
+    swarm = Swarm(BLOB, LAYOUT)
+    for name, parent in (("a", ""), ("b", "a"), ("d", "a"), ("slow", "b")):
+        swarm.add(name, [100, 512], budget=2, now=0.0)
+        swarm.attach(0, name, parent)
+    become(swarm, swarm.members["slow"], light=True)
+    swarm.attach(0, "slow", "b")
+    swarm.members["b"].budget = 0
+    assert settle(swarm, swarm.members["slow"], now=100.0)
+    assert swarm.members["slow"].parents[0] == "d"
+    assert swarm.members["slow"].attached_at[0] == 100.0
+
+
+def test_who_is_light_no_more_overloads_nobody() -> None:
+    swarm = Swarm(BLOB, LAYOUT)
+    for name in ("a", "b", "slow"):
+        swarm.add(name, [0, 0], budget=2, now=0.0)
+    swarm.members["slow"].light = True
+    for stripe in range(2):
+        swarm.attach(stripe, "a", "")
+        swarm.attach(stripe, "slow", "a")
+    swarm.attach(0, "b", "a")
+    become(swarm, swarm.members["slow"], light=False)
+    assert swarm.members["a"].load <= swarm.members["a"].budget

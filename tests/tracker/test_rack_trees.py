@@ -154,3 +154,15 @@ def test_the_rack_of_those_who_receive_by_bittorrent_reads_for_the_others(rack: 
         assert set(swarm.roots[stripe]) <= set(swarm.swarming) and len(swarm.roots[stripe]) == 1
         assert set(imports(swarm, stripe).values()) == {1}
     assert max(member.load for member in swarm.members.values()) <= swarm.stripes
+
+
+def test_an_importer_above_the_other_importer_of_its_rack_is_not_taken_away() -> None:
+    """It would wait for a parent as long as the other one waits for it."""
+    swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
+    for name, rack, count in (("o", "c", 500), ("x", "a", 100), ("y", "b", 300), ("z", "a", 200)):
+        swarm.add(name, [count, 512], budget=2, now=0.0, rack=rack)
+    for child, parent in (("o", FROM_ORIGIN), ("y", "x"), ("z", "y")):
+        swarm.attach(0, child, parent)
+    for _ in range(3):
+        Planner().plan(swarm, leases=0)
+    assert not swarm.unplanned

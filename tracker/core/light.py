@@ -9,6 +9,7 @@ could then never show that it is not.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 
 from tracker.core.member import Member
 from tracker.core.swarm import Swarm
@@ -16,9 +17,12 @@ from tracker.core.swarm import Swarm
 SETTLE_S = 2.0
 """How long a light host stays where it is before it is looked at again."""
 
-Carrier = tuple[bool, int, bool, int, str]
-"""Who could carry one more: whether others hang below its children; how many light ones it has; whether all its seats are taken; its order;
-its name. The smallest costs least."""
+TRIES = 64
+"""Hosts of its rack among which a better place is looked for each time."""
+
+Carrier = tuple[bool, bool, int, bool, int, str]
+"""Who could carry one more: whether it is to carry none; whether others hang below its children; how many light ones it has; whether all
+its seats are taken; its order; its name. The smallest costs least."""
 
 
 class Carriers:
@@ -40,13 +44,13 @@ class Carriers:
         found = None
         while self._heap and found is None:
             key = heapq.heappop(self._heap)
-            now = self._carrier(self.swarm.members[key[4]])
+            now = self._carrier(self.swarm.members[key[5]])
             if now > key:
                 heapq.heappush(self._heap, now)
                 continue
             passed.append(now)
-            if (child.host, now[4]) not in self.swarm.avoided:
-                found = now[4]
+            if (child.host, now[5]) not in self.swarm.avoided:
+                found = now[5]
         for key in passed:
             heapq.heappush(self._heap, key)
         return found
@@ -58,18 +62,21 @@ class Carriers:
 
     def _carrier(self, member: Member) -> Carrier:
         swarm, full = self.swarm, member.load >= member.budget
-        return _inner(swarm, member), _light_children(swarm, member), full, member.order, member.host
+        inner, light = _inner(swarm, member), _light_children(swarm, member)
+        return not member.budget, inner, light, full, member.order, member.host
 
 
 def settle(swarm: Swarm, member: Member, *, now: float) -> bool:
     """Move a light host that has come to be in others' way, because of what happened around it since it got its place; returns whether it
     moved. Not from one such place to another: whoever gets it waits for its first blocks."""
-    moved = False
-    for stripe, name in enumerate(member.parents if member.light else ()):
+    moved, swarm.now = False, now
+    for stripe, name in enumerate(member.parents if member.light and member.present else ()):
         if not name or now - member.attached_at[stripe] < SETTLE_S or _bears(swarm, swarm.members[name], light=1):
             continue
-        hosts = map(swarm.members.__getitem__, swarm.racks[member.rack])
-        found = next((each for each in hosts if _would_do(swarm, stripe, member, each)), None)
+        names = list(swarm.racks[member.rack])
+        first = member.order % len(names)
+        tried = (swarm.members[each] for each in (names[first:] + names[:first])[:TRIES])
+        found = next((each for each in tried if _would_do(swarm, stripe, member, each)), None)
         if found is not None:
             swarm.attach(stripe, member.host, found.host)
             moved = True
@@ -80,10 +87,15 @@ def become(swarm: Swarm, member: Member, *, light: bool) -> None:
     """A host is light from now on, or no longer. Where it does not fit then the planner finds it another place."""
     if member.light == light:
         return
+    seats: Counter[str] = Counter()
     for stripe, name in enumerate(member.parents):
         parent = swarm.members.get(name or "")
-        if parent is not None and (light or parent.load >= parent.budget):
+        if parent is None:
+            continue
+        if light or parent.load + seats[parent.host] >= parent.budget:
             swarm.detach(stripe, member.host)
+        else:
+            seats[parent.host] += 1
     swarm.set_light(member, light)
 
 
@@ -96,8 +108,8 @@ def _would_do(swarm: Swarm, stripe: int, child: Member, parent: Member) -> bool:
 
 
 def _bears(swarm: Swarm, parent: Member, *, light: int) -> bool:
-    """Whether a host has no more light children than that, and no others hang below its children."""
-    return _light_children(swarm, parent) <= light and not _inner(swarm, parent)
+    """Whether a host with seats has no more light children than that, and no others hang below its children."""
+    return bool(parent.budget) and _light_children(swarm, parent) <= light and not _inner(swarm, parent)
 
 
 def _light_children(swarm: Swarm, parent: Member) -> int:

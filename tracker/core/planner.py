@@ -50,19 +50,22 @@ class Planner:
     def _draw(self, swarm: Swarm, leases: int, *, anew: bool) -> int:
         """One pass over all stripes that have work; returns how many leases it granted."""
         before = clear(swarm) if anew else {}
-        waiting: dict[int, list[str]] = {}
+        waiting: dict[bool, dict[int, list[str]]] = {False: {}, True: {}}
         for stripe, host in swarm.unplanned:
-            if swarm.members[host].present:
-                waiting.setdefault(stripe, []).append(host)
+            member = swarm.members[host]
+            if member.present:
+                waiting[member.light].setdefault(stripe, []).append(host)
         deal(swarm)
         granted = 0
-        rootless = sum(1 for stripe in waiting if not swarm.roots[stripe])
-        for stripe, hosts in waiting.items():
-            roots = len(swarm.roots[stripe])
-            # One is kept for each stripe that nobody reads yet, before another zone gets its own.
-            rootless -= not roots
-            _StripePass(swarm, stripe, hosts, self.origin_streams_max, leases - granted - rootless).run(redraw=anew)
-            granted += max(0, len(swarm.roots[stripe]) - roots)
+        # Those that take no seat come when all trees stand, and it shows where they cost least.
+        for hosts_by_stripe in waiting.values():
+            rootless = sum(1 for stripe in hosts_by_stripe if not swarm.roots[stripe])
+            for stripe, hosts in hosts_by_stripe.items():
+                roots = len(swarm.roots[stripe])
+                # One is kept for each stripe that nobody reads yet, before another zone gets its own.
+                rootless -= not roots
+                _StripePass(swarm, stripe, hosts, self.origin_streams_max, leases - granted - rootless).run(redraw=anew)
+                granted += max(0, len(swarm.roots[stripe]) - roots)
         for (host, stripe), parent in before.items():
             if swarm.members[host].parents[stripe] == parent:
                 swarm.changed.pop((host, stripe), None)
@@ -103,25 +106,16 @@ class _StripePass:
             self._import_once(rack)
 
     def _queues(self, redraw: bool) -> dict[str, list[str]]:
-        """By rack who waits, the first one last: those that have pieces or children, the most pieces first, then newcomers, and in the end
-        those that take no seat."""
+        """By rack who waits, the first one last: those that have pieces or children, the most pieces first, then newcomers."""
         members, stripe, mixed = self.swarm.members, self.stripe, self.swarm.mixed
 
-        def order(host: str) -> tuple[bool, bool, bool, int, int, int, int]:
+        def order(host: str) -> tuple[bool, bool, int, int, int, int]:
             member = members[host]
             if not redraw and (member.children[stripe] or member.counts[stripe]):
-                return (
-                    member.light,
-                    False,
-                    not member.budget,
-                    -member.counts[stripe],
-                    -member.seats[stripe],
-                    0,
-                    member.order,
-                )
+                return False, not member.budget, -member.counts[stripe], -member.seats[stripe], 0, member.order
             seats = member.seats[stripe]
             apart = mixed and host not in self.swarm.swarming
-            return member.light, True, seats == 0, apart, member.parents.count(FROM_ORIGIN), -seats, member.order
+            return True, seats == 0, apart, member.parents.count(FROM_ORIGIN), -seats, member.order
 
         queues: dict[str, list[str]] = {}
         for host in sorted(self.hosts, key=order, reverse=True):
@@ -130,8 +124,8 @@ class _StripePass:
         return dict(racks)
 
     def _root_order(
-        self, rack: str, host: str, order: Callable[[str], tuple[bool, bool, bool, int, int, int, int]]
-    ) -> tuple[bool, bool, bool, bool, bool, int, tuple[bool, bool, bool, int, int, int, int]]:
+        self, rack: str, host: str, order: Callable[[str], tuple[bool, bool, int, int, int, int]]
+    ) -> tuple[bool, bool, bool, bool, bool, int, tuple[bool, bool, int, int, int, int]]:
         """Which rack comes first, and so which host becomes a root. One that can serve; where a root was lost, one that has shown that it
         keeps up, and whose rack receives the stripe through nobody else; then where seats for other racks are, and a newcomer who
         receives by BitTorrent if only some do; then where such seats are most, and where the origin is read for no other stripe."""
@@ -141,7 +135,7 @@ class _StripePass:
         unproven = lost and max(member.pace) < GOOD_SHARE * swarm.typical_pace
         imports = lost and any(self._from_elsewhere(each) for each in swarm.racks[rack])
         over = self.places.over(rack) if len(swarm.racks) > 1 else 0
-        _, new, _, apart, *_ = order(host)
+        new, _, apart, *_ = order(host)
         return not member.budget, unproven, imports, over < 0, new and bool(apart), -over, order(host)
 
     def _import(self, queues: dict[str, list[str]]) -> int:
@@ -213,7 +207,9 @@ class _StripePass:
             return  # the second importer of another rack was above them
         best = max(fit, key=lambda each: (bool(each.budget), each.counts[self.stripe], each.order))
         for other in fit:
-            if other is not best and best.budget and (other.host, best.host) not in self.swarm.avoided:
+            if other is best or not best.budget or (other.host, best.host) in self.swarm.avoided:
+                continue
+            if not self.swarm.below(self.stripe, best.host, other.host):  # it would wait for who waits for it
                 self.swarm.detach(self.stripe, other.host)
 
     def _may_read(self, member: Member) -> bool:
