@@ -69,7 +69,7 @@ class Carriers:
 def settle(swarm: Swarm, member: Member, *, now: float) -> bool:
     """Move a light host that has come to be in others' way, because of what happened around it since it got its place; returns whether it
     moved. Not from one such place to another: whoever gets it waits for its first blocks."""
-    moved, swarm.now = False, now
+    moved = False
     for stripe, name in enumerate(member.parents if member.light and member.present else ()):
         if not name or now - member.attached_at[stripe] < SETTLE_S or _bears(swarm, swarm.members[name], light=1):
             continue
@@ -78,6 +78,7 @@ def settle(swarm: Swarm, member: Member, *, now: float) -> bool:
         tried = (swarm.members[each] for each in (names[first:] + names[:first])[:TRIES])
         found = next((each for each in tried if _would_do(swarm, stripe, member, each)), None)
         if found is not None:
+            swarm.now = now  # the report may have told nothing new of this swarm
             swarm.attach(stripe, member.host, found.host)
             moved = True
     return moved
