@@ -446,3 +446,26 @@ def test_where_seats_are_short_the_burden_goes_round() -> None:
         carried |= {each.host for each in swarm.members.values() if each.budget and each.load > each.budget}
         assert all(swarm.rooted(stripe, host) for stripe in range(2) for host in swarm.members)
     assert len(carried) >= 4
+
+
+def test_in_a_large_fleet_those_far_below_a_slow_host_are_not_asked_to_report_often() -> None:
+    """Nor are its children any longer, once it has been judged."""
+    site = Site(12)
+    site.fleet.report_interval_s = 5.0
+    site.go(1)
+    slow = site.inner()
+    watched = site.fleet.close_watch.asked_at
+    child = next(each for each in site.member(slow).children[0] if each not in watched)
+    numbers = {host: number for number, host in enumerate(site.counts)}
+    known = {slow, *watched, *site.member(slow).children[0]}
+    below = next(host for host in site.counts if host not in known)
+    site.out.clear()
+    site.do(Received(numbers[child], Complaint(BLOB, 0, slow, "slow")))
+    assert Send(numbers[child], Pace(CLOSE_S)) in site.out
+    site.out.clear()
+    site.do(Received(numbers[below], Complaint(BLOB, 0, child, "slow")))
+    assert Send(numbers[below], Pace(CLOSE_S)) not in site.out
+    site.hold_up(slow, 0)
+    site.go(3)
+    assert site.member(slow).budget == 0
+    assert Send(numbers[child], Pace(5.0)) in site.out

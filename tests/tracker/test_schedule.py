@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from math import inf
 
+import pytest
+
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout
 from tracker.core.schedule import AT_ONCE_MAX, CROWD, JOIN_BATCH_S, JOIN_QUIET_S, PAUSE_S_PER_MEMBER, Schedule
@@ -46,6 +48,22 @@ def test_a_large_swarm_is_not_planned_at_every_event() -> None:
         schedule.ask(blob, "join", asked)
         assert (schedule.take(known, asked) == [swarm]) is planned
         assert schedule.next_at == (inf if planned else pause_s)
+
+
+def test_after_a_pass_that_found_little_to_do_the_next_need_not_wait_long() -> None:
+    """And the more it finds the longer, up to what a pass over all members takes."""
+    members = 100 * AT_ONCE_MAX
+    known, schedule = swarms(members), Schedule()
+    ((blob, swarm),) = known.items()
+    pauses = []
+    for edges in (0, 100, members):
+        swarm.unplanned = dict.fromkeys((0, f"h{host}") for host in range(edges))
+        schedule.ask(blob, "slow", 10.0 * edges)
+        assert schedule.take(known, 10.0 * edges) == [swarm]
+        pauses.append(swarm.rested_at - 10.0 * edges)
+        swarm.unplanned.clear()
+    assert pauses == sorted(pauses) and pauses[0] < pauses[1] / 2 < pauses[2] / 2
+    assert pauses[2] == pytest.approx((members - AT_ONCE_MAX) * PAUSE_S_PER_MEMBER)
 
 
 def test_who_shall_not_wait_for_a_tick_is_told_of() -> None:

@@ -3,6 +3,11 @@
 In a large fleet hosts report seldom, and what goes wrong would be seen late. So a host complains when a stripe stands still or lags, and
 then it, its parent and its sisters are asked to report every CLOSE_S for WATCH_S. Whoever does not is away. Who begins to read from the
 origin is watched as well: everybody depends on it.
+
+One host that holds others up makes all of them complain that hang below it, however deep, within a moment. All but its children complain
+of a parent that is held up itself: to watch those would tell nothing, and there are so many that no room would be left for the others. So
+a parent that complains of the same stripe is not watched on account of its children, nor are they, and nobody is watched any longer for
+a parent that has been judged.
 """
 
 from __future__ import annotations
@@ -10,24 +15,40 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from p2pdist.model.digest import Digest
+
 CLOSE_S = 0.25
 SELDOM_S = 0.4
 """Hosts that report more often than this are not watched: it would not show anything sooner."""
 
 WATCH_S = 3.0
-WATCHED_MAX = 1000
-"""A thousand hosts that report four times a second are about a tenth of what a tracker can take."""
+WATCHED_MAX = 2000
+"""Two thousand hosts that report four times a second nearly double what a fleet of ten thousand says, for a second or two."""
+
+HELD_S = 0.7
+"""A host that complained of a stripe so lately is held up there: its next complaint comes after half a second and a tick of its clock."""
+
+Stripe = tuple[Digest, int]
 
 
 @dataclass(slots=True)
 class CloseWatch:
-    """`asked_at`: since when each host has been watched."""
+    """`asked_at`: since when each host has been watched. `_held` says when hosts complained last, by stripe; `_groups` who is watched
+    because of whom ("" for who is watched in any case), and `_waiting` which of these groups are not watched yet."""
 
     asked_at: dict[str, float] = field(default_factory=dict)
     _until: dict[str, float] = field(default_factory=dict)
+    _held: dict[tuple[Stripe, str], float] = field(default_factory=dict)
+    _groups: dict[str, dict[str, None]] = field(default_factory=dict)
+    _waiting: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def watch(self, names: Iterable[str], *, now: float) -> list[str]:
-        """Watch hosts; returns those that are not watched yet and are to be told."""
+        """Watch hosts, whatever becomes known of others; returns those that are not watched yet and are to be told."""
+        chosen = dict.fromkeys(names)
+        self._groups.setdefault("", {}).update(chosen)
+        return self._watch(chosen, now=now)
+
+    def _watch(self, names: Iterable[str], *, now: float) -> list[str]:
         found = []
         for name in names:
             if name not in self.asked_at:
@@ -38,9 +59,37 @@ class CloseWatch:
             self._until[name] = now + WATCH_S
         return found
 
+    def complained(self, child: str, parent: str, sisters: Iterable[str], stripe: Stripe, *, now: float) -> None:
+        """A host is held up in a stripe: those who can tell why are to be watched, as soon as there is room."""
+        self._held[stripe, child] = now
+        self.judged(child, now=now)
+        if now - self._held.get((stripe, parent), -HELD_S) >= HELD_S:
+            self._groups[parent] = self._waiting[parent] = dict.fromkeys((parent, child, *sisters))
+
+    def begin(self, *, now: float) -> list[str]:
+        """Watch those who wait for it, as far as there is room; returns whom to tell. Called often and regularly."""
+        found: list[str] = []
+        while self._waiting and len(self.asked_at) < WATCHED_MAX:
+            found += self._watch(self._waiting.pop(next(iter(self._waiting))), now=now)
+        return found
+
+    def judged(self, host: str, *, now: float) -> None:
+        """It is known why a host gives too little: those who were watched for that need not be any longer."""
+        self._waiting.pop(host, None)
+        for name in self._groups.pop(host, ()):
+            if name in self._until and not any(name in group for group in self._groups.values()):
+                self._until[name] = now
+
     def over(self, now: float) -> list[str]:
         """Hosts that are watched no longer, and are to be told."""
         found = [name for name, until in self._until.items() if until <= now]
         for name in found:
             del self._until[name], self.asked_at[name]
+        if found:
+            watched, waiting = self._until.keys(), self._waiting
+            self._groups = {
+                of: group for of, group in self._groups.items() if of in waiting or not watched.isdisjoint(group)
+            }
+        if self._held:
+            self._held = {key: at for key, at in self._held.items() if now - at < HELD_S}
         return found

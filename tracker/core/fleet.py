@@ -281,6 +281,7 @@ class Fleet:
             found = None
         if found is not None and self.capacities.condemn(found[0], found[1], downlink=found[2], now=now):
             self.standing.relieve(self.hosts[found[0]], "lags" if found[2] else "children lag", now=now)
+            self.close_watch.judged(found[0], now=now)
         else:
             self._part(swarm, member, now)
 
@@ -308,8 +309,9 @@ class Fleet:
             return
         child, stripe = swarm.members[name], complaint.stripe
         if reason in {"stalled", "slow"} and self.report_interval_s > SELDOM_S:
-            watched = [name, *((source, *swarm.members[source].children[stripe]) if source in swarm.members else ())]
-            self._pace(self.close_watch.watch(watched, now=now), CLOSE_S, out)
+            sisters, where = swarm.members[source].children[stripe], (swarm.blob, stripe)
+            self.close_watch.complained(name, source, sisters, where, now=now)
+            self._pace(self.close_watch.begin(now=now), CLOSE_S, out)
         if reason == "slow":
             return
         child.complaints[stripe] += 1
@@ -378,6 +380,7 @@ class Fleet:
         for blob in self._tail.catch_up(self.swarms, now=now):
             self.schedule.ask(blob, "late", now)
         self._pace(self.close_watch.over(now), self.report_interval_s, out)
+        self._pace(self.close_watch.begin(now=now), CLOSE_S, out)
 
     def _plan_due(self, now: float, out: list[Command]) -> None:
         due = self.schedule.take(self.swarms, now)

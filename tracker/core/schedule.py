@@ -1,8 +1,10 @@
 """Schedule: which swarms are to be planned anew, and when.
 
 A pass over a swarm costs time in proportion to its members, and what asks for one comes in crowds. So passes keep a distance that grows
-with the swarm: with ten thousand hosts a few passes a second take the tracker's time and no more, with a dozen nobody waits. Most events
-find nothing due, however many swarms wait, and cost one comparison.
+with the swarm: with ten thousand hosts a few passes a second take the tracker's time and no more, with a dozen nobody waits. A pass in
+which little is to be done takes less, and what comes a moment later need not wait as long for the next: when a swarm has just begun, the
+first host that turns out slow is soon followed by hundreds, whose children all stand still. Most events find nothing due, however many
+swarms wait, and cost one comparison.
 
 Joins come in crowds: the pass after one waits until no more come, which is soon, and JOIN_BATCH_S at most (SMALL_BATCH_S where a blob has
 one stripe).
@@ -17,6 +19,9 @@ from p2pdist.model.digest import Digest
 from tracker.core.swarm import Swarm
 
 PAUSE_S_PER_MEMBER = 3e-5
+MEMBERS_PER_EDGE = 16
+"""A pass looks at about so many members for each edge that it makes or tells of, those of a rack, and at a tenth of all in any case."""
+
 AT_ONCE_MAX = 100
 """Members of a swarm that is small enough to be planned at every event."""
 
@@ -58,7 +63,7 @@ class Schedule:
         latest = self._crowds[swarm.blob][0] if swarm.blob in self._crowds else now + JOIN_BATCH_S
         due = min(latest, now + (JOIN_QUIET_S if len(swarm.members) >= CROWD else JOIN_BATCH_S))
         self._crowds[swarm.blob] = latest, due
-        at = max(due, _rested_at(swarm))
+        at = max(due, swarm.rested_at)
         self.next_at, self.wake_at = min(at, self.next_at), min(at, self.wake_at)
         self.replans["join"] = self.replans.get("join", 0) + 1
 
@@ -80,7 +85,7 @@ class Schedule:
         self.next_at = self.wake_at = inf
         for blob in self._due | self._crowds:
             swarm = swarms[blob]
-            rested = _rested_at(swarm)
+            rested = swarm.rested_at
             gathered = self._crowds[blob][1] if blob in self._crowds else inf
             awaited = max(rested, min(gathered, self._wakes.get(blob, inf)))
             at = min(awaited, max(rested, self._due.get(blob, inf)))
@@ -90,10 +95,12 @@ class Schedule:
                 self.next_at, self.wake_at = min(at, self.next_at), min(awaited, self.wake_at)
         for swarm in found:
             self.forget(swarm.blob)
-            swarm.planned_at = now
+            swarm.rested_at = now + _pause_s(swarm)
         return found
 
 
-def _rested_at(swarm: Swarm) -> float:
-    """When a swarm may be planned again."""
-    return swarm.planned_at + PAUSE_S_PER_MEMBER * max(0, len(swarm.members) - AT_ONCE_MAX)
+def _pause_s(swarm: Swarm) -> float:
+    """How long a swarm rests after the pass that is about to be made."""
+    members = len(swarm.members)
+    edges = len(swarm.unplanned) + len(swarm.changed)
+    return PAUSE_S_PER_MEMBER * max(0, min(members, members // 10 + MEMBERS_PER_EDGE * edges) - AT_ONCE_MAX)

@@ -21,8 +21,8 @@ that receive by BitTorrent, `tree_seeds` the seeds that did not, as far as is kn
 (dealing.py), and `undealt` says that this went wrong.
 `fanout` is the budget of a host with a typical uplink, `typical_pace` how many pieces of a stripe hosts get in a second; `keepers` are
 names by zone, with how many they were chosen from; `held` are the bytes that each member holds, kept beside the counts because rankings
-(affinity.py) ask for those of all hosts at once; `now` is the time of the last event, `balanced_at`, `lined_up_at` and `planned_at` those
-of the last such passes.
+(affinity.py) ask for those of all hosts at once; `now` is the time of the last event, `balanced_at` and `lined_up_at` those of
+the last such passes, and `rested_at` says when the next plan may be made.
 
 Invariants: the edges of a stripe form a forest (no cycles); only receivers have parents; a lease belongs to the host whose parent is
 the origin; all here is soft and rebuilt from what agents report.
@@ -78,7 +78,7 @@ class Swarm:
     now: float = 0.0
     balanced_at: float = 0.0
     lined_up_at: float = float("-inf")
-    planned_at: float = float("-inf")
+    rested_at: float = float("-inf")
     avoided: dict[tuple[str, str], float] = field(default_factory=dict)
     origin_failures: dict[str, None] = field(default_factory=dict)
     keepers: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
