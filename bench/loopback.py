@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,9 @@ class AlwaysNext:
         offset, length = self._offset, min(self._block or self._length, self._length - self._offset)
         self._offset += length
         return Block(self._piece, offset, length)
+
+    def at_once(self, send: Callable[[Block], bool] | None) -> None:
+        """Blocks are never given by somebody else's turn."""
 
     def block_sent(self, length: int) -> None:
         pass
