@@ -1,7 +1,10 @@
 """Hosts that hold others up: silent, slow, overloaded; and the tail, when others are done."""
 
+import pytest
+
 from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Complaint, Hello, Holding, Pace, Report
+from tracker.core import close_watch
 from tracker.core.balance import balance
 from tracker.core.capacity import Capacities
 from tracker.core.close_watch import CLOSE_S
@@ -469,3 +472,21 @@ def test_in_a_large_fleet_those_far_below_a_slow_host_are_not_asked_to_report_of
     site.go(3)
     assert site.member(slow).budget == 0
     assert Send(numbers[child], Pace(5.0)) in site.out
+
+
+def test_who_finds_no_room_is_asked_to_report_often_once_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a tick: nobody need complain again."""
+    site = Site(12)
+    site.fleet.report_interval_s = 5.0
+    site.go(1)
+    slow = site.inner()
+    child = next(each for each in site.member(slow).children[0] if each not in site.fleet.close_watch.asked_at)
+    number = list(site.counts).index(child)
+    monkeypatch.setattr(close_watch, "WATCHED_MAX", len(site.fleet.close_watch.asked_at))
+    site.out.clear()
+    site.do(Received(number, Complaint(BLOB, 0, slow, "slow")))
+    site.do(Tick())
+    assert Send(number, Pace(CLOSE_S)) not in site.out
+    monkeypatch.undo()
+    site.do(Tick())
+    assert Send(number, Pace(CLOSE_S)) in site.out

@@ -12,8 +12,10 @@ a parent that has been judged.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 from p2pdist.model.digest import Digest
 
@@ -34,18 +36,20 @@ Stripe = tuple[Digest, int]
 @dataclass(slots=True)
 class CloseWatch:
     """`asked_at`: since when each host has been watched. `_held` says when hosts complained last, by stripe; `_groups` who is watched
-    because of whom ("" for who is watched in any case), and `_waiting` which of these groups are not watched yet."""
+    because of whom ("" for who is watched in any case), `_named` how many groups each is in, and `_waiting` which groups are not watched
+    yet."""
 
     asked_at: dict[str, float] = field(default_factory=dict)
     _until: dict[str, float] = field(default_factory=dict)
     _held: dict[tuple[Stripe, str], float] = field(default_factory=dict)
     _groups: dict[str, dict[str, None]] = field(default_factory=dict)
+    _named: Counter[str] = field(default_factory=Counter)
     _waiting: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def watch(self, names: Iterable[str], *, now: float) -> list[str]:
         """Watch hosts, whatever becomes known of others; returns those that are not watched yet and are to be told."""
         chosen = dict.fromkeys(names)
-        self._groups.setdefault("", {}).update(chosen)
+        self._group("", self._groups.get("", {}) | chosen)
         return self._watch(chosen, now=now)
 
     def _watch(self, names: Iterable[str], *, now: float) -> list[str]:
@@ -64,7 +68,7 @@ class CloseWatch:
         self._held[stripe, child] = now
         self.judged(child, now=now)
         if now - self._held.get((stripe, parent), -HELD_S) >= HELD_S:
-            self._groups[parent] = self._waiting[parent] = dict.fromkeys((parent, child, *sisters))
+            self._waiting[parent] = self._group(parent, dict.fromkeys((parent, child, *sisters)))
 
     def begin(self, *, now: float) -> list[str]:
         """Watch those who wait for it, as far as there is room; returns whom to tell. Called often and regularly."""
@@ -76,9 +80,20 @@ class CloseWatch:
     def judged(self, host: str, *, now: float) -> None:
         """It is known why a host gives too little: those who were watched for that need not be any longer."""
         self._waiting.pop(host, None)
-        for name in self._groups.pop(host, ()):
-            if name in self._until and not any(name in group for group in self._groups.values()):
+        for name in self._ungroup(host):
+            if name in self._until and not self._named[name]:
                 self._until[name] = now
+
+    def _group(self, of: str, names: dict[str, None]) -> dict[str, None]:
+        self._ungroup(of)
+        self._groups[of] = names
+        self._named.update(names.keys())
+        return names
+
+    def _ungroup(self, of: str) -> dict[str, None]:
+        names = self._groups.pop(of, {})
+        self._named.subtract(names.keys())
+        return names
 
     def over(self, now: float) -> list[str]:
         """Hosts that are watched no longer, and are to be told."""
@@ -90,6 +105,7 @@ class CloseWatch:
             self._groups = {
                 of: group for of, group in self._groups.items() if of in waiting or not watched.isdisjoint(group)
             }
+            self._named = Counter(chain.from_iterable(self._groups.values()))
         if self._held:
             self._held = {key: at for key, at in self._held.items() if now - at < HELD_S}
         return found
