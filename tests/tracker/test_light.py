@@ -169,3 +169,27 @@ def test_who_is_light_no_more_overloads_nobody() -> None:
     swarm.attach(0, "b", "a")
     become(swarm, swarm.members["slow"], light=False)
     assert swarm.members["a"].load <= swarm.members["a"].budget
+
+
+def test_the_seat_of_one_who_is_light_no_more_is_not_given_away_in_another_stripe() -> None:
+    swarm = Swarm(BLOB, LAYOUT)
+    for name in ("a", "b", "slow"):
+        swarm.add(name, [0, 0], budget=2, now=0.0)
+    swarm.members["a"].seats, swarm.members["slow"].light = [0, 2], True
+    for stripe in range(2):
+        swarm.attach(stripe, "a", "")
+    swarm.attach(0, "slow", "a")
+    swarm.attach(1, "b", "a")
+    swarm.detach(1, "slow")
+    become(swarm, swarm.members["slow"], light=False)
+    Planner().plan(swarm, leases=2)
+    assert swarm.members["slow"].parents == ["a", "b"]
+
+
+def test_a_host_that_was_given_more_children_than_seats_is_looked_at_again() -> None:
+    swarm = Swarm(BLOB, LAYOUT)
+    for number in range(8):
+        swarm.add(f"h{number}", [0, 0], budget=1, now=0.0)
+    Planner().plan(swarm, leases=2)
+    assert any(each.load > each.budget for each in swarm.members.values())
+    assert swarm.strained

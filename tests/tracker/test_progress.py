@@ -140,7 +140,7 @@ def test_a_host_that_lags_where_there_is_something_and_starves_elsewhere_is_slow
         site.speed[host, 0] = 2
     site.speed[slow.host, 1] = 2
     site.hold_up(slow.host, 2)
-    site.go(4)
+    site.go(5)
     assert slow.light
 
 
@@ -247,6 +247,22 @@ def with_a_slow_downlink() -> tuple[Site, Member]:
     site.go(5)
     assert child.light
     return site, child
+
+
+def test_a_host_whose_acknowledgements_waited_behind_its_uploads_is_not_taken_for_one_with_a_slow_downlink() -> None:
+    """It loses its children, and the next reports show that it gets as much as others."""
+    for speed, light in ((13, False), (2, True)):
+        site = Site(12)
+        site.go(2)
+        host = site.member(site.inner())
+        site.speed[host.host, 0] = site.speed[host.host, 1] = 2
+        while host.load:
+            site.go(1)
+        assert not host.light
+        site.speed[host.host, 0] = site.speed[host.host, 1] = speed
+        site.go(5)
+        assert host.light is light
+        assert not host.load
 
 
 def test_a_downlink_on_which_a_third_child_s_share_arrives_is_not_slow() -> None:

@@ -95,8 +95,10 @@ def become(swarm: Swarm, member: Member, *, light: bool) -> None:
             continue
         if light or parent.load + seats[parent.host] >= parent.budget:
             swarm.detach(stripe, member.host)
-        else:
-            seats[parent.host] += 1
+            continue
+        seats[parent.host] += 1
+        if parent.free(stripe) <= 0:
+            swarm.grant_seat(parent, stripe)  # else another child would get the one that is left over in another stripe
     swarm.set_light(member, light)
 
 

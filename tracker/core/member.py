@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from p2pdist.model.plan import Source
 
@@ -21,9 +22,9 @@ class Member:
     or None, per stripe; `children`: host names, in the order in which they came; `complaints`: how often the host complained in a stripe
     since it last got a piece of it; `moved_at`: when pieces of a stripe last came, or its parent changed; `attached_at`: when its parent
     changed; `pace`: pieces a second of late; `lags`: since when it lags behind its parent, if it does (progress.py); `heard_at`: when it
-    last reported; `light`: its downlink is so slow that it takes no seat; `fair_reports`: so many in a row said otherwise; `taken`: seats
-    that its children take, per stripe; `order`: a number that orders hosts differently for each blob; `keepers`: those that the host was
-    told of in its session."""
+    last reported; `light`: its downlink is so slow that it takes no seat; `relieved_at`: when it lost seats since it is slow;
+    `fair_reports`: so many in a row said that it is not light; `taken`: seats that its children take, per stripe; `order`: a number that
+    orders hosts differently for each blob; `keepers`: those that the host was told of in its session."""
 
     host: str
     counts: list[int]
@@ -45,6 +46,7 @@ class Member:
     silent: bool = False
     heard_at: float = 0.0
     light: bool = False
+    relieved_at: float = -inf
     fair_reports: int = 0
     taken: list[int] = field(default_factory=list)
     keepers: tuple[Source, ...] = ()

@@ -123,7 +123,6 @@ class Places:
         granted = member.free(self.stripe) - free
         found.seats += granted
         found.reachable += granted
-        self.swarm.strained = self.swarm.strained or member.free(self.stripe) <= 0
         return member.host
 
     def attached(self, child: Member, parent: str) -> None:

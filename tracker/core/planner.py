@@ -49,7 +49,9 @@ class Planner:
 
     def _draw(self, swarm: Swarm, leases: int, *, anew: bool) -> int:
         """One pass over all stripes that have work; returns how many leases it granted."""
-        before = clear(swarm) if anew else {}
+        before: dict[tuple[str, int], str] = {}
+        if anew:
+            before, swarm.strained = clear(swarm), False
         waiting: dict[bool, dict[int, list[str]]] = {False: {}, True: {}}
         for stripe, host in swarm.unplanned:
             member = swarm.members[host]
@@ -70,7 +72,7 @@ class Planner:
             if swarm.members[host].parents[stripe] == parent:
                 swarm.changed.pop((host, stripe), None)
         if anew or not swarm.drawn_for:
-            swarm.drawn_for, swarm.strained = swarm.receivers, False
+            swarm.drawn_for = swarm.receivers
         return granted
 
 
@@ -186,6 +188,8 @@ class _StripePass:
     def _attach(self, host: str, parent: str) -> None:
         self.swarm.attach(self.stripe, host, parent)
         self.places.attached(self.swarm.members[host], parent)
+        above = self.swarm.members.get(parent)
+        self.swarm.strained = self.swarm.strained or (above is not None and 0 < above.budget < above.load)
         if parent == FROM_ORIGIN:
             self.leases -= 1
         if self._from_elsewhere(host) and len(self.swarm.racks) > 1:

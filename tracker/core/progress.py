@@ -10,8 +10,9 @@ seconds.
 
 Slow: all children of a host in a stripe lag behind it, for LAG_S without a break at less than SLOW_SHARE of the pace at which others
 advance, although some of them keep up elsewhere. Then it is the parent's uplink. Where a host lags in every stripe that its parents have
-for it, and other children of its parents do not, it is its own downlink, and it is no good as a parent either. A stripe that starves higher
-up says nothing of those below. Where there is nobody to compare the host with, another parent for LAG_S tells; where one child alone
+for it, and other children of its parents do not, it is its own downlink, and it is no good as a parent either. But over a slow uplink
+acknowledgements wait behind what the host sends: if it has children it loses them first, and it is its downlink if it still lags LAG_S
+later. A stripe that starves higher up says nothing of those below. Where there is nobody to compare the host with, another parent for LAG_S tells; where one child alone
 lags, in one stripe alone, for EDGE_S, it is the connection between the two, and another parent may do better. A root has no parent to lag
 behind, and reads no faster than its children follow: it is compared with the roots of other stripes. Acting on less costs more than it
 gains: after a move a host may be at half pace for a moment. But the more pieces wait at the parent while they trickle in, the plainer it
@@ -21,6 +22,7 @@ is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 from tracker.core.member import Lag, Member
 from tracker.core.swarm import FROM_ORIGIN, Swarm
@@ -124,10 +126,12 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
             continue  # it carries too many, and some will be taken from it (balance.py)
         if _holds_up(swarm, parent, stripe):
             return parent.host, served, False
-    if late and not member.light and _holds_itself_up(swarm, member, late):
-        share = sum(_pace(member, stripe, now) for stripe in late) / max(swarm.typical_pace * swarm.stripes, 1e-9)
-        return member.host, share, True
-    return None
+    if not late or member.light or not _holds_itself_up(swarm, member, late):
+        return None
+    share = sum(_pace(member, stripe, now) for stripe in late) / max(swarm.typical_pace * swarm.stripes, 1e-9)
+    if any(member.children) and member.relieved_at == -inf:
+        return member.host, share, False
+    return (member.host, share, True) if now - member.relieved_at >= LAG_S else None
 
 
 def _other_roots_go_on(swarm: Swarm, member: Member, stripe: int) -> bool:

@@ -111,7 +111,7 @@ def spare_origin(swarm: Swarm, host: str) -> bool:
 def relieve(swarm: Swarm, member: Member, budget: int, *, now: float) -> None:
     """Give a host a smaller budget. Its children wait for other parents, and it does too where it had any: its best child takes its
     place, and it becomes a leaf; as a root it makes room for another."""
-    member.budget = budget
+    member.budget, member.relieved_at = budget, now
     member.seats = [0] * swarm.stripes
     for stripe in range(swarm.stripes):
         if member.children[stripe] and not member.seed:
