@@ -51,7 +51,7 @@ from tracker.core.pace import SHORTEST_S
 from tracker.core.planner import Planner
 from tracker.core.policy.book import PolicyBook
 from tracker.core.presence import GRACE_S, Presence
-from tracker.core.progress import FAIR_REPORTS, FAIR_SHARE, keeps_up, note_pace, silent_parents, slow_edges, slow_host
+from tracker.core.progress import FAIR_REPORTS, gets_fair_share, note_pace, silent_parents, slow_edges, slow_host
 from tracker.core.repair import AVOID_S, avoid_s, free_children, move_lease, origin_failed, spare_origin
 from tracker.core.schedule import JOIN_BATCH_S, Schedule
 from tracker.core.standing import Standing
@@ -273,7 +273,7 @@ class Fleet:
                 self.schedule.ask(blob, "silent", now)
         if self.policies.paced(swarm.blob):
             return  # who keeps to a policy's rate is not slow
-        member.fair_reports = member.fair_reports + 1 if member.light and keeps_up(swarm, member, FAIR_SHARE) else 0
+        member.fair_reports = member.fair_reports + 1 if member.light and gets_fair_share(swarm, member) else 0
         if member.fair_reports >= FAIR_REPORTS:
             self.standing.acquit(self.hosts[name], now=now)
         found = slow_host(swarm, member, now=now)

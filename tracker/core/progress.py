@@ -11,8 +11,8 @@ seconds.
 Slow: all children of a host in a stripe lag behind it, for LAG_S without a break at less than SLOW_SHARE of the pace at which others
 advance, although some of them keep up elsewhere. Then it is the parent's uplink. Where a host lags in every stripe that its parents have
 for it, and other children of its parents do not, it is its own downlink, and it is no good as a parent either. But over a slow uplink
-acknowledgements wait behind what the host sends: if it has children it loses them first, and it is its downlink if it still lags LAG_S
-later. A stripe that starves higher up says nothing of those below. Where there is nobody to compare the host with, another parent for LAG_S tells; where one child alone
+acknowledgements wait behind what the host sends: one whose uplink was just found to be slow has LAG_S to show itself. A stripe that starves
+higher up says nothing of those below. Where there is nobody to compare the host with, another parent for LAG_S tells; where one child alone
 lags, in one stripe alone, for EDGE_S, it is the connection between the two, and another parent may do better. A root has no parent to lag
 behind, and reads no faster than its children follow: it is compared with the roots of other stripes. Acting on less costs more than it
 gains: after a move a host may be at half pace for a moment. But the more pieces wait at the parent while they trickle in, the plainer it
@@ -22,7 +22,6 @@ is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 
 from tracker.core.member import Lag, Member
 from tracker.core.swarm import FROM_ORIGIN, Swarm
@@ -41,9 +40,9 @@ EDGE_SHARE = 0.25
 SLOW_SHARE = 0.45
 OVERLOADED_SHARE = 0.3
 GOOD_SHARE = 0.7
-FAIR_SHARE, FAIR_REPORTS = 0.55, 3
-"""Less than one of three children gets of a host with two seats: a downlink on which so much arrives is not slow. It must arrive in some
-reports one after the other, since over a slow one pieces may come in bursts."""
+FAIR_REPORTS = 3
+"""A downlink on which more than SLOW_SHARE arrives is not slow. It must arrive in some reports one after the other, since over a slow one
+pieces may come in bursts."""
 
 TRICKLE_SHARE = 0.2
 PACE_MIN_S = 0.125
@@ -129,8 +128,6 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
     if not late or member.light or not _holds_itself_up(swarm, member, late):
         return None
     share = sum(_pace(member, stripe, now) for stripe in late) / max(swarm.typical_pace * swarm.stripes, 1e-9)
-    if any(member.children) and member.relieved_at == -inf:
-        return member.host, share, False
     return (member.host, share, True) if now - member.relieved_at >= LAG_S else None
 
 
@@ -201,10 +198,16 @@ def slow_edges(swarm: Swarm, member: Member, *, now: float) -> list[int]:
     ]
 
 
-def keeps_up(swarm: Swarm, member: Member, share: float = GOOD_SHARE) -> bool:
-    """Whether a host gets about what others get, or more than that share of it, in every stripe that it still lacks."""
+def keeps_up(swarm: Swarm, member: Member) -> bool:
+    """Whether a host gets about what others get in every stripe that it still lacks."""
     unfinished = _unfinished(swarm, member)
-    return bool(unfinished) and all(member.pace[stripe] > share * swarm.typical_pace for stripe in unfinished)
+    return bool(unfinished) and all(member.pace[stripe] > GOOD_SHARE * swarm.typical_pace for stripe in unfinished)
+
+
+def gets_fair_share(swarm: Swarm, member: Member) -> bool:
+    """Whether so much comes to a host, in all stripes that it still lacks together, that its downlink cannot be slow."""
+    unfinished = _unfinished(swarm, member)
+    return sum(member.pace[stripe] for stripe in unfinished) > SLOW_SHARE * swarm.typical_pace * max(1, len(unfinished))
 
 
 def _served(swarm: Swarm, parent: Member) -> float:

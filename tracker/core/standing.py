@@ -47,8 +47,6 @@ class Standing:
         budget = self.budget(host, swarm, now=now)
         member = swarm.add(host.name, counts, budget=budget, now=now, zone=host.zone, rack=host.rack)
         member.light = self.capacities.light(host.name)
-        if budget < swarm.fanout:
-            member.relieved_at = now
         host.swarms[swarm.blob] = None
         return member
 
@@ -106,7 +104,6 @@ class Standing:
             if member.budget < swarm.fanout and (member.seed or keeps_up(swarm, member)):
                 host = self.hosts[member.host]
                 if self.capacities.retry(member.host, now=now):
-                    member.relieved_at = -inf
                     member.budget = max(member.budget, self.budget(host, swarm, now=now))
                     swarm.tell(now, f"{member.host} is tried again with {member.budget} seats")
 
