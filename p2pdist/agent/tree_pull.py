@@ -149,8 +149,12 @@ async def together(work: Iterable[Awaitable[object]]) -> None:
         async with asyncio.TaskGroup() as group:
             for each in work:
                 group.create_task(_run(each))
-    except* P2PDistError as failures:
-        failure: BaseException = failures
+    except BaseExceptionGroup as group:
+        # Not `except*`: Python before 3.11.4, as in Debian 12, puts what is raised there into another group.
+        expected, others = group.split(P2PDistError)
+        if expected is None or others is not None:
+            raise
+        failure: BaseException = expected
         while isinstance(failure, BaseExceptionGroup):
             failure = failure.exceptions[0]
         raise failure from None

@@ -111,9 +111,17 @@ def _become(
         os.execvpe(program.argv[0], program.argv, dict(program.env))  # noqa: S606
     except BaseException as error:
         number = (error.errno or 0) if isinstance(error, OSError) else 0
+        if number == errno.EACCES and not _found(program):
+            number = errno.ENOENT  # a directory in PATH may not be searched: exec(3) says so rather than that nothing was found
         os.write(report, f"{number}:{error}".encode(errors="replace"))
     finally:
         os._exit(127)
+
+
+def _found(program: Program) -> bool:
+    """Whether there is a file that the program may be, in the directories that may be searched."""
+    name = program.argv[0]
+    return "/" in name or any(os.path.lexists(os.path.join(each, name)) for each in os.get_exec_path(program.env))
 
 
 def _wait(child: int) -> int:

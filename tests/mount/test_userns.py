@@ -128,16 +128,18 @@ def test_a_writable_view_forgets(place: Path, layer: Layer, count: int) -> None:
 
 
 def test_what_does_not_work_here_is_said(place: Path, layer: Layer) -> None:
-    """A closed /dev/fuse is unavailable; a program that does not exist, and a damaged image, are named."""
+    """A closed /dev/fuse is unavailable; a program that does not exist, and a damaged image, are named. A directory in PATH that may not be
+    searched changes nothing."""
     image = layer("l", {"a": "1"})
     if not os.stat("/dev/fuse").st_mode & 0o002:
         code, said = run_script(place, [image], "true", fuse=False)
         assert (code, said.split()[0]) == (99, "Unavailable")
         assert "/dev/fuse" in said
     argv = as_nobody(place / "hold", sys.executable, "-c", _RUN, "x", "no-such-program", shutil.copy(image, place))
-    done = subprocess.run(
-        argv, env={**os.environ, "TMPDIR": str(place / "home")}, cwd="/", capture_output=True, text=True
-    )
+    closed = place / "closed"
+    closed.mkdir(mode=0o000)
+    env = {**os.environ, "TMPDIR": str(place / "home"), "PATH": f"{closed}:{os.environ['PATH']}"}
+    done = subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True)
     assert done.returncode == 99
     assert "NotFound no-such-program" in done.stdout
     assert not list((place / "home").iterdir())
