@@ -112,7 +112,9 @@ def _become(
     except BaseException as error:
         number = (error.errno or 0) if isinstance(error, OSError) else 0
         if number == errno.EACCES and not _found(program):
-            number = errno.ENOENT  # a directory in PATH may not be searched: exec(3) says so rather than that nothing was found
+            number = (
+                errno.ENOENT
+            )  # a directory in PATH may not be searched: exec(3) says so rather than that nothing was found
         os.write(report, f"{number}:{error}".encode(errors="replace"))
     finally:
         os._exit(127)
