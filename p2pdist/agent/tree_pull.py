@@ -68,7 +68,7 @@ class TreePull:
         with ExitStack() as open_lacks:
             lacks = []
             for root in absent:
-                lack = await asyncio.to_thread(self._lacks, root, [catalog.digest for catalog in catalogs])
+                lack = await self._opened(root, [catalog.digest for catalog in catalogs])
                 lacks.append(open_lacks.enter_context(lack))
             await self._bring_packs(lacks)
             await self._fill(lacks)  # also what needs no pack
@@ -85,9 +85,15 @@ class TreePull:
             return False
         return True
 
-    def _lacks(self, root: Digest, catalogs: list[Digest]) -> Lack:
+    async def _opened(self, root: Digest, catalogs: list[Digest]) -> Lack:
+        """What the tree lacks. When this is cancelled the thread goes on, and what it opens would keep its room for good."""
         packs = [part.digest for part in self._manifest.parts if part.media_type == PACK_TYPE]
-        return self._store.trees.lacks(root, catalogs, packs)
+        opening = asyncio.ensure_future(asyncio.to_thread(self._store.trees.lacks, root, catalogs, packs))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close)
+            raise
 
     async def _bring_packs(self, lacks: Sequence[Lack]) -> None:
         """Fetch the packs, or parts of them, that the lacks need."""
@@ -158,6 +164,11 @@ async def together(work: Iterable[Awaitable[object]]) -> None:
         while isinstance(failure, BaseExceptionGroup):
             failure = failure.exceptions[0]
         raise failure from None
+
+
+def _close(opening: asyncio.Future[Lack]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 async def _run(each: Awaitable[object]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -109,5 +111,43 @@ async def test_a_first_image_that_is_gone_or_damaged_is_not_missed(
             image.unlink()
             if damage:
                 image.write_bytes(damage)
+    finally:
+        store.close()
+
+
+async def closed(store: BlobStore) -> None:
+    while any(blob.in_use for blob in store.blobs()):
+        await asyncio.sleep(0.01)
+
+
+async def test_a_pull_that_ends_while_it_looks_what_is_lacking_keeps_no_room(
+    layout: LocalLayout, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that looks cannot be stopped, and what it makes room for would be lost until the agent ends."""
+    store = BlobStore(tmp_path / "store")
+    looking, go_on, looked = (threading.Event() for _ in range(3))
+    lacks = store.trees.lacks
+
+    def slow_lacks(*words: object) -> object:
+        looking.set()
+        assert go_on.wait(10)
+        try:
+            return lacks(*words)  # type: ignore[arg-type]
+        finally:
+            looked.set()
+
+    monkeypatch.setattr(store.trees, "lacks", slow_lacks)
+    try:
+        pull = asyncio.create_task(bring(source, "v1", layout, store))
+        assert await asyncio.to_thread(looking.wait, 10)
+        pull.cancel()
+        with suppress(asyncio.CancelledError):
+            await pull
+        go_on.set()
+        assert await asyncio.to_thread(looked.wait, 10)
+        async with asyncio.timeout(5):
+            await closed(store)
+        usage = store.usage()
+        assert usage.bytes_expected == usage.bytes_images == 0
     finally:
         store.close()
