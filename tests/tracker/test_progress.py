@@ -12,7 +12,7 @@ from tracker.core.events import Command, Drop, Received, Send, SessionClosed, Se
 from tracker.core.fleet import Fleet
 from tracker.core.member import Lag, Member
 from tracker.core.planner import Planner
-from tracker.core.progress import FAIR_REPORTS, slow_host
+from tracker.core.progress import FAIR_REPORTS, note_pace, slow_host
 from tracker.core.repair import relieve
 from tracker.core.swarm import Swarm
 from tracker.core.tail import hand_over
@@ -262,6 +262,32 @@ def test_a_host_whose_uplink_was_just_found_to_be_slow_has_time_to_show_its_down
         late.relieved_at = relieved_at
         judged = slow_host(swarm, late, now=1.6)
         assert (judged and judged[0]) == found
+
+
+def test_who_has_whole_stripes_does_not_raise_what_is_typical() -> None:
+    """It gets the others as fast as its downlink can, and those who lack all of them would look slow beside it."""
+    swarm = full(4)
+    host = swarm.members["h0"]
+    for first, raised in ((0, True), (swarm.totals[0], False)):
+        swarm.typical_pace, host.counts, host.heard_at = 40.0, [first, 0], 0.0
+        for second in range(20, 2000, 20):
+            counts = [first, min(second, swarm.totals[1])]
+            note_pace(swarm, host, counts, now=second / 80)
+            host.counts, host.heard_at = counts, second / 80
+        assert (swarm.typical_pace > 60) is raised
+        assert raised or swarm.typical_pace == pytest.approx(40.0)
+
+
+def test_one_stripe_that_fills_a_downlink_is_not_held_against_the_parent_of_another() -> None:
+    """A stream that has just begun gets little beside one that has run for long."""
+    for other, lags in ((64, False), (40, True)):
+        swarm = full(4)
+        parent = next(each for each in swarm.members.values() if each.children[0])
+        child = swarm.members[next(iter(parent.children[0]))]
+        swarm.typical_pace, parent.counts, parent.pace = 40.0, [100, 100], [40.0, 40.0]
+        child.counts, child.heard_at = [20, 20], 0.0
+        note_pace(swarm, child, [28, 20 + other], now=1.0)
+        assert (child.lags[0] is not None) is lags
 
 
 def test_a_downlink_on_which_a_fair_share_arrives_is_not_slow() -> None:

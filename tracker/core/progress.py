@@ -22,6 +22,7 @@ is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import eq
 
 from tracker.core.member import Lag, Member
 from tracker.core.swarm import FROM_ORIGIN, Swarm
@@ -40,6 +41,7 @@ EDGE_SHARE = 0.25
 SLOW_SHARE = 0.45
 OVERLOADED_SHARE = 0.3
 GOOD_SHARE = 0.7
+FULL_SHARE = 0.85
 FAIR_REPORTS = 3
 """A downlink on which more than SLOW_SHARE arrives is not slow. It must arrive in some reports one after the other, since over a slow one
 pieces may come in bursts."""
@@ -76,13 +78,15 @@ def note_pace(swarm: Swarm, member: Member, counts: list[int], *, now: float) ->
     if passed_s <= 0:
         return
     passed_s = max(passed_s, PACE_MIN_S)
+    # Who has whole stripes gets the others faster than anybody could while all of them came: it does not raise what is typical.
+    quickest = 1 if any(map(eq, member.counts, swarm.totals)) else 2
     for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
         pace = member.pace[stripe] = (new - old) / passed_s
         if pace > 0:
             typical = swarm.typical_pace
             # Those who are slow count for little: in the end nobody else is left. One host alone moves it by a sixteenth at most.
             weight = TYPICAL_WEIGHT if pace > SLOW_SHARE * typical else TYPICAL_WEIGHT / 16
-            swarm.typical_pace += weight * (min(pace, 2 * typical) - typical) if typical else pace
+            swarm.typical_pace += weight * (min(pace, quickest * typical) - typical) if typical else pace
     for stripe, name in enumerate(member.parents):
         if name is None or not _lags(swarm, member, stripe, name, counts):
             member.lags[stripe] = None
@@ -93,6 +97,8 @@ def note_pace(swarm: Swarm, member: Member, counts: list[int], *, now: float) ->
 def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]) -> bool:
     if counts[stripe] >= swarm.totals[stripe]:
         return False
+    if sum(child.pace) > FULL_SHARE * swarm.typical_pace * swarm.stripes:
+        return False  # its downlink is full: what it does not get of this stripe it gets of others
     if name == FROM_ORIGIN:
         # It reads no further ahead than its children follow, so it shows nothing but its pace; and that jumps where pieces are few.
         behind = _waiting(swarm, child, stripe) > LAG_PIECES
