@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from p2pdist.core.block_times import BlockTimes
 from p2pdist.core.bucket import Bucket
+from p2pdist.core.child_stream import ChildStream, Feed
 from p2pdist.core.turn_order import Claim, TurnOrder
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Priority
@@ -137,53 +138,6 @@ class End:
 Command = Send | End
 
 
-@dataclass(slots=True, eq=False)
-class _Feed:
-    """Verified pieces of one blob, per stripe in the order in which they verified."""
-
-    layout: PieceLayout
-    block_size: int
-    order: list[list[int]]
-    known: PieceSet
-    streams: list[list[_Stream]]
-    limit: Bucket | None = None
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Stream(Claim):
-    feed: _Feed
-    stripe: int
-    skip: PieceSet
-    left: int
-    cursor: int = 0
-    length: int = 0
-    ended: bool = False
-
-    def advance(self) -> bool:
-        """Whether a block is ready: cuts one from the piece under way, or from the next verified one that the child lacks."""
-        feed = self.feed
-        if self.piece < 0:
-            order = feed.order[self.stripe]
-            while self.cursor < len(order):
-                piece = order[self.cursor]
-                self.cursor += 1
-                if piece not in self.skip:
-                    self.piece, self.offset, self.length = piece, 0, feed.layout.length(piece)
-                    break
-            else:
-                return False
-        self.block = min(feed.block_size, self.length - self.offset)
-        return True
-
-    def take_off(self) -> None:
-        """The block has been sent."""
-        self.offset += self.block
-        self.block = 0
-        if self.offset >= self.length:
-            self.piece = -1
-            self.left -= 1
-
-
 @dataclass(slots=True)
 class Uplink:
     """See the module's text. `blocks_in_flight` is how many blocks the kernel may be taking at once; pieces are cut into
@@ -197,7 +151,7 @@ class Uplink:
     preseed_limit_bytes_s: float | None = None
     sent_bytes: int = 0
     busy_s: float = 0.0
-    _feeds: dict[Digest, _Feed] = field(default_factory=dict)
+    _feeds: dict[Digest, Feed] = field(default_factory=dict)
     _claims: dict[int, Claim] = field(default_factory=dict)
     _order: TurnOrder = field(init=False)
     _flying: list[Claim] = field(default_factory=list)
@@ -262,12 +216,14 @@ class Uplink:
         return free_at - now
 
     def lead(self, blob: Digest, stripe: int) -> int:
-        """Verified pieces of a stripe that no child has been given yet; 0 while nobody receives the stripe from here. Who reads the origin
-        waits while this is large: that would fill this host's downlink, where acknowledgements of what it sends would queue."""
+        """By how many pieces of a stripe all children fell behind, each from where it came nearest; 0 while nobody receives the stripe from
+        here. Who reads the origin waits while this is large: that would fill this host's downlink, where acknowledgements of what it sends
+        would queue. A child that came late lacks what was read before, and is not waited for."""
         feed = self._feeds.get(blob)
         if feed is None or not feed.streams[stripe]:
             return 0
-        return len(feed.order[stripe]) - max(stream.cursor for stream in feed.streams[stripe])
+        verified = len(feed.order[stripe])
+        return min(verified - stream.cursor - stream.behind for stream in feed.streams[stripe])
 
     def take_sample(self, now: float) -> tuple[int, float]:
         """Bytes sent and seconds busy since the last sample."""
@@ -283,7 +239,7 @@ class Uplink:
             [piece for piece in range(stripe, layout.count, stripes) if piece in have] for stripe in range(stripes)
         ]
         known = PieceSet(have.count, have.bits)
-        self._feeds[blob] = _Feed(
+        self._feeds[blob] = Feed(
             layout, block_size_for(layout.piece_size, self.blocks_per_piece), order, known, [[] for _ in order]
         )
 
@@ -306,7 +262,10 @@ class Uplink:
         feed = self._feeds[event.blob]
         lacks = len(event.have.missing(event.stripe, len(feed.order)))
         queue = self._order.queue(event.priority)
-        stream = _Stream(event.stream, queue, feed=feed, stripe=event.stripe, skip=event.have, left=lacks)
+        behind = len(feed.order[event.stripe])
+        stream = ChildStream(
+            event.stream, queue, feed=feed, stripe=event.stripe, skip=event.have, left=lacks, behind=behind
+        )
         stream.limit = feed.limit
         self._claims[event.stream] = stream
         feed.streams[event.stripe].append(stream)
@@ -329,11 +288,11 @@ class Uplink:
             self._flying.remove(claim)
         elif claim.block:
             claim.queue.waiting.remove(claim)
-        if isinstance(claim, _Stream):
+        if isinstance(claim, ChildStream):
             claim.ended = True
             claim.feed.streams[claim.stripe].remove(claim)
 
-    def _wait(self, stream: _Stream, out: list[Command]) -> None:
+    def _wait(self, stream: ChildStream, out: list[Command]) -> None:
         """Queue a stream that has a block ready; end one that has been given everything."""
         if stream.ended or stream.block:
             return
@@ -350,12 +309,12 @@ class Uplink:
         claim.in_flight = False
         self._flying.remove(claim)
         length = claim.block
-        if isinstance(claim, _Stream) or length >= TIMED_MIN:
+        if isinstance(claim, ChildStream) or length >= TIMED_MIN:
             self._times.learn(claim, (now - claim.since) / length, self._claims.values(), now=now)
         if self._busy_since is not None:
             self.sent_bytes += length
         claim.virtual += length
-        if not isinstance(claim, _Stream):
+        if not isinstance(claim, ChildStream):
             claim.block = 0
             return
         claim.take_off()

@@ -296,3 +296,21 @@ def test_a_sluggish_child_does_not_take_the_turns_of_the_others() -> None:
     sent = [line(BlockSent(2), 0.01) for _ in range(4)]
     assert any(send(1, 2) in commands for commands in sent)  # it gets its turns
     assert [any(command.stream == 2 for command in commands) for commands in sent] == [True] * 4
+
+
+def test_a_child_that_came_late_is_not_waited_for_but_one_that_falls_behind_is() -> None:
+    line = Line(0, 1, 2, 3, in_flight=1)
+    assert line.uplink.lead(BLOB, 0) == 0, "nobody receives from here"
+    line(Opened(1, BLOB, 0, pieces()))
+    assert line.uplink.lead(BLOB, 0) == 0, "what was there before it came is none of its fault"
+    line(Verified(BLOB, 4))
+    assert line.uplink.lead(BLOB, 0) == 1
+    for _ in range(5):
+        line(BlockSent(1))
+    assert line.uplink.lead(BLOB, 0) == 0, "it has caught up"
+    line(Verified(BLOB, 5))
+    line(Verified(BLOB, 6))
+    line(Verified(BLOB, 7))
+    assert line.uplink.lead(BLOB, 0) == 2, "one is on its way"
+    line(Opened(2, BLOB, 0, pieces()))
+    assert line.uplink.lead(BLOB, 0) == 0, "the one that lags least counts"

@@ -84,6 +84,20 @@ def test_however_hosts_come_nobody_is_overloaded_and_the_trees_stay_flat() -> No
             assert depth <= deepest + 2 + batches * batch.bit_length(), (hosts, batch, depth)
 
 
+def test_who_came_first_is_not_hung_below_who_came_later() -> None:
+    """Each host has 12 pieces of each stripe more when the next one comes: it would wait for so many."""
+    swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
+    for number in range(24):
+        swarm.add(f"h{number}", [0] * swarm.stripes, budget=swarm.stripes, now=0.0)
+        Planner().plan(swarm, leases=swarm.stripes)
+        for stripe in range(swarm.stripes):
+            for child, parent in swarm.edges(stripe):
+                assert parent == FROM_ORIGIN or int(parent[1:]) < int(child[1:])
+        for host, member in swarm.members.items():
+            swarm.advance(host, [count + 12 for count in member.counts], now=0.3 * number)
+    assert max(member.load for member in swarm.members.values()) <= swarm.stripes
+
+
 def test_trees_are_not_drawn_anew_once_pieces_have_come_far() -> None:
     swarm = joined_in_batches(10, 10)
     for host in list(swarm.members):

@@ -10,9 +10,11 @@ host forwards in one stripe or, at a boundary, in two. A rack keeps about as man
 seen from outside a rack is a host, and forwards mainly in one stripe. Where some receive by trees and others by BitTorrent, one of the
 latter gets a seat in each stripe that nobody reads yet, to be its root (planner.py), and the first rack of such hosts exports them all.
 
-Hosts that join in small batches hang below one another, and every level costs the time of a piece. As long as a swarm is young, so
-that moving costs next to nothing, its trees are therefore drawn anew each time it has grown by GROWTH; that is seldom enough to cost
-O(1) a host.
+Hosts that join in small batches hang below one another, and every level costs the time of a piece. A young swarm's trees are therefore
+drawn anew each time it has grown by GROWTH; that is seldom enough to cost O(1) a host. But who came first may then hang below somebody who
+came later, and waits until that one has as many pieces: within one rack it is done only while nobody has more of a stripe than there are
+levels to save. Where hosts come one by one, each below those before it, nobody waits at all. Between racks it is otherwise: a rack that has
+exported its last seats has none for the next host that comes to it, and only trees drawn anew bring those back.
 """
 
 from __future__ import annotations
@@ -138,8 +140,38 @@ def outgrown(swarm: Swarm) -> bool:
         < (STRAINED_GROWTH if swarm.strained and swarm.receivers <= STRAINED_MAX else GROWTH) * swarm.drawn_for
     ):
         return False
-    limit = YOUNG * swarm.layout.count
-    return all(member.present and sum(member.counts) < limit for member in swarm.members.values())
+    ahead = max(max(member.counts) for member in swarm.members.values())
+    if ahead >= YOUNG * swarm.layout.count / swarm.stripes or not all(each.present for each in swarm.members.values()):
+        return False
+    return len(swarm.racks) > 1 or ahead <= max(0, _levels(swarm) - _levels_anew(swarm))
+
+
+def _levels(swarm: Swarm) -> int:
+    """How many hosts are on the longest way down a tree."""
+    deepest = 0
+    for stripe in range(swarm.stripes):
+        depths: dict[str | None, int] = {None: 0, FROM_ORIGIN: 0}
+        for host, member in swarm.members.items():
+            way, at = [host], member.parents[stripe]
+            while at not in depths:
+                way.append(at or "")
+                at = swarm.members[at or ""].parents[stripe]
+            for each in reversed(way):
+                depths[each] = depths[at] + 1
+                at = each
+        deepest = max(deepest, *depths.values())
+    return deepest
+
+
+def _levels_anew(swarm: Swarm) -> int:
+    """The same if all hosts were placed together: those who forward the stripe at the top, the others below them."""
+    fanout = max(2, swarm.fanout)
+    levels = inner = width = 1
+    while inner * fanout < swarm.receivers:
+        width *= fanout
+        inner += width
+        levels += 1
+    return levels + 1
 
 
 def clear(swarm: Swarm) -> dict[tuple[str, int], str]:
