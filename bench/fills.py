@@ -108,7 +108,8 @@ def write(store: BlobStore, packed: Packed, meter: Meter) -> None:
             with meter.running(), ThreadPoolExecutor(_THREADS) as pool:
                 for written in [pool.submit(_write, objects, share) for share in _shares(batch)]:
                     written.result()
-        objects.save()
+        with meter.running():
+            objects.save()
         assert not lack.missing.keys() - objects.contents()
 
 

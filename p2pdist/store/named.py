@@ -3,8 +3,9 @@
 Where a name that is given later costs much, as on Btrfs, a file is created under its name and written. Between two calls the interpreter
 and the filesystem push each other out of the processor's caches: to create some files, then write them all, then close them all takes a
 fifth less than one file after the other. In the order of their names, files of one directory come together, which the filesystem enters
-into it together as well. And one thread at a time: two wait for each other in the interpreter and in the filesystem's trees, which takes a
-tenth more of the processors and no less time. Others decode and verify meanwhile.
+into it together as well. And one thread creates while another one writes: two that do the same wait for each other in the interpreter and
+in the filesystem's trees, which takes a tenth more of the processors and no less time. A content of several blocks waits mostly for the
+disk, and keeps nobody from writing. Others decode and verify meanwhile.
 
 Until it is written a file is empty, and torn while it is: so it counts when the call that makes it has said so, not before.
 """
@@ -14,17 +15,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import islice
 from typing import NamedTuple
 
-from p2pdist.model.catalog import decode_chunk
+from p2pdist.model.catalog import BLOCK_SIZE, decode_chunk
 from p2pdist.store.disk import pwrite_all
 from p2pdist.store.encoded import EncodedWriter
 from p2pdist.store.extents import write_content
 
 TOGETHER = 64
-"""So many files are open at a time."""
+"""So many files a thread has open at a time."""
 
 _NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
 
@@ -45,7 +46,7 @@ class NamedFiles:
     def __init__(self, directory: int, encoded: EncodedWriter, mode_masked: bool) -> None:
         """`directory` is its descriptor, `mode_masked` says that a file does not have the mode that it was created with."""
         self._directory, self._encoded, self._masked = directory, encoded, mode_masked
-        self._writing = threading.Lock()
+        self._creating, self._writing = threading.Lock(), threading.Lock()
         self.torn = False
         """Whether there may be a file that is not what its name says."""
 
@@ -53,26 +54,27 @@ class NamedFiles:
         """Write contents that are not empty and say of each that it is `made`. Returns those that have such a file already, another
         writer's or a stray. Raises OSError."""
         left: list[Verified] = []
-        with self._writing:
-            for at in range(0, len(contents), TOGETHER):
-                left += self._write_some(contents[at : at + TOGETHER], made)
+        for at in range(0, len(contents), TOGETHER):
+            left += self._write_some(contents[at : at + TOGETHER], made)
         return left
 
     def _write_some(self, contents: Sequence[Verified], made: Callable[[Verified], object]) -> list[Verified]:
         files: list[tuple[int, Verified]] = []
         left, written = [], 0
         try:
-            for each in contents:
-                try:
-                    fd = self._create(each.content.hex("/", 31))
-                except FileExistsError:
-                    left.append(each)
-                else:
-                    files.append((fd, each))
-            for fd, each in files:
-                self._write_one(fd, each)
-                written += 1
-                made(each)
+            with self._creating:
+                for each in contents:
+                    try:
+                        fd = self._create(each.content.hex("/", 31))
+                    except FileExistsError:
+                        left.append(each)
+                    else:
+                        files.append((fd, each))
+            with nullcontext() if any(each.size > BLOCK_SIZE for each in contents) else self._writing:
+                for fd, each in files:
+                    self._write_one(fd, each)
+                    written += 1
+                    made(each)
         except BaseException:
             # By then the name may be that of another writer's file. Empty ones are removed at the next opening.
             self.torn = True

@@ -37,8 +37,8 @@ from p2pdist.store.paths import Paths
 
 log = logging.getLogger(__name__)
 
-ROWS_MAX = 20_000
-"""So many rows are kept in memory before they are written."""
+ROWS_MAX = 100_000
+"""So many rows are kept in memory before they are written: each time most pages of the table are, whatever the number."""
 
 _NO_DRAFTS = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
 

@@ -61,10 +61,11 @@ def test_what_has_verified_stays_when_another_is_wrong(store: BlobStore) -> None
 
 
 def test_many_writers_of_the_same_contents(store: BlobStore) -> None:
-    """Each is there once, is counted once, and is right."""
+    """Each is there once, is counted once, and is right, also those that are written beside others."""
     objects = store.objects
     objects.named_at_once = True
     datas = [noise(number, 50 + number) for number in range(300)]
+    datas[::30] = [noise(number, 3 * BLOCK_SIZE + number) for number in range(10)]
 
     def write() -> None:
         with Bundle(objects) as bundle:
