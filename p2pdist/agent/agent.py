@@ -23,6 +23,7 @@ from p2pdist.agent.preseeding import Preseeding
 from p2pdist.agent.pulls import Pulls
 from p2pdist.agent.showing import Showing
 from p2pdist.agent.swarming import SwarmSettings, open_swarming
+from p2pdist.agent.tasks import in_thread
 from p2pdist.agent.tracker_session import TrackerSession
 from p2pdist.agent.turns import Turn, Turns
 from p2pdist.core.bucket import Bucket
@@ -205,8 +206,10 @@ class Agent:
         running = self._join(layer.digest, priority)
         if running is not None:
             return running.blob, running
-        blob = await asyncio.to_thread(self._begin, layer, selection)
+        blob = await in_thread(lambda: self._claim(layer, selection), Blob.release)
         running = self._join(layer.digest, priority)
+        if running is not None or blob.complete:
+            blob.release()
         if running is not None:
             return running.blob, running
         if blob.complete:
@@ -214,7 +217,6 @@ class Agent:
                 self._serve(blob)
                 self._announce(_holding_of(blob))
             return blob, None
-        blob.hold()
         if layer.digest in self._served:  # evicted a moment ago: what was there must not be offered any more
             self._unserve(layer.digest)
         self._unwanted.discard(layer.digest)
@@ -229,9 +231,9 @@ class Agent:
             self.neighbourhood.plan(fetching)
         return blob, fetching
 
-    def _begin(self, layer: Descriptor, selection: Selection | None) -> Blob:
-        """The blob of a layer in the store, new if need be; waits for the disk."""
-        return self.store.begin(layer.digest, selection.pieces if selection else self._packages.pieces(layer))
+    def _claim(self, layer: Descriptor, selection: Selection | None) -> Blob:
+        """The blob of a layer in the store, new if need be, held; waits for the disk."""
+        return self.store.claim(layer.digest, selection.pieces if selection else self._packages.pieces(layer))
 
     def _join(self, digest: Digest, priority: Priority) -> BlobPull | None:
         """The pull of a blob that is running, if there is one. A preseed that somebody waits for is one no longer."""

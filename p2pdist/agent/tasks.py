@@ -1,11 +1,24 @@
-"""Tasks that one owner has under way beside itself: each is kept until it ends, and what it fails with is logged."""
+"""Tasks that one owner has under way beside itself: each is kept until it ends, and what it fails with is logged. And work in threads,
+which nobody can stop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+async def in_thread(work: Callable[[], Result], undo: Callable[[Result], object]) -> Result:
+    """What `work` returns in a thread. When this is cancelled the thread goes on; `undo` gets what it returns then."""
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        working.add_done_callback(lambda done: done.exception() is None and undo(done.result()))
+        raise
 
 
 class Tasks:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
+from p2pdist.agent.tasks import in_thread
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.package import CATALOG_TYPE, PACK_TYPE, TREE_TYPE, Descriptor, Manifest
@@ -86,14 +87,9 @@ class TreePull:
         return True
 
     async def _opened(self, root: Digest, catalogs: list[Digest]) -> Lack:
-        """What the tree lacks. When this is cancelled the thread goes on, and what it opens would keep its room for good."""
+        """What the tree lacks. Its room is kept until it is closed."""
         packs = [part.digest for part in self._manifest.parts if part.media_type == PACK_TYPE]
-        opening = asyncio.ensure_future(asyncio.to_thread(self._store.trees.lacks, root, catalogs, packs))
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close)
-            raise
+        return await in_thread(lambda: self._store.trees.lacks(root, catalogs, packs), lambda lack: lack.close())
 
     async def _bring_packs(self, lacks: Sequence[Lack]) -> None:
         """Fetch the packs, or parts of them, that the lacks need."""
@@ -164,11 +160,6 @@ async def together(work: Iterable[Awaitable[object]]) -> None:
         while isinstance(failure, BaseExceptionGroup):
             failure = failure.exceptions[0]
         raise failure from None
-
-
-def _close(opening: asyncio.Future[Lack]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
 
 
 async def _run(each: Awaitable[object]) -> None:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from p2pdist.model.candidate import Candidate, Chooser, Share
@@ -102,15 +103,8 @@ class BlobStore:
             raise
 
     def _around(self) -> Surroundings:
-        return Surroundings(
-            self._lock,
-            self._paths,
-            self._index,
-            self.get,
-            self.owners,
-            self.make_room,
-            lambda: self._settler.add_task(self.objects.settle),
-        )
+        settle = partial(self._settler.add_task, self.objects.settle)
+        return Surroundings(self._lock, self._paths, self._index, self.get, self.owners, self.make_room, settle)
 
     def close(self) -> None:
         """Bring everything to the disk and unlock the directory. Idempotent; blobs cannot be used afterwards."""
@@ -165,6 +159,17 @@ class BlobStore:
                     log.warning("%s was stored by another piece list and is begun anew", digest)
                     self._discard(found)
                 return self._create(digest, pieces)
+
+    def claim(self, digest: Digest, pieces: PieceList) -> Blob:
+        """The same, held for the caller to release. One that is not held gives way to whatever else is begun."""
+        try:
+            blob = self.begin(digest, pieces)
+            blob.hold()
+        except NotFound:
+            with self._lock:  # as long as nothing else can be begun
+                blob = self.begin(digest, pieces)
+                blob.hold()
+        return blob
 
     def _create(self, digest: Digest, pieces: PieceList) -> Blob:
         layout = pieces.layout

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,8 @@ from p2pdist.core.eviction import choose
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError, TooLarge, UsageError
 from p2pdist.model.package import SMALL_BYTES_MAX, Config, Descriptor, Manifest, encode_config, encode_manifest
-from p2pdist.model.pieces import encoded_size
+from p2pdist.model.pieces import PieceList, encoded_size
+from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import SMALL_IDLE_S, BlobStore
 from p2pdist.store.small import ROW_BYTES_MAX
 
@@ -46,6 +48,40 @@ def test_begin_gives_one_object_per_blob(store: BlobStore) -> None:
     assert store.get(found.digest) is blob
     assert store.blobs() == [blob]
     assert blob.pieces == found.pieces
+
+
+def test_who_claims_a_blob_has_it_however_others_make_room(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody is quick enough each time to remove the blob between its beginning and its being held, as long as he gets the lock."""
+    found = sample(1, PIECE)
+    begin, attempts = store.begin, list[object]()
+
+    def remove() -> None:
+        try:
+            store.remove(found.digest)
+            attempts.append(None)
+        except P2PDistError as error:
+            attempts.append(error)
+
+    def begun_and_removed(digest: Digest, wanted: PieceList) -> Blob:
+        blob = begin(digest, wanted)
+        remover = threading.Thread(target=remove)
+        removers.append(remover)
+        remover.start()
+        remover.join(0.5)
+        return blob
+
+    removers: list[threading.Thread] = []
+    monkeypatch.setattr(store, "begin", begun_and_removed)
+    blob = store.claim(found.digest, found.pieces)
+    assert blob.in_use and store.get(found.digest) is blob
+    for remover in removers:
+        remover.join()
+    first, second = attempts
+    assert first is None and isinstance(second, Conflict)
+    assert store.claim(found.digest, found.pieces) is blob
+    for _ in range(2):
+        blob.release()
+    assert not blob.in_use
 
 
 def test_names_that_are_no_digests_are_refused(store: BlobStore, tmp_path: Path) -> None:
