@@ -4,6 +4,7 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Complaint, Hello, Holding, Pace, Report
+from p2pdist.model.pieces import PieceLayout
 from tracker.core import close_watch
 from tracker.core.balance import balance
 from tracker.core.capacity import Capacities
@@ -531,3 +532,23 @@ def test_who_finds_no_room_is_asked_to_report_often_once_there_is(monkeypatch: p
     monkeypatch.undo()
     site.do(Tick())
     assert Send(number, Pace(CLOSE_S)) in site.out
+
+
+def test_a_lone_child_says_nothing_against_a_host_from_which_it_gets_another_stripe_well() -> None:
+    """A slow uplink would be slow for both; where hosts joined one after another each has one child, for all stripes."""
+    for other, judged in (("parent", None), ("root", "parent")):
+        swarm = Swarm(BLOB, PieceLayout(PIECES * PIECE, PIECE))
+        swarm.typical_pace = 20.0
+        for host, counts, parents in (
+            ("root", [60, 60], ["", ""]),
+            ("parent", [50, 50], ["root", "root"]),
+            ("child", [20, 45], ["parent", other]),
+        ):
+            member = swarm.add(host, counts, budget=2, now=0.0)
+            member.pace = [20.0, 20.0]
+            for stripe, above in enumerate(parents):
+                swarm.attach(stripe, host, above)
+        child = swarm.members["child"]
+        child.pace, child.lags = [1.0, 20.0], [Lag(0.0, 18), None]
+        found = slow_host(swarm, child, now=2.0)
+        assert (found and found[0]) == judged

@@ -168,11 +168,16 @@ def _holds_up(swarm: Swarm, parent: Member, stripe: int) -> bool:
 
 
 def _keeps_up_elsewhere(swarm: Swarm, child: Member, stripe: int, *, sure: bool) -> bool:
-    """Whether a child lags in no other stripe that it still lacks, or not in every one; `sure`: only a stripe that comes well counts."""
+    """Whether a child lags in no other stripe that it still lacks, or not in every one; `sure`: only a stripe that comes well counts, and
+    from somebody else, since a slow uplink would be slow for both."""
     others = [number for number in _unfinished(swarm, child) if number != stripe]
-    return not others or any(
-        child.lags[number] is None and not (sure and _starves(swarm, child, number)) for number in others
-    )
+    if sure and others:
+        parent = child.parents[stripe]
+        return any(
+            child.lags[number] is None and child.parents[number] != parent and not _starves(swarm, child, number)
+            for number in others
+        )
+    return not others or any(child.lags[number] is None for number in others)
 
 
 def _holds_itself_up(swarm: Swarm, member: Member, late: list[int]) -> bool:
