@@ -1,0 +1,48 @@
+"""A blob is checked against its own digest while it arrives."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+from pathlib import Path
+
+import pytest
+
+from p2pdist.agent.whole_digest import check_whole
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.errors import Corrupt
+from p2pdist.model.pieces import PieceList
+from p2pdist.store.blobs import BlobStore
+
+DATA = random.Random(1).randbytes((9 << 20) + 12345)
+
+
+async def check(root: Path, digest: Digest) -> list[int]:
+    """Check DATA, stored under `digest`, whose pieces come when they are waited for; returns them in the order in which they were."""
+    pieces = PieceList.of_stream(io.BytesIO(DATA), len(DATA))
+    waited: list[int] = []
+    with contextlib.closing(BlobStore(root)) as store:
+        blob = store.claim(digest, pieces)
+
+        async def piece(number: int) -> None:
+            waited.append(number)
+            start = blob.layout.offset(number)
+            assert blob.write(number, DATA[start : start + blob.layout.length(number)])
+
+        try:
+            await check_whole(blob, piece)
+        finally:
+            blob.release()
+    assert sorted(waited) == list(range(blob.layout.count)) and len(waited) > 100
+    return waited
+
+
+async def test_only_the_last_piece_is_left_to_be_hashed_when_it_arrives(tmp_path: Path) -> None:
+    waited = await check(tmp_path, digest_of(DATA))
+    assert waited[-1] == max(waited)
+
+
+async def test_content_that_is_not_what_the_name_says_is_corrupt(tmp_path: Path) -> None:
+    with pytest.raises(Corrupt, match="hashes to"):
+        await check(tmp_path, digest_of(b"something else"))
