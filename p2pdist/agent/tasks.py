@@ -17,7 +17,8 @@ async def in_thread(work: Callable[[], Result], undo: Callable[[Result], object]
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
-        working.add_done_callback(lambda done: done.exception() is None and undo(done.result()))
+        # When the loop ends it cancels everything, and nobody learns what the thread returns.
+        working.add_done_callback(lambda done: done.cancelled() or done.exception() or undo(done.result()))
         raise
 
 

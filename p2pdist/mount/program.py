@@ -111,10 +111,9 @@ def _become(
         os.execvpe(program.argv[0], program.argv, dict(program.env))  # noqa: S606
     except BaseException as error:
         number = (error.errno or 0) if isinstance(error, OSError) else 0
+        # Where a directory in PATH may not be searched, exec(3) says that rather than that nothing was found.
         if number == errno.EACCES and not _found(program):
-            number = (
-                errno.ENOENT
-            )  # a directory in PATH may not be searched: exec(3) says so rather than that nothing was found
+            number = errno.ENOENT
         os.write(report, f"{number}:{error}".encode(errors="replace"))
     finally:
         os._exit(127)

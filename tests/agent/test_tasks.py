@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from contextlib import suppress
 
 import pytest
@@ -55,3 +56,21 @@ async def test_a_failure_of_which_nobody_waits_is_no_defect() -> None:
     await asyncio.sleep(0.05)
     del waiting
     assert not failures
+
+
+def test_the_end_of_the_loop_is_no_defect() -> None:
+    """It cancels what waits for the thread as well."""
+    failures, undone = list[object](), list[int]()
+
+    def work() -> int:
+        time.sleep(0.1)
+        return 7
+
+    async def begin() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
+        waiting.append(asyncio.create_task(in_thread(work, undone.append)))
+        await asyncio.sleep(0.01)
+
+    waiting = list[asyncio.Task[int]]()
+    asyncio.run(begin())
+    assert waiting[0].cancelled() and not failures and not undone
