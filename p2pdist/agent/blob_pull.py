@@ -1,9 +1,8 @@
 """One blob on its way into the store: runs the download core's commands on real streams, or takes part in a BitTorrent swarm.
 
 Receiver threads write into the blob and post what happened; everything else is on the event loop. A verified piece goes to the uplink
-at once, so this host's children get it while the rest is still arriving, whichever way it came.
-
-Which way is taken, and how one is left for the other, is told in ways.py. The pull ends only after a transfer has let go of the file.
+at once, so this host's children get it while the rest is still arriving, whichever way it came (ways.py tells which is taken, and how
+one is left for the other). The pull ends only after a transfer has let go of the file.
 """
 
 from __future__ import annotations
@@ -95,6 +94,7 @@ class BlobPull:
         self.done: asyncio.Future[None] = loop.create_future()
         self.bytes_by_source = {"origin": 0, "peer": 0}
         self.bytes_before = sum(blob.layout.length(piece) for piece in blob.have)
+        self._counted = PieceSet(blob.layout.count, blob.have.bits)
         self._agent = agent
         self._stripes = blob.layout.stripes
         self._core = Download(
@@ -378,7 +378,8 @@ class BlobPull:
             return
         from_origin = source.is_origin if source is not None else self._ways.read_here(piece)
         length = self.blob.layout.length(piece)
-        self.bytes_by_source["origin" if from_origin else "peer"] += length
+        if self._counted.add(piece):  # what two sources had under way is received twice, and counts once here
+            self.bytes_by_source["origin" if from_origin else "peer"] += length
         self._agent.count_received("origin" if from_origin else "peer" if source is not None else "bittorrent", length)
         self._stored(number, piece)
 
@@ -390,8 +391,7 @@ class BlobPull:
 
     def _wake(self, piece: int, error: P2PDistError | None) -> None:
         """Tell those who wait for a piece that it is there, or why it will not come."""
-        waiter = self._waiting.pop(piece, None)
-        if waiter is None:
+        if (waiter := self._waiting.pop(piece, None)) is None:
             return
         if error is None:
             waiter.set_result(None)

@@ -271,7 +271,8 @@ class PullRequest(msgspec.Struct, frozen=True):
 
 
 class PullStatus(msgspec.Struct, frozen=True):
-    """Progress of a pull. Byte counts cover the layers; bytes_cached were in the store before."""
+    """Progress of a pull. Byte counts cover the layers, and each byte once: one that two sources had under way counts for the one that
+    was first (p2pdist_agent_received_bytes_total counts both); bytes_cached were in the store before."""
 
     id: str
     state: Literal["waiting", "running", "done", "failed"]

@@ -197,7 +197,7 @@ def _facts(figures: Figures) -> list[tuple[str, str]]:
         facts.append(("mounts are shown", figures.mounted_as))
     for one in figures.rounds:
         peers = sum(pull.bytes_peers for pull in one.pulls)
-        moved = max(pull.bytes_origin + pull.bytes_peers for pull in one.pulls)
+        moved = max(max(pull.bytes_origin + pull.bytes_peers, pull.received) for pull in one.pulls)
         facts += [
             (
                 f"version {one.version}",
