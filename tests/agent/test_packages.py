@@ -248,8 +248,9 @@ async def test_many_agents_at_once_are_answered_with_one_read_of_each_document(s
 
 
 HONEST, OTHER = Published(30, 40), Published(30, 40)
+ALTERED = HONEST.lists[0][:-1] + bytes([HONEST.lists[0][-1] ^ 1])
 LIES = {
-    "an altered piece list": Bundle(HONEST.digest, (HONEST.manifest, HONEST.config, HONEST.lists[0][:-1] + b"?")),
+    "an altered piece list": Bundle(HONEST.digest, (HONEST.manifest, HONEST.config, ALTERED)),
     "an altered manifest": Bundle(HONEST.digest, (HONEST.manifest + b" ", HONEST.config)),
     "more than was asked for": Bundle(HONEST.digest, (*HONEST.documents, b"a stranger")),
     "another package": Bundle(OTHER.digest, OTHER.documents),

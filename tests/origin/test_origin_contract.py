@@ -130,7 +130,7 @@ async def test_altered_and_truncated_blobs_are_corrupt_and_named(place: Place, p
         assert digest in str(caught.value)
         assert place.url in str(caught.value)
         assert caught.value.exit_code == 6
-    place.damage(digest, b"\0" + data[1:])
+    place.damage(digest, bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(Corrupt, match=digest):
         await place.origin.read(digest)
 
