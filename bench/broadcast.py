@@ -18,6 +18,7 @@ from typing import Any
 
 from bench.cases import WIRE_EFFICIENCY, Case
 from bench.methods import OURS, Method
+from bench.place import available_memory
 from bench.processes import ProgramFailed, remove_network, run, undisturbed
 from bench.table import figure, median, render
 
@@ -144,14 +145,6 @@ def room_for(size: int) -> str:
     if shared.is_dir() and size < min(memory * MEMORY_SHARE, shutil.disk_usage(shared).free):
         return str(shared)
     return tempfile.gettempdir()
-
-
-def available_memory() -> int:
-    """Bytes that could be taken without swapping (proc(5), meminfo)."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 0
 
 
 # -- order

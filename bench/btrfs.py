@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Literal
 
 from bench.packers import call
 from p2pdist.store.disk import sync_filesystem
@@ -20,28 +22,43 @@ KERNEL_THREADS = 2
 """The parent of all threads of the kernel."""
 
 IMAGE_BYTES = 256 << 30
-"""Of the sparse file: more than any tree takes, and above the 50 GB from which on Btrfs allots metadata as on large disks."""
+"""Of the sparse image: more than any tree takes, and above the 50 GB from which on Btrfs allots metadata as on large disks."""
 
 LOOK_S = 0.25
 """So often the threads of the kernel are looked at: what one took that ends between two looks is lost."""
 
 
-class Btrfs:
-    """A new Btrfs in a sparse file below `place`, mounted on `directory`. At the end the mount, the loop device and the file are gone,
-    also when it failed. The mount takes the loop device with it, so whoever unmounts it has cleaned up."""
+Lies = Literal["memory", "file"]
 
-    def __init__(self, place: Path, compress: str) -> None:
-        self._place, self._compress = place, compress
-        self._image = place / "image"
-        self.directory = place / "mounted"
+
+@contextlib.contextmanager
+def device_image(place: Path, lies: Lies) -> Iterator[Path]:
+    """What stands for the disk: a sparse file without a name, in memory or below `place`, and the path by which other programs reach it as
+    long as this process holds it (proc_pid_fd(5)). It goes with whoever holds it, however that ends.
+
+    What one filesystem wrote stays allotted for the next, as the sectors of a disk do, so the first run over an image pays for its pages
+    or for the extents below it, and later ones do not."""
+    with _memory_file() if lies == "memory" else tempfile.TemporaryFile(dir=place) as file:
+        file.truncate(IMAGE_BYTES)
+        yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+
+
+def _memory_file() -> IO[bytes]:
+    return os.fdopen(os.memfd_create("btrfs-image"), "r+b")
+
+
+class Btrfs:
+    """A new Btrfs on an image, mounted on `place`, a directory that is made. At the end the mount, its loop device and the directory are
+    gone, also when it failed. The mount takes the loop device with it, so whoever unmounts it has cleaned up."""
+
+    def __init__(self, place: Path, image: Path, compress: str) -> None:
+        self.directory = place
+        self._image, self._compress = image, compress
         self.device = ""
 
     def __enter__(self) -> Btrfs:
         self.directory.mkdir(parents=True)
         try:
-            with self._image.open("wb") as file:
-                file.truncate(IMAGE_BYTES)
-            call("mkfs.btrfs", "-q", str(self._image))
             self._mount()
         except BaseException:
             self.__exit__()
@@ -50,18 +67,18 @@ class Btrfs:
 
     def _mount(self) -> None:
         self.device = call("losetup", "--find", "--show", str(self._image)).strip()
+        # Nothing is discarded: a disk does not have to find room for a sector that was written before.
+        options = ["noatime", "nodiscard", *([] if self._compress == "none" else [f"compress={self._compress}"])]
         try:
-            options = "noatime" if self._compress == "none" else f"noatime,compress={self._compress}"
-            call("mount", "-t", "btrfs", "-o", options, self.device, str(self.directory))
+            call("mkfs.btrfs", "--quiet", "--force", "--nodiscard", self.device)
+            call("mount", "-t", "btrfs", "-o", ",".join(options), self.device, str(self.directory))
         finally:
             call("losetup", "--detach", self.device)  # a mounted one goes when it is unmounted
 
     def __exit__(self, *_: object) -> None:
         if self.directory.is_mount():
             call("umount", str(self.directory))
-        self._image.unlink(missing_ok=True)
         self.directory.rmdir()
-        self._place.rmdir()
 
     def used_bytes(self) -> int:
         found = os.statvfs(self.directory)

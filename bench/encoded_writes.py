@@ -1,10 +1,11 @@
 """Encoded writes: a tree's objects made on Btrfs from its packs, with the stored blocks as they are and with what they decompress to.
 
     sudo python -m bench.encoded_writes --tree generated --files 200000 --size-mib 5000
-    sudo python -m bench.encoded_writes --tree environment generated --compress zstd --json
+    sudo python -m bench.encoded_writes --tree environment --compress zstd --image memory file --json
 
-Each run has a new Btrfs in a sparse file on a loop device below TMPDIR, where the packs lie already, and ends when the filesystem has
-brought everything to the disk. Both ways are the store's own code; the second is what it does where encoded writes are refused. `fill` is
+Each run has a new Btrfs, where the packs lie already, and ends when the filesystem has brought everything to its device: a loop device
+whose image is kept in memory, so that the filesystem is measured and not what lies below it, or with --image file in a sparse file below
+TMPDIR. Both ways are the store's own code; the second is what it does where encoded writes are refused. `fill` is
 all that a pull does with packs: read, decompress, verify, write. `write` begins with verified frames, which the first way hands to the
 filesystem and the second decompresses and writes; what verifying takes is in neither.
 
@@ -26,10 +27,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench import trees
-from bench.btrfs import Btrfs, Meter, Spent
+from bench.btrfs import Btrfs, Meter, Spent, device_image
 from bench.fills import Packed, fill, load, write
 from bench.packers import call
-from bench.place import NoRoom, place
+from bench.place import NoRoom, available_memory, place
 from bench.processes import ProgramFailed
 from bench.table import render
 from p2pdist.store.blobs import BlobStore
@@ -40,15 +41,19 @@ GOAL = 3.0
 WAYS = ("encoded", "decompressed")
 STEPS: dict[str, Callable[[BlobStore, Packed, Meter], None]] = {"fill": fill, "write": write}
 ENVIRONMENT_BYTES = 1500 * MIB
+PROCESS_BYTES = 2 << 30
+"""What this process takes: verified frames that wait to be written, and the index of the store."""
 FILE_BYTES = 6000
 """What a file takes beside its bytes, as a file and twice in the tree of a Btrfs."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one way took for one step, medians of the runs; `encoded_bytes` of the contents were written as they were stored."""
+    """What one way took for one step, medians of the runs; `image` says where the filesystem lay, and `encoded_bytes` of the contents
+    were written as they were stored."""
 
     tree: str
+    image: str
     compress: str
     step: str
     way: str
@@ -71,9 +76,9 @@ def missing() -> str:
     return f"{', '.join(lacking)} cannot be found: install btrfs-progs and mount" if lacking else ""
 
 
-def run_once(where: Path, packed: Packed, compress: str, step: str, way: str) -> tuple[Spent, int]:
+def run_once(where: Path, image: Path, packed: Packed, compress: str, step: str, way: str) -> tuple[Spent, int]:
     """One step on a new Btrfs; what it took, and how many bytes were encoded writes."""
-    with Btrfs(where / "btrfs", compress) as disk:
+    with Btrfs(where / "btrfs", image, compress) as disk:
         store = BlobStore(disk.directory / "store")
         try:
             load(store, packed)
@@ -86,40 +91,60 @@ def run_once(where: Path, packed: Packed, compress: str, step: str, way: str) ->
 
 
 def measure(where: Path, tree: str, packed: Packed, chosen: argparse.Namespace) -> Iterator[Row]:
-    for compress in chosen.compress:
-        for step in chosen.step:
-            runs: dict[str, list[tuple[Spent, int]]] = {way: [] for way in WAYS}
-            for _ in range(chosen.repeat):
-                for way in WAYS:
-                    runs[way].append(run_once(where, packed, compress, step, way))
-                    spent = runs[way][-1][0]
-                    say(f"    {compress}, {step}, {way}: {spent.seconds:.2f} s, {spent.cpu_s:.2f} s of CPU")
-            for way, found in runs.items():
-                yield Row(
-                    tree,
-                    compress,
-                    step,
-                    way,
-                    statistics.median(spent.seconds for spent, _ in found),
-                    statistics.median(spent.cpu_s for spent, _ in found),
-                    int(statistics.median(spent.written_bytes for spent, _ in found)),
-                    int(statistics.median(spent.used_bytes for spent, _ in found)),
-                    found[-1][1],
-                )
+    for lies in chosen.image:
+        with device_image(where, lies) as image:
+            for compress in chosen.compress:
+                for step in chosen.step:
+                    runs: dict[str, list[tuple[Spent, int]]] = {way: [] for way in WAYS}
+                    for _ in range(chosen.repeat):
+                        for way in WAYS:
+                            runs[way].append(run_once(where, image, packed, compress, step, way))
+                            spent = runs[way][-1][0]
+                            say(f"    image in {lies}, compress={compress}, {step}, {way}: {told(spent)}")
+                    for way, found in runs.items():
+                        yield row_of((tree, lies, compress, step, way), found)
+
+
+def told(spent: Spent) -> str:
+    return f"{spent.seconds:.2f} s, {spent.cpu_s:.2f} s of CPU"
+
+
+def row_of(names: tuple[str, str, str, str, str], found: Sequence[tuple[Spent, int]]) -> Row:
+    """Medians of runs."""
+    return Row(
+        *names,
+        statistics.median(spent.seconds for spent, _ in found),
+        statistics.median(spent.cpu_s for spent, _ in found),
+        int(statistics.median(spent.written_bytes for spent, _ in found)),
+        int(statistics.median(spent.used_bytes for spent, _ in found)),
+        found[-1][1],
+    )
 
 
 def table(rows: Sequence[Row]) -> str:
-    heads = ("tree, mount, step", "way", "wall", "CPU", "written", "used", "encoded", "wall x", "CPU x", "bytes x")
+    heads = (
+        "tree, image, mount, step",
+        "way",
+        "wall",
+        "CPU",
+        "written",
+        "used",
+        "encoded",
+        "wall x",
+        "CPU x",
+        "bytes x",
+    )
     cells = []
     for row in rows:
         plain = next(
             each
             for each in rows
-            if (each.tree, each.compress, each.step) == (row.tree, row.compress, row.step) and each.way == WAYS[1]
+            if (each.tree, each.image, each.compress, each.step) == (row.tree, row.image, row.compress, row.step)
+            and each.way == WAYS[1]
         )
         cells.append(
             [
-                f"{row.tree}, compress={row.compress}, {row.step}",
+                f"{row.tree}, {row.image}, compress={row.compress}, {row.step}",
                 row.way,
                 f"{row.seconds:.2f} s",
                 f"{row.cpu_s:.2f} s",
@@ -165,15 +190,37 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--compress", nargs="+", choices=("zstd", "none"), default=["zstd", "none"], help="of the mount"
     )
+    parser.add_argument(
+        "--image",
+        nargs="+",
+        choices=("memory", "file"),
+        default=["memory"],
+        help="where the filesystem's device lies [%(default)s]",
+    )
     parser.add_argument("--step", nargs="+", choices=tuple(STEPS), default=list(STEPS))
     parser.add_argument("--repeat", type=int, default=3, help="runs, of which the median is told [%(default)s]")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_args(words)
 
 
-def needed_bytes(size: int, files: int) -> int:
-    """A tree, what is packed of it, and the Btrfs with both."""
-    return size + size // 2 + FILE_BYTES * files + size + size // 2 + 2 * FILE_BYTES * files
+def packed_bytes(size: int, files: int) -> int:
+    """At most, of a tree and what is packed of it."""
+    return size + size // 2 + FILE_BYTES * files
+
+
+def filesystem_bytes(size: int, files: int) -> int:
+    """At most, of the Btrfs with what is packed and the objects."""
+    return size + size // 2 + 2 * FILE_BYTES * files
+
+
+def check_memory(size: int, files: int) -> None:
+    """Raises NoRoom where an image in memory does not fit, which would end with whatever the kernel kills."""
+    needed, available = filesystem_bytes(size, files) + PROCESS_BYTES, available_memory()
+    if available < needed:
+        raise NoRoom(
+            f"an image in memory takes up to {needed / 1e9:.0f} GB, {available / 1e9:.0f} are available: "
+            "choose a smaller tree, or --image file"
+        )
 
 
 def main() -> int:
@@ -184,7 +231,10 @@ def main() -> int:
     size = max(chosen.size_mib * MIB if "generated" in chosen.tree else 0, ENVIRONMENT_BYTES)
     rows: list[Row] = []
     try:
-        with place("p2pdist-encoded-", needed=needed_bytes(size, chosen.files)) as where:
+        if "memory" in chosen.image:
+            check_memory(size, chosen.files)
+        on_disk = filesystem_bytes(size, chosen.files) if "file" in chosen.image else 0
+        with place("p2pdist-encoded-", needed=packed_bytes(size, chosen.files) + on_disk) as where:
             for source in sources(where, chosen):
                 packed = pack(where, source)
                 shutil.rmtree(source)

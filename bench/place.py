@@ -25,7 +25,15 @@ SPARE_BYTES = 2 << 30
 
 
 class NoRoom(Exception):
-    """The disk has less room than a benchmark takes."""
+    """The disk, or the memory, has less room than a benchmark takes."""
+
+
+def available_memory() -> int:
+    """Bytes that could be taken without swapping (proc(5), meminfo)."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 0
 
 
 @contextlib.contextmanager

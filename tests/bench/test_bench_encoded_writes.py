@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import time
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from bench.btrfs import Btrfs, KernelClock, Meter, Spent
-from bench.encoded_writes import missing
+from bench.btrfs import Btrfs, KernelClock, Lies, Meter, Spent, device_image
+from bench.encoded_writes import PROCESS_BYTES, check_memory, missing
+from bench.place import NoRoom, available_memory
 from bench.processes import ProgramFailed
 from p2pdist.mount.kernel import mounted_at
 from p2pdist.store.disk import sync_filesystem
@@ -22,15 +25,18 @@ MIB = 1 << 20
 needs_btrfs = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
-def loops(below: Path) -> list[str]:
-    """The loop devices whose files lie below a directory."""
-    told = subprocess.run(["losetup", "--list", "--noheadings"], check=True, capture_output=True, text=True).stdout
-    return [line for line in told.splitlines() if str(below) in line]
+def is_free(device: str) -> bool:
+    """Whether a loop device has no image, which one that is detached loses a moment later."""
+    deadline = time.monotonic() + 5.0
+    while (attached := Path("/sys/block", Path(device).name, "loop").exists()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not attached
 
 
 @pytest.mark.root
 @needs_btrfs
 def test_both_ways_make_the_objects_of_a_small_tree(tmp_path: Path) -> None:
+    """Wherever the image of the filesystem lies."""
     words = [
         "--tree",
         "generated",
@@ -40,6 +46,9 @@ def test_both_ways_make_the_objects_of_a_small_tree(tmp_path: Path) -> None:
         "12",
         "--compress",
         "zstd",
+        "--image",
+        "memory",
+        "file",
         "--repeat",
         "1",
         "--json",
@@ -48,31 +57,51 @@ def test_both_ways_make_the_objects_of_a_small_tree(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "bench.encoded_writes", *words]
     ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
     assert ended.returncode == 0, ended.stderr
-    rows = {(row["step"], row["way"]): row for row in json.loads(ended.stdout)["rows"]}
-    assert set(rows) == {(step, way) for step in ("fill", "write") for way in ("encoded", "decompressed")}
-    for (_, way), row in rows.items():
+    rows = {(row["image"], row["step"], row["way"]): row for row in json.loads(ended.stdout)["rows"]}
+    assert set(rows) == set(product(("memory", "file"), ("fill", "write"), ("encoded", "decompressed")))
+    for (_, _, way), row in rows.items():
         assert (row["encoded_bytes"] > 8 * MIB) == (way == "encoded")
         assert row["seconds"] > 0 and row["cpu_s"] > 0 and row["used_bytes"] > MIB
         assert row["written_bytes"] >= row["used_bytes"] // 2
-    assert not loops(tmp_path) and list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.root
 @needs_btrfs
 @pytest.mark.parametrize("compress", ["zstd", "none", "nonsense"])
-def test_a_btrfs_is_gone_whatever_happens(tmp_path: Path, compress: str) -> None:
+@pytest.mark.parametrize("lies", ["memory", "file"])
+def test_a_btrfs_is_gone_whatever_happens(tmp_path: Path, lies: Lies, compress: str) -> None:
     """Also when the mount fails, as with an option that there is not."""
-    place = tmp_path / "place"
-    with pytest.raises((ValueError, ProgramFailed)), Btrfs(place, compress) as disk:
-        assert loops(tmp_path) and mounted_at(disk.directory) is not None
-        raise ValueError
-    assert not loops(tmp_path) and list(tmp_path.iterdir()) == []
+    with device_image(tmp_path, lies) as image:
+        disk = Btrfs(tmp_path / "place", image, compress)
+        with pytest.raises((ValueError, ProgramFailed)), disk:
+            assert mounted_at(disk.directory) is not None
+            raise ValueError
+        assert disk.device and is_free(disk.device)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.root
+@needs_btrfs
+@pytest.mark.parametrize("lies", ["memory", "file"])
+def test_an_image_bears_one_new_filesystem_after_another(tmp_path: Path, lies: Lies) -> None:
+    with device_image(tmp_path, lies) as image:
+        for number in range(2):
+            with Btrfs(tmp_path / "place", image, "none") as disk:
+                assert list(disk.directory.iterdir()) == []
+                (disk.directory / str(number)).write_bytes(os.urandom(MIB))
+
+
+def test_an_image_in_memory_that_does_not_fit_is_refused() -> None:
+    check_memory(1, 1)
+    with pytest.raises(NoRoom, match="--image file"):
+        check_memory(max(1, available_memory() - PROCESS_BYTES), 1)
 
 
 @pytest.mark.root
 @needs_btrfs
 def test_what_is_written_is_counted_once_it_is_on_the_device(tmp_path: Path) -> None:
-    with Btrfs(tmp_path / "place", "none") as disk:
+    with device_image(tmp_path, "file") as image, Btrfs(tmp_path / "place", image, "none") as disk:
         meter = Meter(disk)
         for name in ("first", "second"):
             with meter.running():
