@@ -6,7 +6,7 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.light import SETTLE_S, become, settle
+from tracker.core.light import SETTLE_MAX_S, SETTLE_S, become, settle
 from tracker.core.member import Member
 from tracker.core.planner import Planner
 from tracker.core.repair import relieve
@@ -37,7 +37,7 @@ def slow_down(swarm: Swarm, names: list[str]) -> None:
 def settle_all(swarm: Swarm) -> None:
     """They had been where they were for a while."""
     for each in light(swarm):
-        settle(swarm, each, now=swarm.now + SETTLE_S)
+        settle(swarm, each, now=swarm.now + SETTLE_MAX_S)
 
 
 def light(swarm: Swarm) -> list[Member]:
@@ -103,10 +103,34 @@ def test_one_that_has_come_to_be_in_the_way_moves_once_there_is_a_better_place()
     upper = next(each for each in swarm.members.values() if any(feeds_others(swarm, each)))
     swarm.now = 10.0
     swarm.attach(0, "h3", upper.host)
+    assert not settle(swarm, late, now=10.0 + SETTLE_S)
+    late.moved_at[0] = 10.5
     assert not settle(swarm, late, now=10.0 + SETTLE_S / 2)
     assert settle(swarm, late, now=10.0 + SETTLE_S)
     check(swarm)
     assert not settle(swarm, late, now=20.0)
+
+
+def test_one_that_has_got_no_piece_where_it_is_stays_for_longer() -> None:
+    """What has come of the first is lost when it moves."""
+    swarm = planned(16)
+    slow_down(swarm, ["h3"])
+    upper = next(each for each in swarm.members.values() if any(feeds_others(swarm, each)))
+    swarm.now = 10.0
+    swarm.attach(0, "h3", upper.host)
+    assert not settle(swarm, swarm.members["h3"], now=10.0 + SETTLE_MAX_S - 0.1)
+    assert settle(swarm, swarm.members["h3"], now=10.0 + SETTLE_MAX_S)
+
+
+def test_it_stays_at_a_host_that_loses_its_seats() -> None:
+    """As it takes none."""
+    swarm = planned(16)
+    slow_down(swarm, ["h3"])
+    late = swarm.members["h3"]
+    parent = swarm.members[late.parents[0] or ""]
+    relieve(swarm, parent, 0, now=2.0)
+    assert late.parents[0] == parent.host
+    assert list(parent.children[0]) == ["h3"]
 
 
 def test_it_does_not_move_from_one_bad_place_to_another() -> None:
@@ -132,7 +156,7 @@ def test_they_are_well_placed_by_the_first_plan() -> None:
             slow = number % 8 == 0
             swarm.add(f"h{number}", [0, 0], budget=0 if slow else 2, now=0.0).light = slow
         Planner().plan(swarm, leases=2)
-        assert not [each.host for each in light(swarm) if settle(swarm, each, now=SETTLE_S)]
+        assert not [each.host for each in light(swarm) if settle(swarm, each, now=SETTLE_MAX_S)]
 
 
 def test_who_has_no_seats_carries_none_while_others_can() -> None:
@@ -184,6 +208,31 @@ def test_the_seat_of_one_who_is_light_no_more_is_not_given_away_in_another_strip
     become(swarm, swarm.members["slow"], light=False)
     Planner().plan(swarm, leases=2)
     assert swarm.members["slow"].parents == ["a", "b"]
+
+
+def test_nor_is_it_taken_from_the_stripe_in_which_the_host_has_its_first() -> None:
+    """With four stripes a seat that it has just got looked idle when the next was looked for."""
+    swarm = Swarm(BLOB, PieceLayout(4096 << 20, 1 << 20))
+    first, second, third, fourth = swarm.totals
+    swarm.add("a", list(swarm.totals), budget=4, now=0.0)
+    for name, counts in (
+        ("slow", [0, 0, third, fourth]),
+        ("b", [first, second, third, 0]),
+        ("c", [first, second, 0, fourth]),
+        ("d", [first, second, third, 0]),
+    ):
+        swarm.add(name, counts, budget=0 if name == "slow" else 4, now=0.0)
+    upper, slow = swarm.members["a"], swarm.members["slow"]
+    slow.light, upper.seats = True, [1, 0, 1, 2]
+    for name in "bcd":
+        swarm.members[name].seats = [0] * 4
+    for stripe, name in ((3, "b"), (0, "slow"), (1, "slow")):
+        swarm.attach(stripe, name, "a")
+    become(swarm, slow, light=False)
+    assert upper.free(0) == upper.free(1) == 0
+    Planner().plan(swarm, leases=0)
+    assert upper.load <= upper.budget
+    assert slow.parents[:2] == ["a", "a"]
 
 
 def test_a_host_that_was_given_more_children_than_seats_is_looked_at_again() -> None:

@@ -14,7 +14,7 @@ from tracker.core.fleet import Fleet
 from tracker.core.member import Lag, Member
 from tracker.core.planner import Planner
 from tracker.core.progress import FAIR_REPORTS, note_pace, slow_host
-from tracker.core.repair import relieve
+from tracker.core.repair import LIGHT_COMPLAINTS, relieve
 from tracker.core.swarm import Swarm
 from tracker.core.tail import hand_over
 
@@ -47,9 +47,11 @@ class Site:
         for _ in range(reports):
             for number, (host, counts) in enumerate(self.counts.items()):
                 if host not in self.mute:
+                    before = tuple(counts)
                     for stripe in range(2):
                         counts[stripe] = min(PIECES // 2, counts[stripe] + self.speed.get((host, stripe), speed))
-                    self.do(Received(number, Report((Advance(BLOB, tuple(counts)),))))
+                    advanced = (Advance(BLOB, tuple(counts)),) if tuple(counts) != before else ()  # as agents do
+                    self.do(Received(number, Report(advanced)))
             for _ in range(5):
                 self.now += INTERVAL_S / 5
                 self.do(Tick())
@@ -312,6 +314,65 @@ def test_a_slow_downlink_on_which_pieces_come_in_bursts_stays_slow() -> None:
         site.speed[child.host, 0] = site.speed[child.host, 1] = speed
         site.go(1)
         assert child.light
+
+
+def test_one_piece_now_and_then_does_not_make_a_downlink_quick() -> None:
+    """Nothing that came in the reports between them must count as if as much came in each."""
+    site, child = with_a_slow_downlink()
+    for step in range(40):
+        site.speed[child.host, 0], site.speed[child.host, 1] = (20, 20) if step % 8 == 0 else (0, 0)
+        site.go(1, speed=2)
+        assert child.light
+
+
+def test_a_slow_downlink_does_not_lower_what_is_typical() -> None:
+    """When only such hosts are left they would else be found to be like all others, again and again."""
+    site, child = with_a_slow_downlink()
+    typical = site.swarm.typical_pace
+    site.mute = set(site.counts) - {child.host}
+    site.go(40)
+    assert child.light and site.swarm.typical_pace == typical
+
+
+def test_over_a_slow_downlink_a_piece_that_takes_long_is_not_held_against_the_parent() -> None:
+    site, child = with_a_slow_downlink()
+    parent = child.parents[0]
+    number = list(site.counts).index(child.host)
+    site.speed[child.host, 0] = 0
+    site.go(1)
+    for told in range(1, LIGHT_COMPLAINTS + 1):
+        assert child.parents[0] == parent
+        site.do(Received(number, Complaint(BLOB, 0, parent or "", "stalled")))
+        assert child.complaints[0] == told
+    site.go(1)
+    assert child.parents[0] not in (None, parent)
+
+
+def test_where_all_have_whole_stripes_what_is_typical_can_still_rise() -> None:
+    """Everybody goes on from one whole stripe, and the first to report is slow."""
+    swarm = full(12)
+    whole = swarm.totals[0]
+    for step in range(1, 41):
+        for number, member in enumerate(swarm.members.values()):
+            counts = [whole, member.counts[1] + (10 if number else step == 1)]
+            member.counts[0] = whole
+            note_pace(swarm, member, counts, now=step / 4)
+            member.counts, member.heard_at = counts, step / 4
+    assert swarm.typical_pace > 15
+
+
+def test_hosts_that_lost_all_their_seats_by_mistake_get_them_back_when_somebody_hangs_there_all_the_same() -> None:
+    site = Site(4)
+    site.go(3)
+    for host in site.counts:
+        site.fleet.capacities.condemn(host, 0.01, downlink=False, now=site.now)
+        site.fleet.standing.relieve(site.fleet.hosts[host], "children lag", now=site.now)
+    site.go(8)
+    site.counts["h9"] = [0, 0]
+    site.do(SessionOpened(4, Hello(PROTOCOL_VERSION, "h9", "h9:1")))
+    site.do(Received(4, Holding(BLOB, PIECES * PIECE, PIECE, (0, 0), (None, None))))
+    site.go(12)
+    assert any(site.member(host).budget for host in ("h0", "h1", "h2", "h3"))
 
 
 def test_a_child_that_alone_gets_little_gets_another_parent() -> None:

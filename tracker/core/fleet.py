@@ -52,7 +52,7 @@ from tracker.core.planner import Planner
 from tracker.core.policy.book import PolicyBook
 from tracker.core.presence import GRACE_S, Presence
 from tracker.core.progress import FAIR_REPORTS, gets_fair_share, note_pace, silent_parents, slow_edges, slow_host
-from tracker.core.repair import AVOID_S, avoid_s, free_children, move_lease, origin_failed, spare_origin
+from tracker.core.repair import AVOID_S, at_fault, avoid_s, free_blocked, move_lease, origin_failed, spare_origin
 from tracker.core.schedule import JOIN_BATCH_S, Schedule
 from tracker.core.standing import Standing
 from tracker.core.swarm import FROM_ORIGIN, Swarm, layout_of
@@ -249,20 +249,21 @@ class Fleet:
         host = self.hosts[name]
         for blob in self._presence.speaks(host):
             self.schedule.ask(blob, "back", now)
-        for advance in report.blobs:
-            swarm = self.swarms.get(advance.blob)
-            if swarm is None or name not in swarm.members:
-                continue
-            counts = list(advance.counts)
-            swarm.check_counts(counts)
-            self._recount(swarm, swarm.members[name], counts, now)
+        advanced = {advance.blob: list(advance.counts) for advance in report.blobs}
+        for blob, counts in advanced.items():
+            swarm = self.swarms.get(blob)
+            if swarm is not None and name in swarm.members:
+                swarm.check_counts(counts)
+                self._recount(swarm, swarm.members[name], counts, now)
         self.capacities.sample(name, report.sent_bytes, report.busy_s)
         for blob in host.receiving:
-            self._watch(self.swarms[blob], name, now)
+            self._watch(self.swarms[blob], name, now, still=blob not in advanced)
 
-    def _watch(self, swarm: Swarm, name: str, now: float) -> None:
-        """Look whether somebody holds up the host that has just reported."""
+    def _watch(self, swarm: Swarm, name: str, now: float, *, still: bool) -> None:
+        """Look whether somebody holds up the host that has just reported; `still`: nothing came; agents leave out what did not change."""
         member = swarm.members[name]
+        if still:
+            note_pace(swarm, member, member.counts, now=now)
         member.heard_at = now
         if name in swarm.swarming:
             return  # a swarm finds its own way around those who are slow
@@ -315,12 +316,10 @@ class Fleet:
         if reason == "slow":
             return
         child.complaints[stripe] += 1
-        if reason == "stalled" and child.parents[stripe] == source:
-            blocked = swarm.blocked(stripe, name)
-            if blocked != name:
-                if blocked is not None and free_children(swarm, stripe, blocked, now=now):
-                    self.schedule.ask(swarm.blob, "stuck", now)
-                return
+        if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
+            if free_blocked(swarm, stripe, name, now=now):
+                self.schedule.ask(swarm.blob, "stuck", now)
+            return
         swarm.avoided[name, source] = now + avoid_s(child, stripe, reason)
         if child.parents[stripe] == source:
             swarm.detach(stripe, name)

@@ -14,8 +14,8 @@ from collections import Counter
 from tracker.core.member import Member
 from tracker.core.swarm import Swarm
 
-SETTLE_S = 2.0
-"""How long a light host stays where it is before it is looked at again."""
+SETTLE_S, SETTLE_MAX_S = 2.0, 10.0
+"""How long a light host stays where it is before it is looked at again; the second where it has got no piece meanwhile."""
 
 TRIES = 64
 """Hosts of its rack among which a better place is looked for each time."""
@@ -71,7 +71,7 @@ def settle(swarm: Swarm, member: Member, *, now: float) -> bool:
     moved. Not from one such place to another: whoever gets it waits for its first blocks."""
     moved = False
     for stripe, name in enumerate(member.parents if member.light and member.present else ()):
-        if not name or now - member.attached_at[stripe] < SETTLE_S or _bears(swarm, swarm.members[name], light=1):
+        if not name or not _settled(member, stripe, now) or _bears(swarm, swarm.members[name], light=1):
             continue
         names = list(swarm.racks[member.rack])
         first = member.order % len(names)
@@ -95,11 +95,20 @@ def become(swarm: Swarm, member: Member, *, light: bool) -> None:
             continue
         if light or parent.load + seats[parent.host] >= parent.budget:
             swarm.detach(stripe, member.host)
-            continue
-        seats[parent.host] += 1
-        if parent.free(stripe) <= 0:
-            swarm.grant_seat(parent, stripe)  # else another child would get the one that is left over in another stripe
+        else:
+            seats[parent.host] += 1
     swarm.set_light(member, light)
+    # Else another child would get the seat that is left over in another stripe. All seats that it takes count by now.
+    for stripe, name in enumerate(member.parents if not light else ()):
+        parent = swarm.members.get(name or "")
+        if parent is not None and parent.free(stripe) < 0:
+            swarm.grant_seat(parent, stripe)
+
+
+def _settled(member: Member, stripe: int, now: float) -> bool:
+    """Whether a light host has been long enough where it is, and has got a piece there: what has come of the next would be lost."""
+    stayed_s = now - member.attached_at[stripe]
+    return stayed_s >= SETTLE_MAX_S or (stayed_s >= SETTLE_S and member.moved_at[stripe] > member.attached_at[stripe])
 
 
 def _would_do(swarm: Swarm, stripe: int, child: Member, parent: Member) -> bool:

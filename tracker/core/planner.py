@@ -189,7 +189,7 @@ class _StripePass:
         self.swarm.attach(self.stripe, host, parent)
         self.places.attached(self.swarm.members[host], parent)
         above = self.swarm.members.get(parent)
-        self.swarm.strained = self.swarm.strained or (above is not None and 0 < above.budget < above.load)
+        self.swarm.strained = self.swarm.strained or (above is not None and above.load > above.budget)
         if parent == FROM_ORIGIN:
             self.leases -= 1
         if self._from_elsewhere(host) and len(self.swarm.racks) > 1:

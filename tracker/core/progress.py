@@ -22,7 +22,6 @@ is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import eq
 
 from tracker.core.member import Lag, Member
 from tracker.core.swarm import FROM_ORIGIN, Swarm
@@ -78,15 +77,16 @@ def note_pace(swarm: Swarm, member: Member, counts: list[int], *, now: float) ->
     if passed_s <= 0:
         return
     passed_s = max(passed_s, PACE_MIN_S)
-    # Who has whole stripes gets the others faster than anybody could while all of them came: it does not raise what is typical.
-    quickest = 1 if any(map(eq, member.counts, swarm.totals)) else 2
+    # Who has whole stripes may get the others faster than anybody could while all of them came.
+    unfinished = len(_unfinished(swarm, member)) / swarm.stripes
     for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
         pace = member.pace[stripe] = (new - old) / passed_s
-        if pace > 0:
-            typical = swarm.typical_pace
+        typical = swarm.typical_pace
+        if pace > (typical if member.light else 0.0):
+            shown = min(pace, max(typical, pace * unfinished))
             # Those who are slow count for little: in the end nobody else is left. One host alone moves it by a sixteenth at most.
             weight = TYPICAL_WEIGHT if pace > SLOW_SHARE * typical else TYPICAL_WEIGHT / 16
-            swarm.typical_pace += weight * (min(pace, quickest * typical) - typical) if typical else pace
+            swarm.typical_pace += weight * (min(shown, 2 * typical) - typical) if typical else pace
     for stripe, name in enumerate(member.parents):
         if name is None or not _lags(swarm, member, stripe, name, counts):
             member.lags[stripe] = None
@@ -240,7 +240,8 @@ def _pace(member: Member, stripe: int, now: float) -> float:
 
 def _patience_s(swarm: Swarm, member: Member, stripe: int, now: float) -> float:
     """How long a host must lag before somebody is judged. Not long when pieces trickle in at a rate that only a slow link explains: a
-    process that gets no time gives nothing. Nor where nothing else is in doubt but the downlink of a host that lost its children."""
+    process that gets no time gives nothing. Nor where nothing else is in doubt but the downlink of a host that lost its children some time
+    ago."""
     trickles = 0 < _pace(member, stripe, now) < TRICKLE_SHARE * _usual_pace(swarm, member, stripe)
     # A new parent's first piece comes after the one that is under way from the old, which may have been slow.
     trickles = trickles and now - member.attached_at[stripe] >= LAG_S

@@ -26,6 +26,9 @@ LEASE_MOVE_MAX_S = 64.0
 """The pause between moves of a lease doubles with each, up to this, and is short again after a quiet time of this length."""
 
 STUCK_COMPLAINTS = 2
+LIGHT_COMPLAINTS = 3
+"""Over a slow downlink a piece takes long from whomever it comes, and what came of it is lost with every change: only once the host has
+complained so often since it last got a piece is its parent at fault."""
 
 
 def avoid_s(member: Member, stripe: int, reason: str) -> float:
@@ -34,15 +37,25 @@ def avoid_s(member: Member, stripe: int, reason: str) -> float:
     return AVOID_CORRUPT_S if reason == "corrupt" else AVOID_S * 2.0 ** min(4, member.complaints[stripe] - 1)
 
 
-def free_children(swarm: Swarm, stripe: int, host: str, *, now: float) -> bool:
-    """Free those whom a host that is stuck keeps waiting; returns whether it did."""
+def at_fault(swarm: Swarm, child: Member, stripe: int) -> bool:
+    """Whether it is for the parent, or for the edge to it, that a host stands still in a stripe."""
+    if child.light and child.complaints[stripe] < LIGHT_COMPLAINTS:
+        return False
+    return swarm.blocked(stripe, child.host) == child.host
+
+
+def free_blocked(swarm: Swarm, stripe: int, child: str, *, now: float) -> bool:
+    """Somebody above `child` is held up: free those whom that host keeps waiting if it is stuck; returns whether it did."""
+    host = swarm.blocked(stripe, child)
+    if host is None or host == child:
+        return False
     member = swarm.members[host]
     if member.complaints[stripe] < STUCK_COMPLAINTS or not member.children[stripe]:
         return False
     swarm.tell(now, f"{host} is stuck in stripe {stripe} and loses its children there")
-    for child in list(member.children[stripe]):
-        swarm.avoided[child, host] = now + AVOID_S
-        swarm.detach(stripe, child)
+    for each in list(member.children[stripe]):
+        swarm.avoided[each, host] = now + AVOID_S
+        swarm.detach(stripe, each)
     swarm.detach(stripe, host)
     return True
 
@@ -110,7 +123,7 @@ def spare_origin(swarm: Swarm, host: str) -> bool:
 
 def relieve(swarm: Swarm, member: Member, budget: int, *, now: float) -> None:
     """Give a host a smaller budget. Its children wait for other parents, and it does too where it had any: its best child takes its
-    place, and it becomes a leaf; as a root it makes room for another."""
+    place, and it becomes a leaf; as a root it makes room for another. Light ones stay until there is a better place (light.py)."""
     member.budget, member.relieved_at = budget, now
     member.seats = [0] * swarm.stripes
     for stripe in range(swarm.stripes):
@@ -119,4 +132,5 @@ def relieve(swarm: Swarm, member: Member, budget: int, *, now: float) -> None:
                 swarm.avoided[member.host, FROM_ORIGIN] = now + AVOID_S
             swarm.detach(stripe, member.host)
         for child in list(member.children[stripe]):
-            swarm.detach(stripe, child)
+            if not swarm.members[child].light:
+                swarm.detach(stripe, child)

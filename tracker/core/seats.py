@@ -130,10 +130,11 @@ def _deal_exports(swarm: Swarm, spare: dict[str, list[Member]], lacking: list[in
 
 def outgrown(swarm: Swarm) -> bool:
     """Whether a young swarm has grown so much since its trees were drawn, or got hosts for which there were no seats, that drawing them
-    anew pays."""
+    anew pays. Looking at all trees costs as much as a plan, and so it is done again only
+    once the swarm has grown (`kept_for`)."""
     if swarm.receivers <= swarm.drawn_for or not swarm.drawn_for or swarm.under_way or swarm.layout.count < PIECES_MIN:
         return False
-    if swarm.receivers != len(swarm.members):
+    if swarm.receivers != len(swarm.members) or swarm.receivers < STRAINED_GROWTH * swarm.kept_for:
         return False
     if (
         swarm.receivers
@@ -143,7 +144,11 @@ def outgrown(swarm: Swarm) -> bool:
     ahead = max(max(member.counts) for member in swarm.members.values())
     if ahead >= YOUNG * swarm.layout.count / swarm.stripes or not all(each.present for each in swarm.members.values()):
         return False
-    return len(swarm.racks) > 1 or ahead <= max(0, _levels(swarm) - _levels_anew(swarm))
+    if len(swarm.racks) > 1 or ahead <= max(0, _levels(swarm) - _levels_anew(swarm)):
+        return True
+    if not swarm.unplanned:  # who waits may make trees deeper
+        swarm.kept_for = swarm.receivers
+    return False
 
 
 def _levels(swarm: Swarm) -> int:

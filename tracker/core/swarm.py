@@ -73,6 +73,7 @@ class Swarm:
     undealt: bool = False
     under_way: bool = False
     drawn_for: int = 0
+    kept_for: int = 0
     strained: bool = False
     typical_pace: float = 0.0
     now: float = 0.0
@@ -95,9 +96,8 @@ class Swarm:
 
     def check_counts(self, counts: list[int]) -> None:
         """Raises UsageError unless `counts` can be piece counts of this blob."""
-        if len(counts) != self.stripes or not all(
-            0 <= count <= total for count, total in zip(counts, self.totals, strict=True)
-        ):
+        possible = (0 <= count <= total for count, total in zip(counts, self.totals, strict=True))
+        if len(counts) != self.stripes or not all(possible):
             raise UsageError(f"impossible piece counts {counts} for {self.blob}")
 
     def add(self, host: str, counts: list[int], *, budget: int, now: float, zone: str = "", rack: str = "") -> Member:
