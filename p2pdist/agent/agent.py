@@ -208,11 +208,12 @@ class Agent:
             return running.blob, running
         blob = await in_thread(lambda: self._claim(layer, selection), Blob.release)
         running = self._join(layer.digest, priority)
-        if running is not None or blob.complete:
+        complete = blob.complete  # once: a verification may find it wrong at any moment
+        if running is not None or complete:
             blob.release()
         if running is not None:
             return running.blob, running
-        if blob.complete:
+        if complete:
             if layer.digest not in self._served:
                 self._serve(blob)
                 self._announce(_holding_of(blob))

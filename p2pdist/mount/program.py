@@ -100,6 +100,7 @@ def _become(
     program: Program, prepare: Callable[[], None], keep: Sequence[int], mask: set[int | signal.Signals], report: int
 ) -> None:
     """In the new process: become the program, or report why not and end. Never returns."""
+    executing = False
     try:
         prepare()
         for descriptor in keep:
@@ -108,11 +109,12 @@ def _become(
             signal.signal(name, signal.SIG_DFL)  # Python ignores SIGPIPE, and execve would keep that
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.chdir(program.cwd)
+        executing = True
         os.execvpe(program.argv[0], program.argv, dict(program.env))  # noqa: S606
     except BaseException as error:
         number = (error.errno or 0) if isinstance(error, OSError) else 0
         # Where a directory in PATH may not be searched, exec(3) says that rather than that nothing was found.
-        if number == errno.EACCES and not _found(program):
+        if executing and number == errno.EACCES and not _found(program):
             number = errno.ENOENT
         os.write(report, f"{number}:{error}".encode(errors="replace"))
     finally:

@@ -129,6 +129,37 @@ async def test_a_pull_goes_on_when_its_blob_is_removed_before_it_is_held(
     assert pull.state == "done" and rig.agent.store.get(digest) is not None
 
 
+async def test_a_blob_that_is_found_wrong_while_a_pull_takes_it_is_not_fetched_unheld(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verification that runs meanwhile keeps the pull from letting it go until it has become a partial one."""
+    digest = await rig.publish(rig.data)
+    blob, pull = await rig.fetch(digest)
+    assert pull is not None
+    rig.plan_origin(digest)
+    await asyncio.wait_for(pull.done, 5)
+    await until(lambda: not blob.in_use)
+    release = Blob.release
+
+    def found_wrong(self: Blob) -> None:
+        if self.complete:
+            self.path.chmod(0o644)
+            self.path.write_bytes(b"?" * len(rig.data))
+            self.verify(drop=True)
+        release(self)
+
+    monkeypatch.setattr(Blob, "release", found_wrong)
+    taken, again = await rig.fetch(digest)
+    assert again is None and not taken.complete
+    monkeypatch.undo()
+    _, again = await rig.fetch(digest)
+    assert again is not None
+    rig.plan_origin(digest)
+    await asyncio.wait_for(again.done, 5)
+    await until(lambda: not taken.in_use)
+    assert taken.complete and taken.path.read_bytes() == rig.data
+
+
 async def test_a_piece_that_a_stream_of_an_earlier_pull_stored_counts(rig: Rig) -> None:
     digest = await rig.publish(rig.data)
     blob, pull = await rig.fetch(digest)

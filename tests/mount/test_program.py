@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -82,6 +83,19 @@ def test_exit_codes_come_through(tmp_path: Path) -> None:
     with pytest.raises(P2PDistError, match="cannot be run"):
         run(started(str(plain)))
     assert told == ["started"]
+
+
+def test_what_may_not_be_entered_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    """Whether it is the package's directory, or what is to be mounted first."""
+
+    def refused() -> None:
+        raise PermissionError(errno.EACCES, "not allowed", "/package")
+
+    unsearchable = tmp_path / "bin"
+    unsearchable.mkdir()
+    with pytest.raises(P2PDistError, match="not allowed") as failed:
+        run(Program(("train",), {"PATH": str(unsearchable)}, "/"), prepare=refused)
+    assert not isinstance(failed.value, NotFound)
 
 
 def test_the_caller_s_signal_mask_comes_back() -> None:
