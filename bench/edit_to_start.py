@@ -14,28 +14,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from bench import trees
-from bench.packers import call
+from bench.installation import STARTED, Installation
 from bench.place import NoRoom, place
+from bench.showing import show
 from bench.table import render
 
-PROJECT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
-READY_S = 60.0
-ENDED_WITHIN_S = 30.0
-STARTED = "started"
 GOAL_S = 3.0
 SPARE_BYTES = 128 << 10
 """Beside the changed file so much may move to each host."""
@@ -47,94 +40,6 @@ REAL_FILES, REAL_BYTES = 40_000, 1500 * MIB
 
 FILE_BYTES, IMAGE_BYTES = 2500, 280
 """What a file takes of the disk beside its bytes, and in the image of each version."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Installation:
-    """A tracker and agents; ends what it started."""
-
-    def __init__(self, place: Path, program: str, agents: int) -> None:
-        self.place, self.program = place, program
-        self.origin = f"file://{place / 'origin'}"
-        self.sockets = [place / f"agent{number}.sock" for number in range(agents)]
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> Installation:
-        url = f"127.0.0.1:{free_port()}"
-        self._spawn("tracker", "--listen", url, "--origin", self.origin, "--state", str(self.place / "state"))
-        for number, path in enumerate(self.sockets):
-            address = ("--listen", f"127.0.0.1:{free_port()}", "--name", f"h{number}")
-            store = str(self.place / f"store{number}")
-            self._spawn("agent", "--tracker", f"http://{url}", *address, "--store", store, "--socket", str(path))
-        for path in self.sockets:
-            self._wait(path)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        deadline = time.monotonic() + ENDED_WITHIN_S
-        for process in reversed(self._processes):
-            process.terminate()
-        for process in reversed(self._processes):
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-    def _spawn(self, *words: str) -> None:
-        with (self.place / f"{words[0]}.log").open("ab") as log:
-            words = (self.program, *words, "--log-level", "warning")
-            self._processes.append(subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True))
-
-    @staticmethod
-    def _wait(path: Path) -> None:
-        deadline = time.monotonic() + READY_S
-        words = ["curl", "-sf", "-o", "/dev/null", "--unix-socket", str(path), "http://agent/readyz"]
-        while subprocess.run(words, check=False).returncode:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no agent answers on {path}")
-            time.sleep(0.1)
-
-    def ask(self, *words: str) -> Any:
-        return json.loads(call(self.program, *words, "--json"))
-
-    def start(self, reference: str) -> list[float]:
-        """Run a package on every agent at the same time; when the first line of each program came, on the monotonic clock."""
-        with ThreadPoolExecutor(len(self.sockets)) as pool:
-            return list(pool.map(lambda path: self._first_line(path, reference), self.sockets))
-
-    def _first_line(self, path: Path, reference: str) -> float:
-        words = (self.program, "run", "--socket", str(path), reference)
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            line, came = process.stdout.readline(), time.monotonic()
-            _, told = process.communicate()
-        if line.strip() != STARTED or process.returncode:
-            raise RuntimeError(f"a program did not start: {line}{told}")
-        return came
-
-    def cpu_s(self) -> tuple[float, float]:
-        """Seconds that all commands that have ended took of the processors; and tracker and agents."""
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return ended.ru_utime + ended.ru_stime, sum(_cpu_s(process.pid) for process in self._processes)
-
-    def everywhere(self, *words: str) -> list[str]:
-        """Run a verb with the socket of every agent, at the same time; what each wrote."""
-        with ThreadPoolExecutor(len(self.sockets)) as pool:
-            return list(
-                pool.map(lambda path: call(self.program, words[0], "--socket", str(path), *words[1:]), self.sockets)
-            )
-
-
-def _cpu_s(pid: int) -> float:
-    """User and system time of a process (proc_pid_stat(5))."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(source: Path, site: Installation, edits: int) -> dict[str, Any]:
@@ -202,21 +107,13 @@ def again(source: Path, site: Installation, reference: str, pack: Sequence[str])
 
 def shown(site: Installation, reference: str) -> dict[str, Any]:
     """Mount, walk and unmount by the first agent, warm."""
-    target = site.place / "shown"
-    path = str(site.sockets[0])
-    mounts, walks = [], []
-    how, count = "", 0
-    for _ in range(3):
-        words = ["curl", "-s", "--unix-socket", path, "http://agent/v1/mounts", "-w", "\n%{time_total}"]
-        body = json.dumps({"package": reference, "path": str(target)})
-        answer, _, seconds = call(*words, "-d", body).rpartition("\n")
-        how = json.loads(answer)["how"]
-        mounts.append(float(seconds))
-        started = time.monotonic()
-        count = len(call("find", str(target)).splitlines())
-        walks.append(time.monotonic() - started)
-        call(site.program, "umount", str(target), "--socket", path)
-    return {"how": how, "shown_s": statistics.median(mounts), "walk_s": statistics.median(walks), "entries": count}
+    looks = [show(site, reference) for _ in range(3)]
+    return {
+        "how": looks[-1].how,
+        "shown_s": statistics.median(look.shown_s for look in looks),
+        "walk_s": statistics.median(look.walk_s for look in looks),
+        "entries": looks[-1].entries,
+    }
 
 
 def table(found: dict[str, Any]) -> str:
@@ -244,9 +141,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.edit_to_start", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tree", choices=("real", "generated"), default="generated")
-    parser.add_argument("--files", type=int, default=200_000, help="of the generated tree [%(default)s]")
-    parser.add_argument("--size-mib", type=int, default=5000, help="of the generated tree [%(default)s]")
+    parser.add_argument("--tree", choices=trees.NAMES, default="generated")
+    trees.add_size_options(parser)
     parser.add_argument("--agents", type=int, default=8, help="[%(default)s]")
     parser.add_argument("--edits", type=int, default=5, help="[%(default)s]")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -268,10 +164,7 @@ def main() -> int:
         with place("p2pdist-start-", needed=needed_bytes(files, size, chosen.agents, chosen.edits)) as where:
             # As installed programs have them: nothing is compiled at every start.
             os.environ |= {"PYTHONPYCACHEPREFIX": str(where / "compiled"), "PYTHONDONTWRITEBYTECODE": ""}
-            if generated:
-                source = trees.generated(where / "generated", files=files, size=size)
-            else:
-                source = trees.environment(where / "environment", PROJECT)
+            source = next(trees.made(where, chosen))
             with Installation(where, str(Path(sys.executable).parent / "p2pdist"), chosen.agents) as site:
                 found = {"agents": chosen.agents, **measure(source, site, chosen.edits)}
     except NoRoom as error:

@@ -35,7 +35,6 @@ from bench.processes import ProgramFailed
 from bench.table import render
 from p2pdist.store.blobs import BlobStore
 
-PROJECT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 GOAL = 3.0
 WAYS = ("encoded", "decompressed")
@@ -168,25 +167,14 @@ def pack(where: Path, source: Path) -> Packed:
     return Packed.of_layout(layout, *trees.files_and_bytes(source))
 
 
-def sources(where: Path, chosen: argparse.Namespace) -> Iterator[Path]:
-    if "environment" in chosen.tree:
-        say("making a Python environment ...")
-        yield trees.environment(where / "environment", PROJECT)
-    if "generated" in chosen.tree:
-        say("generating a tree ...")
-        yield trees.generated(where / "generated", files=chosen.files, size=chosen.size_mib * MIB)
-
-
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.encoded_writes",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    both = ("environment", "generated")
-    parser.add_argument("--tree", nargs="+", choices=both, default=list(both))
-    parser.add_argument("--files", type=int, default=200_000, help="of the generated tree [%(default)s]")
-    parser.add_argument("--size-mib", type=int, default=5000, help="of the generated tree [%(default)s]")
+    parser.add_argument("--tree", nargs="+", choices=trees.NAMES, default=list(trees.NAMES))
+    trees.add_size_options(parser)
     parser.add_argument(
         "--compress", nargs="+", choices=("zstd", "none"), default=["zstd", "none"], help="of the mount"
     )
@@ -235,7 +223,7 @@ def main() -> int:
             check_memory(size, chosen.files)
         on_disk = filesystem_bytes(size, chosen.files) if "file" in chosen.image else 0
         with place("p2pdist-encoded-", needed=packed_bytes(size, chosen.files) + on_disk) as where:
-            for source in sources(where, chosen):
+            for source in trees.made(where, chosen):
                 packed = pack(where, source)
                 shutil.rmtree(source)
                 say(f"{source.name}: {packed.files:,} files, {packed.bytes_content / MIB:,.0f} MiB")

@@ -1,7 +1,7 @@
 """Packages: packing, packing again, moving an edit, showing; beside casync and restic on the same directories.
 
     python -m bench.packages --tree generated --repeat 3
-    python -m bench.packages --tree real generated large --json
+    python -m bench.packages --tree environment generated large --json
 
 Everything lies below TMPDIR and is removed afterwards. Page caches are warm: a directory is read once before it is packed.
 """
@@ -24,7 +24,6 @@ from bench import trees
 from bench.packers import Casync, P2PDist, Packer, Packing, Restic
 from bench.table import render
 
-PROJECT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 SHARE_CHANGED = 0.01
 INSERTED_BYTES = 4096
@@ -103,14 +102,8 @@ def tools(program: str, chosen: Sequence[str]) -> list[Callable[[Path], Packer]]
 def sources(chosen: argparse.Namespace, place: Path) -> list[tuple[str, Path, Callable[[], object]]]:
     """The directories to pack, each with its edit."""
     found: list[tuple[str, Path, Callable[[], object]]] = []
-    if "real" in chosen.tree:
-        say("making a Python environment ...")
-        real = trees.environment(place / "environment", PROJECT)
-        found.append(("real", real, lambda: trees.edit(real)))
-    if "generated" in chosen.tree:
-        say("generating a tree ...")
-        made = trees.generated(place / "generated", files=chosen.files, size=chosen.size_mib * MIB)
-        found.append(("generated", made, lambda: trees.edit(made)))
+    for tree in trees.made(place, chosen):
+        found.append((tree.name, tree, lambda tree=tree: trees.edit(tree)))  # type: ignore[misc]
     if "large" in chosen.tree:
         say("making a large file ...")
         for name, change in (("changed", _change), ("inserted", _insert)):
@@ -133,12 +126,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.packages", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tree", nargs="+", choices=("real", "generated", "large"), default=["generated"])
+    parser.add_argument("--tree", nargs="+", choices=(*trees.NAMES, "large"), default=["generated"])
     parser.add_argument(
         "--tool", nargs="*", choices=("casync", "restic"), default=["casync", "restic"], help="beside p2pdist"
     )
-    parser.add_argument("--files", type=int, default=200_000, help="of the generated tree [%(default)s]")
-    parser.add_argument("--size-mib", type=int, default=5000, help="of the generated tree [%(default)s]")
+    trees.add_size_options(parser)
     parser.add_argument("--large-mib", type=int, default=2000, help="of the large file [%(default)s]")
     parser.add_argument("--repeat", type=int, default=3, help="runs, of which the median is told [%(default)s]")
     parser.add_argument("--place", type=Path, help="a directory for all files [a new one below TMPDIR]")

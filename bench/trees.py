@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import subprocess
+import sys
 import tomllib
 import venv
+from collections.abc import Iterator
 from pathlib import Path
+
+NAMES = ("environment", "generated")
+PROJECT = Path(__file__).resolve().parent.parent
 
 WHEELS = ("numpy", "scipy", "pandas", "pyarrow")
 """What a training program imports; with the project's own environment more than 20,000 files."""
@@ -20,11 +26,28 @@ WORDS = [
 ]
 
 
-def environment(directory: Path, project: Path) -> Path:
+def add_size_options(parser: argparse.ArgumentParser) -> None:
+    """--files and --size-mib: how large the generated tree is."""
+    parser.add_argument("--files", type=int, default=200_000, help="of the generated tree [%(default)s]")
+    parser.add_argument("--size-mib", type=int, default=5000, help="of the generated tree [%(default)s]")
+
+
+def made(where: Path, chosen: argparse.Namespace) -> Iterator[Path]:
+    """The trees that `chosen.tree` names, one after the other, each below `where` under its name."""
+    for name in NAMES:
+        if name in chosen.tree:
+            print(f"making the tree {name!r} ...", file=sys.stderr, flush=True)
+            if name == "environment":
+                yield environment(where / name)
+            else:
+                yield generated(where / name, files=chosen.files, size=chosen.size_mib << 20)
+
+
+def environment(directory: Path) -> Path:
     """A virtual environment with what the project needs and WHEELS in it. Raises CalledProcessError where they cannot be had."""
     venv.create(directory, with_pip=True)
     words = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    told = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    told = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     needed = [*told["dependencies"], *told["optional-dependencies"]["test"]]
     subprocess.run([*words, *needed, *WHEELS], check=True, timeout=INSTALL_S, capture_output=True)
     return directory

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+HOW_HELP = (
+    "Force a way instead of the best that works. overlay: whatever is mounted. unpack: the best that is not. "
+    "For packages with trees also erofs, reflink, hardlink and copy."
+)
+
 
 def socket_option(function: Function) -> Function:
     return click.option(

@@ -8,15 +8,15 @@ from pathlib import Path
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.local import follow_pull, pulled_name, socket_option
-from p2pdist.model.messages import MountRequest, MountStatus
+from p2pdist.cli.local import HOW_HELP, follow_pull, pulled_name, socket_option
+from p2pdist.model.messages import WAYS_TO_SHOW, MountRequest, MountStatus
 
 
 @click.command("mount")
 @click.argument("reference", metavar="REF")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--writable", is_flag=True, help="Let programs write there; what they write goes with the mount.")
-@click.option("--how", type=click.Choice(["overlay", "unpack"]), help="Force a way instead of the best that works.")
+@click.option("--how", type=click.Choice(WAYS_TO_SHOW), help=HOW_HELP)
 @socket_option
 @output.json_option
 def command(reference: str, directory: Path, writable: bool, how: str | None, socket: Path, as_json: bool) -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.local import follow_pull, pulled_name, socket_option
+from p2pdist.cli.local import HOW_HELP, follow_pull, pulled_name, socket_option
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
-from p2pdist.model.messages import MountRequest, MountStatus
+from p2pdist.model.messages import WAYS_TO_SHOW, MountRequest, MountStatus
 from p2pdist.model.package import Config
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @click.option("--writable", is_flag=True, help="Let the program write to its view; what it writes goes with it.")
 @click.option(
     "--how",
-    type=click.Choice(["overlay", "userns", "unpack"]),
-    help="Force a way to show the package instead of the best that works.",
+    type=click.Choice([*WAYS_TO_SHOW, "userns"]),
+    help=f"{HOW_HELP} userns: to the program only, for squashfs layers.",
 )
 @socket_option
 @click.argument("reference", metavar="REF")

@@ -289,8 +289,12 @@ class PullStatus(msgspec.Struct, frozen=True):
     error: dict[str, Any] | None = None
 
 
+WAYS_TO_SHOW = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")
+"""How a package may be asked to be shown: "overlay" stands for anything that is mounted, "unpack" for the best that is not."""
+
+
 class MountRequest(msgspec.Struct, frozen=True):
-    """Body of POST /v1/mounts. An empty path lets the agent choose one below its store. `how` forces a way ("overlay", "unpack"), or
+    """Body of POST /v1/mounts. An empty path lets the agent choose one below its store. `how` forces a way (WAYS_TO_SHOW), or
     asks for the layer images, for a caller that can show them to itself: "userns" always, "images" only when the agent cannot mount."""
 
     package: str

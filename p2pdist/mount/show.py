@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
+from p2pdist.model.messages import WAYS_TO_SHOW
 from p2pdist.model.package import LAYERS_MAX
 from p2pdist.mount import kernel, materialize
 from p2pdist.mount.holders import holders
@@ -25,9 +26,6 @@ from p2pdist.mount.overlay import mount_layers
 from p2pdist.mount.record import Record, new_id, records, save, take_down
 from p2pdist.mount.removal import remove_tree
 from p2pdist.mount.squashfs import Image, inspect
-
-WAYS = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")
-"""What may be asked for: "overlay" stands for anything that is mounted, "unpack" for the best that is not."""
 
 _MOUNTED = ("overlay", "erofs")
 _OF_TREES = ("erofs", *materialize.WAYS)
@@ -41,7 +39,7 @@ systems that these cannot be on."""
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A package is visible at `path`. `how` is squashfs or one of WAYS; `why` is one line saying which way and why."""
+    """A package is visible at `path`. `how` is squashfs or one of WAYS_TO_SHOW; `why` is one line saying which way and why."""
 
     path: Path
     how: str
@@ -76,8 +74,8 @@ def show(
     object that is not as its tree states, Conflict for a target in use, UsageError, NotFound, DiskFull or P2PDistError; then nothing is
     left behind.
     """
-    if how not in (None, *WAYS):
-        raise UsageError(f"{how!r} is no way to show a package here", remedy=f"Use one of {', '.join(WAYS)}")
+    if how not in (None, *WAYS_TO_SHOW):
+        raise UsageError(f"{how!r} is no way to show a package here", remedy=f"Use one of {', '.join(WAYS_TO_SHOW)}")
     if not 1 <= len(layers) <= LAYERS_MAX:
         raise UsageError(f"a package of {len(layers)} layers cannot be shown", remedy=f"It must have 1 to {LAYERS_MAX}")
     trees = any(isinstance(layer, TreeLayer) for layer in layers)

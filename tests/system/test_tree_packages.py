@@ -57,17 +57,30 @@ def compare(shown: Path, source: Path) -> None:
     assert (found.returncode, found.stdout) == (0, "")
 
 
-def shown(agent: Agent, reference: str, source: Path) -> str:
+def shown(agent: Agent, reference: str, source: Path, *options: str) -> str:
     """Mount a package, compare it with its source, unmount it; returns how it was shown."""
     target = agent.site.directory / f"mount-{agent.name}"
     site = agent.site
-    code, status, errors = site.command("mount", reference, str(target), "--socket", str(agent.socket))
+    code, status, errors = site.command("mount", reference, str(target), "--socket", str(agent.socket), *options)
     assert code == 0, errors
     try:
         compare(target, source)
     finally:
         assert site.command("umount", str(target), "--socket", str(agent.socket))[0] == 0
     return str(status["how"])
+
+
+def test_every_way_can_be_forced(site: Site, source: Source, tmp_path: Path) -> None:
+    """And one that does not work here, or is none, is refused with what to do."""
+    source.publish("app:v1")
+    (agent,) = site.agents(1)
+    for how, came in (("overlay", "erofs"), ("erofs", "erofs"), ("hardlink", "hardlink"), ("copy", "copy")):
+        assert shown(agent, "app:v1", source.path, "--how", how) == came
+    assert shown(agent, "app:v1", source.path, "--how", "unpack") in ("reflink", "hardlink")
+    where = ("mount", "app:v1", str(tmp_path / "view"), "--socket", str(agent.socket), "--how")
+    code, _, errors = site.command(*where, "hardlink", "--writable")
+    assert code == 1 and "may be written to" in errors
+    assert site.command(*where, "nonsense")[0] == 2
 
 
 def test_a_tree_and_its_second_version_reach_every_agent(site: Site, source: Source) -> None:

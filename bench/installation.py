@@ -1,0 +1,108 @@
+"""A tracker, agents and an origin of a benchmark's own on this machine, each a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from bench.packers import call
+
+READY_S = 60.0
+ENDED_WITHIN_S = 30.0
+STARTED = "started"
+"""What the program of a package prints first."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Installation:
+    """A tracker and agents; ends what it started."""
+
+    def __init__(self, place: Path, program: str, agents: int) -> None:
+        self.place, self.program = place, program
+        self.origin = f"file://{place / 'origin'}"
+        self.sockets = [place / f"agent{number}.sock" for number in range(agents)]
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Installation:
+        url = f"127.0.0.1:{free_port()}"
+        self._spawn("tracker", "--listen", url, "--origin", self.origin, "--state", str(self.place / "state"))
+        for number, path in enumerate(self.sockets):
+            address = ("--listen", f"127.0.0.1:{free_port()}", "--name", f"h{number}")
+            store = str(self.place / f"store{number}")
+            self._spawn("agent", "--tracker", f"http://{url}", *address, "--store", store, "--socket", str(path))
+        for path in self.sockets:
+            self._wait(path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        deadline = time.monotonic() + ENDED_WITHIN_S
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in reversed(self._processes):
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _spawn(self, *words: str) -> None:
+        with (self.place / f"{words[0]}.log").open("ab") as log:
+            words = (self.program, *words, "--log-level", "warning")
+            self._processes.append(subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True))
+
+    @staticmethod
+    def _wait(path: Path) -> None:
+        deadline = time.monotonic() + READY_S
+        words = ["curl", "-sf", "-o", "/dev/null", "--unix-socket", str(path), "http://agent/readyz"]
+        while subprocess.run(words, check=False).returncode:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no agent answers on {path}")
+            time.sleep(0.1)
+
+    def ask(self, *words: str) -> Any:
+        return json.loads(call(self.program, *words, "--json"))
+
+    def start(self, reference: str) -> list[float]:
+        """Run a package on every agent at the same time; when the first line of each program came, on the monotonic clock."""
+        with ThreadPoolExecutor(len(self.sockets)) as pool:
+            return list(pool.map(lambda path: self._first_line(path, reference), self.sockets))
+
+    def _first_line(self, path: Path, reference: str) -> float:
+        words = (self.program, "run", "--socket", str(path), reference)
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            line, came = process.stdout.readline(), time.monotonic()
+            _, told = process.communicate()
+        if line.strip() != STARTED or process.returncode:
+            raise RuntimeError(f"a program did not start: {line}{told}")
+        return came
+
+    def cpu_s(self) -> tuple[float, float]:
+        """Seconds that all commands that have ended took of the processors; and tracker and agents."""
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return ended.ru_utime + ended.ru_stime, sum(_cpu_s(process.pid) for process in self._processes)
+
+    def everywhere(self, *words: str) -> list[str]:
+        """Run a verb with the socket of every agent, at the same time; what each wrote."""
+        with ThreadPoolExecutor(len(self.sockets)) as pool:
+            return list(
+                pool.map(lambda path: call(self.program, words[0], "--socket", str(path), *words[1:]), self.sockets)
+            )
+
+
+def _cpu_s(pid: int) -> float:
+    """User and system time of a process (proc_pid_stat(5))."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
