@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import bz2
 import contextlib
+import errno
 import gzip
 import hashlib
 import io
 import lzma
 import os
 import platform
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ import zstandard
 from p2pdist.model.digest import is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, UsageError
 from p2pdist.model.package import LAYERS_MAX, MANIFEST_BYTES_MAX, Config
+from p2pdist.package.regular import NotRegular, open_regular
 from p2pdist.package.scan import Scan
 from p2pdist.package.untar import Applied, apply_tar, finish
 
@@ -34,6 +35,8 @@ CHUNK_BYTES = 1 << 20
 INDEX_DEPTH_MAX = 4
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
+_NO_NAMES = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""What opening by a name fails with that no file of an image can have."""
 _LAYER_ENDS = (".tar", ".tar+gzip", ".tar.gzip", ".tar+zstd")
 
 Report = Callable[[str, int, int], None]
@@ -248,14 +251,14 @@ def _decoded(data: bytes, kind: type[Document], what: str) -> Document:
 def _regular(path: Path) -> Iterator[IO[bytes]]:
     """A regular file, open for reading; raises NotFound, Corrupt or P2PDistError."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = open_regular(path, follow=False)
     except FileNotFoundError as error:
         raise NotFound(f"there is no file {path}") from error
     except OSError as error:
+        if isinstance(error, NotRegular) or error.errno in _NO_NAMES:
+            raise Corrupt(f"{path} is not a regular file") from error
         raise P2PDistError(f"cannot read {path}: {error.strerror}") from error
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise Corrupt(f"{path} is not a regular file")
+    with file:
         yield file
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2pdist.model.errors import TooLarge
+from p2pdist.package.regular import NotRegular, open_regular
+from p2pdist.package.scan import unreadable
 
 METADATA_BYTES_MAX = 64 << 20
 SITE_NAMES = (b"site-packages", b"dist-packages")
@@ -45,7 +47,7 @@ def site_directories(source: Path, environment: bytes) -> list[bytes]:
 
 
 def distributions(source: Path, site: bytes) -> Iterator[Distribution]:
-    """Those installed in the directory `site` of `source`, by name. Raises TooLarge."""
+    """Those installed in the directory `site` of `source`, by name. Raises TooLarge, and P2PDistError naming what cannot be read."""
     for name in _names(source, site):
         if match := _INFO.match(name):
             info = os.path.join(site, name)
@@ -84,11 +86,15 @@ def _is_local(source: Path, info: bytes) -> bool:
 
 
 def _read(source: Path, path: bytes) -> bytes | None:
+    """None where there is no such file, or something else in its place."""
+    full = os.path.join(os.fsencode(source), path)
     try:
-        with open(os.path.join(os.fsencode(source), path), "rb") as stream:
+        with open_regular(full) as stream:
             data = stream.read(METADATA_BYTES_MAX + 1)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, NotRegular):
         return None
+    except OSError as error:
+        raise unreadable(os.fsdecode(full), error.strerror or str(error)) from error
     if len(data) > METADATA_BYTES_MAX:
         raise TooLarge(f"{source / os.fsdecode(path)} is over {METADATA_BYTES_MAX} bytes")
     return data

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from p2pdist.model.errors import TooLarge, UsageError
+from p2pdist.package.regular import open_regular
 
 IGNORE_FILE = ".p2pdistignore"
 IGNORE_BYTES_MAX = 1 << 20
@@ -48,12 +49,14 @@ def read_patterns(source: Path) -> list[str]:
     """The lines of `.p2pdistignore` in the directory `source`; none without that file. Raises UsageError when it cannot be read."""
     file = source / IGNORE_FILE
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             data = stream.read(IGNORE_BYTES_MAX + 1)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+        raise UsageError(
+            f"cannot read {file}: {error.strerror}", remedy="Make it a file that you may read, or remove it"
+        ) from error
     if len(data) > IGNORE_BYTES_MAX:
         raise TooLarge(f"{file} is over {IGNORE_BYTES_MAX} bytes")
     return os.fsdecode(data).splitlines()

@@ -32,6 +32,7 @@ import msgspec
 
 from p2pdist.model.errors import NotFound, TooLarge, UsageError
 from p2pdist.model.package import LAYERS_MAX
+from p2pdist.package.regular import open_regular
 
 PROJECT_FILE = "p2pdist.toml"
 PROJECT_BYTES_MAX = 1 << 20
@@ -99,7 +100,7 @@ def find_project(source: Path | None, named: Path | None) -> ProjectFile | None:
 def read_project(file: Path) -> ProjectFile:
     """Read and check a project file. Raises NotFound, and UsageError naming the key that is wrong."""
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             data = stream.read(PROJECT_BYTES_MAX + 1)
     except FileNotFoundError as error:
         raise NotFound(f"there is no project file {file}") from error

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.package.regular import open_regular
 from p2pdist.package.scan import printable
 from p2pdist.package.squashfs import MTIME_MAX
 from p2pdist.package.stage import Found
@@ -102,7 +104,7 @@ def recompile(
 ) -> Replaced:
     """Compile every .pyc file among `files` of `source` anew, into the empty directory `work`. `report` hears of bytes of source. Blocks.
     Never writes to `source`."""
-    taken = {found.path: found.status.st_size for found in files if not found.is_directory}
+    taken = {found.path: found.status.st_size for found in files if _is_file(source, found)}
     replaced = Replaced()
     jobs: dict[tuple[bytes, str], list[_Job]] = {}
     for path in sorted(path for path in taken if path.endswith(b".pyc")):
@@ -130,12 +132,20 @@ def recompile(
     return replaced
 
 
+def _is_file(source: Path, found: Found) -> bool:
+    """Whether it is a regular file or a link to one: an interpreter that opened a FIFO would wait for ever."""
+    mode = found.status.st_mode
+    return stat.S_ISREG(mode) or (
+        stat.S_ISLNK(mode) and os.path.isfile(os.path.join(os.fsencode(source), found.path))
+    )
+
+
 def _magic(source: Path, path: bytes) -> bytes:
     try:
-        with open(os.path.join(os.fsencode(source), path), "rb") as stream:
+        with open_regular(os.path.join(os.fsencode(source), path)) as stream:
             return stream.read(HEADER_BYTES)
     except OSError:
-        return b""  # packing says that it cannot be read
+        return b""  # packing says what is wrong with it
 
 
 def _compile(source: Path, interpreter: str, group: list[_Job], work: Path, replaced: Replaced) -> None:

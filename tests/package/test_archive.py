@@ -441,3 +441,11 @@ def test_a_docker_archive_names_nothing_outside(tmp_path: Path, name: str) -> No
     (tmp_path / "saved.tar").write_bytes(archive)
     with pytest.raises(Corrupt, match="outside"):
         unpacked(tmp_path / "saved.tar", tmp_path / "work")
+
+
+@pytest.mark.parametrize("name", ["loop", "loop/config.json", "manifest.json/config.json", "a" * 300])
+def test_a_docker_archive_whose_config_cannot_be_is_corrupt(tmp_path: Path, name: str) -> None:
+    saved = json.dumps([{"Config": name, "Layers": []}])
+    (tmp_path / "saved.tar").write_bytes(tar_of(("manifest.json", saved), ("loop", ("link", "loop"))))
+    with pytest.raises(Corrupt, match=name):
+        unpacked(tmp_path / "saved.tar", tmp_path / "work")

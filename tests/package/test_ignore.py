@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -56,4 +57,20 @@ def test_the_file_in_the_source(tmp_path: Path) -> None:
     assert read_patterns(tmp_path) == ["*.log", "# x", os.fsdecode(b"\xff*")]
     (tmp_path / ".p2pdistignore").write_bytes(bytes(IGNORE_BYTES_MAX + 1))
     with pytest.raises(TooLarge, match=r"\.p2pdistignore"):
+        read_patterns(tmp_path)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["FIFO", "link to a FIFO", "directory", "socket"])
+def test_what_is_no_file_is_named_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / ".p2pdistignore"
+    if kind == "directory":
+        file.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(file))
+    else:
+        os.mkfifo(tmp_path / "fifo")
+        (tmp_path / "fifo").rename(file) if kind == "FIFO" else file.symlink_to("fifo")
+    with pytest.raises(UsageError, match=r"\.p2pdistignore: it is not a regular file"):
         read_patterns(tmp_path)

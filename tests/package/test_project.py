@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,12 @@ def test_where_it_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     found = find_project(source, here / "p2pdist.toml")
     assert isinstance(found, ProjectFile)
     assert found.project.name == "b"
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """Where nobody named it, it counts for nothing."""
+    os.mkfifo(tmp_path / "p2pdist.toml")
+    assert find_project(tmp_path, None) is None
+    with pytest.raises(UsageError, match="it is not a regular file"):
+        find_project(None, tmp_path / "p2pdist.toml")

@@ -123,6 +123,25 @@ def test_what_cannot_be_compiled_is_left_out_with_a_note(tmp_path: Path) -> None
     assert any("03f30d0a" in note for note in notes)
 
 
+@pytest.mark.timeout(60)
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """A FIFO in the place of compiled Python or of its source, also behind a symbolic link."""
+    source = checkout(tmp_path / "source", time_s=1_600_000_000)
+    (source / "lib/data.py").write_text("x = 1\n")
+    os.mkfifo(source / "lib/data.pyc")
+    os.mkfifo(source / "lib/pipe.py")
+    (source / "lib/link.py").symlink_to("pipe.py")
+    for name in ("pipe", "link"):
+        shutil.copy(importlib.util.cache_from_source(str(source / "lib/__init__.py")), source / f"lib/{name}.pyc")
+    (source / "lib/way.py").write_text("x = 1\n")
+    (source / "lib/way.pyc").symlink_to("pipe.py")
+    files, notes = recompiled(source, tmp_path / "work")
+    assert {name for name in files if "__pycache__" not in name} == set()
+    assert sorted(notes) == [
+        f"kept as it is: lib/{name}.pyc (compiled Python without a source)" for name in ("link", "pipe")
+    ]
+
+
 def test_what_is_compiled_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
     """An edit of one file changes one compiled file."""
     first = checkout(tmp_path / "first", time_s=1_600_000_000)

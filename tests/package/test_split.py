@@ -102,6 +102,19 @@ def test_a_distribution_without_a_record_is_said(environment: Path) -> None:
     assert found.notes == ("odd has no RECORD and goes to the upper layer",)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["RECORD", "direct_url.json"])
+def test_metadata_that_is_no_file_is_not_waited_for(environment: Path, name: str) -> None:
+    info = site_of(environment) / "odd-1.0.dist-info"
+    info.mkdir()
+    try:
+        os.mkfifo(info / name)
+        found = split(environment)
+    finally:
+        shutil.rmtree(info)
+    assert found.notes == ("odd has no RECORD and goes to the upper layer",)
+
+
 @pytest.fixture
 async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
     opened = LocalLayout(tmp_path / "layout")
