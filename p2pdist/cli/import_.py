@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 def command(
     source: Path, *, tag: str, image: str, form: Format | None, layout: Path, as_json: bool, **settings: Any
 ) -> None:
-    """Make a package of SOURCE: a directory, a tar (also .gz, .zst, .xz, .bz2), an OCI image layout, or what docker save writes.
+    """Make a package of SOURCE: a directory, a tar (also .gz, .zst, .xz, .bz2), an OCI image layout, or what docker save writes,
+    unpacked or not.
 
     The layers of an image are merged into one. Its entrypoint, command, environment and working directory are kept; options win over
     them. Owners, devices and setuid bits are not kept.

@@ -100,9 +100,7 @@ def unpack_source(
     """Unpack `source` below the empty directory `work`; a plain directory stays where it is. `image` chooses among several. Blocks.
     Raises NotFound, UsageError, Corrupt, TooLarge, DiskFull or P2PDistError."""
     if source.is_dir():
-        if (source / "oci-layout").is_file():
-            return _Images(source, work, image, report).from_layout()
-        return Unpacked(source, "directory")
+        return _image(source, work, image, report) or Unpacked(source, "directory")
     if not source.is_file():
         raise NotFound(f"there is no directory or archive {source}")
     outer = work / "archive"
@@ -111,12 +109,15 @@ def unpack_source(
     with _opened(source, report) as stream:
         apply_tar(stream, outer, applied, whiteouts=False)
     finish(outer, applied)
-    images = _Images(outer, work, image, report)
-    if (outer / "oci-layout").is_file() and (outer / "index.json").is_file():
+    return _image(outer, work, image, report) or Unpacked(outer, "tar", seen=applied.seen)
+
+
+def _image(place: Path, work: Path, wanted: str, report: Report) -> Unpacked | None:
+    """What an image in the directory `place` unpacks to; None where there is no image."""
+    images = _Images(place, work, wanted, report)
+    if (place / "oci-layout").is_file() and (place / "index.json").is_file():
         return images.from_layout()
-    if _is_saved(outer):
-        return images.from_saved()
-    return Unpacked(outer, "tar", seen=applied.seen)
+    return images.from_saved() if _is_saved(place) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,9 +135,7 @@ def recompile(
 def _is_file(source: Path, found: Found) -> bool:
     """Whether it is a regular file or a link to one: an interpreter that opened a FIFO would wait for ever."""
     mode = found.status.st_mode
-    return stat.S_ISREG(mode) or (
-        stat.S_ISLNK(mode) and os.path.isfile(os.path.join(os.fsencode(source), found.path))
-    )
+    return stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and os.path.isfile(os.path.join(os.fsencode(source), found.path)))
 
 
 def _magic(source: Path, path: bytes) -> bytes:

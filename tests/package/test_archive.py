@@ -432,6 +432,28 @@ def test_a_package_of_ours_is_no_image(tmp_path: Path) -> None:
         unpacked(layout, tmp_path / "work")
 
 
+def test_an_unpacked_docker_archive_is_one(tmp_path: Path) -> None:
+    """A directory is told as a tar of it is, whatever names the layers have; with another manifest.json it is a plain one."""
+    place = tmp_path / "saved"
+    (place / "0").mkdir(parents=True)
+    for number, layer in enumerate(LAYERS):
+        (place / f"0/layer{number}.tar").write_bytes(layer)
+    ids = [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in LAYERS]
+    (place / "config.json").write_text(json.dumps({"config": RUN, "rootfs": {"diff_ids": ids}}))
+    layers = [f"0/layer{number}.tar" for number in range(len(LAYERS))]
+    (place / "manifest.json").write_text(json.dumps([{"Config": "config.json", "Layers": layers, "RepoTags": ["a:1"]}]))
+    before = content(place)
+    with tarfile.open(tmp_path / "saved.tar", "w") as archive:
+        archive.add(place, ".")
+    for source in (place, tmp_path / "saved.tar"):
+        found = unpacked(source, tmp_path / f"from {source.name}", image="a:1")
+        assert found.kind == "docker archive"
+        check(found)
+    assert content(place) == before
+    (place / "manifest.json").write_text(json.dumps([{"name": "app"}]))
+    assert unpacked(place, tmp_path / "plain").kind == "directory"
+
+
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "link"])
 def test_a_docker_archive_names_nothing_outside(tmp_path: Path, name: str) -> None:
     saved = json.dumps([{"Config": "config.json", "Layers": [name], "RepoTags": ["a:1"]}])
