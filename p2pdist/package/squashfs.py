@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
@@ -22,6 +23,16 @@ LEVEL_MAX = 22
 MTIME_MAX = (1 << 32) - 1
 POLL_S = 0.2
 _OUTPUT_KEPT_BYTES = 64 << 10
+
+# Becomes the program whose parent's pid, path and arguments it is given, and which is killed (PR_SET_PDEATHSIG, SIGKILL) when that parent
+# ends, however it does. prctl(2) is called here and not between fork and exec of the parent, where other threads may hold any lock. The
+# signal follows the thread that forked: asyncio forks on the thread of the loop, which stays while the program is awaited.
+_END_WITH_PARENT = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def check_apart(source: Path, output: Path) -> None:
@@ -59,34 +70,41 @@ async def build_image(
     program = shutil.which("mksquashfs")
     if program is None:
         raise P2PDistError("mksquashfs is not installed", remedy="Install the Debian package squashfs-tools")
+    try:
+        with _exclude_options(output, exclude) as options:
+            said, code = await _run(
+                [program, *_arguments(source, output, level, mtime, processors), *options], on_bytes
+            )
+        if code != 0:
+            raise _failure(source, output, said, size_estimate)
+    except BaseException:
+        output.unlink(missing_ok=True)
+        raise
+
+
+async def _run(command: list[str], on_bytes: Callable[[int], None] | None) -> tuple[str, int]:
+    """The end of what a program says, and its exit code. It ends with this process, and when this call is cancelled."""
     # With SOURCE_DATE_EPOCH set mksquashfs refuses -mkfs-time and would flatten times unasked.
     environment = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}
-    with _exclude_options(output, exclude) as options:
-        process = await asyncio.create_subprocess_exec(
-            program,
-            *_arguments(source, output, level, mtime, processors),
-            *options,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**environment, "LC_ALL": "C"},
-        )
-        watch = asyncio.create_task(_watch_reads(process.pid, on_bytes)) if on_bytes else None
-        try:
-            said = await _tail(process)
-            code = await process.wait()
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            output.unlink(missing_ok=True)
-            raise
-        finally:
-            if watch:
-                watch.cancel()
-    if code != 0:
-        output.unlink(missing_ok=True)
-        raise _failure(source, output, said, size_estimate)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid())),
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**environment, "LC_ALL": "C"},
+    )
+    watch = asyncio.create_task(_watch_reads(process.pid, on_bytes)) if on_bytes else None
+    try:
+        return await _tail(process), await process.wait()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+    finally:
+        if watch:
+            watch.cancel()
 
 
 def _arguments(source: Path, output: Path, level: int, mtime: int | None, processors: int | None) -> list[str]:
