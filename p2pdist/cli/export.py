@@ -72,14 +72,12 @@ class _Export:
     async def run(self, ref: str, directory: Path) -> dict[str, Any]:
         """What was written, for --json."""
         from p2pdist.package.depot import read_manifest
-        from p2pdist.package.stage import staging
 
         reference = parse_reference(ref)
         async with opened_layout(directory) as layout:
             described, manifest, _ = await read_manifest(reference, [layout])
             config = decode_config(await layout.read(manifest.config.digest, limit=MANIFEST_BYTES_MAX))
-            scratch = await asyncio.to_thread(layout.scratch)
-            with staging(scratch, f"{described.digest} exported as {self._kind}") as stage:
+            with layout.staging(f"{described.digest} exported as {self._kind}") as stage:
                 await self._write(manifest, config, layout, stage)
         found: dict[str, Any] = {"reference": str(reference), "digest": described.digest, "kind": self._kind}
         if str(self._target) != "-":
@@ -116,7 +114,7 @@ class _Export:
 
     async def _write_directory(self, manifest: Manifest, layout: LocalLayout) -> None:
         """The directory appears whole or not at all."""
-        from p2pdist.package.stage import staging
+        from p2pdist.origin.drafts import staging
 
         target = self._target.absolute()
         if os.path.lexists(target):

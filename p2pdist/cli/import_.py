@@ -43,15 +43,13 @@ def command(
     """
     from p2pdist.package.archive import unpack_source
     from p2pdist.package.pack import pack
-    from p2pdist.package.stage import staging
 
     reference = parse_reference(tag)
     parse_entrypoint(settings["entrypoint"])
 
     async def work(progress: output.Progress) -> tuple[Packed, str]:
         async with opened_layout(layout) as local:
-            scratch = await asyncio.to_thread(local.scratch)
-            with staging(scratch, f"{source.absolute()} imported") as stage:
+            with local.staging(f"{source.absolute()} imported") as stage:
                 found = await asyncio.to_thread(unpack_source, source, stage, image=image, report=progress)
                 chosen = _settings(found.config, **settings)
                 packed = await pack(

@@ -1,8 +1,8 @@
 """Objects in a local directory.
 
-New values are written below `.incoming` and renamed into place after fsync, so a reader sees all of one or nothing, also after a power
-cut. Updates hold an exclusive flock on `.lock`. Who packs into the directory holds a shared flock on `.packing`, who removes from it an
-exclusive one.
+New values are written below `.incoming` (drafts.py) and renamed into place after fsync, so a reader sees all of one or nothing, also
+after a power cut. Updates hold an exclusive flock on `.lock`. Who packs into the directory holds a shared flock on `.packing`, who removes
+from it an exclusive one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import errno
 import fcntl
 import functools
 import os
-import secrets
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +19,10 @@ from pathlib import Path
 from urllib.parse import quote_from_bytes
 
 from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, Refused, TooLarge, Unavailable
+from p2pdist.origin.drafts import abandoned, new_directory, new_file
 from p2pdist.origin.objects import Stored
 
 LOCK_WAIT_S = 30.0
-ABANDONED_AFTER_S = 86_400.0
-"""Unfinished files in `.incoming` that nobody wrote to for so long are deleted."""
 
 
 class Directory:
@@ -112,33 +109,21 @@ class Directory:
             self._make(self.root)
             where = self.root / ".incoming"
             where.mkdir(exist_ok=True)
-            for _ in self._abandoned(where, remove=True) if tidy else ():
+            for _ in abandoned(where, remove=True) if tidy else ():
                 pass
             return where
 
+    @contextlib.contextmanager
+    def draft_directory(self) -> Iterator[Path]:
+        """A new directory for unfinished files, gone with what is left in it when the block ends."""
+        with contextlib.ExitStack() as stack:
+            with self._failures(".incoming"):
+                made = stack.enter_context(new_directory(self.incoming(tidy=False)))
+            yield made
+
     def abandoned(self, *, remove: bool) -> Iterator[tuple[str, int]]:
         with self._failures(".incoming"):
-            yield from self._abandoned(self.root / ".incoming", remove=remove, stages=True)
-
-    def _abandoned(self, where: Path, *, remove: bool, stages: bool = False) -> Iterator[tuple[str, int]]:
-        """Files to which nobody wrote for long; and if `stages`, directories that no process has locked (staging in stage.py)."""
-        horizon = time.time() - ABANDONED_AFTER_S
-        try:
-            entries = list(os.scandir(where))
-        except FileNotFoundError:
-            return
-        for entry in entries:
-            # Another process may be cleaning up as well.
-            with contextlib.suppress(FileNotFoundError, PermissionError):
-                found = entry.stat(follow_symlinks=False)
-                if found.st_mtime >= horizon:
-                    continue
-                if not stat.S_ISDIR(found.st_mode):
-                    if remove:
-                        os.unlink(entry.path)
-                    yield entry.name, found.st_size
-                elif stages and entry.name.startswith("stage-") and (size := _stage(entry.path, remove)) is not None:
-                    yield entry.name, size
+            yield from abandoned(self.root / ".incoming", remove=remove)
 
     def list(self, folder: str) -> Iterator[Stored]:
         with self._failures(folder):
@@ -173,17 +158,16 @@ class Directory:
     @contextlib.contextmanager
     def _incoming(self, size: int, *, tidy: bool) -> Iterator[tuple[int, Path]]:
         """An open new file with room for `size` bytes; deleted at the end if it is still there."""
-        name = self.incoming(tidy=tidy) / secrets.token_hex(12)
-        free = os.statvfs(name.parent)
+        where = self.incoming(tidy=tidy)
+        free = os.statvfs(where)
         if size > free.f_bavail * free.f_frsize:
             raise DiskFull(self.url, needed=size, free=free.f_bavail * free.f_frsize)
-        # 0o666 less the umask, so that others (a web server, colleagues) may read what the writer's umask lets them.
-        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        handle, name = new_file(where)
         try:
             yield handle, name
         finally:
-            os.close(handle)
             name.unlink(missing_ok=True)
+            os.close(handle)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -236,24 +220,3 @@ class Directory:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return Refused(f"no access to {said}", remedy="Check the owner and the mode of the directory")
         return Unavailable(f"cannot use {said}", remedy="Check the directory and the disk under it")
-
-
-def _stage(path: str, remove: bool) -> int | None:
-    """Bytes in a staging directory whose process is gone, None while it lives; the directory is deleted if `remove`."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        size = 0
-        for current, names, files in os.walk(path):
-            for name in names:
-                if remove and not os.path.islink(os.path.join(current, name)):
-                    os.chmod(os.path.join(current, name), 0o700)
-            size += sum(os.lstat(os.path.join(current, name)).st_size for name in files)
-        if remove:
-            shutil.rmtree(path)
-        return size
-    finally:
-        os.close(handle)

@@ -17,6 +17,7 @@ from p2pdist.model.digest import Digest, digest_of, hex_of, is_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, TooLarge
 from p2pdist.model.package import MANIFEST_BYTES_MAX, MANIFEST_TYPE, SMALL_BYTES_MAX, Descriptor, Reference
 from p2pdist.origin.directory import Directory
+from p2pdist.origin.drafts import staging
 from p2pdist.origin.index import INDEX_BYTES_MAX, Index
 from p2pdist.origin.objects import Objects
 
@@ -219,10 +220,21 @@ class LocalLayout(LayoutOrigin):
         self._make()
         return self._directory.incoming()
 
+    def drafting(self) -> contextlib.AbstractContextManager[Path]:
+        """A new directory on the same file system for unfinished files; gone with what is left in it when the block ends. Who holds it
+        is known to be at work, so nobody takes the files for those of a process that was killed."""
+        return self._directory.draft_directory()
+
+    def staging(self, purpose: str) -> contextlib.AbstractContextManager[Path]:
+        """Like drafting, but called the same each time for one purpose; Conflict is raised while another process has it."""
+        return staging(self.scratch(), purpose)
+
     @contextlib.asynccontextmanager
     async def packing(self, *, alone: bool = False) -> AsyncIterator[None]:
         self._make()
         async with super().packing(alone=alone):
+            if not alone:
+                await self._call(self._directory.incoming)
             yield
 
     def _make(self) -> None:

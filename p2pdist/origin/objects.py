@@ -53,4 +53,4 @@ class Objects(Protocol):
         the process. Buckets have none: there it always succeeds and keeps nobody out."""
 
     def abandoned(self, *, remove: bool) -> Iterator[tuple[str, int]]:
-        """Name and size of what writers that were killed long ago left unfinished; it is deleted if `remove`."""
+        """Name and size of what writers left unfinished that are certainly gone; it is deleted if `remove`."""

@@ -6,7 +6,7 @@ Structural types: the origin drivers fit them without either side importing the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -49,7 +49,9 @@ class LocalDepot(Depot, Protocol):
 
     def blob_path(self, digest: Digest) -> Path: ...
 
-    def scratch(self) -> Path: ...
+    def drafting(self) -> AbstractContextManager[Path]: ...
+
+    def staging(self, purpose: str) -> AbstractContextManager[Path]: ...
 
     async def adopt(self, digest: Digest, path: Path) -> None: ...
 

@@ -25,7 +25,7 @@ from p2pdist.package.reproducible import recompile
 from p2pdist.package.scan import Dropped
 from p2pdist.package.split import split
 from p2pdist.package.squashfs import LEVEL, check_apart
-from p2pdist.package.stage import stage, staging, walk, with_parents
+from p2pdist.package.stage import stage, walk, with_parents
 from p2pdist.package.trace import Trace, select
 
 
@@ -174,9 +174,7 @@ async def _shown(
         return
     check_apart(layer.source, layout.directory)
     purpose = f"{layer.source.absolute()} as layer {number}"
-    with contextlib.ExitStack() as stack:
-        scratch = await asyncio.to_thread(layout.scratch)
-        work = stack.enter_context(staging(scratch, purpose))
+    with layout.staging(purpose) as work:
         lost, notes = await asyncio.to_thread(_stage, layer, work, making.reproducible, on_progress)
         yield work / "tree", lost, notes
 

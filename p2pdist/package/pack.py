@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -253,25 +252,25 @@ async def _add_image(
 ) -> _Layer:
     """Build the image, hash it and move it into the layout."""
     report = _reporter(on_progress, found.bytes_total)
-    image = (await asyncio.to_thread(layout.scratch)) / secrets.token_hex(12)
     stopped = threading.Event()
-    try:
-        await build_image(
-            source,
-            image,
-            level=level,
-            mtime=mtime,
-            exclude=found.excluded,
-            size_estimate=found.bytes_total,
-            on_bytes=lambda count: report("packing", count),
-        )
-        content = await asyncio.to_thread(read_content, image, stopped=stopped)
-        await asyncio.to_thread(_sync, image)
-        written = 0 if await layout.size(content.digest) == content.size else content.size
-        await layout.adopt(content.digest, image)
-    finally:
-        stopped.set()
-        image.unlink(missing_ok=True)
+    with layout.drafting() as drafts:
+        image = drafts / "image"
+        try:
+            await build_image(
+                source,
+                image,
+                level=level,
+                mtime=mtime,
+                exclude=found.excluded,
+                size_estimate=found.bytes_total,
+                on_bytes=lambda count: report("packing", count),
+            )
+            content = await asyncio.to_thread(read_content, image, stopped=stopped)
+            await asyncio.to_thread(_sync, image)
+            written = 0 if await layout.size(content.digest) == content.size else content.size
+            await layout.adopt(content.digest, image)
+        finally:
+            stopped.set()
     written += await write_small(layout, content.pieces.encode())
     return _Layer(
         content.descriptor(SQUASHFS_TYPE),

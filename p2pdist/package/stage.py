@@ -8,10 +8,8 @@ A directory of which something is left out gets the time of the newest thing tha
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
-import hashlib
 import os
 import shutil
 import stat
@@ -19,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2pdist.model.errors import Conflict, DiskFull, P2PDistError, UsageError
+from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
 from p2pdist.package.ignore import Ignore
 from p2pdist.package.scan import DEPTH_MAX, KINDS_DROPPED, Dropped, printable
 from p2pdist.package.tree_scan import changed
@@ -77,53 +75,6 @@ def with_parents(paths: Collection[bytes]) -> frozenset[bytes]:
         while (path := os.path.dirname(path)) and path not in found:
             found.add(path)
     return frozenset(found)
-
-
-@contextlib.contextmanager
-def staging(scratch: Path, purpose: str) -> Iterator[Path]:
-    """A new directory below `scratch` that is gone with all that is in it when the block ends. It is called the same each time for one
-    purpose, and what a killed process left of it is removed. Raises Conflict while another process has it."""
-    directory = scratch / f"stage-{hashlib.sha256(os.fsencode(purpose)).hexdigest()[:16]}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Conflict(
-                f"another process is packing {printable(purpose)}", remedy="Wait until it has ended, then try again"
-            ) from None
-        remove(directory, keep=True)
-        yield directory
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle), os.stat(directory)) and _locked(handle):
-                remove(directory)
-        os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def remove(directory: Path, *, keep: bool = False) -> None:
-    """Remove a directory that stage or an import made, also where directories forbid writing; `keep` leaves it empty."""
-    for current, names, _files in os.walk(os.fsencode(directory)):
-        for name in names:
-            child = os.path.join(current, name)
-            if not os.path.islink(child):
-                os.chmod(child, 0o700)
-    for entry in os.scandir(directory):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path)
-        else:
-            os.unlink(entry.path)
-    if not keep:
-        directory.rmdir()
 
 
 def stage(

@@ -109,18 +109,18 @@ async def _with_notes(work: _Work) -> Tree:
 
 async def _build(work: _Work, notes: Notes) -> Tree:
     layout, base = work.layout, work.base
-    scratch = await asyncio.to_thread(layout.scratch)
     depots: list[Depot] = base.depots if base else [layout]
     pool = await read_pool(work.name, layout, base.manifest if base else None, depots, notes.index.catalogs)
-    built = Built(PackWriter(scratch), PackWriter(scratch))
     stopped = threading.Event()
-    try:
-        await stoppable(stopped, _assemble, built, work, pool, notes, stopped)
-        outcome, written = await store_tree(built, pool, layout, stopped)
-    finally:
-        stopped.set()
-        built.new.abandon()
-        built.moved.abandon()
+    with layout.drafting() as drafts:
+        built = Built(PackWriter(drafts), PackWriter(drafts))
+        try:
+            await stoppable(stopped, _assemble, built, work, pool, notes, stopped)
+            outcome, written = await store_tree(built, pool, layout, stopped)
+        finally:
+            stopped.set()
+            built.new.abandon()
+            built.moved.abandon()
     fingerprint = work.scan.fingerprint if built.draft.settled else b""
     head = Head(fingerprint, base.digest if base else "", outcome)
     await asyncio.to_thread(remember, built, pool, work.state, notes, head)

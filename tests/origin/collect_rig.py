@@ -77,8 +77,8 @@ async def check_contents(origin: LayoutOrigin) -> int:
 
 
 def backdate(root: Path, seconds: float, *, kind: str) -> int:
-    """Let what lies in a folder of the layout (`notes`, `incoming`, `blobs`) be older; returns how many files that were."""
-    folder = root / {"notes": NOTES, "incoming": ".incoming", "blobs": "blobs/sha256"}[kind]
+    """Let what lies in a folder of the layout (`notes`, `blobs`) be older; returns how many files that were."""
+    folder = root / {"notes": NOTES, "blobs": "blobs/sha256"}[kind]
     files = list(folder.iterdir())
     for file in files:
         os.utime(file, (time.time() - seconds,) * 2)

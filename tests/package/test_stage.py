@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from p2pdist.model.errors import Conflict, Corrupt
+from p2pdist.origin.drafts import remove_tree, staging
 from p2pdist.package.ignore import matcher
-from p2pdist.package.stage import remove, stage, staging, walk, with_parents
+from p2pdist.package.stage import stage, walk, with_parents
 
 
 def listing(directory: Path) -> dict[str, tuple[int, int, bytes | str]]:
@@ -53,7 +54,7 @@ def test_the_source_is_not_touched(source: Path, tmp_path: Path) -> None:
     """Not even the ctime of a file, by which packing tells that somebody writes to it."""
     before = {path: path.lstat() for path in source.rglob("*")}
     stage(source, tmp_path / "made", only=with_parents({b"run", b"a/one", b"link"}))
-    remove(tmp_path / "made")
+    remove_tree(tmp_path / "made")
     for path, status in before.items():
         assert (path.lstat().st_ctime_ns, path.lstat().st_nlink) == (status.st_ctime_ns, status.st_nlink)
 
@@ -114,7 +115,7 @@ def test_files_are_replaced_and_the_source_is_not(source: Path, tmp_path: Path) 
     assert stat.S_IMODE(found["run"][0]) == 0o755
     assert found["a/again"][2] == b"#!"
     assert "a/one" not in found
-    remove(tmp_path / "made")
+    remove_tree(tmp_path / "made")
     assert listing(source) == before
 
 
@@ -127,8 +128,8 @@ def test_a_staging_place_is_for_one_and_cleans_up(tmp_path: Path) -> None:
         assert (first / "read-only").is_dir()
         with staging(tmp_path, "y") as other:
             assert other != first
-    assert not first.exists()
-    first.mkdir()
+    assert list(tmp_path.iterdir()) == []
+    first.mkdir(parents=True)
     (first / "left").write_text("")
     with staging(tmp_path, "x") as again:
         assert again == first

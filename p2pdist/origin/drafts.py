@@ -1,0 +1,213 @@
+"""Drafts: unfinished files, and directories of them, beside what they become; and how to tell those that nobody will finish.
+
+Whoever makes a draft holds an exclusive flock(2) on it, which ends with the process however that ends. Others see it for certain only under
+the same kernel: over NFS locks may stay on a machine, and a machine that serves a directory does not see those of its clients. So a
+draft is named after the boot in which it was made (boot_id, random(4)). A draft of this boot that is not locked is abandoned, and any
+other one when nobody wrote to it for ABANDONED_AFTER_S. Stages are called the same after each boot, since notes of packings are kept by
+path: they hold a mark instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from p2pdist.model.errors import Conflict
+
+ABANDONED_AFTER_S = 86_400.0
+DRAFT, STAGE = "draft-", "stage-"
+"""How the names of drafts and stages begin."""
+
+
+@functools.cache
+def boot_mark() -> str:
+    """How the names of this boot's drafts begin, and the name of what this boot's stages hold."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = secrets.token_hex(16)  # nobody else's: age alone counts then
+    return f"{DRAFT}{boot}-"
+
+
+def new_file(directory: Path) -> tuple[int, Path]:
+    """A new draft in `directory`, open for writing, locked until it is closed. Raises OSError."""
+    while True:
+        path = directory / (boot_mark() + secrets.token_hex(12))
+        # 0o666 less the umask, so that others (a web server, colleagues) may read what the writer's umask lets them.
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        if lock(handle) and is_at(handle, path):
+            return handle, path
+        os.close(handle)
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_directory(directory: Path) -> Iterator[Path]:
+    """A new draft in `directory` that is a directory; gone with what is left in it when the block ends. Raises OSError."""
+    handle, path = _made(directory)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)  # what cannot be removed now is found abandoned later
+        os.close(handle)
+
+
+def _made(directory: Path) -> tuple[int, Path]:
+    while True:
+        path = directory / (boot_mark() + secrets.token_hex(12))
+        path.mkdir()
+        with contextlib.suppress(FileNotFoundError):  # removed as abandoned, since it was not locked yet
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if lock(handle) and is_at(handle, path):
+                return handle, path
+            os.close(handle)
+            path.rmdir()
+
+
+@contextlib.contextmanager
+def staging(directory: Path, purpose: str) -> Iterator[Path]:
+    """A new directory below `directory` that is gone with all that is in it when the block ends. It is called the same each time for one
+    purpose, and what a killed process left of it is removed. Raises Conflict while another process has it."""
+    place = directory / f"{STAGE}{hashlib.sha256(os.fsencode(purpose)).hexdigest()[:16]}"
+    handle = _entered(place, purpose)
+    try:
+        remove_tree(place, keep=True)
+        (place / boot_mark()).touch()
+        made = place / "work"
+        made.mkdir(mode=0o700)
+        yield made
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            remove_tree(place)
+        os.close(handle)
+
+
+def _entered(place: Path, purpose: str) -> int:
+    """A descriptor of the directory `place`, made where needed, locked until it is closed. Raises Conflict."""
+    while True:
+        place.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # whoever had it has just ended, or somebody tidies up
+            handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if not lock(handle):
+                os.close(handle)
+                shown = os.fsencode(purpose).decode("utf-8", "backslashreplace")
+                raise Conflict(f"another process is packing {shown}", remedy="Wait until it has ended, then try again")
+            if is_at(handle, place):
+                return handle
+            os.close(handle)
+
+
+def lock(handle: int) -> bool:
+    """Lock what was opened as a draft until it is closed; False when another process has it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # Where there are no locks, nobody can find that it is not locked.
+        return error.errno != errno.EWOULDBLOCK
+    return True
+
+
+def is_at(handle: int, path: Path) -> bool:
+    """Whether what was opened at `path` is still there: before it was locked it could be removed as abandoned."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def abandoned(directory: Path, *, remove: bool) -> Iterator[tuple[str, int]]:
+    """Names and bytes of the drafts in `directory` that nobody will finish, which are deleted if `remove`. Raises OSError."""
+    try:
+        entries = list(os.scandir(directory))
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        # Another process may be cleaning up as well; and what one may not delete is left to whoever may.
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            size = _end(entry, remove)
+            if size is not None:
+                yield entry.name, size
+
+
+def _end(entry: os.DirEntry[str], remove: bool) -> int | None:
+    """The bytes of a draft that is abandoned, which is deleted if `remove`; None where it is not, or nobody can tell."""
+    found = entry.stat(follow_symlinks=False)
+    is_directory = stat.S_ISDIR(found.st_mode)
+    if is_directory and not entry.name.startswith((DRAFT, STAGE)):
+        return None
+    is_ours = entry.name.startswith(boot_mark()) or os.path.lexists(os.path.join(entry.path, boot_mark()))
+    is_old = _written(entry) < time.time() - ABANDONED_AFTER_S
+    if not is_ours and not is_old:
+        return None
+    with _looked_for(entry.path) as is_free:
+        if not is_free and (is_directory or is_free is False or not is_old):
+            return None
+        size = _bytes_below(entry.path) if is_directory else found.st_size
+        if remove and is_directory:
+            remove_tree(Path(entry.path))
+        elif remove:
+            os.unlink(entry.path)
+        return size
+
+
+def _written(entry: os.DirEntry[str]) -> float:
+    """When a draft was last written to; of a directory what is right in it counts, too."""
+    times = [entry.stat(follow_symlinks=False).st_mtime]
+    if entry.is_dir(follow_symlinks=False):
+        with os.scandir(entry.path) as within:
+            times += [each.stat(follow_symlinks=False).st_mtime for each in within]
+    return max(times)
+
+
+@contextlib.contextmanager
+def _looked_for(path: str) -> Iterator[bool | None]:
+    """Whether no process has locked the draft, which none does before the block ends; None where one cannot tell."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        yield None
+        return
+    try:
+        is_free: bool | None = True
+        try:
+            # Shared, since NFS wants an exclusive one to be on what is open for writing.
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            is_free = False if error.errno == errno.EWOULDBLOCK else None
+        yield is_free
+    finally:
+        os.close(handle)
+
+
+def remove_tree(directory: Path, *, keep: bool = False) -> None:
+    """Remove a directory with all that is in it, also where directories in it forbid writing; `keep` leaves it empty."""
+    for current, names, _files in os.walk(os.fsencode(directory)):
+        for name in names:
+            child = os.path.join(current, name)
+            if not os.path.islink(child):
+                os.chmod(child, 0o700)
+    for entry in os.scandir(directory):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
+    if not keep:
+        directory.rmdir()
+
+
+def _bytes_below(path: str) -> int:
+    return sum(
+        os.lstat(os.path.join(current, name)).st_size for current, _names, files in os.walk(path) for name in files
+    )

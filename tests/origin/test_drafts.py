@@ -1,0 +1,100 @@
+"""Which unfinished files are taken for abandoned, and which never."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from p2pdist.origin.drafts import ABANDONED_AFTER_S, DRAFT, STAGE, abandoned, boot_mark, new_directory, new_file
+
+OTHER = f"{DRAFT}00000000-0000-4000-8000-000000000000-"
+"""Of another boot: its locks may be out of sight."""
+
+
+def make_old(path: Path) -> None:
+    old = time.time() - ABANDONED_AFTER_S - 10
+    for each in (*path.rglob("*"), path):
+        os.utime(each, (old, old))
+
+
+def named(directory: Path, *, remove: bool = True) -> set[str]:
+    return {name for name, _ in abandoned(directory, remove=remove)}
+
+
+def test_what_is_locked_stays_however_old(tmp_path: Path) -> None:
+    handle, file = new_file(tmp_path)
+    with new_directory(tmp_path) as directory:
+        (directory / "image").write_bytes(b"x")
+        make_old(file)
+        make_old(directory)
+        assert named(tmp_path) == set()
+        assert (directory / "image").exists() and file.exists()
+    os.close(handle)
+    assert not directory.exists()
+    assert list(abandoned(tmp_path, remove=True)) == [(file.name, 0)]
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("remove", [False, True])
+@pytest.mark.parametrize("kind", ["file", "directory", "stage"])
+def test_what_is_not_locked_goes(tmp_path: Path, kind: str, remove: bool) -> None:
+    """At once where it was made under this kernel since it started, else when nobody wrote to it for a day."""
+    for prefix in (boot_mark(), OTHER, STAGE, ""):
+        path = tmp_path / f"{prefix}{kind}"
+        if kind == "file":
+            path.write_bytes(b"12345")
+            continue
+        (path / "deep").mkdir(parents=True)
+        (path / "deep/file").write_bytes(b"12345")
+        (path / "deep").chmod(0o500)
+        if prefix == STAGE:
+            (path / boot_mark()).touch()
+    ours = {boot_mark() + kind} | ({STAGE + kind} if kind != "file" else set())
+    assert set(abandoned(tmp_path, remove=remove)) == {(name, 5) for name in ours}
+    assert {path.name for path in tmp_path.iterdir()} & ours == (set() if remove else ours)
+    for path in list(tmp_path.iterdir()):
+        make_old(path)
+    old = {OTHER + kind} | ({STAGE + kind, kind} if kind == "file" else set())
+    assert named(tmp_path, remove=remove) == (old if remove else old | ours)
+
+
+def test_who_writes_into_an_old_directory_of_another_boot_keeps_it(tmp_path: Path) -> None:
+    path = tmp_path / f"{OTHER}1"
+    path.mkdir()
+    (path / "image").write_bytes(b"x")
+    os.utime(path, (0, 0))
+    assert named(tmp_path) == set()
+
+
+def test_whoever_makes_one_while_others_tidy_up_keeps_it(tmp_path: Path) -> None:
+    """A draft is there for a moment before it can be locked."""
+    ended = threading.Event()
+
+    def tidy() -> None:
+        while not ended.is_set():
+            named(tmp_path)
+
+    threads = [threading.Thread(target=tidy) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(300):
+            handle, file = new_file(tmp_path)
+            with new_directory(tmp_path) as directory:
+                (directory / "image").touch()
+                assert file.exists()
+            os.close(handle)
+    finally:
+        sys.setswitchinterval(before)
+        ended.set()
+        for thread in threads:
+            thread.join()
+    named(tmp_path)
+    assert list(tmp_path.iterdir()) == []
