@@ -104,10 +104,11 @@ class _Export:
         await asyncio.to_thread(write_xar, image, config, self._target, report=self._progress)
 
     async def _image(self, tree: Path, image: Path) -> Path:
-        from p2pdist.package.scan import scan
         from p2pdist.package.squashfs import LEVEL, build_image
+        from p2pdist.package.survey import survey
+        from p2pdist.package.tree_scan import scan_tree
 
-        found = await asyncio.to_thread(scan, tree)
+        found = survey(await asyncio.to_thread(scan_tree, tree), times_kept=True)
         level = LEVEL if self._level is None else self._level
         await build_image(tree, image, level=level, size_estimate=found.bytes_total)
         return image
@@ -128,9 +129,10 @@ class _Export:
 
     def _write_tar(self, tree: Path) -> None:
         from p2pdist.package.export import new_file, write_tar
-        from p2pdist.package.scan import scan
+        from p2pdist.package.survey import survey
+        from p2pdist.package.tree_scan import scan_tree
 
-        found, done = scan(tree), 0
+        found, done = survey(scan_tree(tree)), 0
 
         def report(count: int) -> None:
             nonlocal done

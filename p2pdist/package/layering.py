@@ -11,11 +11,12 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import UsageError
+from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.package import LAYERS_MAX, Descriptor, Reference
 from p2pdist.package.depot import Depot, LocalDepot
 from p2pdist.package.ignore import Ignore, matcher, read_patterns
@@ -27,6 +28,7 @@ from p2pdist.package.split import split
 from p2pdist.package.squashfs import LEVEL, check_apart
 from p2pdist.package.stage import stage, walk, with_parents
 from p2pdist.package.trace import Trace, select
+from p2pdist.package.tree_scan import check_unchanged, scan_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,22 @@ async def _shown(
 
 
 def _stage(
+    layer: Layer, work: Path, reproducible: bool, on_progress: OnProgress | None
+) -> tuple[list[Dropped], list[str]]:
+    """Make the stand-in for a layer in `work`/tree. Raises Corrupt when something in its source changes meanwhile."""
+    before = scan_tree(layer.source, ignore=layer.ignore, only=layer.only)
+    whole = layer.ignore is None and layer.only is None
+    look_again = partial(check_unchanged, before, ignore=layer.ignore, only=layer.only, times_of_directories=whole)
+    try:
+        made = _make(layer, work, reproducible, on_progress)
+    except P2PDistError:
+        look_again()  # what has vanished is the better reason
+        raise
+    look_again()
+    return made
+
+
+def _make(
     layer: Layer, work: Path, reproducible: bool, on_progress: OnProgress | None
 ) -> tuple[list[Dropped], list[str]]:
     replaced: dict[bytes, Path | None] = {}

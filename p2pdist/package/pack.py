@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import NotFound, UsageError
+from p2pdist.model.errors import NotFound, P2PDistError, UsageError
 from p2pdist.model.package import (
     CONFIG_TYPE,
     LAYERS_MAX,
@@ -30,9 +31,11 @@ from p2pdist.model.package import (
 )
 from p2pdist.package.content import read_content
 from p2pdist.package.depot import Depot, LocalDepot, read_manifest, read_small
-from p2pdist.package.scan import Dropped, Ignore, Scan, check_directory, scan
+from p2pdist.package.scan import Dropped, Ignore, check_directory
 from p2pdist.package.squashfs import LEVEL, build_image, check_apart
+from p2pdist.package.survey import survey
 from p2pdist.package.tree_pack import Base, Options, pack_tree
+from p2pdist.package.tree_scan import check_unchanged, scan_tree
 from p2pdist.package.tree_store import write_small
 
 OnProgress = Callable[[str, int, int], None]
@@ -123,9 +126,10 @@ async def pack(
 ) -> Packed:
     """Pack the directory `source` as `reference` into `layout`, on top of `base` (looked up in the layout, then at the origin).
 
-    `mtime`, in seconds since 1970, replaces all modification times of an image, and the later ones of a tree. `ignore` leaves entries out
-    by path below the source; `only` keeps these paths and the directories above them (a directory named there is kept without what is in
-    it). `xattrs` carries extended attributes `user.*`, in trees alone; `level` is for images alone.
+    `mtime`, in seconds since 1970, replaces all modification times of an image, and the later ones of a tree. Without it an image keeps
+    times from 1970 to 2106, and UsageError names what has another one. Corrupt names what changes in the source meanwhile.
+    `ignore` leaves entries out by path below the source; `only` keeps these paths and the directories above them (a directory named there
+    is kept without what is in it). `xattrs` carries extended attributes `user.*`, in trees alone; `level` is for images alone.
 
     The base's layers and parts are named, not copied; its piece lists and catalogs are copied. No collection runs in the layout meanwhile,
     which may remove what is drawn on and not named yet. Raises NotFound, UsageError, DiskFull, Conflict during a collection, and what
@@ -139,14 +143,13 @@ async def pack(
     async with layout.packing():
         below = await _read_base(base, layout, origin)
         config = (settings or Settings()).over(below.config if below else Config())
+        options = Options(xattrs=xattrs, ignore=ignore, only=only, mtime=mtime)
         if format == "tree":
-            options = Options(xattrs=xattrs, ignore=ignore, only=only, mtime=mtime)
             layer = await _add_tree(source, reference, layout, base, below, options, on_progress)
         else:
             if xattrs:
                 raise UsageError("an image carries no extended attributes", remedy="Pack a tree with --format tree")
-            found = await asyncio.to_thread(scan, source, ignore=ignore, only=only)
-            layer = await _add_image(source, found, layout, level, mtime, on_progress)
+            layer = await _add_image(source, layout, level, options, on_progress)
         manifest, written = await _add_manifest(reference, layout, below, config, layer)
         described, count = await _name(reference, layout, manifest)
     return Packed(
@@ -248,23 +251,31 @@ async def _add_tree(
 
 
 async def _add_image(
-    source: Path, found: Scan, layout: LocalDepot, level: int, mtime: int | None, on_progress: OnProgress | None
+    source: Path, layout: LocalDepot, level: int, options: Options, on_progress: OnProgress | None
 ) -> _Layer:
-    """Build the image, hash it and move it into the layout."""
+    """Build the image, hash it and move it into the layout. Raises Corrupt when something in the source changes meanwhile."""
+    looked = await asyncio.to_thread(scan_tree, source, ignore=options.ignore, only=options.only)
+    look_again = partial(check_unchanged, looked, ignore=options.ignore, only=options.only)
+    found = await asyncio.to_thread(survey, looked, times_kept=options.mtime is None)
     report = _reporter(on_progress, found.bytes_total)
     stopped = threading.Event()
     with layout.drafting() as drafts:
         image = drafts / "image"
         try:
-            await build_image(
-                source,
-                image,
-                level=level,
-                mtime=mtime,
-                exclude=found.excluded,
-                size_estimate=found.bytes_total,
-                on_bytes=lambda count: report("packing", count),
-            )
+            try:
+                await build_image(
+                    source,
+                    image,
+                    level=level,
+                    mtime=options.mtime,
+                    exclude=found.excluded,
+                    size_estimate=found.bytes_total,
+                    on_bytes=lambda count: report("packing", count),
+                )
+            except P2PDistError:
+                await asyncio.to_thread(look_again)  # what has vanished is the better reason
+                raise
+            await asyncio.to_thread(look_again)
             content = await asyncio.to_thread(read_content, image, stopped=stopped)
             await asyncio.to_thread(_sync, image)
             written = 0 if await layout.size(content.digest) == content.size else content.size

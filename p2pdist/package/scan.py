@@ -1,4 +1,4 @@
-"""A look at a source directory before it is packed: how much there is, what cannot go in, and what cannot be read."""
+"""What looks at a source directory have in common: what cannot go in, what is left out, and what cannot be read."""
 
 from __future__ import annotations
 
@@ -57,56 +57,6 @@ def check_directory(source: Path) -> None:
         raise NotFound(f"there is no directory {source}")
     if not source.is_dir():
         raise UsageError(f"{source} is not a directory", remedy="Name the directory to pack")
-
-
-def scan(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] | None = None) -> Scan:
-    """Look at everything below `source` but what `ignore` and `only` leave out (see scan_tree).
-
-    Raises NotFound, UsageError when it is no directory, and P2PDistError naming the first entry
-    that cannot be read."""
-    check_directory(source)
-    found = Scan()
-    wanted, filtered = None if only is None else with_parents(only), ignore is not None or only is not None
-    pending, prefix = [(str(source), 0)], len(os.fsencode(source)) + 1
-    while pending:
-        directory, depth = pending.pop()
-        if depth > DEPTH_MAX:
-            raise UsageError(f"{source} is nested deeper than {DEPTH_MAX} directories")
-        try:
-            with os.scandir(directory) as entries:
-                for entry in entries:
-                    path = os.fsencode(entry.path)[prefix:] if filtered else b""
-                    if filtered and leaves_out(path, entry.is_dir(follow_symlinks=False), ignore, wanted):
-                        found.excluded.append(path)
-                        continue
-                    mode = _add(found, entry, len(str(source)) + 1)
-                    if stat.S_ISDIR(mode):
-                        pending.append((entry.path, depth + 1))
-        except OSError as error:
-            raise unreadable(error.filename or directory, error.strerror or str(error)) from error
-    found.excluded.sort()
-    found.dropped.sort(key=lambda item: (item.path, item.what))
-    return found
-
-
-def _add(found: Scan, entry: os.DirEntry[str], prefix: int) -> int:
-    """Count one entry; returns its mode."""
-    status = entry.stat(follow_symlinks=False)
-    mode = status.st_mode
-    if stat.S_ISREG(mode):
-        found.files += 1
-        found.bytes_total += status.st_size
-        if not os.access(entry.path, os.R_OK, effective_ids=True):
-            raise unreadable(entry.path, "permission denied")
-    kind = KINDS_DROPPED.get(stat.S_IFMT(mode))
-    if kind:
-        found.drop(entry.path[prefix:], kind)
-    elif not stat.S_ISLNK(mode):
-        if mode & stat.S_ISUID:
-            found.drop(entry.path[prefix:], "setuid bit")
-        if mode & stat.S_ISGID:
-            found.drop(entry.path[prefix:], "setgid bit")
-    return mode
 
 
 def with_parents(paths: Collection[bytes]) -> frozenset[bytes]:

@@ -50,13 +50,16 @@ _FILE_SYSTEM = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 @dataclass(frozen=True, slots=True)
 class TreeScan:
     """What is below `source`. `directories` are encoded rows by path, b"" being the source itself, `digests` their BLAKE3,
-    and `names` those of the entries, with NUL between them, in the order of readdir(3)."""
+    and `names` those of the entries, with NUL between them, in the order of readdir(3). `excluded` are the paths that were left out by
+    request, of a directory its own alone; `changed_ns` is when an entry of the source itself came or went last (its mtime)."""
 
     source: bytes
     directories: dict[bytes, bytes]
     digests: dict[bytes, bytes]
     names: dict[bytes, bytes]
     fingerprint: bytes
+    excluded: list[bytes]
+    changed_ns: int
 
     def rows(self, directory: bytes) -> list[Row]:
         """The entries of a directory, sorted by name."""
@@ -77,13 +80,16 @@ def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[by
     digests: dict[bytes, bytes] = {}
     names: dict[bytes, bytes] = {}
     hasher = blake3()
-    entries = 0
+    entries, excluded = 0, list[bytes]()
+    with _opened(root, b"") as handle:
+        changed_ns = os.fstat(handle).st_mtime_ns
     pending = [(b"", 0)]
     while pending:
         directory, depth = pending.pop()
         if depth > DEPTH_MAX:
             raise UsageError(f"{source} is nested deeper than {DEPTH_MAX} directories")
-        rows, below = _list(root, directory, ignore, wanted)
+        rows, below, others = _list(root, directory, ignore, wanted)
+        excluded += others
         entries += len(rows)
         if entries > ENTRIES_MAX:
             raise UsageError(f"{source} has more than {ENTRIES_MAX} entries", remedy="Pack parts of it as layers")
@@ -96,7 +102,45 @@ def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[by
         names[directory] = b"\0".join([row[0] for row in rows])
         digests[directory] = digest = blake3(data).digest()
         hasher.update(_encode((directory, digest)))
-    return TreeScan(root, found, digests, names, hasher.digest())
+    return TreeScan(root, found, digests, names, hasher.digest(), sorted(excluded), changed_ns)
+
+
+def check_unchanged(
+    before: TreeScan,
+    *,
+    ignore: Ignore | None = None,
+    only: Collection[bytes] | None = None,
+    times_of_directories: bool = True,
+) -> None:
+    """Look again, and raise Corrupt naming the first entry that appeared, vanished or changed since `before`, which was made with the same
+    `ignore` and `only`. Access times count for nothing. That of a directory changes with any entry that comes or goes, also one that is
+    there no more or is left out; without `times_of_directories` that counts for nothing either."""
+    after = scan_tree(Path(os.fsdecode(before.source)), ignore=ignore, only=only)
+    touched: list[bytes] = []
+    for directory in sorted(before.directories.keys() & after.directories.keys()):
+        if before.digests[directory] == after.digests[directory]:
+            continue
+        then, now = ({row.name: row for row in each.rows(directory)} for each in (before, after))
+        for name in sorted(then.keys() | now.keys()):
+            path = before.path(directory + b"/" + name if directory else name)
+            was, is_now = then.get(name), now.get(name)
+            if was is None or is_now is None:
+                raise changed(path, "vanished" if was else "appeared")
+            if _lasting(was) != _lasting(is_now):
+                raise changed(path)
+            if was != is_now:
+                touched.append(path)
+    if times_of_directories and before.changed_ns != after.changed_ns:
+        touched.append(before.source)
+    if times_of_directories and touched:
+        raise changed(touched[0])
+
+
+def _lasting(row: Row) -> tuple[int, ...]:
+    """What of an entry stays while nobody changes it itself, as opposed to what is in it."""
+    if stat.S_ISDIR(row.mode):
+        return row.mode, row.inode, row.device
+    return row.mode, row.inode, row.device, row.size, row.mtime_ns, row.ctime_ns
 
 
 def check_names(scan: TreeScan, *, ignore: Ignore | None = None, only: Collection[bytes] | None = None) -> None:
@@ -124,8 +168,8 @@ _Row = tuple[bytes, int, int, int, int, int, int, int]
 
 def _list(
     root: bytes, directory: bytes, ignore: Ignore | None, wanted: Collection[bytes] | None
-) -> tuple[list[_Row], list[bytes]]:
-    """The rows of a directory, and the paths of the directories in it."""
+) -> tuple[list[_Row], list[bytes], list[bytes]]:
+    """The rows of a directory, the paths of the directories in it, and those of what is left out."""
     prefix = directory + b"/" if directory else b""
     rows: list[_Row] = []
     with _opened(root, directory) as handle, os.scandir(handle) as entries:
@@ -145,9 +189,12 @@ def _list(
                 )
                 for name, status in zip(names, [entry.stat(follow_symlinks=False) for entry in found], strict=True)
             ]
+    others: list[bytes] = []
     if ignore is not None or wanted is not None:
-        rows = [row for row in rows if not leaves_out(prefix + row[0], stat.S_ISDIR(row[1]), ignore, wanted)]
-    return rows, [prefix + row[0] for row in rows if row[1] & _S_IFMT == stat.S_IFDIR]
+        left = {row[0] for row in rows if leaves_out(prefix + row[0], stat.S_ISDIR(row[1]), ignore, wanted)}
+        others = [prefix + name for name in left]
+        rows = [row for row in rows if row[0] not in left]
+    return rows, [prefix + row[0] for row in rows if row[1] & _S_IFMT == stat.S_IFDIR], others
 
 
 def _names(root: bytes, directory: bytes, ignore: Ignore | None, wanted: Collection[bytes] | None) -> bytes:

@@ -10,15 +10,23 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, UsageError
-from p2pdist.package.scan import printable, scan
+from p2pdist.package.scan import Scan, printable
 from p2pdist.package.squashfs import build_image
+from p2pdist.package.survey import survey
+from p2pdist.package.tree_scan import scan_tree
 
 TIME = 1_600_000_000
+
+
+def scan(source: Path, **chosen: Any) -> Scan:
+    return survey(scan_tree(source, **chosen), times_kept=True)
 
 
 def fill(root: Path, *, backwards: bool = False, links: bool = False) -> None:
@@ -215,30 +223,32 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.root
-def test_what_another_user_cannot_read_is_named(tmp_path: Path) -> None:
+def test_what_another_user_cannot_read_is_named() -> None:
     """As the test above, for a run as root: a child gives its rights up."""
-    (tmp_path / "secret").write_bytes(b"x")
-    (tmp_path / "secret").chmod(0o600)
-    here = os.open(tmp_path, os.O_RDONLY)
-    tmp_path.chmod(0o755)
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        (Path(place) / "secret").write_bytes(b"x")
+        (Path(place) / "secret").chmod(0o600)
+        assert b"secret: permission denied" in _said_to_nobody(Path(place))
+
+
+def _said_to_nobody(source: Path) -> bytes:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.fchdir(here)
             os.setgid(65534)
             os.setuid(65534)
-            scan(Path("."))
+            scan(source)
         except P2PDistError as error:
             os.write(writer, str(error).encode())
         finally:
             os._exit(0)
     os.close(writer)
-    os.close(here)
     said = os.read(reader, 4000)
     os.close(reader)
     os.waitpid(pid, 0)
-    assert b"secret: permission denied" in said
+    return said
 
 
 def test_a_source_must_be_a_directory(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""What a look at a source directory says before an image is made of it: how much there is, what cannot go in, and what cannot be read."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from p2pdist.model.errors import UsageError
+from p2pdist.package.scan import KINDS_DROPPED, Scan, printable, unreadable
+from p2pdist.package.squashfs import MTIME_MAX
+from p2pdist.package.tree_scan import Row, TreeScan, changed
+
+_MTIME_END_NS = (MTIME_MAX + 1) * 1_000_000_000
+
+
+def survey(looked: TreeScan, *, times_kept: bool = False) -> Scan:
+    """Count what was seen. Raises P2PDistError naming the first file that cannot be read and, if an image is to keep the times of entries,
+    UsageError naming the first that has one outside 1970 to 2106: mksquashfs would write another one without a word."""
+    found = Scan(excluded=looked.excluded)
+    for directory in sorted(looked.directories):
+        prefix = directory + b"/" if directory else b""
+        for row in looked.rows(directory):
+            _add(found, looked, prefix + row.name, row, times_kept)
+    found.dropped.sort(key=lambda item: (item.path, item.what))
+    return found
+
+
+def _add(found: Scan, looked: TreeScan, path: bytes, row: Row, times_kept: bool) -> None:
+    if kind := KINDS_DROPPED.get(stat.S_IFMT(row.mode)):
+        found.drop(os.fsdecode(path), kind)
+        return
+    if stat.S_ISREG(row.mode):
+        found.files += 1
+        found.bytes_total += row.size
+        full = looked.path(path)
+        if not os.access(full, os.R_OK, effective_ids=True):
+            raise (
+                unreadable(os.fsdecode(full), "permission denied")
+                if os.path.lexists(full)
+                else changed(full, "vanished")
+            )
+    if not stat.S_ISLNK(row.mode):
+        if row.mode & stat.S_ISUID:
+            found.drop(os.fsdecode(path), "setuid bit")
+        if row.mode & stat.S_ISGID:
+            found.drop(os.fsdecode(path), "setgid bit")
+    if times_kept and not 0 <= row.mtime_ns < _MTIME_END_NS:
+        raise UsageError(
+            f"{printable(os.fsdecode(path))} was modified at a time that no image can hold: before 1970 or after 2106",
+            remedy="Set another time with touch, or one for all with pack --mtime; trees and tars hold any time",
+        )
