@@ -69,7 +69,7 @@ class Origin(Protocol):
         """Delete blobs; one that is not there is not missed."""
 
     async def remove_unfinished(self, *, dry_run: bool = False) -> tuple[int, int]:
-        """Delete what writers that were killed long ago left unfinished; returns how many files, and how many bytes, it was."""
+        """Delete what writers that are certainly gone left unfinished; returns how many files, and how many bytes, it was."""
 
     async def notes(self) -> list[tuple[str, float]]:
         """Names of the small notes by which writers and collections know of each other, and when each was written, as in blobs()."""

@@ -53,7 +53,7 @@ class Collectable(Marked, NoteBoard, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """`unfinished` counts files that killed writers left; `bytes_freed` counts blobs and these."""
+    """`unfinished` counts what killed writers left, files or directories of them; `bytes_freed` counts blobs and these."""
 
     blobs_removed: int
     bytes_freed: int
