@@ -119,7 +119,8 @@ def command(
     working_dir, format, ignore, a table [env], and for several layers tables [[layer]] with source, format, only, ignore and target.
     Options win over it.
 
-    --reproducible takes times later than SOURCE_DATE_EPOCH (else 1980) as that time and compiles .pyc files anew to hash-based ones.
+    --reproducible takes times later than SOURCE_DATE_EPOCH (else 1980) as that time, keeps of permissions whether the owner may execute
+    a file, and compiles .pyc files anew to hash-based ones.
 
     \b
     Example:

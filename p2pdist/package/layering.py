@@ -209,7 +209,7 @@ def _make(
         found = recompile(layer.source, files, work / "compiled", report=report)
         replaced, notes = found.files, found.notes
     where = work / "tree" / layer.target
-    lost = stage(layer.source, where, ignore=layer.ignore, only=layer.only, replaced=replaced)
+    lost = stage(layer.source, where, ignore=layer.ignore, only=layer.only, replaced=replaced, plain_modes=reproducible)
     while where != work / "tree":
         where = where.parent
         where.chmod(0o755)

@@ -1,7 +1,8 @@
 """Reproducible packages: what a checkout made elsewhere or later would not share is taken out of a source before it is packed.
 
-Two things differ between checkouts of one tree. Modification times: times later than a given one are clamped to it (pack's `mtime`).
-And compiled Python: a .pyc file holds the time of its source and the path where it was compiled. Each one is compiled again from its
+Three things differ between checkouts of one tree. Modification times: times later than a given one are clamped to it (pack's `mtime`).
+Permissions follow the umask of whoever made the checkout: only whether the owner may execute a file is kept (stage.py). And compiled
+Python: a .pyc file holds the time of its source and the path where it was compiled. Each one is compiled again from its
 source to a hash-based one (PEP 552, checked: the interpreter compares the hash of the source when it imports), whose path is that
 within the package. That needs an interpreter with the same magic number. A file for which there is none, or no source, is left out
 with a note; the interpreter compiles it when it is imported. A .pyc file outside `__pycache__` without a source is the module itself:

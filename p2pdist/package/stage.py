@@ -84,11 +84,13 @@ def stage(
     ignore: Ignore | None = None,
     only: Collection[bytes] | None = None,
     replaced: Mapping[bytes, Path | None] | None = None,
+    plain_modes: bool = False,
 ) -> list[Dropped]:
     """Make the new directory `target` a stand-in for `source`. In the place of a file in `replaced` stands the file named there, or
-    nothing. Returns what could not be carried. Raises DiskFull, and what walk raises."""
+    nothing. With `plain_modes` permissions say no more than Git keeps of them (git-fast-import(1)): whether the owner may execute a file.
+    Returns what could not be carried. Raises DiskFull, and what walk raises."""
     try:
-        return _Stage(source, target, replaced or {}).make(ignore, only)
+        return _Stage(source, target, replaced or {}, plain_modes).make(ignore, only)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = os.statvfs(target.parent)
@@ -103,6 +105,7 @@ class _Stage:
     source: Path
     target: Path
     replaced: Mapping[bytes, Path | None]
+    plain_modes: bool
     dropped: list[Dropped] = field(default_factory=list)
     copies: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """Where a file with several names was copied to, by device and inode."""
@@ -141,7 +144,7 @@ class _Stage:
         other = self.replaced.get(found.path)
         if other is not None:
             shutil.copyfile(other, there)
-            os.chmod(there, stat.S_IMODE(found.status.st_mode))
+            os.chmod(there, self._permissions(found.status.st_mode))
             return
         mode = found.status.st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
@@ -156,7 +159,15 @@ class _Stage:
         else:
             _copy(here, there, found.status)
         shutil.copystat(here, there, follow_symlinks=False)
+        if not stat.S_ISLNK(mode):
+            os.chmod(there, self._permissions(mode))
         self.copies[name] = there
+
+    def _permissions(self, mode: int) -> int:
+        """Of a file or directory with this mode. Bits that are not packed stay, so that packing says so."""
+        if not self.plain_modes:
+            return stat.S_IMODE(mode)
+        return (mode & 0o7000) | (0o755 if stat.S_ISDIR(mode) or mode & stat.S_IXUSR else 0o644)
 
     def _remake(self, found: Found, there: bytes) -> None:
         """Of special files only whiteouts (character devices 0/0) mean something in a package."""
@@ -170,6 +181,7 @@ class _Stage:
         """Mode, attributes and time of a directory, once everything in it is there."""
         here, there = os.path.join(os.fsencode(self.source), found.path), self._to(found.path)
         shutil.copystat(here, there)
+        os.chmod(there, self._permissions(found.status.st_mode))
         mtime_ns = found.status.st_mtime_ns
         if len(os.listdir(here)) != self.kept.get(found.path, 0):
             mtime_ns = self.newest_ns.get(found.path, 0)

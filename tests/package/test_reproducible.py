@@ -32,7 +32,7 @@ async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
     await opened.close()
 
 
-def checkout(place: Path, *, time_s: int) -> Path:
+def checkout(place: Path, *, time_s: int, umask: int = 0o022) -> Path:
     """A tree as a version control system makes it, compiled on the spot."""
     (place / "lib/deep").mkdir(parents=True)
     (place / "lib/__init__.py").write_text(SOURCE)
@@ -40,8 +40,12 @@ def checkout(place: Path, *, time_s: int) -> Path:
     (place / "lib/broken.py").write_text("def :\n")
     (place / "data").write_text("data")
     (place / "link").symlink_to("data")
+    (place / "run").write_text("#!/bin/sh\n")
     for path in place.rglob("*"):
+        if not path.is_symlink():
+            path.chmod((0o777 if path.is_dir() or path.name == "run" else 0o666) & ~umask)
         os.utime(path, (time_s, time_s), follow_symlinks=False)
+    place.chmod(0o777 & ~umask)
     for path in (place / "lib/__init__.py", place / "lib/deep/part.py"):
         for level in (0, 1):
             py_compile.compile(str(path), doraise=True, optimize=level)
@@ -57,12 +61,15 @@ async def packed(source: Path, layout: LocalLayout, form: Format) -> tuple[str, 
 @pytest.mark.parametrize("form", ["squashfs", "tree"])
 async def test_two_checkouts_are_one_layer(tmp_path: Path, layout: LocalLayout, form: Format) -> None:
     first = checkout(tmp_path / "first", time_s=1_600_000_000)
-    second = checkout(tmp_path / "another/and longer", time_s=1_700_000_000)
+    second = checkout(tmp_path / "another/and longer", time_s=1_700_000_000, umask=0o077)
     before = {path: path.read_bytes() for path in first.rglob("*.pyc")}
     digest, notes = await packed(first, layout, form)
     assert notes == []
     assert (await packed(second, layout, form))[0] == digest
     assert {path: path.read_bytes() for path in first.rglob("*.pyc")} == before
+    (second / "run").chmod(0o600)
+    assert (await packed(second, layout, form))[0] != digest
+    (second / "run").chmod(0o700)
     (second / "data").write_text("DATA")
     assert (await packed(second, layout, form))[0] != digest
 
