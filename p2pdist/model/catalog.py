@@ -33,7 +33,9 @@ from p2pdist.model.tree import CHUNK_MAX
 SECTOR = 4096
 BLOCK_SIZE = 128 << 10
 CUT_BLOCK_MAX = BLOCK_SIZE - SECTOR
-LEVEL = 3
+LEVEL = 5
+"""Of zstd. A tree is packed once and moved to every host, so 3 to 4 % less than level 3 is worth a third to a half more time; level 6 takes
+another 2 % less for a quarter more. Decompressing takes the same."""
 PACKS_MAX = 1024
 CATALOG_BYTES_MAX = 1 << 30
 SPARE_BYTES = 16 << 20
