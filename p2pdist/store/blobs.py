@@ -166,7 +166,8 @@ class BlobStore:
             blob = self.begin(digest, pieces)
             blob.hold()
         except NotFound:
-            with self._lock:  # as long as nothing else can be begun
+            # As long as nothing else can be begun. Only a complete blob of another piece list that came in between is read within the lock.
+            with self._lock:
                 blob = self.begin(digest, pieces)
                 blob.hold()
         return blob
