@@ -245,14 +245,19 @@ SOURCES_MAX = 64
 
 
 def _write_around_holes(fd: int, offset: int, data: bytes | memoryview) -> None:
-    """Write what is not zero, block by block of the file; the file has holes there."""
-    begin, view = 0, memoryview(data)
+    """Write what is not zero, block by block of the file; the file has holes there. Nor are zeros written in the blocks at the ends, which
+    neighbours share: or a hole of many chunks would have a block at every seam."""
+    view = memoryview(data)
+    first = min(-offset % HOLE, len(view))
+    last = max(first, len(view) - (offset + len(view)) % HOLE)
+    begin = 0 if any(view[:first]) else first
+    end = len(view) if any(view[last:]) else last
     for at in _holes(offset, data):
         if begin < at:
             pwrite_all(fd, view[begin:at], offset + begin)
         begin = at + HOLE
-    if begin < len(data):
-        pwrite_all(fd, view[begin:], offset + begin)
+    if begin < end:
+        pwrite_all(fd, view[begin:end], offset + begin)
 
 
 def _has_holes(offset: int, data: bytes | memoryview) -> bool:

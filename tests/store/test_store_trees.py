@@ -532,3 +532,13 @@ def test_pulls_at_once_share_what_they_make(store: BlobStore) -> None:
         assert store.trees.complete(packed.root)
         check(store, packed)
     assert store.usage().bytes_expected == 0 and len(os.listdir(store.root / "tmp")) == 0
+
+
+def test_a_hole_of_many_chunks_has_no_blocks_at_the_seams(tmp_path: Path, open_store: OpenStore) -> None:
+    """Chunks of zeros that begin and end within a block of the file leave that block a hole, too."""
+    data = noise(1, 5000) + bytes(WHOLE_MAX) + noise(2, 5000)
+    packed = Publisher(chunk=100_001).pack({b"big": data})
+    store = open_store(tmp_path / "store")
+    pull(store, packed)
+    check(store, packed)
+    assert store.objects.path(content_hash(data)).stat().st_blocks * 512 <= 24 << 10
