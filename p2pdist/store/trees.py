@@ -29,7 +29,7 @@ from p2pdist.store.blob import Blob
 from p2pdist.store.filling import Filled, Filling
 from p2pdist.store.images import Images
 from p2pdist.store.index import Index, TreeRecord
-from p2pdist.store.lack import Lack, plan
+from p2pdist.store.lack import Backed, Lack, back, plan
 from p2pdist.store.objects import Objects
 from p2pdist.store.paths import Paths
 from p2pdist.store.sharing import shared_bytes
@@ -143,6 +143,7 @@ class Trees:
                 pack for catalog in read.catalogs for pack in catalog.packs if allowed is None or pack.digest in allowed
             ]
             packs_listed = {pack.digest for catalog in read.catalogs for pack in catalog.packs}
+            listed.sort(key=lambda pack: self._remoteness(pack.digest))
             lack = Lack(root, tuple(catalogs), tree, tuple(packs_listed))
             with self._lock:
                 self._lacks.append(lack)
@@ -151,8 +152,11 @@ class Trees:
                 missing = self._missing_of(lack)
                 lack.missing = dict(missing)
                 lack.bytes_content = sum(lack.missing.values())
+            # Others must not give way to a tree that claims what nothing backs.
+            backed = back(lack, read.chunk_lists(), listed) if missing else Backed({}, {})
+            with self._lock:
                 # Before room is made, and all of them until it is known which ones count.
-                old = self._objects.chunk_lists() if any(map(tree.chunk_lists.__contains__, missing)) else []
+                old = self._objects.chunk_lists() if backed.chunked else []
                 lack.sources = frozenset(content for content, _ in old)
                 image = 0 if self._images.size(root) or self._images.expected(root) else read.image_bytes_max
                 self._around.make_room(self._objects.unexpected(lack.missing) + image)
@@ -161,8 +165,7 @@ class Trees:
                 self._images.expect(root, read.image_bytes_max)
                 claims.callback(self._forget_image, root, read.image_bytes_max)
             if missing:
-                listed.sort(key=lambda pack: self._remoteness(pack.digest))
-                plan(lack, read.chunk_lists(), listed, old)
+                plan(lack, backed, listed, old)
                 with self._lock:
                     self._shares = None  # fewer objects are counted on from here on
             lack.close = claims.pop_all().close
