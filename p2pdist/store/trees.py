@@ -124,6 +124,10 @@ class Trees:
         with self._lock:
             self._use(self._record(root))
 
+    def with_any(self, contents: set[bytes]) -> set[Digest]:
+        """The trees that have one of these contents."""
+        return {root for root in list(self._records) if not contents.isdisjoint(self._contents(root))}
+
     # -- getting one
 
     def lacks(self, root: Digest, catalogs: Sequence[Digest], packs: Sequence[Digest] | None = None) -> Lack:
