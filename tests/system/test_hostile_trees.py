@@ -97,6 +97,21 @@ def hostile(outside: Path) -> dict[str, list[Entry]]:
     }
 
 
+def test_what_no_packer_makes_is_not_exported(site: Site) -> None:
+    """Nor what is in its chunks while it is not what the content's name says."""
+    outside, target = site.directory / "outside", site.directory / "exported"
+    outside.mkdir()
+    (site.layout / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
+    cases = hostile(outside)
+    for what in ("content of other chunks", "size of something else", "with the directory above", "link as directory"):
+        reference = publish(site, Publisher().pack(PACKED, cases[what]))
+        for kind in ("--dir", "--tar"):
+            words = ("export", reference, kind, "-o", str(target), "--layout", str(site.layout))
+            code, document, errors = site.command(*words)
+            assert code == 6 and document["type"].endswith(":corrupt"), (what, kind, errors)
+            assert not target.exists() and os.listdir(outside) == []
+
+
 def test_what_no_packer_makes_is_corrupt_and_touches_nothing(site: Site) -> None:
     """Exit code 6 from `pull` and from `mount`; no mount, no object of it, nothing beside the target; and the agent goes on."""
     (agent,) = site.agents(1)

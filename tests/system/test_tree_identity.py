@@ -191,7 +191,7 @@ def test_an_image_on_top_of_a_tree(site: Site) -> None:
 
 
 def test_a_file_that_is_nearly_all_hole(site: Site) -> None:
-    """Neither packing nor pulling nor showing makes it larger than its source."""
+    """Neither packing nor pulling, showing or exporting makes it larger than its source."""
     size = 5 * GIB
     (agent,) = site.agents(1)
     chain = Chain(site, agent, "sparse")
@@ -210,3 +210,8 @@ def test_a_file_that_is_nearly_all_hole(site: Site) -> None:
             for at in (1, size // 2 + 3, size - 7):
                 file.seek(at - 1)
                 assert file.read(9) == b"\0content\0"[: size - at + 1]
+    exported = site.directory / "exported"
+    words = ("export", "sparse:v1", "--dir", "-o", str(exported), "--layout", str(layout))
+    assert site.command(*words)[0] == 0
+    assert (exported / "disk").stat().st_size == size
+    assert taken(exported / "disk") <= taken(chain.source / "disk") + SLACK
