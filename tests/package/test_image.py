@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, UsageError
-from p2pdist.package.scan import printable, scan
+from p2pdist.model.printable import printable
+from p2pdist.package.scan import scan
 from p2pdist.package.squashfs import build_image
 
 TIME = 1_600_000_000
