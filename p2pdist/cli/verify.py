@@ -58,4 +58,6 @@ def _verify(request: VerifyRequest, socket: Path, progress: output.Progress) -> 
     client = LocalClient(socket)
     usage = client.status()["store"]["usage"]
     total = usage["bytes_complete"] + usage["bytes_objects"]
-    return client.verify(request, lambda found: progress("verifying", found.bytes_checked, total))
+    return client.verify(
+        request, lambda found: progress("verifying", found.bytes_checked, max(total, found.bytes_checked))
+    )

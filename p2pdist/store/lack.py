@@ -17,6 +17,7 @@ from p2pdist.model.entries import Entries
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import CHUNK_MAX, ChunkList, Entry, File, content_hash
 from p2pdist.store.assembly import Assembly, Part
+from p2pdist.store.objects import bytes_taken
 from p2pdist.store.selected import SelectedPack
 
 _RECORD = struct.Struct("<32sII")
@@ -154,10 +155,11 @@ def _sizes_differ(content: bytes) -> Corrupt:
 @dataclass(frozen=True, slots=True)
 class Backed:
     """What backs the sizes that a tree states of contents that are missing: where those are that are one chunk, and the encoded chunk lists
-    of the others."""
+    of the others. `room` is what their objects will take."""
 
     whole: Located
     chunked: dict[bytes, bytes]
+    room: dict[bytes, int]
 
 
 def back(lack: Lack, lists: Mapping[bytes, bytes], packs: Iterable[Pack]) -> Backed:
@@ -174,7 +176,8 @@ def back(lack: Lack, lists: Mapping[bytes, bytes], packs: Iterable[Pack]) -> Bac
             raise _nowhere(content, content)
         if found[1].length != lack.missing[content]:
             raise Corrupt(f"the tree and {found[0]} state different sizes for the content {content.hex()}")
-    return Backed(located, chunked)
+    taken = {content: bytes_taken(lack.missing[content], encoded) for content, encoded in chunked.items()}
+    return Backed(located, chunked, lack.missing | taken)
 
 
 def plan(lack: Lack, backed: Backed, packs: Sequence[Pack], old: Iterable[tuple[bytes, bytes]]) -> None:

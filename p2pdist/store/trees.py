@@ -155,16 +155,16 @@ class Trees:
                 claims.callback(self._end, lack)
                 missing = self._missing_of(lack)
                 lack.missing = dict(missing)
-                lack.bytes_content = sum(lack.missing.values())
             # Others must not give way to a tree that claims what nothing backs.
-            backed = back(lack, read.chunk_lists(), listed) if missing else Backed({}, {})
+            backed = back(lack, read.chunk_lists(), listed) if missing else Backed({}, {}, {})
+            lack.bytes_content = sum(backed.room.values())
             with self._lock:
                 # Before room is made, and all of them until it is known which ones count.
                 old = self._objects.chunk_lists() if backed.chunked else []
                 lack.sources = frozenset(content for content, _ in old)
                 image = 0 if self._images.size(root) or self._images.expected(root) else read.image_bytes_max
-                self._around.make_room(self._objects.unexpected(lack.missing) + image)
-                self._objects.expect(lack.missing)
+                self._around.make_room(self._objects.unexpected(backed.room) + image)
+                self._objects.expect(backed.room)
                 claims.callback(self._objects.unexpect, missing)
                 self._images.expect(root, read.image_bytes_max)
                 claims.callback(self._forget_image, root, read.image_bytes_max)
@@ -388,7 +388,7 @@ class Trees:
         if self._shares is None:
             trees = {root: self._contents(root) for root in self._records}
             staying = chain.from_iterable((*lack.tree.contents, *lack.sources) for lack in self._lacks)
-            self._shares = shared_bytes(trees, staying, self._objects.sizes)
+            self._shares = shared_bytes(trees, staying, self._objects.taken)
         return self._shares
 
     def _forget_image(self, root: Digest, most: int) -> None:

@@ -577,3 +577,30 @@ def test_a_hole_of_many_chunks_has_no_blocks_at_the_seams(tmp_path: Path, open_s
     pull(store, packed)
     check(store, packed)
     assert store.objects.path(content_hash(data)).stat().st_blocks * 512 <= 24 << 10
+
+
+def test_holes_take_no_room(tmp_path: Path, open_store: OpenStore) -> None:
+    """A file that is larger than the store fits if its content does; what it takes is the same after the next opening, and goes with it."""
+    hole = 512 << 10
+    packed = Publisher(chunk=hole).pack(
+        {b"big": noise(1, hole) + bytes(64 * hole) + noise(2, 700), b"f": noise(3, MIB)}
+    )
+    store = open_store(tmp_path / "store", capacity_bytes=16 * MIB)
+    bring(store, packed, packed.small)
+    with store.trees.lacks(packed.root, packed.catalogs) as lack:
+        assert lack.bytes_content == store.usage().bytes_expected == hole + 700 + MIB + 64 * 4096
+    lack = pull(store, packed)
+    check(store, packed)
+    used = store.usage()
+    assert (used.bytes_objects, used.bytes_expected) == (lack.bytes_content, 0)
+    assert used.bytes_objects >= sum(path.stat().st_blocks * 512 for path in (tmp_path / "store/objects").glob("??/*"))
+    candidates, shares = store.candidates()
+    assert (
+        not shares
+        and lack.bytes_content <= next(each.size for each in candidates if each.digest == packed.root) < 2 * MIB
+    )
+    store.close()
+    again = open_store(tmp_path / "store", capacity_bytes=16 * MIB)
+    assert again.usage().bytes_objects == used.bytes_objects
+    again.trees.remove(packed.root)
+    assert again.usage().bytes_objects == 0

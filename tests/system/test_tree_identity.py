@@ -191,9 +191,9 @@ def test_an_image_on_top_of_a_tree(site: Site) -> None:
 
 
 def test_a_file_that_is_nearly_all_hole(site: Site) -> None:
-    """Neither packing nor pulling, showing or exporting makes it larger than its source."""
+    """Neither packing nor pulling, showing or exporting makes it larger than its source; so it fits into a store that is smaller."""
     size = 5 * GIB
-    (agent,) = site.agents(1)
+    (agent,) = site.agents(1, capacity="1GiB")
     chain = Chain(site, agent, "sparse")
     chain.source.mkdir()
     with (chain.source / "disk").open("wb") as file:
