@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pulls import Pulls
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
-from p2pdist.model.messages import PinStatus, PullRequest, Removed, Verified
+from p2pdist.model.messages import MountStatus, PinStatus, PullRequest, Removed, Verified
 from p2pdist.model.package import TREE_TYPE, Descriptor, Manifest, decode_manifest, parse_reference
 from p2pdist.mount.erofs_patch import is_intact
 from p2pdist.store.blobs import BlobStore
@@ -209,8 +209,9 @@ class Housekeeping:
                     found.get_nowait()
                 await asyncio.wait([reading], timeout=0.05)
         wrong += await asyncio.to_thread(self._drop_images)
+        shown = await asyncio.to_thread(self._showing, wrong, self._mounts.list()) if wrong else []
         repaired, failed = await self._repair() if repair and wrong else ([], [])
-        yield Verified(count, size, tuple(wrong), True, tuple(repaired), tuple(failed))
+        yield Verified(count, size, tuple(wrong), True, tuple(repaired), tuple(failed), tuple(shown))
 
     def _drop_images(self) -> list[str]:
         """Remove metadata images that are damaged; whoever shows the tree next makes its image again. Returns their names."""
@@ -221,6 +222,14 @@ class Housekeeping:
                 image.unlink(missing_ok=True)
                 found.append(f"image {tree.root}")
         return found
+
+    def _showing(self, wrong: Sequence[str], mounts: Sequence[MountStatus]) -> list[str]:
+        """Where something is shown to which something wrong belongs. What is fetched again are new files: a mount keeps those that it has
+        opened, and hard links and copies are the old ones. Writing into these instead would change them under programs that run."""
+        layers = {name.removeprefix("image ") for name in wrong if ":" in name}
+        layers |= self._store.trees.with_any({bytes.fromhex(name) for name in wrong if ":" not in name})
+        found = ((mount.path, self._manifest(Digest(mount.digest))) for mount in mounts)
+        return [path for path, manifest in found if manifest and any(one.digest in layers for one in manifest.layers)]
 
     async def _repair(self) -> tuple[list[str], list[str]]:
         """Pull the packages that are no longer complete: which ones are again, and which are not and why."""

@@ -13,6 +13,7 @@ from p2pdist.cli import output
 from p2pdist.cli.depots import layout_option, opened_layout, opened_origin, origin_option
 from p2pdist.model.errors import UsageError
 from p2pdist.model.package import parse_reference
+from p2pdist.model.printable import printable
 
 if TYPE_CHECKING:
     from p2pdist.package.push import Difference
@@ -62,7 +63,7 @@ def command(old: str, new: str, only_used: tuple[Path, ...], layout: Path, origi
         return
     for kind, names in shown.items():
         for name in names[:SHOWN_MAX]:
-            click.echo(f"{kind:<8} {name}")
+            click.echo(f"{kind:<8} {printable(name)}")
         if len(names) > SHOWN_MAX:
             click.echo(f"{kind:<8} {len(names) - SHOWN_MAX} more; --json has all")
     click.echo(f"{output.amount(found.bytes_to_move)} to move")

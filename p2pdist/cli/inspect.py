@@ -11,6 +11,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.depots import layout_option, opened_layout, opened_origin, origin_option
 from p2pdist.model.package import MANIFEST_BYTES_MAX, Descriptor, decode_config, parse_reference
+from p2pdist.model.printable import printable
 
 
 @click.command("inspect")
@@ -31,13 +32,13 @@ def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
         return
     click.echo(f"{found['reference']}  {found['digest']}")
     click.echo(f"at            {found['at']}")
-    click.echo(f"entrypoint    {' '.join(found['entrypoint']) or '-'}")
+    click.echo(f"entrypoint    {printable(' '.join(found['entrypoint'])) or '-'}")
     for entry in found["env"]:
-        click.echo(f"env           {entry}")
+        click.echo(f"env           {printable(entry)}")
     if found["working_dir"]:
-        click.echo(f"working dir   {found['working_dir']}")
+        click.echo(f"working dir   {printable(found['working_dir'])}")
     for layer in found["layers"]:
-        click.echo(f"layer         {layer['digest']}  {output.amount(layer['size'])}  {layer['mediaType']}")
+        click.echo(f"layer         {layer['digest']}  {output.amount(layer['size'])}  {printable(layer['mediaType'])}")
     click.echo(f"total         {output.amount(found['bytes_total'])} in {len(found['layers'])} layers")
 
 

@@ -11,6 +11,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.depots import origin_option, required_origin
 from p2pdist.cli.local import socket_option
+from p2pdist.model.printable import printable
 
 
 @click.command("ls")
@@ -33,11 +34,12 @@ def command(at_origin: bool, origin: str | None, socket: Path, as_json: bool) ->
     tagged = {entry["digest"] for entry in found if "@" not in entry["reference"]}
     # A package that was asked for by its digest too is one package.
     found = [entry for entry in found if "@" not in entry["reference"] or entry["digest"] not in tagged]
-    width = max((len(str(entry["reference"])) for entry in found), default=0)
-    for entry in found:
+    names = [printable(entry["reference"]) for entry in found]
+    width = max(map(len, names), default=0)
+    for name, entry in zip(names, found, strict=True):
         size = output.amount(entry["size"]) if "size" in entry else ""
         state = "" if entry.get("complete", True) else "  incomplete"
-        click.echo(f"{entry['reference']!s:<{width}}  {entry['digest']}  {size:>10}{state}".rstrip())
+        click.echo(f"{name:<{width}}  {entry['digest']}  {size:>10}{state}".rstrip())
 
 
 def _here(socket: Path) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ import click
 import msgspec
 
 from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.printable import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -113,7 +114,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
             f"unexpected {type(error).__name__}{': ' if said else ''}{said}",
             remedy="Set P2PDIST_DEBUG=1 to see where it happened",
         )
-    line(f"p2pdist: {known}")
+    line("\n".join(map(printable, f"p2pdist: {known}".split("\n"))))
     if as_json:
         print_json(known.problem())
     return known.exit_code

@@ -231,7 +231,7 @@ def layer_fields(layer: Descriptor) -> dict[str, object]:
 
 def show_packed(packed: Packed, notes: list[str], *, as_json: bool, **more: object) -> None:
     """Tell what was packed; `more` are further fields of the JSON document."""
-    from p2pdist.package.scan import printable
+    from p2pdist.model.printable import printable
 
     for item in packed.dropped[:DROPPED_SHOWN_MAX]:
         output.line(f"left out: {printable(item.path)} ({item.what})")

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def command(no_repair: bool, limit: str | None, socket: Path, as_json: bool) -> None:
     """Read everything in the store of this host's agent and compare it with its name; fetch again what is wrong.
 
-    The exit code is 6 when something was wrong and could not be fetched again.
+    The exit code is 6 when something was wrong and could not be fetched again. What is shown meanwhile may keep what was wrong until it is
+    unmounted: it is named.
 
     \b
     Example:
@@ -41,6 +42,8 @@ def command(no_repair: bool, limit: str | None, socket: Path, as_json: bool) -> 
             click.echo(f"wrong     {name}")
         for name in found.repaired:
             click.echo(f"repaired  {name}")
+        for path in found.shown:
+            click.echo(f"shown at {path}: unmount it and mount it again")
         click.echo(f"{found.checked} things, {output.amount(found.bytes_checked)} verified, {len(found.wrong)} wrong")
     if found.failed or (found.wrong and no_repair):
         raise Corrupt(
@@ -55,4 +58,6 @@ def _verify(request: VerifyRequest, socket: Path, progress: output.Progress) -> 
     client = LocalClient(socket)
     usage = client.status()["store"]["usage"]
     total = usage["bytes_complete"] + usage["bytes_objects"]
-    return client.verify(request, lambda found: progress("verifying", found.bytes_checked, total))
+    return client.verify(
+        request, lambda found: progress("verifying", found.bytes_checked, max(total, found.bytes_checked))
+    )

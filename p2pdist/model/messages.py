@@ -362,7 +362,7 @@ class VerifyRequest(msgspec.Struct, frozen=True):
 
 class Verified(msgspec.Struct, frozen=True):
     """How many things (blobs, objects) and bytes were read, the names of the wrong ones; in the last line (`done`) also the packages that
-    were pulled again, and those that could not be and why."""
+    were pulled again, those that could not be and why, and where something is `shown` that may still have what was wrong."""
 
     checked: int
     bytes_checked: int
@@ -370,3 +370,4 @@ class Verified(msgspec.Struct, frozen=True):
     done: bool = False
     repaired: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()

@@ -337,21 +337,23 @@ class ChunkList:
 
     chunks: tuple[tuple[bytes, int], ...]
 
-    @property
-    def size(self) -> int:
-        return sum(length for _, length in self.chunks)
-
     def encode(self) -> bytes:
         return b"".join(_RECORD.pack(name, length) for name, length in self.chunks)
+
+    @staticmethod
+    def size_of(data: bytes) -> int:
+        """The size that an encoded list states, in no more memory than it takes itself. Raises Corrupt unless it can be decoded."""
+        if len(data) % _RECORD.size:
+            raise Corrupt("a chunk list is cut short")
+        size: int = sum(length for _, length in _RECORD.iter_unpack(data))
+        if len(data) // _RECORD.size > 1 + size // CHUNK_LEAST:
+            raise Corrupt("a chunk list has more chunks than its content can be cut into")
+        if any(not 0 < length <= CHUNK_MAX for _, length in _RECORD.iter_unpack(data)):
+            raise Corrupt("a chunk list holds a chunk of an impossible length")
+        return size
 
     @classmethod
     def decode(cls, data: bytes) -> ChunkList:
         """Raises Corrupt."""
-        if len(data) % _RECORD.size:
-            raise Corrupt("a chunk list is cut short")
-        if len(data) // _RECORD.size > 1 + sum(length for _, length in _RECORD.iter_unpack(data)) // CHUNK_LEAST:
-            raise Corrupt("a chunk list has more chunks than its content can be cut into")
-        chunks = tuple(_RECORD.iter_unpack(data))
-        if any(not 0 < length <= CHUNK_MAX for _, length in chunks):
-            raise Corrupt("a chunk list holds a chunk of an impossible length")
-        return cls(chunks)
+        cls.size_of(data)
+        return cls(tuple(_RECORD.iter_unpack(data)))

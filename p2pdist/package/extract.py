@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from blake3 import blake3
+
 from p2pdist.model.catalog import Catalog, Stored, decode_chunk
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError
+from p2pdist.model.holes import filled
 from p2pdist.model.package import CATALOG_TYPE, Descriptor, Manifest
 from p2pdist.model.tree import WHOLE_MAX, ChunkList, Entry, File, content_hash, decode_root, decode_tree
 from p2pdist.package.depot import LocalDepot
@@ -107,24 +110,35 @@ def _write(
     layout: LocalDepot,
     handles: dict[Digest, int],
 ) -> None:
-    """Write an object under another name first: what has the name of a content has verified."""
+    """Write an object under another name first: what has the name of a content has verified, its chunks and as a whole."""
     partial = target.with_suffix(".partial")
-    size = 0
+    whole, size = blake3(), 0
     with partial.open("xb") as file:
         for digest, stored in chunks:
             if digest not in handles:
                 handles[digest] = _open(digest, layout)
-            data = decode_chunk(os.pread(handles[digest], stored.stored, stored.offset), stored.length)
-            if content_hash(data) != stored.chunk or len(data) != stored.length:
+            data = _decoded(os.pread(handles[digest], stored.stored, stored.offset), stored)
+            if data is None:
                 raise Corrupt(f"pack {digest} at {layout.url} is damaged", remedy="Delete it there and pack again")
-            file.write(data)
+            for begin, end in filled(size, data):
+                file.seek(size + begin)
+                file.write(memoryview(data)[begin:end])
+            whole.update(data)
             size += len(data)
-    if size != entry.size:
-        raise Corrupt(
-            f"the chunks of {entry.content.hex()} make {size} bytes, not {entry.size}", remedy="Pack it again"
-        )
+        file.truncate(size)
+    if size != entry.size or whole.digest() != entry.content:
+        raise Corrupt(f"the chunks of the content {entry.content.hex()} do not make it up", remedy="Pack it again")
     partial.chmod(0o444)
     partial.rename(target)
+
+
+def _decoded(data: bytes, stored: Stored) -> bytes | None:
+    """The chunk that a pack holds as `data`; None when it is another one, or none."""
+    try:
+        chunk = decode_chunk(data, stored.length)
+    except Corrupt:
+        return None
+    return chunk if content_hash(chunk) == stored.chunk and len(chunk) == stored.length else None
 
 
 def _open(digest: Digest, layout: LocalDepot) -> int:

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.printable import printable
 from p2pdist.package.regular import open_regular
-from p2pdist.package.scan import printable
 from p2pdist.package.squashfs import MTIME_MAX
 from p2pdist.package.stage import Found
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError
+from p2pdist.model.printable import printable
 
 DROPPED_SHOWN_MAX = 1000
 DEPTH_MAX = 1000
@@ -71,12 +71,6 @@ def with_parents(paths: Collection[bytes]) -> frozenset[bytes]:
 def leaves_out(path: bytes, is_directory: bool, ignore: Ignore | None, wanted: Collection[bytes] | None) -> bool:
     """Whether an entry is left out by request; `wanted` has the directories on the way."""
     return (wanted is not None and path not in wanted) or (ignore is not None and ignore(path, is_directory))
-
-
-def printable(path: str) -> str:
-    """`path` fit for a message: bytes that are not UTF-8 and control characters are shown as escapes."""
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def unreadable(path: str, why: str) -> P2PDistError:

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
+from p2pdist.model.printable import printable
 from p2pdist.package.ignore import Ignore
-from p2pdist.package.scan import DEPTH_MAX, KINDS_DROPPED, Dropped, printable
+from p2pdist.package.scan import DEPTH_MAX, KINDS_DROPPED, Dropped
 from p2pdist.package.tree_scan import changed
 
 _FICLONE = 0x40049409

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.printable import printable
 from p2pdist.model.tree import (
     MODE_MASK,
     SIZE_MAX,
@@ -23,7 +24,7 @@ from p2pdist.model.tree import (
     Xattrs,
     content_hash,
 )
-from p2pdist.package.scan import KINDS_DROPPED, printable, unreadable
+from p2pdist.package.scan import KINDS_DROPPED, unreadable
 from p2pdist.package.tree_draft import Draft, Kept, Known, Looked
 from p2pdist.package.tree_read import Wanted, settled
 from p2pdist.package.tree_scan import Row, TreeScan, changed

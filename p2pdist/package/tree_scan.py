@@ -21,8 +21,9 @@ import msgspec
 from blake3 import blake3
 
 from p2pdist.model.errors import Corrupt, UsageError
+from p2pdist.model.printable import printable
 from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX
-from p2pdist.package.scan import Ignore, check_directory, leaves_out, printable, unreadable, with_parents
+from p2pdist.package.scan import Ignore, check_directory, leaves_out, unreadable, with_parents
 
 _S_IFMT = 0o170000
 _DEVICES = (stat.S_IFCHR, stat.S_IFBLK)

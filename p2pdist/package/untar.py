@@ -30,6 +30,7 @@ from typing import IO, Any, cast
 import zstandard
 
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, TooLarge
+from p2pdist.model.printable import printable
 from p2pdist.model.tree import (
     DEPTH_MAX,
     ENTRIES_MAX,
@@ -38,7 +39,7 @@ from p2pdist.model.tree import (
     PATH_BYTES_MAX,
     TARGET_BYTES_MAX,
 )
-from p2pdist.package.scan import Scan, printable
+from p2pdist.package.scan import Scan
 
 WHITEOUT = b".wh."
 OPAQUE = b".wh..wh..opq"

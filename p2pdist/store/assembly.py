@@ -7,7 +7,7 @@ the rest is read again at the end: no draft gets its name before all of it has v
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import zstandard
@@ -16,19 +16,16 @@ from blake3 import blake3
 from p2pdist.model.catalog import BLOCK_SIZE, chunk_blocks, one_frame
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt
+from p2pdist.model.holes import HOLE, filled, has_hole
 from p2pdist.model.tree import CHUNK_MAX, content_hash
 from p2pdist.store.blob import Blob
 from p2pdist.store.disk import pwrite_all
 from p2pdist.store.objects import Draft, Objects
 from p2pdist.store.selected import SelectedPack
 
-HOLE = 4096
-"""Bytes of zeros, at a multiple of it, that become a hole."""
-
 PackHere = Blob | SelectedPack
 """A pack, or a selection of its pieces, in whole or in part."""
 
-_ZEROS = bytes(HOLE)
 _STEP = 1 << 20
 
 
@@ -183,7 +180,7 @@ class Assembly:
             data = decoder.decode(part.pack, part.chunk, stored, part.length)
             if content_hash(data) != part.chunk:
                 raise wrong_chunk(part.pack, part.chunk)
-            if _has_holes(part.offset, data):
+            if has_hole(part.offset, data):
                 _write_around_holes(draft.fd, part.offset, data)
             else:
                 objects.write_chunk(draft, part.offset, stored, data)
@@ -196,7 +193,7 @@ class Assembly:
         """Write a chunk of an older object; where both have it at the same place in a block, the filesystem may share the blocks."""
         first = -part.offset % HOLE
         last = part.length - (part.offset + part.length) % HOLE
-        if (part.at - part.offset) % HOLE or last - first < HOLE or _has_holes(part.offset, data):
+        if (part.at - part.offset) % HOLE or last - first < HOLE or has_hole(part.offset, data):
             _write_around_holes(draft.fd, part.offset, data)
             return
         pwrite_all(draft.fd, data[:first], part.offset)
@@ -246,23 +243,6 @@ SOURCES_MAX = 64
 
 def _write_around_holes(fd: int, offset: int, data: bytes | memoryview) -> None:
     """Write what is not zero, block by block of the file; the file has holes there."""
-    begin, view = 0, memoryview(data)
-    for at in _holes(offset, data):
-        if begin < at:
-            pwrite_all(fd, view[begin:at], offset + begin)
-        begin = at + HOLE
-    if begin < len(data):
-        pwrite_all(fd, view[begin:], offset + begin)
-
-
-def _has_holes(offset: int, data: bytes | memoryview) -> bool:
-    return next(_holes(offset, data), None) is not None
-
-
-def _holes(offset: int, data: bytes | memoryview) -> Iterator[int]:
-    """Where in `data`, which begins at `offset` of a file, whole blocks of the file are zeros. The first byte of most blocks tells."""
-    start = -offset % HOLE
-    for number, byte in enumerate(data[start::HOLE]):
-        at = start + number * HOLE
-        if byte == 0 and bytes(data[at : at + HOLE]) == _ZEROS:
-            yield at
+    view = memoryview(data)
+    for begin, end in filled(offset, view):
+        pwrite_all(fd, view[begin:end], offset + begin)

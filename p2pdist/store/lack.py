@@ -17,6 +17,7 @@ from p2pdist.model.entries import Entries
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import CHUNK_MAX, ChunkList, Entry, File, content_hash
 from p2pdist.store.assembly import Assembly, Part
+from p2pdist.store.objects import bytes_taken
 from p2pdist.store.selected import SelectedPack
 
 _RECORD = struct.Struct("<32sII")
@@ -151,46 +152,58 @@ def _sizes_differ(content: bytes) -> Corrupt:
     return Corrupt(f"the tree states impossible sizes for the content {content.hex()}")
 
 
-def plan(
-    lack: Lack,
-    lists: Mapping[bytes, bytes],
-    packs: Sequence[Pack],
-    old: Iterable[tuple[bytes, bytes]],
-) -> None:
-    """Fill in what a lack needs; `missing` is known. `packs` come in order of preference, `old` are objects here and their encoded chunk
-    lists. Raises Corrupt for what is nowhere."""
-    missing, tree = lack.missing, lack.tree
+@dataclass(frozen=True, slots=True)
+class Backed:
+    """What backs the sizes that a tree states of contents that are missing: where those are that are one chunk, and the encoded chunk lists
+    of the others. `room` is what their objects will take."""
+
+    whole: Located
+    chunked: dict[bytes, bytes]
+    room: dict[bytes, int]
+
+
+def back(lack: Lack, lists: Mapping[bytes, bytes], packs: Iterable[Pack]) -> Backed:
+    """What backs the sizes in `missing`, so that no room is made for bytes that are only claimed. `packs` come in order of preference.
+    Memory does not grow with the sizes. Raises Corrupt for what is nowhere or has another size."""
+    named = lack.tree.chunk_lists
     chunked = {
-        content: _chunk_list(content, size, tree.chunk_lists[content], lists)
-        for content, size in missing.items()
-        if content in tree.chunk_lists
+        content: _chunk_list(content, lack.missing, named[content], lists) for content in lack.missing.keys() & named
     }
-    whole = {content for content in missing if content not in chunked}
-    pieces = {chunk for chunks in chunked.values() for chunk, _ in chunks.chunks}
-    held = _held_chunks(pieces, old) if pieces else {}
-    located = _locate(whole | (pieces - held.keys()), packs)
-    for content in whole:
+    located = _locate(lack.missing.keys() - chunked.keys(), packs)
+    for content in lack.missing.keys() - chunked.keys():
         found = located.get(content)
         if found is None:
             raise _nowhere(content, content)
-        if found[1].length != missing[content]:
+        if found[1].length != lack.missing[content]:
             raise Corrupt(f"the tree and {found[0]} state different sizes for the content {content.hex()}")
-        lack.small.setdefault(found[0], []).append(found[1])
+    taken = {content: bytes_taken(lack.missing[content], encoded) for content, encoded in chunked.items()}
+    return Backed(located, chunked, lack.missing | taken)
+
+
+def plan(lack: Lack, backed: Backed, packs: Sequence[Pack], old: Iterable[tuple[bytes, bytes]]) -> None:
+    """Fill in what a lack needs; `missing` is known and `backed`. `packs` come in order of preference, `old` are objects here and their
+    encoded chunk lists. Raises Corrupt for what is nowhere."""
+    chunked = {content: ChunkList.decode(encoded) for content, encoded in backed.chunked.items()}
+    pieces = {chunk for chunks in chunked.values() for chunk, _ in chunks.chunks}
+    held = _held_chunks(pieces, old) if pieces else {}
+    located = backed.whole | _locate(pieces - held.keys() - backed.whole.keys(), packs)
+    for pack, stored in backed.whole.values():
+        lack.small.setdefault(pack, []).append(stored)
     for content, chunks in chunked.items():
-        lack.assemblies[content] = _assembly(content, missing[content], chunks, held, located)
+        lack.assemblies[content] = _assembly(content, lack.missing[content], chunks, held, located)
     lack.sources = frozenset(content for content, _ in held.values())
     for todo in lack.small.values():
         todo.sort(key=lambda stored: stored.offset)
     lack.needs = tuple(_needs({pack.digest: pack.size for pack in packs}, located))
 
 
-def _chunk_list(content: bytes, size: int, name: bytes, lists: Mapping[bytes, bytes]) -> ChunkList:
-    if name not in lists:
+def _chunk_list(content: bytes, sizes: Mapping[bytes, int], name: bytes, lists: Mapping[bytes, bytes]) -> bytes:
+    encoded = lists.get(name)
+    if encoded is None:
         raise Corrupt(f"no catalog carries the chunk list {name.hex()}", remedy="Pack and push the package again")
-    chunks = ChunkList.decode(lists[name])
-    if chunks.size != size:
+    if ChunkList.size_of(encoded) != sizes[content]:
         raise Corrupt(f"the chunks of the content {content.hex()} do not add up to its size")
-    return chunks
+    return encoded
 
 
 def _held_chunks(wanted: Collection[bytes], old: Iterable[tuple[bytes, bytes]]) -> dict[bytes, tuple[bytes, int]]:

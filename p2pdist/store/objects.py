@@ -7,7 +7,7 @@ which the kernel removes with the process, or files in tmp/ where it has none su
 what a small file does, contents that are in memory, verified, are written under their names at once, some together (see named.py); a killed
 process may leave torn ones.
 Which objects there are is known in memory, and written to the index in batches behind the files; see object_recovery for what is believed
-at the next opening. Sizes are counted as they are read: holes count in full.
+at the next opening. What objects take is counted without the chunks of zeros, which are left as holes.
 
 Whoever is about to make objects says so (`expect`), so that their room is counted before they are there.
 """
@@ -20,13 +20,15 @@ import logging
 import os
 import secrets
 import threading
+from collections import ChainMap
 from collections.abc import Collection, Iterable, KeysView, Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
 
 from p2pdist.model.catalog import decode_chunk
 from p2pdist.model.errors import NotFound
-from p2pdist.model.tree import content_hash
+from p2pdist.model.holes import HOLE
+from p2pdist.model.tree import ChunkList, content_hash
 from p2pdist.store.disk import failure, failures, sync_filesystem
 from p2pdist.store.encoded import EncodedWriter, on_btrfs
 from p2pdist.store.extents import Extents, write_content
@@ -40,7 +42,18 @@ log = logging.getLogger(__name__)
 ROWS_MAX = 100_000
 """So many rows are kept in memory before they are written: each time most pages of the table are, whatever the number."""
 
+HOLE_CHUNK = 512 << 10
+"""Packing cuts a hole into chunks of so many zeros (package/chunker.py)."""
+
+_HOLE_RECORD = ChunkList(((content_hash(bytes(HOLE_CHUNK)), HOLE_CHUNK),)).encode()
+
 _NO_DRAFTS = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
+
+
+def bytes_taken(size: int, chunks: bytes) -> int:
+    """What an object of `size` bytes with this encoded chunk list takes. Of a hole each chunk counts a block: it costs memory and time to
+    make, and what is claimed of these must have a limit, too."""
+    return size - chunks.count(_HOLE_RECORD) * (HOLE_CHUNK - HOLE)
 
 
 class Draft:
@@ -76,9 +89,14 @@ class Objects:
         found = recover_objects(paths, index, boot)
         self.sizes = found.sizes
         self.other_boot, self.lost = found.other_boot, found.lost
-        self.bytes_total = sum(found.sizes.values())
-        self.bytes_expected = 0
         self._paths, self._index, self._boot = paths, index, boot
+        self._sparse: dict[bytes, int] = {}
+        """What those take that take less than their size."""
+        for content, chunks in self.chunk_lists():
+            if (taken := bytes_taken(self.sizes[content], chunks)) < self.sizes[content]:
+                self._sparse[content] = taken
+        self.bytes_total = sum(self._sparse.get(content, size) for content, size in self.sizes.items())
+        self.bytes_expected = 0
         self._batch, self._durable, self._clean, self._torn = found.batch + 1, found.durable, True, False
         self._rows: list[tuple[bytes, int, int]] = []
         self._left: set[bytes] = set()
@@ -115,6 +133,11 @@ class Objects:
         if content not in self.sizes:
             raise NotFound(f"the content {content.hex()} is not in the store", remedy="Pull the package again")
         return self._paths.object(content)
+
+    @property
+    def taken(self) -> Mapping[bytes, int]:
+        """What each object takes of the disk; a live view."""
+        return ChainMap(self._sparse, self.sizes) if self._sparse else self.sizes
 
     def chunk_lists(self) -> list[tuple[bytes, bytes]]:
         """The objects that were made from chunks, and their encoded chunk lists."""
@@ -191,6 +214,9 @@ class Objects:
             draft.flush()
             self._index.add_chunk_list(content, chunks)
             self._name(draft, content)
+            with self._lock:
+                if content not in self.sizes and (taken := bytes_taken(size, chunks)) < size:
+                    self._sparse[content] = taken
             self._count([(content, size)])
         draft.close()
 
@@ -222,7 +248,7 @@ class Objects:
                 if content in self.sizes:
                     continue
                 self.sizes[content] = size
-                self.bytes_total += size
+                self.bytes_total += self._sparse.get(content, size)
                 self._rows.append((content, size, self._batch))
                 if self._expected and (expected := self._expected.pop(content, None)):
                     self.bytes_expected -= expected[0]
@@ -233,7 +259,7 @@ class Objects:
     # -- room
 
     def expect(self, contents: Mapping[bytes, int]) -> None:
-        """Count the sizes of contents that will be made until they are there, or until `unexpect`; each once, whoever expects it."""
+        """Count what contents will take that will be made, until they are there or until `unexpect`; each once, whoever expects it."""
         with self._lock:
             for content, size in contents.items():
                 if content not in self.sizes:
@@ -259,14 +285,17 @@ class Objects:
     # -- removing
 
     def remove(self, contents: Collection[bytes]) -> int:
-        """Remove objects; returns the bytes that they had. Nobody may be making one of them."""
+        """Remove objects; returns the bytes that they took. Nobody may be making one of them."""
         if not contents:
             return 0
         if self._clean:
             self._mark_unclean()
         self.save()
         with self._lock:
-            freed = sum(self.sizes.pop(content, 0) for content in contents)
+            freed = 0
+            for content in contents:
+                size = self.sizes.pop(content, 0)
+                freed += self._sparse.pop(content, size)
             self.bytes_total -= freed
         # Files before the index: on a full disk the index can be written only after they are gone.
         try:

@@ -29,7 +29,7 @@ from p2pdist.store.blob import Blob
 from p2pdist.store.filling import Filled, Filling
 from p2pdist.store.images import Images
 from p2pdist.store.index import Index, TreeRecord
-from p2pdist.store.lack import Lack, plan
+from p2pdist.store.lack import Backed, Lack, back, plan
 from p2pdist.store.objects import Objects
 from p2pdist.store.paths import Paths
 from p2pdist.store.sharing import shared_bytes
@@ -124,6 +124,10 @@ class Trees:
         with self._lock:
             self._use(self._record(root))
 
+    def with_any(self, contents: set[bytes]) -> set[Digest]:
+        """The trees that have one of these contents."""
+        return {root for root in list(self._records) if not contents.isdisjoint(self._contents(root))}
+
     # -- getting one
 
     def lacks(self, root: Digest, catalogs: Sequence[Digest], packs: Sequence[Digest] | None = None) -> Lack:
@@ -143,6 +147,7 @@ class Trees:
                 pack for catalog in read.catalogs for pack in catalog.packs if allowed is None or pack.digest in allowed
             ]
             packs_listed = {pack.digest for catalog in read.catalogs for pack in catalog.packs}
+            listed.sort(key=lambda pack: self._remoteness(pack.digest))
             lack = Lack(root, tuple(catalogs), tree, tuple(packs_listed))
             with self._lock:
                 self._lacks.append(lack)
@@ -150,19 +155,21 @@ class Trees:
                 claims.callback(self._end, lack)
                 missing = self._missing_of(lack)
                 lack.missing = dict(missing)
-                lack.bytes_content = sum(lack.missing.values())
+            # Others must not give way to a tree that claims what nothing backs.
+            backed = back(lack, read.chunk_lists(), listed) if missing else Backed({}, {}, {})
+            lack.bytes_content = sum(backed.room.values())
+            with self._lock:
                 # Before room is made, and all of them until it is known which ones count.
-                old = self._objects.chunk_lists() if any(map(tree.chunk_lists.__contains__, missing)) else []
+                old = self._objects.chunk_lists() if backed.chunked else []
                 lack.sources = frozenset(content for content, _ in old)
                 image = 0 if self._images.size(root) or self._images.expected(root) else read.image_bytes_max
-                self._around.make_room(self._objects.unexpected(lack.missing) + image)
-                self._objects.expect(lack.missing)
+                self._around.make_room(self._objects.unexpected(backed.room) + image)
+                self._objects.expect(backed.room)
                 claims.callback(self._objects.unexpect, missing)
                 self._images.expect(root, read.image_bytes_max)
                 claims.callback(self._forget_image, root, read.image_bytes_max)
             if missing:
-                listed.sort(key=lambda pack: self._remoteness(pack.digest))
-                plan(lack, read.chunk_lists(), listed, old)
+                plan(lack, backed, listed, old)
                 with self._lock:
                     self._shares = None  # fewer objects are counted on from here on
             lack.close = claims.pop_all().close
@@ -381,7 +388,7 @@ class Trees:
         if self._shares is None:
             trees = {root: self._contents(root) for root in self._records}
             staying = chain.from_iterable((*lack.tree.contents, *lack.sources) for lack in self._lacks)
-            self._shares = shared_bytes(trees, staying, self._objects.sizes)
+            self._shares = shared_bytes(trees, staying, self._objects.taken)
         return self._shares
 
     def _forget_image(self, root: Digest, most: int) -> None:

@@ -140,3 +140,31 @@ def test_a_terminal_shows_bars(place: Path) -> None:
     assert b"pushing" in shown
     assert b"31.5" in shown or b"30.0" in shown
     assert out.decode().strip() == digest_of(bytes(30 << 20))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("diff", "a:1", "a:2"),
+        ("inspect", "a:2"),
+        ("ls", "--at-origin", "--origin", "file://{place}/layout"),
+        ("pack", "{place}/absent\x1b[2J", "-t", "a:3"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_others_chose_does_not_reach_the_terminal_as_it_is(place: Path, words: tuple[str, ...]) -> None:
+    """Names of files and tags, settings, what errors quote: their control characters are escaped."""
+    evil = "evil\x1b]0;owned\a"
+    done(place, "pack", place / "app", "-t", "a:1", "--format", "tree")
+    (place / "app" / evil).write_text("")
+    done(place, "pack", place / "app", "-t", "a:2", "--format", "tree", "--env", f"A={evil}")
+    index = place / "layout/index.json"
+    listed = json.loads(index.read_text())
+    (entry, *_) = listed["manifests"]
+    renamed = json.loads(json.dumps(entry).replace("a:1", "a:\\u001b[2J").replace("a:2", "a:\\u001b[2J"))
+    listed["manifests"].append(renamed)
+    index.write_text(json.dumps(listed))
+    finished = run(*(word.format(place=place) for word in words), P2PDIST_LAYOUT=str(place / "layout"))
+    printed = finished.stdout + finished.stderr
+    assert [char for char in printed if not char.isprintable() and char != "\n"] == []
+    assert "\\x1b" in printed

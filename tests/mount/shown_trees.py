@@ -214,25 +214,42 @@ def without_groups(seen: dict[bytes, Seen]) -> dict[bytes, Seen]:
     return {path: Seen(one.kind, one.mode, one.mtime_ns, one.data, one.xattrs) for path, one in seen.items()}
 
 
-def squashed(tmp_path: Path, name: str, entries: list[Entry], store: Store, *, xattrs: bool = True) -> SquashfsLayer:
-    """A squashfs image with the content of a tree, made from a directory as an overlay's upper one."""
-    source = tmp_path / "squashed" / name
-    source.mkdir(parents=True)
+def lay_out(entries: Sequence[Entry], store: Store, top: Path) -> None:
+    """Make a directory as an overlay's upper one with these entries; modes and times are left to `finish`."""
+    top.mkdir(parents=True)
     for entry in entries:
-        path = source / os.fsdecode(entry.path)
+        path = top / os.fsdecode(entry.path)
         match entry:
             case Directory():
                 path.mkdir()
-                for name, value in (*entry.xattrs, *([(b"trusted.overlay.opaque", b"y")] if entry.opaque else [])):
-                    os.setxattr(path, name, value)
+                if entry.opaque:
+                    os.setxattr(path, b"trusted.overlay.opaque", b"y")
             case Whiteout():
                 os.mknod(path, stat.S_IFCHR, 0)
             case Symlink():
                 path.symlink_to(os.fsdecode(entry.target))
             case HardLink():
-                path.hardlink_to(source / os.fsdecode(entry.target))
+                path.hardlink_to(top / os.fsdecode(entry.target))
             case _:
                 path.write_bytes(store.object(entry.content).read_bytes() if entry.size else b"")
+        for name, value in entry.xattrs if isinstance(entry, File | Directory) else ():
+            os.setxattr(path, name, value)
+
+
+def finish(entries: Sequence[Entry], top: Path) -> None:
+    """Give what was laid out the modes and times of the entries."""
+    for entry in reversed(entries):
+        path = top / os.fsdecode(entry.path)
+        if isinstance(entry, File | Directory):
+            path.chmod(entry.mode)
+        if isinstance(entry, File | Directory | Symlink):
+            os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
+
+
+def squashed(tmp_path: Path, name: str, entries: list[Entry], store: Store, *, xattrs: bool = True) -> SquashfsLayer:
+    """A squashfs image with the content of a tree, made from a directory as an overlay's upper one."""
+    source = tmp_path / "squashed" / name
+    lay_out(entries, store, source)
     image = tmp_path / f"{name}.squashfs"
     command = ["mksquashfs", source, image, "-quiet", "-no-progress", "-all-root", "-comp", "gzip"]
     command.append("-xattrs" if xattrs else "-no-xattrs")

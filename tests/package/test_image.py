@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, UsageError
-from p2pdist.package.scan import Scan, printable
+from p2pdist.model.printable import printable
+from p2pdist.package.scan import Scan
 from p2pdist.package.squashfs import build_image
 from p2pdist.package.survey import survey
 from p2pdist.package.tree_scan import scan_tree

@@ -72,6 +72,9 @@ async def test_patterns_come_from_three_places_and_flags_win(source: Path) -> No
 async def test_contents_come_out_of_packs_again(layout: LocalLayout, source: Path, tmp_path: Path) -> None:
     """Each once, verified, also those of many chunks; a pack that was damaged or is gone is named."""
     (source / "same").write_text("small")
+    with (source / "holes").open("wb") as file:
+        file.write(b"begin")
+        file.truncate(16 << 20)
     await pack_layers([Layer(source, "tree")], REFERENCE, layout, Making())
     manifest = await manifest_of(layout)
     packs = await read_packs(manifest, layout)
@@ -79,7 +82,8 @@ async def test_contents_come_out_of_packs_again(layout: LocalLayout, source: Pat
     objects = tmp_path / "objects"
     objects.mkdir()
     write_objects(entries, packs, layout, objects)
-    assert len([path for path in objects.rglob("*") if path.is_file()]) == 2
+    assert len([path for path in objects.rglob("*") if path.is_file()]) == 3
+    assert sum(path.stat().st_blocks * 512 for path in objects.rglob("*") if path.stat().st_size == 16 << 20) < 64 << 10
     for entry in entries:
         if isinstance(entry, File) and entry.size:
             name = entry.content.hex()

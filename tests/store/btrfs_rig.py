@@ -1,12 +1,17 @@
-"""What lies on a Btrfs: read from the disk, and how it is stored."""
+"""A Btrfs in a file, and what lies on it: read from the disk, and how it is stored."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import shutil
 import struct
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 _FIEMAP = 0xC020660B
 _REQUEST = struct.Struct("=QQIIII")
@@ -14,6 +19,29 @@ _EXTENT = struct.Struct("=QQQQQIIII")
 _SYNC = 1
 _ENCODED = 8
 _EXTENTS_MAX = 2000
+_IMAGE_BYTES = 512 << 20
+
+
+@contextlib.contextmanager
+def mounted_btrfs(directory: Path) -> Iterator[Path]:
+    """A Btrfs of 512 MiB, mounted below `directory`; skips the test where that cannot be."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: mounts")
+    if shutil.which("mkfs.btrfs") is None:
+        pytest.skip("mkfs.btrfs is not installed")
+    image, target = directory / "image", directory / "btrfs"
+    target.mkdir()
+    try:
+        with image.open("wb") as file:
+            file.truncate(_IMAGE_BYTES)
+        subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True, capture_output=True)
+        subprocess.run(["mount", "-o", "loop", str(image), str(target)], check=True, capture_output=True)
+        yield target
+    finally:
+        if target.is_mount():
+            # Lazily: a failed test may have files open, and neither mount nor loop device may stay.
+            subprocess.run(["umount", "-l", str(target)], check=True)
+        image.unlink(missing_ok=True)
 
 
 def drop_caches(path: Path) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +10,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from btrfs_rig import mounted_btrfs
+
 from p2pdist.store.blobs import BlobStore
 
-MIB = 1 << 20
 OpenStore = Callable[..., BlobStore]
 
 
@@ -41,20 +39,5 @@ def store(tmp_path: Path, open_store: OpenStore) -> BlobStore:
 @pytest.fixture
 def btrfs(tmp_path: Path) -> Iterator[Path]:
     """A Btrfs of 512 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root: mounts")
-    if shutil.which("mkfs.btrfs") is None:
-        pytest.skip("mkfs.btrfs is not installed")
-    image, target = tmp_path / "image", tmp_path / "btrfs"
-    target.mkdir()
-    try:
-        with image.open("wb") as file:
-            file.truncate(512 * MIB)
-        subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True, capture_output=True)
-        subprocess.run(["mount", "-o", "loop", str(image), str(target)], check=True, capture_output=True)
+    with mounted_btrfs(tmp_path) as target:
         yield target
-    finally:
-        if target.is_mount():
-            # Lazily: a failed test may have files open, and neither mount nor loop device may stay.
-            subprocess.run(["umount", "-l", str(target)], check=True)
-        image.unlink(missing_ok=True)

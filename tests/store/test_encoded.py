@@ -14,8 +14,9 @@ from store_tree_rig import CHUNK, Publisher, check, noise, pull, text
 from p2pdist.model.catalog import BLOCK_SIZE, ChunkEncoder
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt
+from p2pdist.model.holes import HOLE
 from p2pdist.model.tree import WHOLE_MAX, content_hash
-from p2pdist.store.assembly import HOLE, Decoder
+from p2pdist.store.assembly import Decoder
 from p2pdist.store.blobs import BlobStore
 from p2pdist.store.bundle import Bundle
 from p2pdist.store.encoded import EncodedWriter, on_btrfs

@@ -23,7 +23,7 @@ from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound
 from p2pdist.model.package import PACK_TYPE, PIECES_DIGEST, PIECES_SIZE, Descriptor
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection, pieces_covering
-from p2pdist.model.tree import WHOLE_MAX, File, Root, content_hash, decode_root, encode_pages, encode_root
+from p2pdist.model.tree import WHOLE_MAX, ChunkList, File, Root, content_hash, decode_root, encode_pages, encode_root
 from p2pdist.store.blobs import BlobStore
 from p2pdist.store.selected import SelectedPack
 
@@ -408,6 +408,41 @@ def test_the_room_of_a_pull_is_kept_for_it(tmp_path: Path, open_store: OpenStore
     assert store.trees.complete(packed.root), "nothing may go in vain"
 
 
+@pytest.mark.parametrize("what", ["no list", "a short list", "a chunk over the limit", "no pack"])
+def test_nothing_gives_way_to_what_is_only_claimed(tmp_path: Path, open_store: OpenStore, what: str) -> None:
+    """A tree that states sizes with nothing behind them is wrong, and no reason to evict another one or to say that the disk is full."""
+    store = open_store(tmp_path, capacity_bytes=16 * MIB, choose=choose)
+    kept = Publisher().pack({b"f": noise(1, 2 * MIB)})
+    pull(store, kept)
+    name = bytes(32)
+    match what:
+        case "no list":
+            claim = [File(b"claim", 0o644, 0, 1 << 46, name, name)]
+        case "a short list":
+            chunks = content_hash(_list_of(BIG))
+            claim = [File(b"claim", 0o644, 0, 1 << 46, name, chunks)]
+        case "a chunk over the limit":
+            chunks = content_hash(_list_of(b"", (name, 1 << 31), (name, 1 << 31)))
+            claim = [File(b"claim", 0o644, 0, 1 << 32, name, chunks)]
+        case "no pack":
+            claim = [File(b"%d" % number, 0o644, 0, WHOLE_MAX, content_hash(b"%d" % number)) for number in range(2)]
+    packed = Publisher().pack({b"big": BIG}, claim)
+    catalog = decode_catalog(packed.blobs[packed.catalogs[0]])
+    lists = (*catalog.chunk_lists, _list_of(b"", (name, 1 << 31), (name, 1 << 31)))
+    packed = replaced(packed, Catalog(catalog.pages, lists, catalog.packs))
+    bring(store, packed, packed.small)
+    with pytest.raises(Corrupt):
+        store.trees.lacks(packed.root, packed.catalogs)
+    assert store.trees.complete(kept.root) and store.get(kept.packs[0]) is not None
+    assert store.usage().bytes_expected == 0
+
+
+def _list_of(data: bytes, *chunks: tuple[bytes, int]) -> bytes:
+    """The encoded chunk list of `data`, as Publisher cuts it, with more chunks behind."""
+    cut = (data[at : at + CHUNK] for at in range(0, len(data), CHUNK))
+    return ChunkList((*((content_hash(each), len(each)) for each in cut), *chunks)).encode()
+
+
 def test_packs_go_before_what_shows_something_and_trees_by_use(tmp_path: Path, open_store: OpenStore) -> None:
     """Room is made from the packs of complete trees, though used last; then from the tree used longest ago, whose catalog goes after it."""
     store = open_store(tmp_path, capacity_bytes=11 * MIB, choose=choose)
@@ -532,3 +567,40 @@ def test_pulls_at_once_share_what_they_make(store: BlobStore) -> None:
         assert store.trees.complete(packed.root)
         check(store, packed)
     assert store.usage().bytes_expected == 0 and len(os.listdir(store.root / "tmp")) == 0
+
+
+def test_a_hole_of_many_chunks_has_no_blocks_at_the_seams(tmp_path: Path, open_store: OpenStore) -> None:
+    """Chunks of zeros that begin and end within a block of the file leave that block a hole, too."""
+    data = noise(1, 5000) + bytes(WHOLE_MAX) + noise(2, 5000)
+    packed = Publisher(chunk=100_001).pack({b"big": data})
+    store = open_store(tmp_path / "store")
+    pull(store, packed)
+    check(store, packed)
+    assert store.objects.path(content_hash(data)).stat().st_blocks * 512 <= 24 << 10
+
+
+def test_holes_take_no_room(tmp_path: Path, open_store: OpenStore) -> None:
+    """A file that is larger than the store fits if its content does; what it takes is the same after the next opening, and goes with it."""
+    hole = 512 << 10
+    packed = Publisher(chunk=hole).pack(
+        {b"big": noise(1, hole) + bytes(64 * hole) + noise(2, 700), b"f": noise(3, MIB)}
+    )
+    store = open_store(tmp_path / "store", capacity_bytes=16 * MIB)
+    bring(store, packed, packed.small)
+    with store.trees.lacks(packed.root, packed.catalogs) as lack:
+        assert lack.bytes_content == store.usage().bytes_expected == hole + 700 + MIB + 64 * 4096
+    lack = pull(store, packed)
+    check(store, packed)
+    used = store.usage()
+    assert (used.bytes_objects, used.bytes_expected) == (lack.bytes_content, 0)
+    assert used.bytes_objects >= sum(path.stat().st_blocks * 512 for path in (tmp_path / "store/objects").glob("??/*"))
+    candidates, shares = store.candidates()
+    assert (
+        not shares
+        and lack.bytes_content <= next(each.size for each in candidates if each.digest == packed.root) < 2 * MIB
+    )
+    store.close()
+    again = open_store(tmp_path / "store", capacity_bytes=16 * MIB)
+    assert again.usage().bytes_objects == used.bytes_objects
+    again.trees.remove(packed.root)
+    assert again.usage().bytes_objects == 0

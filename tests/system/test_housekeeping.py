@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from site_rig import Agent, Background, Site, until
+from site_rig import P2PDIST, Agent, Background, Site, until
 
 MIB = 1 << 20
 
@@ -103,6 +103,39 @@ def test_a_flipped_bit_is_found_and_fetched_again_from_a_peer(agent: Agent) -> N
     assert set(found["repaired"]) == {"app:v1", "app:v2"} and not found["failed"]
     assert call(agent, "verify")["wrong"] == []
     assert victim.read_bytes() == random.Random(1).randbytes(2 * MIB)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.parametrize("how", ["erofs", "hardlink"])
+def test_what_shows_wrong_bytes_on_is_named(agent: Agent, how: str) -> None:
+    """What was read before stays in a mount, and a hard link is the old file; what has nothing of it is not named."""
+    one, other = (agent.site.directory / f"shown{number}" for number in (1, 2))
+    right = random.Random(6).randbytes(MIB)
+    for number, target in enumerate((one, other)):
+        call(agent, "mount", f"app:v{number + 1}", str(target), "--how", how)
+    try:
+        assert (one / "own").read_bytes() == right
+        victim = next(path for path in objects(agent) if path.read_bytes() == right)
+        with victim.open("r+b") as file:
+            file.write(b"damage")
+        found = call(agent, "verify")
+        assert "app:v1" in found["repaired"] and "app:v2" not in found["repaired"]
+        assert found["shown"] == [str(one)]
+        assert (one / "own").read_bytes()[:6] == b"damage"
+        call(agent, "umount", str(one))
+        call(agent, "mount", "app:v1", str(one), "--how", how)
+        assert (one / "own").read_bytes() == right
+        assert call(agent, "verify")["shown"] == []
+        shared = next(path for path in objects(agent) if path.stat().st_size == 2 * MIB)
+        with shared.open("r+b") as file:
+            file.write(b"damage")
+        words = [*P2PDIST, "verify", "--no-repair", "--socket", str(agent.socket)]
+        told = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        for target in (one, other):
+            assert f"shown at {target}: unmount it and mount it again" in told.stdout
+    finally:
+        for target in (one, other):
+            call(agent, "umount", str(target))
 
 
 def test_collection_beside_pulls_takes_nothing_that_is_needed(agent: Agent) -> None:
