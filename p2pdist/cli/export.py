@@ -110,7 +110,7 @@ class _Export:
 
         found = survey(await asyncio.to_thread(scan_tree, tree), times_kept=True)
         level = LEVEL if self._level is None else self._level
-        await build_image(tree, image, level=level, size_estimate=found.bytes_total)
+        await build_image(tree, image, level=level, exclude=found.excluded, size_estimate=found.bytes_total)
         return image
 
     async def _write_directory(self, manifest: Manifest, layout: LocalLayout) -> None:

@@ -112,7 +112,8 @@ def command(
 ) -> None:
     """Pack the directory SOURCE as a package into the local layout.
 
-    Equal files, modes and modification times give an equal package. Device nodes, sockets, FIFOs and setuid bits are left out and named.
+    Equal files, modes and modification times give an equal package. Device nodes, sockets, FIFOs and setuid bits are left out and
+    named; of character devices those that are whiteouts (0/0) stay where there is a --base.
     What matches a pattern in SOURCE/.p2pdistignore is left out, too.
 
     The project file p2pdist.toml in SOURCE, or without SOURCE in this directory, may say most of this: name, tag, base, entrypoint,

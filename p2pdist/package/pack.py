@@ -149,7 +149,7 @@ async def pack(
         else:
             if xattrs:
                 raise UsageError("an image carries no extended attributes", remedy="Pack a tree with --format tree")
-            layer = await _add_image(source, layout, level, options, on_progress)
+            layer = await _add_image(source, layout, level, options, on_progress, whiteouts=below is not None)
         manifest, written = await _add_manifest(reference, layout, below, config, layer)
         described, count = await _name(reference, layout, manifest)
     return Packed(
@@ -251,12 +251,19 @@ async def _add_tree(
 
 
 async def _add_image(
-    source: Path, layout: LocalDepot, level: int, options: Options, on_progress: OnProgress | None
+    source: Path,
+    layout: LocalDepot,
+    level: int,
+    options: Options,
+    on_progress: OnProgress | None,
+    *,
+    whiteouts: bool,
 ) -> _Layer:
-    """Build the image, hash it and move it into the layout. Raises Corrupt when something in the source changes meanwhile."""
+    """Build the image, hash it and move it into the layout. `whiteouts`: there is something below that they hide. Raises Corrupt when
+    something in the source changes meanwhile."""
     looked = await asyncio.to_thread(scan_tree, source, ignore=options.ignore, only=options.only)
     look_again = partial(check_unchanged, looked, ignore=options.ignore, only=options.only)
-    found = await asyncio.to_thread(survey, looked, times_kept=options.mtime is None)
+    found = await asyncio.to_thread(survey, looked, times_kept=options.mtime is None, whiteouts=whiteouts)
     report = _reporter(on_progress, found.bytes_total)
     stopped = threading.Event()
     with layout.drafting() as drafts:

@@ -57,9 +57,9 @@ async def build_image(
 ) -> None:
     """Write the image of the directory `source` to the new file `output`.
 
-    `mtime` (seconds since 1970) replaces all modification times. Devices, sockets, FIFOs and setuid/setgid bits are left out.
-    `exclude` holds paths below the source that are
-    left out, of a directory with all that is in it. `size_estimate` is what DiskFull says is needed.
+    `mtime` (seconds since 1970) replaces all modification times. Block devices, sockets, FIFOs and setuid/setgid bits are left out;
+    character devices are not, since one that is 0/0 is a whiteout. `exclude` holds paths below the source that are left out, of a directory
+    with all that is in it. `size_estimate` is what DiskFull says is needed.
     `on_bytes` hears of source bytes as they are read. Raises UsageError, DiskFull, or P2PDistError with what mksquashfs said.
     """
     check_apart(source, output)
@@ -116,7 +116,7 @@ def _arguments(source: Path, output: Path, level: int, mtime: int | None, proces
     if processors is not None:
         arguments += ["-processors", str(processors)]
     # Actions see types and modes only, so no name has to be quoted.
-    arguments += ["-action", "exclude@type(b)||type(c)||type(s)||type(p)", "-action", "chmod(ug-s)@type(f)||type(d)"]
+    arguments += ["-action", "exclude@type(b)||type(s)||type(p)", "-action", "chmod(ug-s)@type(f)||type(d)"]
     return [*arguments, "-exit-on-error", "-no-progress", "-quiet"]
 
 

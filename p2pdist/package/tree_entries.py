@@ -148,7 +148,7 @@ class Assembler:
         now = time.time_ns()
         where = self._scan.path(path)
         with self._failures(path):
-            hides = opaque and _attribute(where, _OPAQUE) == b"y"
+            hides = opaque and is_opaque(where)
             found = _user_attributes(where) if self._xattrs else ()
         if sum(len(name) + len(value) for name, value in found) > XATTR_BYTES_MAX:
             raise UsageError(f"{self._shown(path)} has more than {XATTR_BYTES_MAX} bytes of extended attributes")
@@ -189,10 +189,11 @@ def _user_attributes(path: bytes) -> Xattrs:
     return tuple((name, os.getxattr(path, name, follow_symlinks=False)) for name in user)
 
 
-def _attribute(path: bytes, name: str) -> bytes:
+def is_opaque(path: bytes) -> bool:
+    """Whether a directory hides all of what is in the one below it; only root sees the mark. Raises OSError."""
     try:
-        return os.getxattr(path, name, follow_symlinks=False)
+        return os.getxattr(path, _OPAQUE, follow_symlinks=False) == b"y"
     except OSError as error:
         if error.errno in _NONE:
-            return b""
+            return False
         raise

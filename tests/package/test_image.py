@@ -205,8 +205,33 @@ async def test_device_nodes_are_dropped_and_said(tmp_path: Path) -> None:
         ("loop", "block device"),
         ("null", "character device"),
     ]
-    await build_image(root, tmp_path / "image")
+    await build_image(root, tmp_path / "image", exclude=scan(root).excluded)
     assert list(unpack(tmp_path / "image", tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.root
+async def test_whiteouts_are_carried_where_something_is_below_and_opaque_marks_are_said(tmp_path: Path) -> None:
+    root = tmp_path / "a"
+    (root / "opaque").mkdir(parents=True)
+    try:
+        os.mknod(root / "gone", 0o20000, os.makedev(0, 0))
+        os.mknod(root / "null", 0o20666, os.makedev(1, 3))
+        os.setxattr(root / "opaque", "trusted.overlay.opaque", b"y")
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP):
+            raise
+        pytest.skip("this container may not make whiteouts")
+    mark = ("opaque", "opaque mark, which trees carry")
+    for whiteouts, dropped in (
+        (False, [("gone", "character device"), ("null", "character device"), mark]),
+        (True, [("null", "character device"), mark]),
+    ):
+        found = survey(scan_tree(root), whiteouts=whiteouts)
+        assert [(item.path, item.what) for item in found.dropped] == dropped
+        image = tmp_path / f"image{whiteouts}"
+        await build_image(root, image, exclude=found.excluded)
+        out = unpack(image, tmp_path / f"out{whiteouts}")
+        assert sorted(path.name for path in out.iterdir()) == (["gone"] if whiteouts else []) + ["opaque"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

@@ -170,7 +170,7 @@ def test_the_same_from_a_store_on_btrfs(site: Site, tmp_path: Path, seeds: range
 
 
 def test_an_image_on_top_of_a_tree(site: Site) -> None:
-    """An application as squashfs over a tree: what is not in the image is the tree's, times and all."""
+    """An application as squashfs over a tree: what is neither in the image nor hidden by it is the tree's, times and all."""
     (agent,) = site.agents(1)
     chain = Chain(site, agent, "app")
     generate(chain.source, 7, site.directory / "aside")
@@ -179,10 +179,13 @@ def test_an_image_on_top_of_a_tree(site: Site) -> None:
     (top / "bin").mkdir(parents=True)
     (top / "bin/app").write_text("an application")
     (top / "large3").write_text("another file")
+    os.mknod(top / "empty", stat.S_IFCHR, 0)
     for path in (top / "bin/app", top / "bin", top / "large3"):
         os.utime(path, (0, 1_700_000_000))  # an image keeps seconds
     chain.publish("v1", top, "--base", "app:base")
-    wanted = without_groups(walk(chain.source) | walk(top))
+    (top / "empty").unlink()
+    below = {path: one for path, one in walk(chain.source).items() if path.split(b"/")[0] != b"empty"}
+    wanted = without_groups(below | walk(top))
     for how in ("overlay", "hardlink"):
         with chain.shown("v1", how) as view:
             seen = without_groups(walk(view))
