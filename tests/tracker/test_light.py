@@ -242,3 +242,26 @@ def test_a_host_that_was_given_more_children_than_seats_is_looked_at_again() -> 
     Planner().plan(swarm, leases=2)
     assert any(each.load > each.budget for each in swarm.members.values())
     assert swarm.strained
+
+
+def test_a_rack_does_not_receive_through_a_slow_downlink() -> None:
+    """When the importer of a rack is lost and a light host happens to be fed from outside, another one imports, and feeds that too."""
+    swarm = planned(16, racks=2)
+    importer = next(each for each in swarm.members.values() if each.rack == " r1" and outside(swarm, each))
+    slow = next(each for each in swarm.members.values() if each.rack == " r1" and each is not importer)
+    relieve(swarm, slow, 0, now=1.0)
+    become(swarm, slow, light=True)
+    feeder = next(name for name in swarm.racks[" r0"] if not swarm.below(0, name, slow.host))
+    swarm.attach(0, slow.host, feeder)
+    swarm.remove(importer.host)
+    for _ in range(2):
+        Planner().plan(swarm, leases=2)
+    imports = [each for each in swarm.members.values() if each.rack == " r1" and outside(swarm, each)]
+    assert len(imports) == 1 and not imports[0].light
+    assert not any(swarm.members[name].children[0] for name in (each.host for each in light(swarm)))
+
+
+def outside(swarm: Swarm, member: Member) -> bool:
+    """Whether a host receives the first stripe from another rack, or from the origin."""
+    parent = member.parents[0]
+    return parent is not None and (not parent or swarm.members[parent].rack != member.rack)

@@ -45,7 +45,7 @@ class _Rack:
 
 
 class Places:
-    """See the module's text. `whole`: whether somebody present has the whole stripe."""
+    """See the module's text. Those who wait are all light, or none is. `whole`: whether somebody present has the whole stripe."""
 
     def __init__(self, swarm: Swarm, stripe: int, waiting: list[str]) -> None:
         self.swarm, self.stripe = swarm, stripe
@@ -57,13 +57,15 @@ class Places:
         self._zones: dict[str, None] | None = None
         total = swarm.totals[stripe]
         self.whole = any(each.counts[stripe] == total and each.present for each in swarm.members.values())
+        self._light = bool(waiting) and swarm.members[waiting[0]].light
         self._waiting: dict[str, int] = {}
         for host in waiting:
             member = swarm.members[host]
             self._waiting[member.rack] = self._waiting.get(member.rack, 0) + (not member.light)
 
     def fed(self, rack: str) -> bool:
-        """Whether somebody in the rack receives the stripe, or has it."""
+        """Whether somebody in the rack receives the stripe, or has it. Light hosts count for light ones alone: the others would
+        get the stripe at the pace of a slow downlink."""
         return self._rack(rack).fed
 
     def over(self, rack: str) -> int:
@@ -175,7 +177,7 @@ class Places:
                     continue
                 free = member.free(self.stripe)
                 if (not rack.fed or free > 0) and self.swarm.rooted(self.stripe, host):
-                    rack.fed = True
+                    rack.fed = rack.fed or self._light or not member.light
                     if free > 0:
                         rack.reachable += free
                         rack.free.append((self._depth(member), 0, member.load, host))
