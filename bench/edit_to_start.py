@@ -25,6 +25,7 @@ from typing import Any
 from bench import trees
 from bench.installation import STARTED, Installation
 from bench.place import NoRoom, place
+from bench.processes import ProgramFailed
 from bench.showing import show
 from bench.table import render
 
@@ -167,7 +168,7 @@ def main() -> int:
             source = next(trees.made(where, chosen))
             with Installation(where, str(Path(sys.executable).parent / "p2pdist"), chosen.agents) as site:
                 found = {"agents": chosen.agents, **measure(source, site, chosen.edits)}
-    except NoRoom as error:
+    except (NoRoom, ProgramFailed) as error:
         print(error, file=sys.stderr)
         return 1
     print(json.dumps(found) if chosen.json else table(found))

@@ -7,15 +7,18 @@ import os
 import resource
 import socket
 import subprocess
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from bench.packers import call
+from bench.processes import ProgramFailed
 
 READY_S = 60.0
 ENDED_WITHIN_S = 30.0
+LOG_SHOWN = 2000
 STARTED = "started"
 """What the program of a package prints first."""
 
@@ -32,19 +35,28 @@ class Installation:
     def __init__(self, place: Path, program: str, agents: int) -> None:
         self.place, self.program = place, program
         self.origin = f"file://{place / 'origin'}"
-        self.sockets = [place / f"agent{number}.sock" for number in range(agents)]
+        self._short = tempfile.TemporaryDirectory(prefix="p2pdist-", dir="/tmp")
+        self.sockets = [Path(self._short.name, f"{number}.sock") for number in range(agents)]
+        """Not below `place`, whose path may be longer than that of a socket can be (unix(7))."""
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Installation:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self) -> None:
         url = f"127.0.0.1:{free_port()}"
         self._spawn("tracker", "--listen", url, "--origin", self.origin, "--state", str(self.place / "state"))
         for number, path in enumerate(self.sockets):
             address = ("--listen", f"127.0.0.1:{free_port()}", "--name", f"h{number}")
             store = str(self.place / f"store{number}")
             self._spawn("agent", "--tracker", f"http://{url}", *address, "--store", store, "--socket", str(path))
-        for path in self.sockets:
-            self._wait(path)
-        return self
+        for path, process in zip(self.sockets, self._processes[1:], strict=True):
+            self._wait(path, process)
 
     def __exit__(self, *_: object) -> None:
         deadline = time.monotonic() + ENDED_WITHIN_S
@@ -56,19 +68,20 @@ class Installation:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self._short.cleanup()
 
     def _spawn(self, *words: str) -> None:
         with (self.place / f"{words[0]}.log").open("ab") as log:
             words = (self.program, *words, "--log-level", "warning")
             self._processes.append(subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True))
 
-    @staticmethod
-    def _wait(path: Path) -> None:
+    def _wait(self, path: Path, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + READY_S
         words = ["curl", "-sf", "-o", "/dev/null", "--unix-socket", str(path), "http://agent/readyz"]
         while subprocess.run(words, check=False).returncode:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no agent answers on {path}")
+            if process.poll() is not None or time.monotonic() > deadline:
+                told = (self.place / "agent.log").read_text(errors="replace")[-LOG_SHOWN:]
+                raise ProgramFailed(f"no agent answers on {path}: {told}")
             time.sleep(0.1)
 
     def ask(self, *words: str) -> Any:
