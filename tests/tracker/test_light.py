@@ -261,6 +261,20 @@ def test_a_rack_does_not_receive_through_a_slow_downlink() -> None:
     assert not any(swarm.members[name].children[0] for name in (each.host for each in light(swarm)))
 
 
+def test_one_that_brings_a_stripe_into_its_rack_moves_to_who_has_it_there() -> None:
+    """Else it would be brought in twice, and over the whole time that a slow downlink takes."""
+    swarm = planned(16, racks=2)
+    slow_down(swarm, ["h12"])
+    late = swarm.members["h12"]
+    feeder = next(name for name in swarm.racks[" r0"] if not any(feeds_others(swarm, swarm.members[name])))
+    swarm.now = 10.0
+    swarm.attach(0, "h12", feeder)
+    late.moved_at[0] = 11.0
+    assert settle(swarm, late, now=10.0 + SETTLE_S)
+    assert swarm.members[late.parents[0] or ""].rack == " r1"
+    check(swarm)
+
+
 def outside(swarm: Swarm, member: Member) -> bool:
     """Whether a host receives the first stripe from another rack, or from the origin."""
     parent = member.parents[0]

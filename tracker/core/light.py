@@ -67,11 +67,15 @@ class Carriers:
 
 
 def settle(swarm: Swarm, member: Member, *, now: float) -> bool:
-    """Move a light host that has come to be in others' way, because of what happened around it since it got its place; returns whether it
-    moved. Not from one such place to another: whoever gets it waits for its first blocks."""
+    """Move a light host that has come to be in others' way, because of what happened around it since it got its place, or that brings a
+    stripe into its rack for itself alone; returns whether it moved. Not from one such place to another: whoever gets it waits for its first
+    blocks."""
     moved = False
     for stripe, name in enumerate(member.parents if member.light and member.present else ()):
-        if not name or not _settled(member, stripe, now) or _bears(swarm, swarm.members[name], light=1):
+        if not name or not _settled(member, stripe, now):
+            continue
+        parent = swarm.members[name]
+        if parent.rack == member.rack and _bears(swarm, parent, light=1):
             continue
         names = list(swarm.racks[member.rack])
         first = member.order % len(names)
