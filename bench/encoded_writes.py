@@ -16,6 +16,7 @@ process and of all threads of the kernel, so nothing else may write meanwhile. N
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -33,6 +34,7 @@ from bench.packers import call
 from bench.place import NoRoom, available_memory, place
 from bench.processes import ProgramFailed
 from bench.table import render
+from p2pdist.cli.daemon import COLLECT_AFTER
 from p2pdist.store.blobs import BlobStore
 
 MIB = 1 << 20
@@ -218,6 +220,7 @@ def main() -> int:
         return 1
     size = max(chosen.size_mib * MIB if "generated" in chosen.tree else 0, ENVIRONMENT_BYTES)
     rows: list[Row] = []
+    gc.set_threshold(*COLLECT_AFTER)  # as in an agent
     try:
         if "memory" in chosen.image:
             check_memory(size, chosen.files)

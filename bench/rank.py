@@ -20,13 +20,13 @@ from collections.abc import Callable
 
 import msgspec
 
+from p2pdist.cli.daemon import COLLECT_AFTER
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding, Holdings
 from p2pdist.model.pieces import PieceLayout
 from tracker.core.affinity import Affinity, Wanted
 from tracker.core.events import Received, SessionOpened
 from tracker.core.fleet import Fleet
-from tracker.service import COLLECT_AFTER
 
 GOAL_MS = 50.0
 RACK_HOSTS = 40

@@ -12,7 +12,6 @@ the welcome, and again (`Pace`) whenever their number has doubled or halved: whi
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import math
 import time
@@ -32,9 +31,6 @@ LOAD_S = 2.0
 """How often it is looked at how busy this process is."""
 
 OUTBOX_MAX = 4096
-COLLECT_AFTER = (50_000, 20, 20)
-"""Thresholds of Python's cycle collector. One plan for 10,000 hosts makes some 100,000 objects, none of them in cycles: with the
-default thresholds looking through all of memory again and again took more time than the plan."""
 
 _logger = logging.getLogger(__name__)
 
@@ -239,7 +235,6 @@ class Service:
 
     async def run(self) -> None:
         """Drive the core's clock until cancelled."""
-        gc.set_threshold(*COLLECT_AFTER)
         due = time.monotonic()
         while True:
             due += TICK_S
