@@ -24,9 +24,9 @@ from p2pdist.transfer.dial import parse_address
 
 SHUTDOWN_S = 2.0
 COLLECT_AFTER = (50_000, 20, 20)
-"""Thresholds of Python's cycle collector. One plan for 10,000 hosts makes some 100,000 objects, and a filled store a row for each file, none
-of them in cycles: with the default thresholds looking through all of memory again and again took longer than the plan, and a tenth of the
-filling."""
+"""Thresholds of Python's cycle collector. One plan for 10,000 hosts makes some 100,000 objects, and a filled store a row for each file,
+none of them in cycles: with the default thresholds looking through all of memory again and again took longer than the plan, and a tenth of
+the filling."""
 
 THREADS_S = 3.0
 IDLE_S = 75.0
