@@ -226,7 +226,7 @@ class Housekeeping:
     def _showing(self, wrong: Sequence[str], mounts: Sequence[MountStatus]) -> list[str]:
         """Where something is shown to which something wrong belongs. What is fetched again are new files: a mount keeps those that it has
         opened, and hard links and copies are the old ones. Writing into these instead would change them under programs that run."""
-        layers = {name.removeprefix("image ") for name in wrong if ":" in name}
+        layers = {name.rpartition(" ")[2] for name in wrong if ":" in name}  # of an image or a variant: the tree's
         layers |= self._store.trees.with_any({bytes.fromhex(name) for name in wrong if ":" not in name})
         found = ((mount.path, self._manifest(Digest(mount.digest))) for mount in mounts)
         return [path for path, manifest in found if manifest and any(one.digest in layers for one in manifest.layers)]

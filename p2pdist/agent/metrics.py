@@ -49,6 +49,7 @@ class AgentCollector(Collector):
         store.add_metric(["objects"], usage.bytes_objects)
         store.add_metric(["expected"], usage.bytes_expected)
         store.add_metric(["images"], usage.bytes_images)
+        store.add_metric(["variants"], usage.bytes_variants)
         yield store
         capacity = usage.capacity if usage.capacity is not None else usage.bytes_total + usage.disk_free
         yield GaugeMetricFamily("p2pdist_agent_store_capacity_bytes", "Bytes that the store may hold", value=capacity)

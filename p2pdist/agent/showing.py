@@ -98,8 +98,9 @@ class Showing:
     def _layer(self, layer: Descriptor) -> Layer:
         if layer.media_type != TREE_TYPE:
             return SquashfsLayer(self._complete(layer).path)
-        trees = self._store.trees
-        return TreeLayer(lambda: trees.entries(layer.digest), trees.image(layer.digest), self._store.objects.directory)
+        trees, root = self._store.trees, layer.digest
+        variants = partial(trees.keep_variants, root)
+        return TreeLayer(lambda: trees.entries(root), trees.image(root), self._store.objects.directory, variants)
 
     def _held(self, layer: Descriptor) -> AbstractContextManager[object]:
         """Keeps what a layer is shown from."""

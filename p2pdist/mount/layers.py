@@ -34,11 +34,13 @@ class SquashfsLayer:
 class TreeLayer:
     """A tree whose contents lie below the directory `objects`, each at the name that `object_name` gives. `entries` returns its entries
     in walking order, checked (`check_entries`); it is called when they are needed. `image` is the place of its EROFS image, which is
-    made when it is missing; several layers may have the same objects."""
+    made when it is missing; several layers may have the same objects. `variants` is told how many bytes variants of objects take at most
+    (see variants.py), and returns the directory to keep them in, on the filesystem of the objects, or None to keep none."""
 
     entries: Callable[[], Sequence[Entry]]
     image: Path
     objects: Path
+    variants: Callable[[int], Path | None] | None = None
 
 
 Layer = SquashfsLayer | TreeLayer

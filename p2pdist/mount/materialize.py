@@ -9,7 +9,8 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from p2pdist.mount.layers import TreeLayer, check_object, check_objects
 from p2pdist.mount.squashfs import Image
 from p2pdist.mount.tree_files import Given, TreeWriter, finish
 from p2pdist.mount.unpack import Listing, list_layers, unpack
+from p2pdist.mount.variants import Kept, varied
 
 WAYS = ("reflink", "hardlink", "copy")
 """Ways to give the files of trees, best first."""
@@ -42,6 +44,7 @@ class _Tree:
 
     entries: Sequence[Entry]
     objects: Path
+    variants: Callable[[int], Path | None] | None = None
     stored: dict[bytes, int] = field(default_factory=dict)
 
     def files(self) -> Iterator[File]:
@@ -51,6 +54,20 @@ class _Tree:
     def check(self) -> None:
         self.stored = self.stored or check_objects(self.entries, self.objects)
 
+    @contextmanager
+    def kept(self, way: str) -> Iterator[Kept | None]:
+        """The variants that files are linked to, if there are to be any."""
+        found = varied(self.entries) if way == "hardlink" and self.variants is not None else None
+        place = self.variants(found.bytes_max) if found and found.contents and self.variants is not None else None
+        if found is None or place is None:
+            yield None
+            return
+        directory = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield Kept(directory, found.contents)
+        finally:
+            os.close(directory)
+
 
 def materialize(
     layers: Sequence[Image | TreeLayer], staging: Path, *, writable: bool, how: str | None = None, checked: bool = False
@@ -58,7 +75,10 @@ def materialize(
     """Write `layers`, bottom to top, below the empty directory `staging`. `how` forces a way; hard links are never made where files are
     to be written to. Unless the caller has `checked` the objects of the trees, that is done before anything is written. Raises Corrupt,
     DiskFull, P2PDistError or OSError."""
-    loaded = [_Tree(layer.entries(), layer.objects) if isinstance(layer, TreeLayer) else layer for layer in layers]
+    loaded = [
+        _Tree(layer.entries(), layer.objects, layer.variants) if isinstance(layer, TreeLayer) else layer
+        for layer in layers
+    ]
     trees = [layer for layer in loaded if isinstance(layer, _Tree)]
     if not checked:
         for tree in trees:
@@ -96,7 +116,8 @@ def _write(layers: Sequence[Image | _Tree], listings: Sequence[Listing], staging
                 continue
             objects = os.open(layer.objects, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                directories += TreeWriter(top, objects, way, given).write(layer.entries)
+                with layer.kept(way) as kept:
+                    directories += TreeWriter(top, objects, way, given, kept).write(layer.entries)
             finally:
                 os.close(objects)
         finish(top, directories)

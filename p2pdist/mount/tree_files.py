@@ -6,27 +6,31 @@ times and attributes, the deepest first.
 
 "reflink" (ioctl_ficlone(2): Btrfs, XFS) gives a file of its own that shares blocks with the object. "hardlink" gives the object itself
 another name, which costs no bytes, but it has one mode and one time: those of the entry that links it first, whichever thread that is. An
-entry that says otherwise, or has attributes, gets a copy. Who may write to such a file writes to the store, so nobody but root ever may:
-root links no file that group or others may write to, and for anybody else write permission is left out. "copy" keeps holes.
+entry that says otherwise, or has attributes, gets a copy, which may be kept to be linked next time (see variants.py). Who may write to such
+a file writes to the store, so nobody but root ever may: root links no file that group or others may write to, and for anybody else write
+permission is left out. "copy" keeps holes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import stat
 import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, walking_order
+from p2pdist.model.variant import variant_name
 from p2pdist.mount import kernel
 from p2pdist.mount.descent import Descent
 from p2pdist.mount.erofs import object_name
 from p2pdist.mount.layers import check_object, wrong_object
 from p2pdist.mount.removal import remove_tree
+from p2pdist.mount.variants import Kept
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -40,13 +44,13 @@ _linking = tuple(threading.Lock() for _ in range(64))
 _counting = threading.Lock()
 
 THREADS_MAX = 4
-FILES_PER_THREAD = 500
-"""For fewer a thread takes longer to begin than it saves."""
+FILES_PER_SHARE = 500
+"""So many a thread makes at a time: with fewer it takes longer to begin than it saves."""
 
 
 @dataclass(slots=True)
 class Given:
-    """How many files with content there are, and how many of them were copied because the object could not be linked for them."""
+    """How many files with content there are, and how many of them were copied because nothing in the store could be linked for them."""
 
     files: int = 0
     copied: int = 0
@@ -54,48 +58,52 @@ class Given:
 
 class TreeWriter:
     """Writes one tree into the directory `top` (a descriptor), over what is there. `way` is reflink, hardlink or copy, `objects` a
-    descriptor of the directory of objects; what was done is added to `given`."""
+    descriptor of the directory of objects, `kept` the variants that are linked, too; what was done is added to `given`."""
 
-    def __init__(self, top: int, objects: int, way: str, given: Given) -> None:
-        self._top, self._objects, self._way, self._given = top, objects, way, given
+    def __init__(self, top: int, objects: int, way: str, given: Given, kept: Kept | None = None) -> None:
+        self._top, self._objects, self._way, self._given, self._kept = top, objects, way, given, kept
 
     def write(self, entries: Sequence[Entry]) -> list[Directory]:
         """Write all entries, which are checked and in walking order. Returns the directories, the root among them, which are yet to be
         finished. Raises Corrupt for an object that is not there as stated, or OSError.
 
-        No two entries have one path, and what is no directory has nothing below it: so files may be made in any order, in several threads,
-        once all directories are there."""
+        No two entries have one path, and what is no directory has nothing below it: so files may be made in any order, by several threads,
+        while directories behind theirs are made."""
         directories = [Directory(b"", 0o755, 0)]
         files: list[File | Symlink] = []
         links: list[HardLink] = []
-        with Descent(self._top) as descent:
-            for entry in entries:
-                match entry:
-                    case Directory():
-                        parent, _, name = entry.path.rpartition(b"/")
-                        _make_directory(name, descent.open(parent), opaque=entry.opaque)
-                        directories.append(entry)
-                    case Whiteout():
-                        parent, _, name = entry.path.rpartition(b"/")
-                        _remove(name, descent.open(parent))
-                    case HardLink():
-                        links.append(entry)
-                    case _:
-                        files.append(entry)
-        self._make_files(files)
+        started: list[Future[None]] = []
+        with ThreadPoolExecutor(min(THREADS_MAX, os.cpu_count() or 1), "tree-files") as pool:
+            try:
+                with Descent(self._top) as descent:
+                    for entry in entries:
+                        match entry:
+                            case Directory():
+                                parent, _, name = entry.path.rpartition(b"/")
+                                _make_directory(name, descent.open(parent), opaque=entry.opaque)
+                                directories.append(entry)
+                            case Whiteout():
+                                parent, _, name = entry.path.rpartition(b"/")
+                                _remove(name, descent.open(parent))
+                            case HardLink():
+                                links.append(entry)
+                            case _:
+                                files.append(entry)
+                                if len(files) == FILES_PER_SHARE:
+                                    started.append(pool.submit(self._make, files))
+                                    files = []
+                started.append(pool.submit(self._make, files))
+                for share in started:
+                    share.result()
+            finally:
+                for share in started:
+                    share.cancel()
         self._make(links)
         return directories
 
-    def _make_files(self, files: Sequence[File | Symlink]) -> None:
-        threads = max(1, min(THREADS_MAX, os.cpu_count() or 1, len(files) // FILES_PER_THREAD))
-        ends = [len(files) * number // threads for number in range(threads + 1)]
-        with ThreadPoolExecutor(threads, "tree-files") as pool:
-            for _ in pool.map(lambda begin, end: self._make(files[begin:end]), ends[:-1], ends[1:]):
-                pass
-
     def _make(self, entries: Iterable[File | Symlink | HardLink]) -> None:
         """Make what are no directories, in walking order; what is in the way is removed."""
-        maker = _Maker(self._objects, self._way)
+        maker = _Maker(self._objects, self._way, self._kept)
         with Descent(self._top) as descent, Descent(self._top) as targets:
             for entry in entries:
                 parent, _, name = entry.path.rpartition(b"/")
@@ -113,8 +121,8 @@ class TreeWriter:
 class _Maker:
     """Makes files, one after the other. For one thread; what was done is in `given`."""
 
-    def __init__(self, objects: int, way: str) -> None:
-        self._objects, self._way, self.given = objects, way, Given()
+    def __init__(self, objects: int, way: str, kept: Kept | None) -> None:
+        self._objects, self._way, self._kept, self.given = objects, way, kept, Given()
         self._root = os.geteuid() == 0
         self._checked: os.stat_result | None = None
         """Of the object of the file that is being made, when it was looked at."""
@@ -126,7 +134,7 @@ class _Maker:
                 self._checked = None
                 links = entry.size > 0 and self._way == "hardlink"
                 if not (links and self._link(entry, name, place)):
-                    self._new_file(entry, name, place)
+                    self._new_file(entry, name, place, entry.mode)
                     self.given.copied += links
                 self.given.files += entry.size > 0
             case Symlink():
@@ -137,14 +145,14 @@ class _Maker:
                 source = targets.open(parent)
                 os.link(target, name, src_dir_fd=source, dst_dir_fd=place, follow_symlinks=False)
 
-    def _new_file(self, entry: File, name: bytes, place: int) -> None:
+    def _new_file(self, entry: File, name: bytes, place: int, mode: int) -> None:
         file = os.open(name, _NEW, 0o600, dir_fd=place)
         try:
             if entry.size:
                 self._fill(entry, file)
             for attribute, value in entry.xattrs:
                 os.setxattr(file, attribute, value)  # while the file may be written to: the kernel asks for that
-            os.fchmod(file, entry.mode)
+            os.fchmod(file, mode)
             os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
         finally:
             os.close(file)
@@ -163,26 +171,42 @@ class _Maker:
             os.close(source)
 
     def _link(self, entry: File, name: bytes, place: int) -> bool:
-        """Link the object, if it can have the entry's mode and time. Raises FileExistsError like every way to make a file."""
-        kept = entry.mode if self._root else entry.mode & ~0o222
-        if not entry.xattrs and kept & 0o422 == 0o400:  # its owner, who serves it to others, must be able to read it
-            content = object_name(entry.content)
-            with _linking[entry.content[0] % len(_linking)]:
-                found = self._checked = check_object(entry, self._objects, content)
-                same = stat.S_IMODE(found.st_mode) == kept and found.st_mtime_ns == entry.mtime_ns
-                if not same and found.st_nlink == 1:
-                    os.chmod(content, kept, dir_fd=self._objects)
-                    os.utime(content, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=self._objects)
-                    same = True
-                if same:
-                    try:
-                        os.link(content, name, src_dir_fd=self._objects, dst_dir_fd=place, follow_symlinks=False)
-                    except OSError as error:
-                        if error.errno != errno.EMLINK:
-                            raise
-                    else:
-                        return True
-        return False
+        """Link what is in the store, if it can have the entry's mode and time: its owner, who serves it to others, must be able to read it,
+        and nobody else to write. Raises FileExistsError like every way to make a file."""
+        mode = entry.mode if self._root else entry.mode & ~0o222
+        if mode & 0o422 != 0o400:
+            return False
+        try:
+            if self._kept is not None and entry.content in self._kept.contents:
+                self._link_variant(self._kept.directory, entry, mode, name, place)
+                return True
+            return not entry.xattrs and self._link_object(entry, mode, name, place)
+        except OSError as error:
+            if error.errno != errno.EMLINK:
+                raise
+            return False
+
+    def _link_object(self, entry: File, mode: int, name: bytes, place: int) -> bool:
+        content = object_name(entry.content)
+        with _linking[entry.content[0] % len(_linking)]:
+            found = self._checked = check_object(entry, self._objects, content)
+            if stat.S_IMODE(found.st_mode) != mode or found.st_mtime_ns != entry.mtime_ns:
+                if found.st_nlink > 1:
+                    return False
+                os.chmod(content, mode, dir_fd=self._objects)
+                os.utime(content, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=self._objects)
+            os.link(content, name, src_dir_fd=self._objects, dst_dir_fd=place, follow_symlinks=False)
+        return True
+
+    def _link_variant(self, directory: int, entry: File, mode: int, name: bytes, place: int) -> None:
+        """The one with these attributes is made when it is missing."""
+        variant = variant_name(entry.content, mode, entry.mtime_ns, entry.xattrs)
+        try:
+            os.link(variant, name, src_dir_fd=directory, dst_dir_fd=place, follow_symlinks=False)
+        except FileNotFoundError:
+            self._new_file(entry, name, place, mode)
+            with contextlib.suppress(FileExistsError):  # made by another thread meanwhile
+                os.link(name, variant, src_dir_fd=place, dst_dir_fd=directory, follow_symlinks=False)
 
 
 def _copy(entry: File, source: int, file: int) -> None:

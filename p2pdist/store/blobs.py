@@ -7,6 +7,7 @@
     small/sha256/<hex>          larger manifests, configs, piece lists
     objects/<2 hex>/<62 hex>    contents of trees (objects.py)
     images/<hex>                metadata images of trees (trees.py)
+    variants/<hex>/             objects of trees once more, with other attributes (variants.py)
 
 Sizes are counted as reserved: a partial blob counts in full from its beginning. Lock order: store, blob, index.
 """
@@ -37,7 +38,8 @@ from p2pdist.store.paths import Paths
 from p2pdist.store.recovery import recover
 from p2pdist.store.room import Room, Usage
 from p2pdist.store.small import SmallBlobs
-from p2pdist.store.trees import Surroundings, Trees
+from p2pdist.store.surroundings import Surroundings
+from p2pdist.store.trees import Trees
 from p2pdist.store.verification import Checked, verify
 
 log = logging.getLogger(__name__)
@@ -321,16 +323,16 @@ class BlobStore:
             sizes[blob.complete] += blob.size
         with failures(self.root):
             free = free_bytes(self.root)
-        objects, images = self.objects, self.trees.bytes_images()
         return Usage(
             sizes[True],
             sizes[False],
             self._small.bytes_total,
             self._capacity,
             free,
-            objects.bytes_total,
-            objects.bytes_expected,
-            images,
+            self.objects.bytes_total,
+            self.objects.bytes_expected,
+            self.trees.bytes_images(),
+            self.trees.variants.bytes_total,
         )
 
     def make_room(self, needed: int) -> list[Digest]:

@@ -10,7 +10,7 @@ from p2pdist.model.digest import Digest, hex_of, parse_digest
 class Paths:
     """The files below `root`. The directories are joined once: that is most of what a path costs, and a small blob takes a dozen."""
 
-    __slots__ = ("blobs", "images", "index", "lock", "objects", "partial", "root", "smalls", "temporary")
+    __slots__ = ("blobs", "images", "index", "lock", "objects", "partial", "root", "smalls", "temporary", "variants")
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -21,6 +21,7 @@ class Paths:
         self.smalls = root / "small" / "sha256"
         self.objects = root / "objects"
         self.images = root / "images"
+        self.variants = root / "variants"
         self.temporary = root / "tmp"
 
     def complete(self, digest: Digest) -> Path:
@@ -49,5 +50,6 @@ class Paths:
 
     def make(self) -> None:
         """Create the directories; raises OSError."""
-        for directory in (self.blobs, self.partial, self.smalls, self.objects, self.images, self.temporary):
+        blobs, shown = (self.blobs, self.partial, self.smalls), (self.objects, self.images, self.variants)
+        for directory in (*blobs, *shown, self.temporary):
             directory.mkdir(parents=True, exist_ok=True)

@@ -32,11 +32,12 @@ class Usage:
     bytes_objects: int = 0
     bytes_expected: int = 0
     bytes_images: int = 0
+    bytes_variants: int = 0
 
     @property
     def bytes_total(self) -> int:
         blobs = self.bytes_complete + self.bytes_partial + self.bytes_small
-        return blobs + self.bytes_objects + self.bytes_expected + self.bytes_images
+        return blobs + self.bytes_objects + self.bytes_expected + self.bytes_images + self.bytes_variants
 
 
 class Stock(Protocol):

@@ -12,9 +12,8 @@ A tree that is pinned, held or being pulled is neither evicted nor removed. Lock
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, filterfalse
@@ -25,15 +24,15 @@ from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound
 from p2pdist.model.tree import Entry
 from p2pdist.store.assembly import Damaged
-from p2pdist.store.blob import Blob
 from p2pdist.store.filling import Filled, Filling
 from p2pdist.store.images import Images
-from p2pdist.store.index import Index, TreeRecord
+from p2pdist.store.index import TreeRecord
 from p2pdist.store.lack import Backed, Lack, back, plan
 from p2pdist.store.objects import Objects
-from p2pdist.store.paths import Paths
 from p2pdist.store.sharing import shared_bytes
+from p2pdist.store.surroundings import Surroundings
 from p2pdist.store.tree_reader import TreeReader
+from p2pdist.store.variants import Variants
 
 log = logging.getLogger(__name__)
 
@@ -50,19 +49,6 @@ class TreeStatus:
     in_use: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What trees see of the store they are in. `settle` brings objects to the disk in the background."""
-
-    lock: threading.RLock
-    paths: Paths
-    index: Index
-    get: Callable[[Digest], Blob | None]
-    owners: Callable[[Digest], set[str]]
-    make_room: Callable[[int], object]
-    settle: Callable[[], None]
-
-
 class Trees:
     """Thread-safe. All methods raise P2PDistError when the disk fails and UsageError for what is no digest."""
 
@@ -74,6 +60,7 @@ class Trees:
         self._lacks: list[Lack] = []
         self._reader = TreeReader(around.get)
         self._images = Images(around.paths.images, around.paths.image)
+        self.variants = Variants(around.paths.variants, around.make_room)
         self._garbage = True
         self._shares: tuple[dict[Digest, int], list[Share]] | None = None
         if objects.lost:
@@ -82,6 +69,7 @@ class Trees:
                     self._set_complete(record.root, False)
         # None survives the loss of the machine for certain, and nothing in them could tell.
         self._images.sweep(self._needs_image, opening=True, everything=objects.other_boot)
+        self.variants.open(lambda root: not objects.other_boot and self._needs_image(root))
 
     # -- what is here
 
@@ -118,6 +106,12 @@ class Trees:
     def image(self, root: Digest) -> Path:
         """Where the metadata image of a tree belongs: to be written beside it and renamed. It is removed with the tree."""
         return self._images.path(root)
+
+    def keep_variants(self, root: Digest, most: int) -> Path | None:
+        """See Variants.keep; they count from now on and are removed with the tree. Raises NotFound."""
+        with self._lock:
+            sizes, contents = self._objects.sizes, self._contents(self._record(root).root)
+            return self.variants.keep(root, most, sum(sizes.get(content, 0) for content in contents))
 
     def touch(self, root: Digest) -> None:
         """Note that the tree was used now. Raises NotFound."""
@@ -233,8 +227,8 @@ class Trees:
             self.release(root)
 
     def remove(self, root: Digest) -> None:
-        """Remove a tree, its image, and the objects that no other tree needs; root and catalogs become ordinary blobs. Raises NotFound,
-        and Conflict when it is pinned or in use."""
+        """Remove a tree, its image and variants, and the objects that no other tree needs; root and catalogs become ordinary blobs. Raises
+        NotFound, and Conflict when it is pinned or in use."""
         with self._lock:
             self._record(root)
             if owners := self._around.owners(root):
@@ -245,6 +239,7 @@ class Trees:
                 raise Conflict(f"{root} is in use", remedy="Wait until pulls and mounts of it have ended")
             mine = self._contents(root)
             self._images.remove(root)
+            self.variants.remove(root)
             self._index.remove_tree(root)
             del self._records[root]
             self._shares = None
@@ -260,13 +255,15 @@ class Trees:
             self._objects.remove([content])
 
     def collect(self) -> int:
-        """Remove what neither a tree nor a pull names: objects, and images without a tree. Returns the bytes that the objects had."""
+        """Remove what neither a tree nor a pull names: objects, and images and variants without a tree. Returns the bytes that the objects
+        had."""
         with self._lock:
             if not self._garbage:
                 return 0
             here = set(self._objects.contents())
             freed = self._objects.remove(here - self._named(here))
             self._images.sweep(self._needs_image)
+            self.variants.sweep(self._needs_image)
             self._garbage = bool(self._lacks)
             return freed
 
@@ -302,12 +299,13 @@ class Trees:
         return self._images.bytes_total(list(self._records))
 
     def candidates(self) -> tuple[Sequence[Candidate], Sequence[Share]]:
-        """Trees with the bytes that are theirs alone, root and image among them, and what they share."""
+        """Trees with the bytes that are theirs alone, root, image and variants among them, and what they share."""
         own, shares = self._sharing()
         found = []
         for root, record in self._records.items():
             blob = self._around.get(root)
-            size = own.get(root, 0) + self._images.size(root) + (blob.size if blob is not None else 0)
+            shown = self._images.size(root) + self.variants.size(root)
+            size = own.get(root, 0) + shown + (blob.size if blob is not None else 0)
             in_use = self._in_use(root) or (blob is not None and blob.in_use)
             found.append(Candidate(root, size, record.last_used, bool(self._around.owners(root)), in_use))
         return found, shares

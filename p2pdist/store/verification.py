@@ -19,18 +19,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One thing that was read: a blob, by digest, or an object, by the hexadecimal BLAKE3; `size` is in bytes."""
+    """One thing that was read: a blob, by digest, an object, by the hexadecimal BLAKE3, or a variant of one, as one of a tree; `size` is
+    in bytes."""
 
-    kind: Literal["blob", "object"]
+    kind: Literal["blob", "object", "variant"]
     name: str
     size: int
     ok: bool
 
 
 def verify(store: BlobStore, *, bytes_s: float | None = None) -> Iterator[Checked]:
-    """Read all complete blobs and all objects, at `bytes_s` bytes a second in the mean, and say of each whether it is right. A wrong
-    piece is dropped, which makes its blob partial; a wrong object is removed, which makes its trees incomplete: the next pull fetches
-    what is missing. What comes or goes meanwhile may or may not be seen. Blocks: iterate in a thread."""
+    """Read all complete blobs, all objects and their variants, at `bytes_s` bytes a second in the mean, and say of each whether it is
+    right. A wrong piece is dropped, which makes its blob partial; a wrong object is removed, which makes its trees incomplete: the next
+    pull fetches what is missing. A wrong variant is removed, and made again when its tree is shown. What comes or goes meanwhile may or
+    may not be seen. Blocks: iterate in a thread."""
     begun, read = time.monotonic(), 0
     for checked in _each(store):
         read += checked.size
@@ -61,3 +63,16 @@ def _each(store: BlobStore) -> Iterator[Checked]:
             log.error("the object %s is damaged and is removed", content.hex())
             store.trees.drop_object(content)
         yield Checked("object", content.hex(), size, good)
+    for root, content, path in store.trees.variants.files():
+        try:
+            size = path.stat().st_size
+            good = file_hash(path) == content
+        except FileNotFoundError:
+            continue  # removed meanwhile
+        except OSError as error:
+            log.error("%s cannot be read: %s", path, error)
+            size, good = 0, False
+        if not good:
+            log.error("the variant %s is damaged and is removed", path)
+            path.unlink(missing_ok=True)
+        yield Checked("variant", f"variant {root}", size, good)

@@ -32,7 +32,7 @@ if moment == "image":
 elif moment == "mounting":
     show.mount_layers.__globals__["merge"] = kill
 elif moment == "writing":
-    tree_files.TreeWriter._new_file = kill
+    tree_files._Maker._new_file = kill
 elif moment == "finishing":
     tree_files._set_attributes = kill
 how = {"image": None, "mounting": None, "erofs": None, "hardlink": "hardlink"}.get(moment, "copy")

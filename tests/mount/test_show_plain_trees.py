@@ -71,7 +71,7 @@ def test_a_generated_tree_where_blocks_are_shared(on_cloning: Path, work: Path, 
 def test_several_threads_write_one_tree_over_another(
     store: Store, view: Path, work: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(tree_files, "FILES_PER_THREAD", 2)
+    monkeypatch.setattr(tree_files, "FILES_PER_SHARE", 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     trees = [random_tree(seed, store, count=400) for seed in (21, 22)]
     layers = [store.layer(f"tree-{number}", entries) for number, entries in enumerate(trees)]

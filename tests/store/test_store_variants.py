@@ -1,0 +1,115 @@
+"""Variants of objects: how they count, and when they go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from store_rig import flip, pretend_other_boot
+from store_tree_rig import Packed, Publisher, check, noise, pull
+
+from p2pdist.core.eviction import choose
+from p2pdist.model.errors import NotFound
+from p2pdist.model.variant import content_of, variant_name
+from p2pdist.store.blobs import BlobStore
+
+OpenStore = Callable[..., BlobStore]
+MIB = 1 << 20
+
+
+def packed_tree(seed: int = 1) -> Packed:
+    return Publisher().pack({b"a": noise(seed, MIB), b"b": noise(seed + 100, 100_000)})
+
+
+def keep(store: BlobStore, packed: Packed, count: int = 2) -> list[Path]:
+    """So many variants of the small content, written as whoever shows the tree does."""
+    content, data = next((name, data) for name, data in packed.contents.items() if len(data) == 100_000)
+    directory = store.trees.keep_variants(packed.root, count * len(data))
+    assert directory is not None
+    paths = [directory / variant_name(content, 0o644, number, ()) for number in range(count)]
+    for path in paths:
+        path.write_bytes(data)
+    return paths
+
+
+def test_they_belong_to_a_tree(store: BlobStore) -> None:
+    first, second = packed_tree(), packed_tree(2)
+    pull(store, first)
+    pull(store, second)
+    before = store.usage().bytes_total
+    kept, other = keep(store, first), keep(store, second, 1)
+    assert store.usage().bytes_variants == 300_000 and store.usage().bytes_total == before + 300_000
+    sizes = {each.digest: each.size for each in store.candidates()[0]}
+    assert sizes[first.root] - sizes[second.root] == pytest.approx(100_000, abs=1000)
+    store.trees.remove(first.root)
+    assert not any(path.exists() for path in kept) and other[0].exists()
+    assert store.usage().bytes_variants == 100_000
+    with pytest.raises(NotFound):
+        store.trees.keep_variants(first.root, 1)
+    check(store, second)
+
+
+def test_they_count_once_and_as_they_are_when_the_store_is_opened(tmp_path: Path, open_store: OpenStore) -> None:
+    """What belongs to no tree is removed then, and everything that the loss of the machine may have torn."""
+    packed = packed_tree()
+    store = open_store(tmp_path)
+    pull(store, packed)
+    kept = keep(store, packed)
+    assert store.trees.keep_variants(packed.root, 50_000) == kept[0].parent
+    assert store.usage().bytes_variants == 200_000
+    kept[1].unlink()
+    (tmp_path / "variants" / ("0" * 64)).mkdir()
+    (tmp_path / "variants" / ("0" * 64) / "x").touch()
+    (tmp_path / "variants" / "stray").touch()
+    store.close()
+    store = open_store(tmp_path)
+    assert store.usage().bytes_variants == 100_000
+    assert list((tmp_path / "variants").iterdir()) == [kept[0].parent]
+    store.close()
+    pretend_other_boot(tmp_path, durable=1)
+    store = open_store(tmp_path)
+    assert store.usage().bytes_variants == 0 and not kept[0].exists()
+
+
+def test_none_are_kept_that_are_too_many_or_do_not_fit(tmp_path: Path, open_store: OpenStore) -> None:
+    """They make others go, but not what is held; and they never take more than a quarter of the tree."""
+    store = open_store(tmp_path)
+    packed, other = packed_tree(), packed_tree(2)
+    pull(store, packed)
+    size = sum(map(len, packed.contents.values()))
+    assert store.trees.keep_variants(packed.root, size // 4 + 1) is None
+    assert store.usage().bytes_variants == 0
+    pull(store, other)
+    store.close()
+    capacity = 2 * size + 200_000
+    store = open_store(tmp_path, capacity_bytes=capacity, choose=choose)
+    with store.trees.held(packed.root):
+        with store.trees.held(other.root):
+            assert store.trees.keep_variants(packed.root, 250_000) is None
+        assert store.usage().bytes_variants == 0
+        assert store.trees.keep_variants(packed.root, 250_000) is not None
+    assert not store.trees.complete(other.root) and store.trees.complete(packed.root)
+    assert store.usage().bytes_total <= capacity
+
+
+def test_verifying_removes_what_is_not_what_its_name_says(store: BlobStore) -> None:
+    packed = packed_tree()
+    pull(store, packed)
+    kept = keep(store, packed, 2)
+    flip(kept[1], 77)
+    (kept[0].parent / "stray").touch()
+    wrong = [each for each in store.verify() if not each.ok]
+    assert [(each.kind, each.name) for each in wrong] == [("variant", f"variant {packed.root}")] * 2
+    assert list(kept[0].parent.iterdir()) == [kept[0]]
+    assert all(each.ok for each in store.verify())
+    check(store, packed)
+
+
+def test_names() -> None:
+    """Of a content and all that a file has beside it."""
+    content = bytes(range(32))
+    looks = [(0o644, 5, ()), (0o755, 5, ()), (0o644, 6, ()), (0o644, 5, ((b"user.k", b"v"),))]
+    names = {variant_name(content, mode, mtime_ns, xattrs) for mode, mtime_ns, xattrs in looks}
+    assert len(names) == 4 and {content_of(name) for name in names} == {content}
+    assert content_of("../" + names.pop()) is content_of("x") is None
