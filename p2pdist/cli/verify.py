@@ -57,7 +57,7 @@ def _verify(request: VerifyRequest, socket: Path, progress: output.Progress) -> 
 
     client = LocalClient(socket)
     usage = client.status()["store"]["usage"]
-    total = usage["bytes_complete"] + usage["bytes_objects"]
+    total = usage["bytes_complete"] + usage["bytes_objects"] + usage["bytes_variants"]
     return client.verify(
         request, lambda found: progress("verifying", found.bytes_checked, max(total, found.bytes_checked))
     )

@@ -1,28 +1,29 @@
-"""Names of variants: files with the content of an object and other attributes than the object has, kept with one tree.
+"""Variants: files with the content of an object and another mode or time than the object has, kept with one tree.
 
-    <64 hex: BLAKE3 of the content>.<32 hex: of mode, time and attributes>
+Names: <64 hex: BLAKE3 of the content>.<mode in octal>.<modification time in nanoseconds>
 
-So what must be in a variant can be verified by its name, and files of a tree that look the same share one.
+So all that a variant must be can be verified by its name, and files of a tree that look the same share one.
 """
 
 from __future__ import annotations
 
 import re
 
-import msgspec
-
-from p2pdist.model.tree import Xattrs, content_hash
-
-_NAME = re.compile(r"([0-9a-f]{64})\.[0-9a-f]{32}")
+BLOCK = 4096
+_NAME = re.compile(r"([0-9a-f]{64})\.[0-7]{3,4}\.-?[0-9]{1,20}")
 
 
-def variant_name(content: bytes, mode: int, mtime_ns: int, xattrs: Xattrs) -> str:
-    """The name of the variant of a content with this mode, modification time in nanoseconds and extended attributes."""
-    look = content_hash(msgspec.msgpack.encode((mode, mtime_ns, xattrs)))
-    return f"{content.hex()}.{look[:16].hex()}"
+def variant_name(content: bytes, mode: int, mtime_ns: int) -> str:
+    """The name of the variant of a content with this mode and modification time in nanoseconds."""
+    return f"{content.hex()}.{mode:03o}.{mtime_ns}"
 
 
 def content_of(name: str) -> bytes | None:
     """The BLAKE3 of what a variant must hold; None for what is no name of one."""
     found = _NAME.fullmatch(name)
     return bytes.fromhex(found[1]) if found else None
+
+
+def bytes_counted(size: int) -> int:
+    """What a variant of `size` bytes counts: whole blocks, since there may be many of a small content."""
+    return -(-size // BLOCK) * BLOCK

@@ -57,7 +57,9 @@ class _Tree:
     @contextmanager
     def kept(self, way: str) -> Iterator[Kept | None]:
         """The variants that files are linked to, if there are to be any."""
-        found = varied(self.entries) if way == "hardlink" and self.variants is not None else None
+        found = (
+            varied(self.entries, root=os.geteuid() == 0) if way == "hardlink" and self.variants is not None else None
+        )
         place = self.variants(found.bytes_max) if found and found.contents and self.variants is not None else None
         if found is None or place is None:
             yield None

@@ -16,9 +16,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
+import secrets
 import stat
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,13 +33,15 @@ from p2pdist.mount.descent import Descent
 from p2pdist.mount.erofs import object_name
 from p2pdist.mount.layers import check_object, wrong_object
 from p2pdist.mount.removal import remove_tree
-from p2pdist.mount.variants import Kept
+from p2pdist.mount.variants import Kept, linked_mode
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_DIRECTORY = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 _SEND_MAX = 1 << 30
+
+_log = logging.getLogger(__name__)
 
 _linking = tuple(threading.Lock() for _ in range(64))
 """Between looking at an object's mode and time and having linked it, no other thread may give it others."""
@@ -72,7 +77,7 @@ class TreeWriter:
         directories = [Directory(b"", 0o755, 0)]
         files: list[File | Symlink] = []
         links: list[HardLink] = []
-        started: list[Future[None]] = []
+        started: deque[Future[None]] = deque()
         with ThreadPoolExecutor(min(THREADS_MAX, os.cpu_count() or 1), "tree-files") as pool:
             try:
                 with Descent(self._top) as descent:
@@ -92,6 +97,8 @@ class TreeWriter:
                                 if len(files) == FILES_PER_SHARE:
                                     started.append(pool.submit(self._make, files))
                                     files = []
+                                    while started and started[0].done():
+                                        started.popleft().result()
                 started.append(pool.submit(self._make, files))
                 for share in started:
                     share.result()
@@ -171,18 +178,16 @@ class _Maker:
             os.close(source)
 
     def _link(self, entry: File, name: bytes, place: int) -> bool:
-        """Link what is in the store, if it can have the entry's mode and time: its owner, who serves it to others, must be able to read it,
-        and nobody else to write. Raises FileExistsError like every way to make a file."""
-        mode = entry.mode if self._root else entry.mode & ~0o222
-        if mode & 0o422 != 0o400:
+        """Link what is in the store, if it can have the entry's mode and time. Raises FileExistsError like every way to make a file."""
+        mode = linked_mode(entry, root=self._root)
+        if mode is None:
             return False
         try:
             if self._kept is not None and entry.content in self._kept.contents:
-                self._link_variant(self._kept.directory, entry, mode, name, place)
-                return True
-            return not entry.xattrs and self._link_object(entry, mode, name, place)
+                return self._link_variant(self._kept.directory, entry, mode, name, place)
+            return self._link_object(entry, mode, name, place)
         except OSError as error:
-            if error.errno != errno.EMLINK:
+            if error.errno not in (errno.EMLINK, errno.EXDEV):
                 raise
             return False
 
@@ -190,7 +195,7 @@ class _Maker:
         content = object_name(entry.content)
         with _linking[entry.content[0] % len(_linking)]:
             found = self._checked = check_object(entry, self._objects, content)
-            if stat.S_IMODE(found.st_mode) != mode or found.st_mtime_ns != entry.mtime_ns:
+            if not _looks(found, entry, mode):
                 if found.st_nlink > 1:
                     return False
                 os.chmod(content, mode, dir_fd=self._objects)
@@ -198,15 +203,38 @@ class _Maker:
             os.link(content, name, src_dir_fd=self._objects, dst_dir_fd=place, follow_symlinks=False)
         return True
 
-    def _link_variant(self, directory: int, entry: File, mode: int, name: bytes, place: int) -> None:
-        """The one with these attributes is made when it is missing."""
-        variant = variant_name(entry.content, mode, entry.mtime_ns, entry.xattrs)
+    def _link_variant(self, directory: int, entry: File, mode: int, name: bytes, place: int) -> bool:
+        """One that is missing is made, and so is one that somebody changed through a link to it."""
+        variant = variant_name(entry.content, mode, entry.mtime_ns)
+        for _ in range(2):
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(variant, dir_fd=directory, follow_symlinks=False)
+                if stat.S_ISREG(found.st_mode) and found.st_size == entry.size and _looks(found, entry, mode):
+                    os.link(variant, name, src_dir_fd=directory, dst_dir_fd=place, follow_symlinks=False)
+                    return True
+            if not self._make_variant(directory, entry, mode, variant):
+                break
+        return False
+
+    def _make_variant(self, directory: int, entry: File, mode: int, variant: str) -> bool:
+        """Make it, or make it anew. It has its name when it is whole. False when it cannot be made."""
+        draft = b".%s" % secrets.token_hex(8).encode()
         try:
-            os.link(variant, name, src_dir_fd=directory, dst_dir_fd=place, follow_symlinks=False)
-        except FileNotFoundError:
-            self._new_file(entry, name, place, mode)
-            with contextlib.suppress(FileExistsError):  # made by another thread meanwhile
-                os.link(name, variant, src_dir_fd=place, dst_dir_fd=directory, follow_symlinks=False)
+            self._new_file(entry, draft, directory, mode)
+            os.rename(draft, variant, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                os.unlink(draft, dir_fd=directory)
+            if not isinstance(error, OSError):
+                raise
+            _log.info("the variant %s cannot be kept: %s", variant, error)
+            return False
+        return True
+
+
+def _looks(found: os.stat_result, entry: File, mode: int) -> bool:
+    """Whether a file has this mode, and the time of an entry."""
+    return stat.S_IMODE(found.st_mode) == mode and found.st_mtime_ns == entry.mtime_ns
 
 
 def _copy(entry: File, source: int, file: int) -> None:

@@ -3,8 +3,10 @@
 An object has one mode and one time. Files of one content often differ in these: an environment has the same stub or table a hundred times,
 each with the moment at which it was installed. All but one would be copied each time the tree is shown, which takes four times as long as
 links do; and on ext4 without a journal many times as long as that for minutes after many files were removed (recently_deleted in Linux,
-fs/ext4/ialloc.c). So the copies that are made when a tree is shown for the first time are kept with it, under another name, and are linked
-from then on. Of such a content all files are variants, and the object stays with none of them.
+fs/ext4/ialloc.c). So the copies that are made when a tree is shown for the first time are kept with it, beside the objects, and are linked
+from then on. Of such a content all files are variants, and none of them is the object.
+
+They are made where they are kept, so they have nothing of the place at which the tree is shown first, such as its group or its ACL.
 """
 
 from __future__ import annotations
@@ -12,10 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from p2pdist.model.tree import Entry, File, Xattrs
-
-Look = tuple[int, int, Xattrs]
-"""Mode, time and attributes of a file."""
+from p2pdist.model.tree import Entry, File
+from p2pdist.model.variant import bytes_counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +28,30 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Varied:
-    """The contents of which a tree has files that look different, and how many bytes variants of them take at most."""
+    """The contents of which a tree has files to be linked that look different, and how many bytes variants of them count at most."""
 
     contents: Collection[bytes]
     bytes_max: int
 
 
-def varied(entries: Iterable[Entry]) -> Varied:
+def linked_mode(entry: File, *, root: bool) -> int | None:
+    """The mode that a file has when a link stands for it; None when none can: it has attributes, its owner, who serves it to others, cannot
+    read it, or others may write to it. Without root nobody may."""
+    mode = entry.mode if root else entry.mode & ~0o222
+    return mode if mode & 0o422 == 0o400 and not entry.xattrs else None
+
+
+def varied(entries: Iterable[Entry], *, root: bool) -> Varied:
     """What there is to keep variants of."""
     first: dict[bytes, File] = {}
-    looks: dict[bytes, set[Look]] = {}
+    looks: dict[bytes, set[tuple[int, int]]] = {}
     for entry in entries:
-        if type(entry) is File and entry.size and (other := first.setdefault(entry.content, entry)) is not entry:
-            look = _look(entry)
-            if look != _look(other):
-                looks.setdefault(entry.content, {_look(other)}).add(look)
-    return Varied(looks.keys(), sum(len(found) * first[content].size for content, found in looks.items()))
-
-
-def _look(file: File) -> Look:
-    return file.mode, file.mtime_ns, file.xattrs
+        if type(entry) is File and entry.size and (mode := linked_mode(entry, root=root)) is not None:
+            other = first.setdefault(entry.content, entry)
+            if other.mtime_ns != entry.mtime_ns or other.mode != entry.mode:
+                before = linked_mode(other, root=root)
+                assert before is not None, "it was looked at"
+                looks.setdefault(entry.content, {(before, other.mtime_ns)}).add((mode, entry.mtime_ns))
+    several = {content: found for content, found in looks.items() if len(found) > 1}
+    needed = sum(len(found) * bytes_counted(first[content].size) for content, found in several.items())
+    return Varied(several.keys(), needed)

@@ -7,7 +7,7 @@
     small/sha256/<hex>          larger manifests, configs, piece lists
     objects/<2 hex>/<62 hex>    contents of trees (objects.py)
     images/<hex>                metadata images of trees (trees.py)
-    variants/<hex>/             objects of trees once more, with other attributes (variants.py)
+    variants/<boot>/<hex>/      objects of trees once more, with another mode or time (variants.py)
 
 Sizes are counted as reserved: a partial blob counts in full from its beginning. Lock order: store, blob, index.
 """

@@ -89,7 +89,7 @@ class Objects:
         found = recover_objects(paths, index, boot)
         self.sizes = found.sizes
         self.other_boot, self.lost = found.other_boot, found.lost
-        self._paths, self._index, self._boot = paths, index, boot
+        self._paths, self._index, self.boot = paths, index, boot
         self._sparse: dict[bytes, int] = {}
         """What those take that take less than their size."""
         for content, chunks in self.chunk_lists():
@@ -359,7 +359,7 @@ class Objects:
                 self._write_state()
 
     def _write_state(self) -> None:
-        self._index.set_objects_state(ObjectsState(str(self._boot), self._clean, self._durable))
+        self._index.set_objects_state(ObjectsState(str(self.boot), self._clean, self._durable))
 
     def close(self) -> None:
         """Save everything and mark files and index as being in line."""

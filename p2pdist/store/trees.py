@@ -60,7 +60,7 @@ class Trees:
         self._lacks: list[Lack] = []
         self._reader = TreeReader(around.get)
         self._images = Images(around.paths.images, around.paths.image)
-        self.variants = Variants(around.paths.variants, around.make_room)
+        self.variants = Variants(around.paths.variants, objects.boot, around.make_room)
         self._garbage = True
         self._shares: tuple[dict[Digest, int], list[Share]] | None = None
         if objects.lost:
@@ -69,7 +69,7 @@ class Trees:
                     self._set_complete(record.root, False)
         # None survives the loss of the machine for certain, and nothing in them could tell.
         self._images.sweep(self._needs_image, opening=True, everything=objects.other_boot)
-        self.variants.open(lambda root: not objects.other_boot and self._needs_image(root))
+        self.variants.open(lambda root: not (objects.other_boot or objects.lost) and self._needs_image(root))
 
     # -- what is here
 
@@ -110,8 +110,8 @@ class Trees:
     def keep_variants(self, root: Digest, most: int) -> Path | None:
         """See Variants.keep; they count from now on and are removed with the tree. Raises NotFound."""
         with self._lock:
-            sizes, contents = self._objects.sizes, self._contents(self._record(root).root)
-            return self.variants.keep(root, most, sum(sizes.get(content, 0) for content in contents))
+            taken, contents = self._objects.taken, self._contents(self._record(root).root)
+            return self.variants.keep(root, most, sum(taken.get(content, 0) for content in contents))
 
     def touch(self, root: Digest) -> None:
         """Note that the tree was used now. Raises NotFound."""
@@ -252,6 +252,7 @@ class Trees:
             for root in list(self._records):
                 if content in self._contents(root):
                     self._set_complete(root, False)
+                    self.variants.drop(root, content)
             self._objects.remove([content])
 
     def collect(self) -> int:

@@ -1,7 +1,8 @@
-"""Variants of objects as files of a store: variants/<hex of the root>/<name>, see model/variant.py. Others write them; here they are
-counted, found and removed.
+"""Variants of objects as files of a store: variants/<boot id>/<hex of the root>/<name>, see model/variant.py. Others write them; here they
+are counted, found and removed.
 
 They belong to one tree and go with it. How many bytes they will take is said before they are written (`keep`), and counts from then on.
+They are not synchronised: those that were written under another boot of the machine are removed, whatever they look like.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from uuid import UUID
 
 from p2pdist.model.digest import Digest, hex_of, is_digest
 from p2pdist.model.errors import DiskFull
-from p2pdist.model.variant import content_of
+from p2pdist.model.variant import bytes_counted, content_of, variant_name
 from p2pdist.store.disk import failures
+from p2pdist.store.object_recovery import file_hash
 
 SHARE_MAX = 0.25
 """Variants take no more than this part of what the objects of their tree take."""
@@ -23,8 +26,8 @@ SHARE_MAX = 0.25
 class Variants:
     """The caller holds the store's lock, but where it only looks. Methods raise P2PDistError when the disk fails."""
 
-    def __init__(self, directory: Path, make_room: Callable[[int], object]) -> None:
-        self._directory, self._make_room = directory, make_room
+    def __init__(self, directory: Path, boot: UUID, make_room: Callable[[int], object]) -> None:
+        self._all, self._directory, self._make_room = directory, directory / str(boot), make_room
         self._sizes: dict[Digest, int] = {}
 
     @property
@@ -40,32 +43,41 @@ class Variants:
         many or do not fit."""
         if most > SHARE_MAX * objects:
             return None
+        path = self._path(root)
         try:
             self._make_room(max(0, most - self.size(root)))
+            with failures(self._directory):
+                path.mkdir(parents=True, exist_ok=True)
         except DiskFull:
             return None
         self._sizes[root] = max(most, self.size(root))
-        path = self._path(root)
-        with failures(self._directory):
-            path.mkdir(exist_ok=True)
         return path
 
     def remove(self, root: Digest) -> None:
         self._sizes.pop(root, None)
+        with failures(self._directory):
+            _remove(self._path(root))
+
+    def drop(self, root: Digest, content: bytes) -> None:
+        """Remove those of one content, which may have been copied from a damaged object."""
         with failures(self._directory), suppress(FileNotFoundError):
-            shutil.rmtree(self._path(root))
+            for path in self._path(root).iterdir():
+                if content_of(path.name) == content:
+                    _remove(path)
 
     def open(self, needed: Callable[[Digest], bool]) -> None:
-        """Count what there is, and remove what belongs to no tree that is needed."""
-        with failures(self._directory):
-            for path in self._directory.iterdir():
-                root = Digest(f"sha256:{path.name}")
-                if not path.is_dir() or path.is_symlink():
-                    path.unlink()
-                elif is_digest(root) and needed(root):
-                    self._sizes[root] = sum(file.lstat().st_size for file in path.iterdir())
-                else:
-                    shutil.rmtree(path)
+        """Count what there is, and remove what belongs to another boot, to no tree that is needed, or is no variant."""
+        with failures(self._all):
+            for path in self._all.iterdir():
+                if path != self._directory:
+                    _remove(path)
+            with suppress(FileNotFoundError):
+                for path in self._directory.iterdir():
+                    root = Digest(f"sha256:{path.name}")
+                    if is_digest(root) and needed(root):
+                        self._sizes[root] = _count(path)
+                    else:
+                        _remove(path)
 
     def sweep(self, needed: Callable[[Digest], bool]) -> None:
         """Remove the variants of trees that are not needed."""
@@ -73,12 +85,49 @@ class Variants:
             if not needed(root):
                 self.remove(root)
 
-    def files(self) -> Iterator[tuple[Digest, bytes, Path]]:
-        """All of them: the tree, the BLAKE3 of what must be in it, the file; b"" for what is no variant."""
+    def verify(self) -> Iterator[tuple[Digest, int, bool]]:
+        """Read all of them: of each the tree, its bytes, and whether it is what its name says; else it is removed, and made again when its
+        tree is shown."""
         for root in list(self._sizes):
-            with suppress(FileNotFoundError):  # removed meanwhile
+            with failures(self._directory), suppress(FileNotFoundError):  # the tree was removed meanwhile
                 for path in sorted(self._path(root).iterdir()):
-                    yield root, content_of(path.name) or b"", path
+                    if path.name.startswith("."):
+                        continue  # in the making
+                    with suppress(FileNotFoundError):
+                        size = path.lstat().st_size
+                        good = _is_good(path)
+                        if not good:
+                            _remove(path)
+                        yield root, size, good
 
     def _path(self, root: Digest) -> Path:
         return self._directory / hex_of(root)
+
+
+def _is_good(path: Path) -> bool:
+    content, found = content_of(path.name), path.lstat()
+    try:
+        looks = content is not None and path.name == variant_name(content, found.st_mode & 0o7777, found.st_mtime_ns)
+        return looks and path.is_file() and not path.is_symlink() and file_hash(path) == content
+    except OSError:
+        return False  # it cannot be read
+
+
+def _count(directory: Path) -> int:
+    """What those of a tree count. What is no variant is removed: somebody was killed while writing it."""
+    total = 0
+    for path in directory.iterdir():
+        if content_of(path.name) is None or not path.is_file():
+            _remove(path)
+        else:
+            total += bytes_counted(path.lstat().st_size)
+    return total
+
+
+def _remove(path: Path) -> None:
+    """Whatever it is; nothing is done when it is not there."""
+    if path.is_dir() and not path.is_symlink():
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

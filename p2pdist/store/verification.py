@@ -63,16 +63,7 @@ def _each(store: BlobStore) -> Iterator[Checked]:
             log.error("the object %s is damaged and is removed", content.hex())
             store.trees.drop_object(content)
         yield Checked("object", content.hex(), size, good)
-    for root, content, path in store.trees.variants.files():
-        try:
-            size = path.stat().st_size
-            good = file_hash(path) == content
-        except FileNotFoundError:
-            continue  # removed meanwhile
-        except OSError as error:
-            log.error("%s cannot be read: %s", path, error)
-            size, good = 0, False
+    for root, size, good in store.trees.variants.verify():
         if not good:
-            log.error("the variant %s is damaged and is removed", path)
-            path.unlink(missing_ok=True)
+            log.error("a variant of an object of %s is damaged and is removed", root)
         yield Checked("variant", f"variant {root}", size, good)

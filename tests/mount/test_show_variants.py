@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def layer_with(store: Store, entries: list[Entry], kept: Path | None, asked: lis
 
 
 def test_they_are_made_once_and_linked(store: Store, tmp_path: Path, work: Path, kept: Path) -> None:
-    """Only what others may write to is a private copy."""
+    """Only what others may write to, or has attributes, is a private copy."""
     entries, asked = entries_of(store), list[int]()
     layer = layer_with(store, entries, kept, asked)
     wanted = without_groups(expected([sorted(entries, key=lambda entry: entry.path)], store))
@@ -60,13 +61,14 @@ def test_they_are_made_once_and_linked(store: Store, tmp_path: Path, work: Path,
     for place in places:
         done = show([layer], place, work=work, how="hardlink")
         assert without_groups(walk(place)) == wanted
-        assert "6 of 7 files are those of the store, 1 are copies" in done.why
-    assert asked == [5 * 4, 5 * 4], "bytes of the looks of one content"
-    for name in ("first", "mode", "second", "time", "attributes", "alone"):
+        assert "5 of 7 files are those of the store, 2 are copies" in done.why
+    assert asked == [3 * 4096, 3 * 4096], "blocks of the looks that can be linked"
+    for name in ("first", "mode", "second", "time", "alone"):
         assert (places[0] / name).samefile(places[1] / name), name
-    assert not (places[0] / "open").samefile(places[1] / "open")
+    for name in ("open", "attributes"):
+        assert not (places[0] / name).samefile(places[1] / name)
     assert (places[0] / "alone").samefile(store.object(entries[6].content))  # type: ignore[union-attr]
-    assert len(list(kept.iterdir())) == 4
+    assert len(list(kept.iterdir())) == 3
     assert {content_of(path.name) for path in kept.iterdir()} == {entries[0].content}  # type: ignore[union-attr]
     for place in places:
         unshow(place, work=work)
@@ -75,10 +77,12 @@ def test_they_are_made_once_and_linked(store: Store, tmp_path: Path, work: Path,
 
 
 def test_they_are_not_asked_for_without_need(store: Store, view: Path, work: Path, kept: Path) -> None:
-    """Where nothing differs, or another way is taken."""
+    """Where nothing differs, where nothing that differs can be linked, or where another way is taken."""
     asked = list[int]()
     same = [store.file(b"%d" % number, b"same", 0o644, 5) for number in range(3)]
-    for entries, how in ((same, "hardlink"), (entries_of(store), "copy")):
+    writable = [store.file(b"%d" % number, b"same", 0o664, number) for number in range(3)]
+    one = [*same, store.file(b"x", b"same", 0o666, 7)]
+    for entries, how in ((same, "hardlink"), (writable, "hardlink"), (one, "hardlink"), (entries_of(store), "copy")):
         show([layer_with(store, entries, kept, asked)], view, work=work, how=how)
         unshow(view, work=work)
     assert asked == [] and not list(kept.iterdir())
@@ -101,7 +105,7 @@ def test_generated_trees_over_one_another(
     monkeypatch.setattr(tree_files, "FILES_PER_SHARE", 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     trees = [random_tree(seed, store, count=300) for seed in (31, 32)]
-    assert any(varied(entries).contents for entries in trees), "or nothing is tested"
+    assert any(varied(entries, root=True).contents for entries in trees), "or nothing is tested"
     layers = []
     for number, entries in enumerate(trees):
         plain = store.layer(f"tree-{number}", entries)
@@ -111,3 +115,51 @@ def test_generated_trees_over_one_another(
         assert walk(tmp_path / name) == expected(trees, store)
     for name in ("one", "two"):
         unshow(tmp_path / name, work=work)
+
+
+def test_one_that_was_changed_is_made_anew(store: Store, tmp_path: Path, work: Path, kept: Path) -> None:
+    """Root can write through a link into the store: what it did to mode, time or size is not shown elsewhere."""
+    entries = entries_of(store)
+    layer = layer_with(store, entries, kept, [])
+    wanted = without_groups(expected([sorted(entries, key=lambda entry: entry.path)], store))
+    show([layer], tmp_path / "one", work=work, how="hardlink")
+    (tmp_path / "one" / "mode").chmod(0o777)
+    os.utime(tmp_path / "one" / "time", ns=(9, 9))
+    (tmp_path / "one" / "first").write_bytes(b"x")
+    os.utime(tmp_path / "one" / "first", ns=(5, 5))
+    done = show([layer], tmp_path / "two", work=work, how="hardlink")
+    assert without_groups(walk(tmp_path / "two")) == wanted
+    assert "5 of 7 files are those of the store" in done.why
+    assert (tmp_path / "one" / "first").read_bytes() == b"x", "what is shown elsewhere is left alone"
+    for name in ("one", "two"):
+        unshow(tmp_path / name, work=work)
+
+
+def test_where_a_tree_is_shown_leaves_no_trace_in_the_store(
+    store: Store, tmp_path: Path, work: Path, kept: Path
+) -> None:
+    """A directory gives its group to the files that are made in it."""
+    entries = entries_of(store)
+    layer = layer_with(store, entries, kept, [])
+    for number, name in enumerate(("one", "two")):
+        place = tmp_path / name
+        place.mkdir()
+        os.chown(place, 0, 4242 + number)
+        place.chmod(0o2755)
+        show([layer], place / "view", work=work, how="hardlink")
+    groups = {path.stat().st_gid for path in kept.iterdir()}
+    assert groups == {os.getegid()}
+    for name in ("one", "two"):
+        unshow(tmp_path / name / "view", work=work)
+
+
+def test_kept_on_another_filesystem_they_are_of_no_use(store: Store, view: Path, work: Path) -> None:
+    """The package is shown all the same."""
+    entries = entries_of(store)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        done = show([layer_with(store, entries, Path(elsewhere), [])], view, work=work, how="hardlink")
+        assert "1 of 7 files are those of the store, 6 are copies" in done.why
+    assert without_groups(walk(view)) == without_groups(
+        expected([sorted(entries, key=lambda entry: entry.path)], store)
+    )
+    unshow(view, work=work)

@@ -26,7 +26,7 @@ from p2pdist.model.tree import content_hash
 from p2pdist.package.layering import Making, pack_layers, plain_layer
 
 KIB, MIB = 1 << 10, 1 << 20
-COUNTED = ("complete", "partial", "small", "objects", "expected", "images")
+COUNTED = ("complete", "partial", "small", "objects", "expected", "images", "variants")
 LOOKS = 5
 FLIGHTS_MAX = 3
 PINS_MAX = 2
