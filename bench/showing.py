@@ -33,6 +33,7 @@ from bench.packers import call
 from bench.place import NoRoom, available_memory, place
 from bench.processes import ProgramFailed
 from bench.table import figure, render
+from p2pdist.store.disk import sync_filesystem
 
 PROGRAM = str(Path(sys.executable).parent / "p2pdist")
 MIB = 1 << 20
@@ -102,6 +103,7 @@ def looks(site: Installation, how: str, count: int) -> list[Look]:
     found: list[Look] = []
     targets = [site.place / f"shown-{number}" for number in range(count)]
     for target in targets:
+        sync_filesystem(site.place)  # the writing back of what was pulled or shown before is not measured
         found.append(show(site, "app:v1", how, target))
         if how == "copy":
             take_down(site, target)
