@@ -26,7 +26,7 @@ from bench import trees
 from bench.installation import STARTED, Installation
 from bench.place import NoRoom, place
 from bench.processes import ProgramFailed
-from bench.showing import show
+from bench.showing import looks
 from bench.table import render
 
 MIB = 1 << 20
@@ -108,12 +108,12 @@ def again(source: Path, site: Installation, reference: str, pack: Sequence[str])
 
 def shown(site: Installation, reference: str) -> dict[str, Any]:
     """Mount, walk and unmount by the first agent, warm."""
-    looks = [show(site, reference) for _ in range(3)]
+    found = looks(site, reference, 3)
     return {
-        "how": looks[-1].how,
-        "shown_s": statistics.median(look.shown_s for look in looks),
-        "walk_s": statistics.median(look.walk_s for look in looks),
-        "entries": looks[-1].entries,
+        "how": found[-1].how,
+        "shown_s": statistics.median(look.shown_s for look in found),
+        "walk_s": statistics.median(look.walk_s for look in found),
+        "entries": found[-1].entries,
     }
 
 

@@ -98,13 +98,13 @@ def take_down(site: Installation, target: Path) -> None:
     call(site.program, "umount", str(target), "--socket", str(site.sockets[0]))
 
 
-def looks(site: Installation, how: str, count: int) -> list[Look]:
-    """Show the package `count` times. Raises Refused."""
+def looks(site: Installation, reference: str, count: int, how: str = "") -> list[Look]:
+    """Show a package `count` times, by the best way unless one is given. Raises Refused."""
     found: list[Look] = []
     targets = [site.place / f"shown-{number}" for number in range(count)]
     for target in targets:
         sync_filesystem(site.place)  # the writing back of what was pulled or shown before is not measured
-        found.append(show(site, "app:v1", how, target))
+        found.append(show(site, reference, how, target))
         if how == "copy":
             take_down(site, target)
     if how != "copy":
@@ -116,7 +116,7 @@ def looks(site: Installation, how: str, count: int) -> list[Look]:
 def measure(site: Installation, tree: str, on: str, files: int, ways: Sequence[str], repeat: int) -> Iterator[Row]:
     for way in ways:
         try:
-            first, *others = looks(site, way, 1 + repeat)
+            first, *others = looks(site, "app:v1", 1 + repeat, way)
         except Refused as error:
             say(f"    {way}: {error}")
             yield Row(tree, on, way, files, refused=str(error))
