@@ -74,7 +74,7 @@ class Variants:
             with suppress(FileNotFoundError):
                 for path in self._directory.iterdir():
                     root = Digest(f"sha256:{path.name}")
-                    if is_digest(root) and needed(root):
+                    if path.is_dir() and is_digest(root) and needed(root):
                         self._sizes[root] = _count(path)
                     else:
                         _remove(path)
