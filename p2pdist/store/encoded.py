@@ -77,7 +77,7 @@ class EncodedWriter:
         count = len(stored)
         if not (self.works and 0 < count < size and one_frame(stored, size)):
             return False
-        if not self.saves(count, size) and (size > self.sector or count > _INLINE_MAX):
+        if not (self.saves(count, size) or self.in_tree(count, size)):
             return False
         return decodable(stored)
 
@@ -86,6 +86,10 @@ class EncodedWriter:
         Raises OSError."""
         stored = addressable(stored)
         return self.write(fd, Extent(0, size, size), address(stored), len(stored))
+
+    def in_tree(self, count: int, size: int) -> bool:
+        """Whether a frame of `count` bytes for a content of `size` has no extent, but is an item of the filesystem's tree of files."""
+        return count <= _INLINE_MAX and size <= self.sector
 
     def saves(self, count: int, size: int) -> bool:
         """Whether `count` bytes take fewer sectors than `size`."""

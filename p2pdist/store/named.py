@@ -4,8 +4,9 @@ Where a name that is given later costs much, as on Btrfs, a file is created unde
 and the filesystem push each other out of the processor's caches: to create some files, then write them all, then close them all takes a
 fifth less than one file after the other. In the order of their names, files of one directory come together, which the filesystem enters
 into it together as well. And one thread creates while another one writes: two that do the same wait for each other in the interpreter and
-in the filesystem's trees, which takes a tenth more of the processors and no less time. A content of several blocks waits mostly for the
-disk, and keeps nobody from writing. Others decode and verify meanwhile.
+in the filesystem's trees, which takes a tenth more of the processors and no less time. A frame so small that it becomes an item of these
+trees is written by the thread that creates, for the same reason. A content of several blocks waits mostly for the disk, and keeps nobody
+from writing. Others decode and verify meanwhile.
 
 Until it is written a file is empty, and torn while it is: so it counts when the call that makes it has said so, not before.
 """
@@ -16,7 +17,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from itertools import islice
 from typing import NamedTuple
 
 from p2pdist.model.catalog import BLOCK_SIZE, decode_chunk
@@ -59,8 +59,10 @@ class NamedFiles:
         return left
 
     def _write_some(self, contents: Sequence[Verified], made: Callable[[Verified], object]) -> list[Verified]:
+        opened: list[int] = []
+        items: list[tuple[int, Verified]] = []
         files: list[tuple[int, Verified]] = []
-        left, written = [], 0
+        left: list[Verified] = []
         try:
             with self._creating:
                 for each in contents:
@@ -68,23 +70,32 @@ class NamedFiles:
                         fd = self._create(each.content.hex("/", 31))
                     except FileExistsError:
                         left.append(each)
-                    else:
-                        files.append((fd, each))
+                        continue
+                    opened.append(fd)
+                    in_tree = each.data is None and self._encoded.in_tree(len(each.stored), each.size)
+                    (items if in_tree else files).append((fd, each))
+                self._write_all(items, made)
             with nullcontext() if any(each.size > BLOCK_SIZE for each in contents) else self._writing:
-                for fd, each in files:
-                    self._write_one(fd, each)
-                    written += 1
-                    made(each)
+                self._write_all(files, made)
         except BaseException:
             # By then the name may be that of another writer's file. Empty ones are removed at the next opening.
             self.torn = True
-            for fd, _ in islice(files, written, None):
+            for fd, _ in (*items, *files):
                 os.ftruncate(fd, 0)
             raise
         finally:
-            for fd, _ in files:
+            for fd in opened:
                 os.close(fd)
         return left
+
+    def _write_all(self, files: list[tuple[int, Verified]], made: Callable[[Verified], object]) -> None:
+        """Those that stay in the list are not written."""
+        files.reverse()
+        while files:
+            fd, each = files[-1]
+            self._write_one(fd, each)
+            files.pop()
+            made(each)
 
     def _create(self, name: str) -> int:
         try:
