@@ -24,8 +24,13 @@ from p2pdist.store.disk import failures
 from p2pdist.store.lack import Lack
 from p2pdist.store.objects import Objects
 
-RUN_BYTES = 4 << 20
-RUN_CHUNKS = 1024
+RUN_BYTES = 16 << 20
+RUN_CHUNKS = 4096
+"""At most in a run. The more are named together the better: those of one directory come together (see named.py)."""
+
+RUN_BYTES_LEAST = 4 << 20
+"""So many bytes a run may have where little is to be made, so that there is work for all threads."""
+
 GAP_BYTES = PIECE_SIZE_MIN // 2
 """What is not needed between two chunks is read with them up to so many bytes. It is less than a piece, so it lies in pieces that hold one
 of the two."""
@@ -110,6 +115,7 @@ class Filling:
 
     def _tasks(self, packs: dict[Digest, PackHere]) -> Iterator[Callable[[], object]]:
         lack, objects = self._lack, self._objects
+        here: list[tuple[PackHere, list[Stored]]] = []
         for digest, todo in lack.small.items():
             if (pack := packs.get(digest)) is None:
                 continue
@@ -119,7 +125,11 @@ class Filling:
                 if stored.chunk not in objects:
                     (now if pack.holds(stored.offset, stored.stored) else left).append(stored)
             lack.small[digest] = [*left, *now]
-            for run in _runs(now):
+            here.append((pack, now))
+        size = sum(stored.stored for _, now in here for stored in now)
+        limit = min(RUN_BYTES, max(RUN_BYTES_LEAST, size // (2 * _THREADS)))
+        for pack, now in here:
+            for run in _runs(now, limit):
                 yield partial(self._make_run, pack, run)
 
         def available(part: Part) -> bool:
@@ -159,15 +169,15 @@ class Filling:
             del self._lack.assemblies[content]
 
 
-def _runs(chunks: list[Stored]) -> Iterator[list[Stored]]:
-    """Neighbours, to be read at once."""
+def _runs(chunks: list[Stored], limit: int) -> Iterator[list[Stored]]:
+    """Neighbours, to be read at once; a run reads `limit` bytes at most, unless it is one chunk."""
     chunks.sort(key=lambda stored: stored.offset)
     run: list[Stored] = []
     for stored in chunks:
         if run:
             end = stored.offset + stored.stored
             apart = stored.offset - run[-1].offset - run[-1].stored > GAP_BYTES
-            if apart or end - run[0].offset > RUN_BYTES or len(run) == RUN_CHUNKS:
+            if apart or end - run[0].offset > limit or len(run) == RUN_CHUNKS:
                 yield run
                 run = []
         run.append(stored)

@@ -24,7 +24,7 @@ from p2pdist.store.disk import pwrite_all
 from p2pdist.store.encoded import EncodedWriter
 from p2pdist.store.extents import write_content
 
-TOGETHER = 64
+TOGETHER = 128
 """So many files a thread has open at a time."""
 
 _NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC

@@ -17,7 +17,6 @@ from p2pdist.model.errors import DiskFull
 from p2pdist.model.tree import content_hash
 from p2pdist.store.blobs import BlobStore
 from p2pdist.store.bundle import Bundle
-from p2pdist.store.named import TOGETHER
 
 pytestmark = pytest.mark.root
 
@@ -215,7 +214,7 @@ def test_an_object_that_the_disk_has_no_room_for_leaves_nothing(mount: Mount) ->
 def test_a_disk_that_is_full_halfway(mount: Mount) -> None:
     """What was written before is counted and right; what was not has no bytes now, and no file after the next opening."""
     root = mount("tmpfs", 2048 * KIB)
-    datas = {content_hash(data): data for data in (noise(number, 60_000) for number in range(TOGETHER))}
+    datas = {content_hash(data): data for data in (noise(number, 60_000) for number in range(64))}
     store = BlobStore(root)
     objects = store.objects
     objects.named_at_once = True
