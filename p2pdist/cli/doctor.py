@@ -11,6 +11,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.local import socket_option
 from p2pdist.cli.trackers import tracker_option
+from p2pdist.model.printable import printable
 
 if TYPE_CHECKING:
     from p2pdist.cli.diagnosis import Finding
@@ -84,6 +85,6 @@ def _policies(path: Path) -> list[Finding]:
 
 def _print(finding: Finding) -> None:
     word, colour = MARKS[finding.state]
-    click.echo(f"{click.style(f'{word:8}', fg=colour)} {finding.name:16} {finding.detail}")
+    click.echo(f"{click.style(f'{word:8}', fg=colour)} {finding.name:16} {printable(finding.detail)}")
     if finding.remedy:
-        click.echo(f"{'':8} {'':16} {finding.remedy}")
+        click.echo(f"{'':8} {'':16} {printable(finding.remedy)}")

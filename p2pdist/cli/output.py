@@ -36,8 +36,17 @@ def print_json(value: Any) -> None:
 
 
 def line(text: str) -> None:
-    """A plain line on standard error."""
-    click.echo(text, err=True)
+    """Plain lines on standard error, whatever somebody else put into them."""
+    click.echo(_plain(text), err=True)
+
+
+def say(text: str) -> None:
+    """The same on standard output."""
+    click.echo(_plain(text))
+
+
+def _plain(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def amount(count: float) -> str:
@@ -114,7 +123,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
             f"unexpected {type(error).__name__}{': ' if said else ''}{said}",
             remedy="Set P2PDIST_DEBUG=1 to see where it happened",
         )
-    line("\n".join(map(printable, f"p2pdist: {known}".split("\n"))))
+    line(f"p2pdist: {known}")
     if as_json:
         print_json(known.problem())
     return known.exit_code

@@ -37,7 +37,7 @@ def command(ref: str | None, remove: bool, listing: bool, socket: Path, as_json:
         return
     for pin in pins:
         word = "" if listing else "unpinned " if remove else "pinned "
-        click.echo(f"{word}{pin.owner}  {len(pin.layers)} {'layer' if len(pin.layers) == 1 else 'layers'}")
+        output.say(f"{word}{pin.owner}  {len(pin.layers)} {'layer' if len(pin.layers) == 1 else 'layers'}")
 
 
 def _pins(ref: str | None, remove: bool, socket: Path) -> list[PinStatus]:

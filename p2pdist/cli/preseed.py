@@ -165,6 +165,6 @@ def _show(answer: Any, *, as_json: bool) -> None:
         output.print_json(answer)
         return
     for each in answer if isinstance(answer, list) else [answer]:
-        click.echo(
+        output.say(
             f"{each['id']}  {each['state']:9}  {each['hosts_done']} of {each['hosts_total']} hosts  {each['package']}"
         )

@@ -48,5 +48,5 @@ def command(reference: str, priority: Priority, socket: Path, as_json: bool) -> 
         return
     sources = (("peers", status.bytes_peers), ("the origin", status.bytes_origin), ("the store", status.bytes_cached))
     said = ", ".join(f"{output.amount(count)} from {source}" for source, count in sources if count)
-    click.echo(f"{status.reference}  {status.digest}")
-    click.echo(f"{output.amount(status.bytes_total)} in {status.seconds:.1f} s{': ' if said else ''}{said}")
+    output.say(f"{status.reference}  {status.digest}")
+    output.say(f"{output.amount(status.bytes_total)} in {status.seconds:.1f} s{': ' if said else ''}{said}")

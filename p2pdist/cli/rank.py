@@ -67,7 +67,7 @@ def command(
         _show(answer)
     else:
         for role in answer["assignment"]:
-            click.echo(f"{role['role']}:")
+            output.say(f"{role['role']}:")
             _show(role["hosts"])
 
 
@@ -78,7 +78,7 @@ def _names(references: Iterable[str]) -> list[str]:
 def _show(ranked: Iterable[Mapping[str, Any]]) -> None:
     for row in ranked:
         away = "" if row["present"] else "  not connected"
-        click.echo(
+        output.say(
             f"{row['host']:24} lacks {output.amount(row['bytes_missing']):>10} of {output.amount(row['bytes_total'])}, "
             f"about {row['seconds_estimated']:.1f} s{away}"
         )

@@ -33,20 +33,20 @@ def command(socket: Path, as_json: bool) -> None:
         return
     tracker, store = status.get("tracker") or {}, status.get("store") or {}
     reached = "connected" if tracker.get("connected") else "away"
-    click.echo(f"agent    {status.get('host', '')} at {status.get('address', '')}")
-    click.echo(f"tracker  {tracker.get('url') or 'none'} ({reached})")
+    output.say(f"agent    {status.get('host', '')} at {status.get('address', '')}")
+    output.say(f"tracker  {tracker.get('url') or 'none'} ({reached})")
     usage = {**store, **(store.get("usage") or {})}
     counts = [
         f"{name.removeprefix('bytes_').replace('_', ' ')} {output.amount(count)}"
         for name, count in usage.items()
         if _is_count(count)
     ]
-    click.echo(f"store    {store.get('path', '')}  {', '.join(counts)}")
+    output.say(f"store    {store.get('path', '')}  {', '.join(counts)}")
     pulls = status.get("pulls") or []
     for pull in [each for each in pulls if each.get("state") in ("waiting", "running")] or pulls[-PULLS_SHOWN:]:
-        click.echo(f"pull     {_pull_line(pull)}")
+        output.say(f"pull     {_pull_line(pull)}")
     for mount in mounts:
-        click.echo(f"mount    {mount.path}  {mount.reference}  {mount.how}{', writable' if mount.writable else ''}")
+        output.say(f"mount    {mount.path}  {mount.reference}  {mount.how}{', writable' if mount.writable else ''}")
 
 
 def _is_count(value: object) -> TypeGuard[int]:

@@ -39,12 +39,12 @@ def command(no_repair: bool, limit: str | None, socket: Path, as_json: bool) -> 
         output.print_json(found)
     else:
         for name in found.wrong:
-            click.echo(f"wrong     {name}")
+            output.say(f"wrong     {name}")
         for name in found.repaired:
-            click.echo(f"repaired  {name}")
+            output.say(f"repaired  {name}")
         for path in found.shown:
-            click.echo(f"shown at {path}: unmount it and mount it again")
-        click.echo(f"{found.checked} things, {output.amount(found.bytes_checked)} verified, {len(found.wrong)} wrong")
+            output.say(f"shown at {path}: unmount it and mount it again")
+        output.say(f"{found.checked} things, {output.amount(found.bytes_checked)} verified, {len(found.wrong)} wrong")
     if found.failed or (found.wrong and no_repair):
         raise Corrupt(
             f"{len(found.wrong)} things in the store were wrong and are gone",

@@ -281,13 +281,14 @@ def test_run_unpacks_where_nothing_else_works(verbs: Verbs) -> None:
 
 def test_mount_and_umount(verbs: Verbs) -> None:
     """A package at a directory, by people and by scripts."""
-    target = verbs.place / "home" / "the view"
+    target = verbs.place / "home" / "the view\x1b[2J"
     code, said, complained = verbs.verb("mount", "app:v1", str(target), "--json")
     assert code == 0, complained
     found = json.loads(said)
     assert (found["path"], found["digest"]) == (str(target), DIGEST)
     assert found["how"] == ("unpack" if verbs.prefix or os.geteuid() else "overlay")
-    assert str(target) in verbs.verb("status")[1]
+    shown = verbs.verb("status")[1]
+    assert str(target).replace("\x1b", "\\x1b") in shown and "\x1b" not in shown
     assert verbs.verb("mount", "app:v1", str(target))[0] == 1
     assert verbs.verb("umount", str(target)) == (0, "", "")
     assert not target.exists()

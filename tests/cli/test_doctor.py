@@ -48,6 +48,12 @@ async def run(*words: str | Path) -> tuple[int, str]:
     return process.returncode or 0, out.decode()
 
 
+async def test_names_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
+    _, out = await run("--store", tmp_path / "st\x1b]0;owned\a", "--socket", tmp_path / "none.sock")
+    assert [char for char in out if not char.isprintable() and char != "\n"] == []
+    assert "st\\x1b]0;owned" in out
+
+
 @asynccontextmanager
 async def answering(text: bytes) -> AsyncIterator[str]:
     """A server that gives every client the same bytes."""
