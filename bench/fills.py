@@ -19,7 +19,7 @@ from p2pdist.model.tree import content_hash
 from p2pdist.store.assembly import Decoder, Part
 from p2pdist.store.blobs import BlobStore
 from p2pdist.store.bundle import Bundle
-from p2pdist.store.filling import RUN_BYTES, RUN_CHUNKS
+from p2pdist.store.filling import REACH, RUN_BYTES, RUN_CHUNKS
 from p2pdist.store.lack import Lack
 from p2pdist.store.objects import Objects
 
@@ -152,13 +152,13 @@ def _verified(store: BlobStore, decoder: Decoder, content: Content, keep: bool) 
 
 
 def _shares(batch: Sequence[Verified]) -> Iterator[list[Verified]]:
-    """What a thread writes at a time: as much as a run of a filling has."""
+    """What a thread writes at a time: as much as a run has when much is filled."""
     share: list[Verified] = []
     held = 0
     for each in batch:
         share.append(each)
         held += sum(map(len, each.stored))
-        if held > RUN_BYTES or len(share) == RUN_CHUNKS:
+        if held > REACH * RUN_BYTES or len(share) == REACH * RUN_CHUNKS:
             yield share
             share, held = [], 0
     if share:

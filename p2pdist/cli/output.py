@@ -36,17 +36,18 @@ def print_json(value: Any) -> None:
 
 
 def line(text: str) -> None:
-    """Plain lines on standard error, whatever somebody else put into them."""
-    click.echo(_plain(text), err=True)
+    """A plain line on standard error, whatever somebody else put into it."""
+    click.echo(printable(text), err=True)
 
 
 def say(text: str) -> None:
     """The same on standard output."""
-    click.echo(_plain(text))
+    click.echo(printable(text))
 
 
-def _plain(text: str) -> str:
-    return "\n".join(map(printable, text.split("\n")))
+def _lines(text: str) -> None:
+    for each in text.split("\n"):
+        line(each)
 
 
 def amount(count: float) -> str:
@@ -123,7 +124,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
             f"unexpected {type(error).__name__}{': ' if said else ''}{said}",
             remedy="Set P2PDIST_DEBUG=1 to see where it happened",
         )
-    line(f"p2pdist: {known}")
+    _lines(f"p2pdist: {known}")
     if as_json:
         print_json(known.problem())
     return known.exit_code
@@ -131,12 +132,12 @@ def report(error: BaseException, *, as_json: bool) -> int:
 
 def _report_usage(error: click.ClickException, *, as_json: bool) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        line(error.format_message())
+        _lines(error.format_message())
         return UsageError.exit_code
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        line(error.ctx.get_usage())
+        _lines(error.ctx.get_usage())
         line(f"Try '{error.ctx.command_path} --help'.")
-    line(f"p2pdist: {error.format_message()}")
+    _lines(f"p2pdist: {error.format_message()}")
     if as_json:
         print_json(UsageError(error.format_message()).problem())
     return UsageError.exit_code

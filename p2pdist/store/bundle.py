@@ -41,7 +41,7 @@ class Bundle:
         return True
 
     def put(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview = b"") -> None:
-        """The same for `data` that has verified, and is not empty."""
+        """The same for `data` that has verified, and is not empty. It may be `stored` itself."""
         size = len(data)
         if size > BLOCK_SIZE or not self._objects.named_at_once:
             self._objects.put(content, data, stored)
@@ -49,7 +49,7 @@ class Bundle:
             self._contents.append(Verified(content, size, stored, None))
         else:
             self._contents.append(Verified(content, size, stored, data))
-            self._held += size
+            self._held += size if data is not stored else 0
             if self._held > HELD_BYTES:
                 self._flush()
 

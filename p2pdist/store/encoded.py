@@ -88,7 +88,8 @@ class EncodedWriter:
         return self.write(fd, Extent(0, size, size), address(stored), len(stored))
 
     def in_tree(self, count: int, size: int) -> bool:
-        """Whether a frame of `count` bytes for a content of `size` has no extent, but is an item of the filesystem's tree of files."""
+        """Whether a frame of `count` bytes for a content of `size` becomes an item of the filesystem's tree, without extent (with another
+        max_inline than the default it may be otherwise)."""
         return count <= _INLINE_MAX and size <= self.sector
 
     def saves(self, count: int, size: int) -> bool:

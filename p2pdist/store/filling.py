@@ -24,12 +24,12 @@ from p2pdist.store.disk import failures
 from p2pdist.store.lack import Lack
 from p2pdist.store.objects import Objects
 
-RUN_BYTES = 16 << 20
-RUN_CHUNKS = 4096
-"""At most in a run. The more are named together the better: those of one directory come together (see named.py)."""
+RUN_BYTES = 4 << 20
+RUN_CHUNKS = 1024
+"""At most in a run."""
 
-RUN_BYTES_LEAST = 4 << 20
-"""So many bytes a run may have where little is to be made, so that there is work for all threads."""
+REACH = 4
+"""Times as much it may be of what is named at once: the more names come together, the more are of one directory (see named.py)."""
 
 GAP_BYTES = PIECE_SIZE_MIN // 2
 """What is not needed between two chunks is read with them up to so many bytes. It is less than a piece, so it lies in pieces that hold one
@@ -126,10 +126,10 @@ class Filling:
                     (now if pack.holds(stored.offset, stored.stored) else left).append(stored)
             lack.small[digest] = [*left, *now]
             here.append((pack, now))
-        size = sum(stored.stored for _, now in here for stored in now)
-        limit = min(RUN_BYTES, max(RUN_BYTES_LEAST, size // (2 * _THREADS)))
+        most_bytes = self._most(RUN_BYTES, sum(stored.stored for _, now in here for stored in now))
+        most_chunks = self._most(RUN_CHUNKS, sum(len(now) for _, now in here))
         for pack, now in here:
-            for run in _runs(now, limit):
+            for run in _runs(now, most_bytes, most_chunks):
                 yield partial(self._make_run, pack, run)
 
         def available(part: Part) -> bool:
@@ -145,6 +145,11 @@ class Filling:
             elif begun < DRAFTS_MAX and assembly.any(available):
                 begun += 1
                 yield partial(self._advance, content, assembly, packs, available)
+
+    def _most(self, usual: int, whole: int) -> int:
+        """How much of the whole a run may be so that there is work for all threads."""
+        reach = REACH if self._objects.named_at_once else 1
+        return max(usual, min(reach * usual, whole // (2 * _THREADS)))
 
     def _make_run(self, pack: PackHere, run: list[Stored]) -> None:
         digest, start = pack.digest, run[0].offset
@@ -169,15 +174,15 @@ class Filling:
             del self._lack.assemblies[content]
 
 
-def _runs(chunks: list[Stored], limit: int) -> Iterator[list[Stored]]:
-    """Neighbours, to be read at once; a run reads `limit` bytes at most, unless it is one chunk."""
+def _runs(chunks: list[Stored], most_bytes: int, most_chunks: int) -> Iterator[list[Stored]]:
+    """Neighbours, to be read at once; `most_bytes` are no less than a chunk has."""
     chunks.sort(key=lambda stored: stored.offset)
     run: list[Stored] = []
     for stored in chunks:
         if run:
             end = stored.offset + stored.stored
             apart = stored.offset - run[-1].offset - run[-1].stored > GAP_BYTES
-            if apart or end - run[0].offset > limit or len(run) == RUN_CHUNKS:
+            if apart or end - run[0].offset > most_bytes or len(run) == most_chunks:
                 yield run
                 run = []
         run.append(stored)

@@ -75,13 +75,15 @@ class NamedFiles:
                     in_tree = each.data is None and self._encoded.in_tree(len(each.stored), each.size)
                     (items if in_tree else files).append((fd, each))
                 self._write_all(items, made)
-            with nullcontext() if any(each.size > BLOCK_SIZE for each in contents) else self._writing:
-                self._write_all(files, made)
+            if files:
+                with nullcontext() if any(each.size > BLOCK_SIZE for each in contents) else self._writing:
+                    self._write_all(files, made)
         except BaseException:
-            # By then the name may be that of another writer's file. Empty ones are removed at the next opening.
+            # By then the name may be that of another writer's file. Empty ones are removed at the next opening, a torn one as well.
             self.torn = True
-            for fd, _ in (*items, *files):
-                os.ftruncate(fd, 0)
+            for fd, _ in (*items[-1:], *files[-1:]):
+                with suppress(OSError):
+                    os.ftruncate(fd, 0)
             raise
         finally:
             for fd in opened:
@@ -89,7 +91,7 @@ class NamedFiles:
         return left
 
     def _write_all(self, files: list[tuple[int, Verified]], made: Callable[[Verified], object]) -> None:
-        """Those that stay in the list are not written."""
+        """Those that stay in the list are not written; the last of them may have been begun."""
         files.reverse()
         while files:
             fd, each = files[-1]

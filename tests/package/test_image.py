@@ -80,6 +80,8 @@ async def test_one_tree_one_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.root
 async def test_another_user_packs_the_same(tmp_path: Path) -> None:
     """The packer's user and the files' owner leave no mark."""
+    if closed := [path for path in Path(sys.executable).parents if not path.stat().st_mode & 0o001]:
+        pytest.skip(f"another user cannot start what is below {closed[-1]}")
     fill(tmp_path / "a")
     expected = await digest(tmp_path / "a", tmp_path / "image")
     for directory, _, files in os.walk(tmp_path / "a"):

@@ -6,10 +6,11 @@ import threading
 
 import pytest
 from store_rig import on_disk
-from store_tree_rig import noise, text
+from store_tree_rig import Publisher, check, noise, pull, text
 
 from p2pdist.model.catalog import BLOCK_SIZE, ChunkEncoder
 from p2pdist.model.tree import content_hash
+from p2pdist.store import filling
 from p2pdist.store.blobs import BlobStore
 from p2pdist.store.bundle import HELD_BYTES, Bundle
 from p2pdist.store.named import TOGETHER
@@ -78,3 +79,37 @@ def test_many_writers_of_the_same_contents(store: BlobStore) -> None:
         thread.join()
     assert on_disk(store.root) == {content_hash(data): data for data in datas}
     assert objects.bytes_total == sum(map(len, datas))
+
+
+@pytest.mark.parametrize(
+    ("files", "together", "most", "least"),
+    [
+        (9000, False, filling.RUN_CHUNKS, 9),
+        (9000, True, 9000 // 4, 4),
+        (500, True, 500, 1),
+        (40_000, True, filling.REACH * filling.RUN_CHUNKS, 10),
+    ],
+)
+def test_runs_reach_further_where_names_come_together(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch, files: int, together: bool, most: int, least: int
+) -> None:
+    """As far as there is work for all threads."""
+    bundles: list[list[bytes]] = []
+
+    class Noted(Bundle):
+        def __enter__(self) -> Bundle:
+            bundles.append([])
+            return super().__enter__()
+
+        def add(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview = b"") -> bool:
+            bundles[-1].append(content)
+            return super().add(content, data, stored)
+
+    monkeypatch.setattr(filling, "Bundle", Noted)
+    monkeypatch.setattr(filling, "_THREADS", 2)
+    store.objects.named_at_once = together
+    packed = Publisher().pack({b"f%d" % number: b"content %d" % number for number in range(files)})
+    pull(store, packed)
+    check(store, packed)
+    assert sum(map(len, bundles)) == files and len(bundles) >= least
+    assert len(bundles) <= -(-files // most) + 1

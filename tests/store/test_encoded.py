@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 import zstandard
 from btrfs_rig import drop_caches
+from store_rig import on_disk
 from store_tree_rig import CHUNK, Publisher, check, noise, pull, text
 
 from p2pdist.model.catalog import BLOCK_SIZE, ChunkEncoder
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import Corrupt
+from p2pdist.model.errors import Corrupt, DiskFull
 from p2pdist.model.holes import HOLE
 from p2pdist.model.tree import WHOLE_MAX, content_hash
 from p2pdist.store.assembly import Decoder
@@ -21,6 +24,7 @@ from p2pdist.store.blobs import BlobStore
 from p2pdist.store.bundle import Bundle
 from p2pdist.store.encoded import EncodedWriter, on_btrfs
 from p2pdist.store.extents import write_content
+from p2pdist.store.named import TOGETHER
 
 MIB = 1 << 20
 PACK = digest_of(b"a pack")
@@ -127,6 +131,82 @@ def test_frames_that_are_refused_are_decoded(btrfs: Path) -> None:
             path = objects.path(content_hash(data))
             drop_caches(path)
             assert path.read_bytes() == data
+    finally:
+        store.close()
+
+
+def in_tree(encoder: ChunkEncoder, number: int) -> tuple[bytes, bytes]:
+    """A content whose frame Btrfs keeps in its tree, and the frame."""
+    data = text(number, 1500 + number)
+    stored = encoder.encode(data)
+    assert len(stored) <= 2048 and len(stored) < len(data)
+    return data, stored
+
+
+@pytest.mark.root
+def test_frames_in_the_tree_do_not_wait_for_those_with_extents(btrfs: Path) -> None:
+    store, encoder = BlobStore(btrfs / "store"), ChunkEncoder()
+    objects = store.objects
+    frames = [in_tree(encoder, number) for number in range(TOGETHER + 10)]
+
+    def write() -> None:
+        with Bundle(objects) as bundle:
+            assert all(bundle.add(content_hash(data), data, stored) for data, stored in frames)
+
+    writer = threading.Thread(target=write)
+    try:
+        with objects._named._writing:
+            writer.start()
+            writer.join(20)
+            assert not writer.is_alive()
+        assert on_disk(store.root) == {content_hash(data): data for data, _ in frames}
+    finally:
+        writer.join()
+        store.close()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("small", [True, False])
+def test_a_write_that_breaks_off_leaves_nothing_torn(btrfs: Path, monkeypatch: pytest.MonkeyPatch, small: bool) -> None:
+    """What was written before is counted and right, what was not has no bytes, also when files cannot be emptied any more."""
+    store, encoder = BlobStore(btrfs / "store"), ChunkEncoder()
+    objects = store.objects
+    frames = [in_tree(encoder, number) for number in range(20)]
+    if not small:
+        frames = [(data, encoder.encode(data)) for data in (text(number, 9000 + number) for number in range(20))]
+    taken, emptied = iter(range(20)), 0
+    write_frame, ftruncate = EncodedWriter.write_frame, os.ftruncate
+
+    def break_off(writer: EncodedWriter, fd: int, stored: bytes | memoryview, size: int) -> bool:
+        if next(taken) < 5:
+            return write_frame(writer, fd, stored, size)
+        os.write(fd, b"half")
+        raise OSError(errno.ENOSPC, "full")
+
+    def empty(fd: int, length: int) -> None:
+        nonlocal emptied
+        emptied += 1
+        if emptied > 1:
+            raise OSError(errno.EIO, "gone")
+        ftruncate(fd, length)
+
+    monkeypatch.setattr(EncodedWriter, "write_frame", break_off)
+    monkeypatch.setattr(os, "ftruncate", empty)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    try:
+        with pytest.raises(DiskFull), Bundle(objects) as bundle:
+            assert all(bundle.add(content_hash(data), data, stored) for data, stored in frames)
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+        made = set(objects.contents())
+        assert len(made) == 5
+        right = {content_hash(data): data for data, _ in frames if content_hash(data) in made}
+        assert {name: data for name, data in on_disk(store.root).items() if data} == right
+    finally:
+        monkeypatch.undo()
+        store.close()
+    store = BlobStore(btrfs / "store")
+    try:
+        assert on_disk(store.root) == right and set(store.objects.contents()) == made
     finally:
         store.close()
 
