@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import tempfile
 import threading
 import time
@@ -44,7 +45,8 @@ def device_image(place: Path, lies: Lies) -> Iterator[Path]:
 
 
 def _memory_file() -> IO[bytes]:
-    return os.fdopen(os.memfd_create("btrfs-image"), "r+b")
+    # mkfs.btrfs takes a device for a mounted one when a mounted one's image has the same name.
+    return os.fdopen(os.memfd_create(f"btrfs-image-{secrets.token_hex(4)}"), "r+b")
 
 
 class Btrfs:

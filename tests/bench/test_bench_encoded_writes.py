@@ -84,6 +84,19 @@ def test_a_btrfs_is_gone_whatever_happens(tmp_path: Path, lies: Lies, compress: 
 @pytest.mark.root
 @needs_btrfs
 @pytest.mark.parametrize("lies", ["memory", "file"])
+def test_two_images_at_once(tmp_path: Path, lies: Lies) -> None:
+    with (
+        device_image(tmp_path, lies) as one,
+        Btrfs(tmp_path / "one", one, "none"),
+        device_image(tmp_path, lies) as other,
+        Btrfs(tmp_path / "other", other, "none") as disk,
+    ):
+        assert disk.directory.is_mount()
+
+
+@pytest.mark.root
+@needs_btrfs
+@pytest.mark.parametrize("lies", ["memory", "file"])
 def test_an_image_bears_one_new_filesystem_after_another(tmp_path: Path, lies: Lies) -> None:
     with device_image(tmp_path, lies) as image:
         for number in range(2):
