@@ -1,4 +1,5 @@
-"""Mounts as the Linux kernel does them: mount(2), umount2(2), loop devices (linux/loop.h) and mountinfo (proc(5)).
+"""Mounts as the Linux kernel does them: mount(2), umount2(2), loop devices (linux/loop.h) and mountinfo (proc(5)); and what it is told of
+files (ioctl_ficlone(2), ioctl_iflags(2)).
 
 The system calls are made directly, not by mount(8): their errors are told apart by number, paths need no quoting, and the option
 string of an overlay is passed on whole (newer versions of mount(8) cut values at 256 bytes).
@@ -28,6 +29,10 @@ CLONE_NEWUSER = 0x10000000
 PR_SET_PDEATHSIG = 1
 FICLONE = 0x40049409
 """ioctl_ficlone(2)"""
+FS_IOC_GETFLAGS = 0x80086601
+FS_IOC_SETFLAGS = 0x40086602
+FS_TOPDIR_FL = 0x00020000
+"""ioctl_iflags(2)"""
 
 OPTIONS_BYTES_MAX = 4095
 """The kernel reads mount options from one page, the last byte of which is the terminating zero."""
@@ -71,6 +76,23 @@ def unshare(flags: int) -> None:
 def die_with_parent(number: int) -> None:
     """Ask for signal `number` when the parent ends (prctl(2), PR_SET_PDEATHSIG); lost when a setuid program is executed."""
     _check(_libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl")
+
+
+def spread_below(directory: Path) -> bool:
+    """Tell the file system that each directory made in `directory` begins a hierarchy of its own (chattr(1), attribute T): ext4 then places
+    it where there are fewest directories, not beside its parent, and what is below it there too. False where the file system knows no
+    such hint. Raises OSError when `directory` cannot be opened."""
+    place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        flags = bytearray(8)  # the numbers of the calls say long, what is read and written is an int
+        fcntl.ioctl(place, FS_IOC_GETFLAGS, flags)
+        struct.pack_into("=I", flags, 0, struct.unpack_from("=I", flags)[0] | FS_TOPDIR_FL)
+        fcntl.ioctl(place, FS_IOC_SETFLAGS, flags)
+    except OSError:
+        return False  # it is only a hint, and which error file systems have for it differs
+    finally:
+        os.close(place)
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.mount.kernel import mounted, mounted_at
+from p2pdist.mount.kernel import mounted, mounted_at, spread_below
 
 
 @contextmanager
@@ -38,3 +38,10 @@ def test_a_name_that_looks_like_another_one_in_the_table_of_mounts_is_none(tmp_p
     """The kernel shows the space of the one as what the other is called."""
     with mount_at(tmp_path / "a b"):
         assert mounted_at(tmp_path / "a\\040b") is None
+
+
+def test_a_file_system_that_does_not_spread_directories_is_left_as_it_is(tmp_path: Path) -> None:
+    with mount_at(tmp_path / "other"):
+        assert not spread_below(tmp_path / "other")
+    with pytest.raises(OSError):
+        spread_below(tmp_path / "none")

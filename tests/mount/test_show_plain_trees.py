@@ -55,6 +55,29 @@ def on_cloning(cloning: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     shutil.rmtree(place)
 
 
+def test_a_tree_is_placed_where_few_directories_are(tmp_path: Path, work: Path) -> None:
+    """Not beside the directory in which it is shown, where much may just have been removed: in another group of inodes of ext4."""
+    image, place = tmp_path / "disk", tmp_path / "mounted"
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    words = ["-q", "-O", "^has_journal,^flex_bg", "-b", "1024", "-g", "8192", "-N", "8192", str(image)]
+    subprocess.run(["mkfs.ext4", *words], check=True, capture_output=True)
+    place.mkdir()
+    subprocess.run(["mount", "-o", "loop", str(image), str(place)], check=True)
+    try:
+        store = Store(place / "store")
+        entries = [Directory(b"d", 0o755, 1), store.file(b"d/file", b"some")]
+        (place / "views").mkdir()
+        done = show([store.layer("app", entries)], place / "views" / "view", work=work, how="hardlink")
+        beside, top, below = (
+            (found.stat().st_ino - 1) // 1024 for found in (place / "views", done.path, done.path / "d")
+        )
+        assert top == below != beside
+        unshow(done.path, work=work)
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
 @pytest.mark.parametrize("how", ["reflink", "unpack", None])
 def test_a_generated_tree_where_blocks_are_shared(on_cloning: Path, work: Path, how: str | None) -> None:
     """Also as the best way without a mount."""
