@@ -48,7 +48,10 @@ _linking = tuple(threading.Lock() for _ in range(64))
 
 _counting = threading.Lock()
 
-THREADS_MAX = 4
+THREADS_MAX = {"reflink": 4, "hardlink": 1, "copy": 4}
+"""That make files by each way, beside the one that makes directories. Linking is so short that several threads wait for the interpreter
+more than they gain."""
+
 FILES_PER_SHARE = 500
 """So many a thread makes at a time: with fewer it takes longer to begin than it saves."""
 
@@ -78,7 +81,7 @@ class TreeWriter:
         files: list[File | Symlink] = []
         links: list[HardLink] = []
         started: deque[Future[None]] = deque()
-        with ThreadPoolExecutor(min(THREADS_MAX, os.cpu_count() or 1), "tree-files") as pool:
+        with ThreadPoolExecutor(min(THREADS_MAX[self._way], os.cpu_count() or 1), "tree-files") as pool:
             try:
                 with Descent(self._top) as descent:
                     for entry in entries:
