@@ -49,8 +49,8 @@ _linking = tuple(threading.Lock() for _ in range(64))
 _counting = threading.Lock()
 
 THREADS_MAX = {"reflink": 4, "hardlink": 1, "copy": 4}
-"""That make files by each way, beside the one that makes directories. Linking is so short that several threads wait for the interpreter
-more than they gain."""
+"""That make files by each way, beside the one that makes directories. Linking is so short that two threads often take
+longer than one."""
 
 FILES_PER_SHARE = 500
 """So many a thread makes at a time: with fewer it takes longer to begin than it saves."""
