@@ -2,11 +2,10 @@
 
 Where a name that is given later costs much, as on Btrfs, a file is created under its name and written. Between two calls the interpreter
 and the filesystem push each other out of the processor's caches: to create some files, then write them all, then close them all takes a
-fifth less than one file after the other. In the order of their names, files of one directory come together, which the filesystem enters
-into it together as well. And one thread creates while another one writes: two that do the same wait for each other in the interpreter and
-in the filesystem's trees, which takes a tenth more of the processors and no less time. A frame so small that it becomes an item of these
-trees is written by the thread that creates, for the same reason. A content of several blocks waits mostly for the disk, and keeps nobody
-from writing. Others decode and verify meanwhile.
+fifth less than one file after the other, and so does each kind of writing for itself: first the frames so small that they become items of
+the filesystem's trees, then those with extents. In the order of their names, files of one directory come together, which the filesystem
+enters into it together as well. Several threads may do so at once: they wait for each other in the filesystem's trees, and yet end a
+little earlier than where one creates while another one writes.
 
 Until it is written a file is empty, and torn while it is: so it counts when the call that makes it has said so, not before.
 """
@@ -14,12 +13,11 @@ Until it is written a file is empty, and torn while it is: so it counts when the
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
-from p2pdist.model.catalog import BLOCK_SIZE, decode_chunk
+from p2pdist.model.catalog import decode_chunk
 from p2pdist.store.disk import pwrite_all
 from p2pdist.store.encoded import EncodedWriter
 from p2pdist.store.extents import write_content
@@ -46,7 +44,6 @@ class NamedFiles:
     def __init__(self, directory: int, encoded: EncodedWriter, mode_masked: bool) -> None:
         """`directory` is its descriptor, `mode_masked` says that a file does not have the mode that it was created with."""
         self._directory, self._encoded, self._masked = directory, encoded, mode_masked
-        self._creating, self._writing = threading.Lock(), threading.Lock()
         self.torn = False
         """Whether there may be a file that is not what its name says."""
 
@@ -64,20 +61,17 @@ class NamedFiles:
         files: list[tuple[int, Verified]] = []
         left: list[Verified] = []
         try:
-            with self._creating:
-                for each in contents:
-                    try:
-                        fd = self._create(each.content.hex("/", 31))
-                    except FileExistsError:
-                        left.append(each)
-                        continue
-                    opened.append(fd)
-                    in_tree = each.data is None and self._encoded.in_tree(len(each.stored), each.size)
-                    (items if in_tree else files).append((fd, each))
-                self._write_all(items, made)
-            if files:
-                with nullcontext() if any(each.size > BLOCK_SIZE for each in contents) else self._writing:
-                    self._write_all(files, made)
+            for each in contents:
+                try:
+                    fd = self._create(each.content.hex("/", 31))
+                except FileExistsError:
+                    left.append(each)
+                    continue
+                opened.append(fd)
+                in_tree = each.data is None and self._encoded.in_tree(len(each.stored), each.size)
+                (items if in_tree else files).append((fd, each))
+            self._write_all(items, made)
+            self._write_all(files, made)
         except BaseException:
             # By then the name may be that of another writer's file. Empty ones are removed at the next opening, a torn one as well.
             self.torn = True
@@ -86,8 +80,8 @@ class NamedFiles:
                     os.ftruncate(fd, 0)
             raise
         finally:
-            for fd in opened:
-                os.close(fd)
+            for first, end in _runs(opened):
+                os.closerange(first, end)
         return left
 
     def _write_all(self, files: list[tuple[int, Verified]], made: Callable[[Verified], object]) -> None:
@@ -115,3 +109,13 @@ class NamedFiles:
             pwrite_all(fd, decode_chunk(stored, size), 0)
         if self._masked:
             os.fchmod(fd, 0o444)
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Those that follow one another: the first, and the one behind the last."""
+    at = 0
+    while at < len(numbers):
+        first = end = numbers[at]
+        while at < len(numbers) and numbers[at] == end:
+            at, end = at + 1, end + 1
+        yield first, end

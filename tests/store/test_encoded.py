@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -144,24 +144,35 @@ def in_tree(encoder: ChunkEncoder, number: int) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.root
-def test_frames_in_the_tree_do_not_wait_for_those_with_extents(btrfs: Path) -> None:
+def test_threads_write_side_by_side_and_close_only_what_is_theirs(btrfs: Path) -> None:
+    """While two threads write, others open files, whose descriptors lie between theirs."""
     store, encoder = BlobStore(btrfs / "store"), ChunkEncoder()
-    objects = store.objects
-    frames = [in_tree(encoder, number) for number in range(TOGETHER + 10)]
+    small = [in_tree(encoder, number) for number in range(5 * TOGETHER)]
+    large = [(data, encoder.encode(data)) for data in (text(number, 9000 + number) for number in range(5 * TOGETHER))]
+    mixed = [each for pair in zip(small, large, strict=True) for each in pair]
 
-    def write() -> None:
-        with Bundle(objects) as bundle:
-            assert all(bundle.add(content_hash(data), data, stored) for data, stored in frames)
+    def write(contents: list[tuple[bytes, bytes]]) -> None:
+        with Bundle(store.objects) as bundle:
+            assert all(bundle.add(content_hash(data), data, stored) for data, stored in contents)
 
-    writer = threading.Thread(target=write)
+    others: list[int] = []
     try:
-        with objects._named._writing:
-            writer.start()
-            writer.join(20)
-            assert not writer.is_alive()
-        assert on_disk(store.root) == {content_hash(data): data for data, _ in frames}
+        with ThreadPoolExecutor(2) as pool:
+            writers = [pool.submit(write, mixed[at::2]) for at in range(2)]
+            while not all(writer.done() for writer in writers):
+                others.append(os.memfd_create(str(len(others))))
+                while len(others) > 20:
+                    fd = others.pop(0)
+                    assert os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")
+                    os.close(fd)
+            for writer in writers:
+                writer.result()
+        for fd in others:
+            assert os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")
+        assert on_disk(store.root) == {content_hash(data): data for data, _ in mixed}
     finally:
-        writer.join()
+        for fd in others:
+            os.close(fd)
         store.close()
 
 
