@@ -50,7 +50,7 @@ _counting = threading.Lock()
 
 THREADS_MAX = {"reflink": 4, "hardlink": 1, "copy": 4}
 """That make files by each way, beside the one that makes directories. Linking is so short that two threads often take
-longer than one."""
+longer than one. What this way copies at a first showing is made by that thread, too."""
 
 FILES_PER_SHARE = 500
 """So many a thread makes at a time: with fewer it takes longer to begin than it saves."""

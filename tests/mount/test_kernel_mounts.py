@@ -40,7 +40,7 @@ def test_a_name_that_looks_like_another_one_in_the_table_of_mounts_is_none(tmp_p
         assert mounted_at(tmp_path / "a\\040b") is None
 
 
-def test_a_file_system_that_does_not_spread_directories_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_file_system_that_does_not_spread_directories_is_told_of(tmp_path: Path) -> None:
     with mount_at(tmp_path / "other"):
         assert not spread_below(tmp_path / "other")
     with pytest.raises(OSError):

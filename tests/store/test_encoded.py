@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,7 @@ def test_threads_write_side_by_side_and_close_only_what_is_theirs(btrfs: Path) -
     others: list[int] = []
     try:
         with ThreadPoolExecutor(2) as pool:
-            writers = [pool.submit(write, mixed[at::2]) for at in range(2)]
+            writers = [pool.submit(write, share) for share in (mixed[: 5 * TOGETHER], mixed[5 * TOGETHER :])]
             while not all(writer.done() for writer in writers):
                 others.append(os.memfd_create(str(len(others))))
                 while len(others) > 20:
@@ -171,20 +172,21 @@ def test_threads_write_side_by_side_and_close_only_what_is_theirs(btrfs: Path) -
             assert os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")
         assert on_disk(store.root) == {content_hash(data): data for data, _ in mixed}
     finally:
-        for fd in others:
-            os.close(fd)
         store.close()
+        for fd in others:
+            with suppress(OSError):
+                os.close(fd)
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("small", [True, False])
-def test_a_write_that_breaks_off_leaves_nothing_torn(btrfs: Path, monkeypatch: pytest.MonkeyPatch, small: bool) -> None:
-    """What was written before is counted and right, what was not has no bytes, also when files cannot be emptied any more."""
+@pytest.mark.parametrize("small", [20, 8, 2, 0])
+def test_a_write_that_breaks_off_leaves_nothing_torn(btrfs: Path, monkeypatch: pytest.MonkeyPatch, small: int) -> None:
+    """What was written before is counted and right, what was not has no bytes, also when files cannot be emptied any more. It breaks off at
+    the sixth of 20 frames, of which `small` stay in the tree."""
     store, encoder = BlobStore(btrfs / "store"), ChunkEncoder()
     objects = store.objects
-    frames = [in_tree(encoder, number) for number in range(20)]
-    if not small:
-        frames = [(data, encoder.encode(data)) for data in (text(number, 9000 + number) for number in range(20))]
+    frames = [in_tree(encoder, number) for number in range(small)]
+    frames += [(data, encoder.encode(data)) for data in (text(number, 9000 + number) for number in range(small, 20))]
     taken, emptied = iter(range(20)), 0
     write_frame, ftruncate = EncodedWriter.write_frame, os.ftruncate
 
