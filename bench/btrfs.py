@@ -38,7 +38,7 @@ def device_image(place: Path, lies: Lies) -> Iterator[Path]:
     long as this process holds it (proc_pid_fd(5)). It goes with whoever holds it, however that ends.
 
     What one filesystem wrote stays allotted for the next, as the sectors of a disk do, so the first run over an image pays for its pages
-    or for the extents below it, and later ones do not."""
+    or for the extents below it, and later ones do not: that one should not count."""
     with _memory_file() if lies == "memory" else tempfile.TemporaryFile(dir=place) as file:
         file.truncate(IMAGE_BYTES)
         yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
