@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ async def test_another_user_packs_the_same(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir(mode=0o777)
     (tmp_path / "out").chmod(0o777)
     for parent in (tmp_path, *tmp_path.parents):
-        if parent.stat().st_mode & 0o055 != 0o055 and parent.is_relative_to(Path("/tmp")):
+        if parent.stat().st_mode & 0o055 != 0o055 and parent.is_relative_to(tempfile.gettempdir()):
             parent.chmod(parent.stat().st_mode | 0o055)
     reader, writer = os.pipe()
     pid = os.fork()
