@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import tempfile
 from pathlib import Path
 from typing import Any
 
