@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 Rule = Callable[[PurePosixPath, str], list[str]]
 
-MODULE_LINES_MAX = 400
+MODULE_LINES_MAX = 800
 TEST_LINES_MAX = 800
 FUNCTION_LINES_MAX = 60
 METHOD_LINES_SILENT = 25
@@ -208,7 +208,7 @@ def purity(path: PurePosixPath, text: str) -> list[str]:
 
 
 def module_size(path: PurePosixPath, text: str) -> list[str]:
-    """One module, one noun: about 300 lines, 400 at the most; tests and benchmarks 800."""
+    """One module, one noun, whole: a limit on length must not cut a noun apart; 800 lines at the most."""
     limit = MODULE_LINES_MAX if path.parts[0] in ("p2pdist", "tracker") else TEST_LINES_MAX
     lines = len(text.splitlines())
     return [f"{path} has {lines} lines, over the limit of {limit}: split it"] if lines > limit else []
@@ -404,7 +404,7 @@ def test_every_package_has_its_place() -> None:
         (purity, "p2pdist/core/x.py", "import os.path"),
         (purity, "p2pdist/model/x.py", "def f(path):\n    return open(path)"),
         (purity, "tracker/core/x.py", "order = sorted(hosts, key=lambda name: hash(name))"),
-        (module_size, "p2pdist/core/x.py", "a = 1\n" * 401),
+        (module_size, "p2pdist/core/x.py", "a = 1\n" * 801),
         (module_size, "tests/test_x.py", "a = 1\n" * 801),
         (function_size, "p2pdist/core/x.py", "async def f():\n" + "    a = 1\n" * 60),
         (telling_names, "p2pdist/core/utils.py", ""),
