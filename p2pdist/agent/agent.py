@@ -100,16 +100,7 @@ class Agent:
         self.settings = settings
         self.host = settings.host
         self.swarming = open_swarming(settings.swarm, self)
-        hello = Hello(
-            PROTOCOL_VERSION,
-            settings.host,
-            settings.address,
-            settings.zone,
-            settings.rack,
-            settings.upload_bytes_s or 0.0,
-            self.swarming.port if self.swarming is not None else 0,
-        )
-        check_hello(hello)
+        hello = _hello(settings, self.swarming.port if self.swarming is not None else 0)
         self.session = TrackerSession(
             settings.trackers,
             hello,
@@ -388,6 +379,22 @@ class Agent:
             self.session.send(Leaving())
         elif present:
             self.preseeding.connected()
+
+
+def _hello(settings: AgentSettings, bt_port: int) -> Hello:
+    """What this agent says of itself. Raises UsageError for what every tracker would refuse."""
+    hello = Hello(
+        PROTOCOL_VERSION,
+        settings.host,
+        settings.address,
+        settings.zone,
+        settings.rack,
+        settings.upload_bytes_s or 0.0,
+        bt_port,
+        download_bytes_s=settings.download_bytes_s or 0.0,
+    )
+    check_hello(hello)
+    return hello
 
 
 def _holding_of(blob: Blob) -> Holding:

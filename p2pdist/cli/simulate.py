@@ -97,7 +97,7 @@ GARBAGE_THRESHOLD = 500_000
     "--faults",
     default="",
     metavar="KIND[,KIND]",
-    help="Let things go wrong: crash, slow, partition, wrong, silent, tracker, origin, origin-wrong, late; or `any`.",
+    help="Let things go wrong: crash, slow, partition, wrong, silent, tracker, origin, origin-wrong, late, busy; or `any`.",
 )
 @click.option("--seed", default=1, show_default=True, help="The same seed gives the same run.")
 @click.option(

@@ -175,6 +175,7 @@ class Download:
     counts: list[int] = field(default_factory=list)
     _stripes: list[_Stripe] = field(default_factory=list)
     _streams: dict[int, _Stripe] = field(default_factory=dict)
+    _finishing: dict[int, int] = field(default_factory=dict)
     _next_stream: int = 1
     _progressed_at: float = 0.0
     _tracker: bool = True
@@ -293,6 +294,8 @@ class Download:
         if stripe.stream is None:
             return
         out.append(CloseStream(stripe.stream, after_piece))
+        if after_piece:
+            self._finishing[stripe.stream] = stripe.number
         del self._streams[stripe.stream]
         stripe.stream = stripe.source = None
 
@@ -308,11 +311,16 @@ class Download:
             self._give_up(event.error or P2PDistError(f"{self.blob} could not be stored"), out)
             return
         self._streams.pop(event.stream, None)
+        self._finishing.pop(event.stream, None)
         if stripe is None or stripe.source is None:
             return
         source = stripe.source
         stripe.stream = stripe.source = None
         ended_well = event.reason in {"done", "closed"}
+        if ended_well and not stripe.delivered and stripe.number in self._finishing.values():
+            # The source was told that this piece is under way from another one, and has nothing else to give.
+            stripe.retry_at = now + max(REOPEN_S, stripe.pace_s)
+            return
         if ended_well and (stripe.delivered or not stripe.missing or not stripe.doubted):
             # The piece that was under way when the last stream was closed may have been lost, and with it nothing was left to send.
             # A source that says twice running that it gave everything, and gave nothing, does not keep its word.

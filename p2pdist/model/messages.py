@@ -48,7 +48,8 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
 
 class Hello(Message, frozen=True):
     """Opens a session. `address` is where other agents reach this one (host:port). None of the names may hold white space.
-    `upload_bytes_s` is the limit that the host was given, 0 for none; `bt_port` is where it answers BitTorrent peers, 0 for nowhere."""
+    `upload_bytes_s` and `download_bytes_s` are the limits that the host was given, 0 for none; `bt_port` is where it answers BitTorrent
+    peers, 0 for nowhere."""
 
     protocol: int
     host: Annotated[HostName, Meta(min_length=1)]
@@ -57,6 +58,7 @@ class Hello(Message, frozen=True):
     rack: HostName = ""
     upload_bytes_s: Annotated[float, Meta(ge=0)] = 0.0
     bt_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    download_bytes_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class Holding(Message, frozen=True):

@@ -76,6 +76,9 @@ class AgentSession:
 
     def told(self, session: Session, message: FromTracker) -> None:
         """A message of the tracker has arrived."""
+        self.host.processor.run(self._told, session, message)
+
+    def _told(self, session: Session, message: FromTracker) -> None:
         if session is not self._session:
             return
         match message:
@@ -113,6 +116,9 @@ class AgentSession:
         self._world.after(self._world.random.uniform(0, interval_s), self._report, session, self._reporting)
 
     def _report(self, session: Session, number: int) -> None:
+        self.host.processor.run(self._report_now, session, number)
+
+    def _report_now(self, session: Session, number: int) -> None:
         if session is not self._session or number != self._reporting:
             return
         self.report()

@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
-from p2pdist.simulate.network import Cut
+from p2pdist.simulate.network import TRACKER_NAME, Cut
 
 if TYPE_CHECKING:
     from p2pdist.simulate.simulation import Simulation
@@ -110,6 +110,17 @@ class Late:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """For a while the processes of these hosts (TRACKER_NAME: the tracker's; None: all, with the tracker's) have this share of a processor,
+    or none at all (0), as on a machine that is paused."""
+
+    at: float
+    for_s: float
+    share: float
+    hosts: frozenset[str] | None = None
+
+
 Fault = (
     Crash
     | Leave
@@ -122,12 +133,13 @@ Fault = (
     | OriginOutage
     | OriginWrong
     | Late
+    | Busy
 )
 
 LOOK_S = 0.02
 """How often a host that leaves looks whether somebody still receives from it."""
 
-KINDS = ("crash", "leave", "slow", "partition", "wrong", "silent", "tracker", "origin", "origin-wrong", "late")
+KINDS = ("crash", "leave", "slow", "partition", "wrong", "silent", "tracker", "origin", "origin-wrong", "late", "busy")
 
 
 ORIGIN_ALLOWANCE = {
@@ -194,6 +206,16 @@ def inject(simulation: Simulation, fault: Fault) -> None:
             simulation.origin.wrong = {blob.digest: pieces for blob in simulation.blobs}
         case Late(name, at):
             world.at(at, hosts[name].start)
+        case Busy(at, for_s, share):
+            world.at(at, _slow_processors, simulation, fault, share, at + for_s)
+            world.at(at + for_s, _slow_processors, simulation, fault, 1.0, at + for_s)
+
+
+def _slow_processors(simulation: Simulation, fault: Busy, share: float, until: float) -> None:
+    processors = {name: host.processor for name, host in simulation.hosts.items()}
+    processors[TRACKER_NAME] = simulation.tracker.processor
+    for name in processors if fault.hosts is None else sorted(fault.hosts):
+        processors[name].slow_to(share, until=until)
 
 
 def _crash(simulation: Simulation, fault: Crash) -> None:
@@ -299,6 +321,8 @@ class _Draw:
             case "origin-wrong":
                 some = random.sample(range(self.pieces), random.choice((1, 3, self.pieces)))
                 return [OriginWrong(frozenset(some))]
+            case "busy":
+                return [Busy(self.time(), self.span(0.5, 4.0), random.choice((0.0, 0.1, 0.3)))]
             case "late":
                 return [
                     Late(name, self.span(0.0, 1.5 * self.duration_s)) for name in self.some(1, len(self.names) // 2)

@@ -23,6 +23,7 @@ from p2pdist.model.plan import Source
 from p2pdist.simulate.agent_session import AgentSession
 from p2pdist.simulate.intake import Intake
 from p2pdist.simulate.network import Link, Stream
+from p2pdist.simulate.processor import Processor
 from p2pdist.simulate.pull import Blob, Pull
 from p2pdist.simulate.rack import Rack
 from p2pdist.simulate.surroundings import Surroundings
@@ -38,8 +39,8 @@ class Host:
 
     __slots__ = (
         "_around", "_block_sent", "_intake", "_life", "_number", "_sources", "_watching", "address", "ahead", "checks", "leaving", "link",
-        "name", "network", "outgoing", "pulls", "rack", "running", "sent_bytes", "session", "silent", "uplink", "world", "wrong_bytes",
-        "zone",
+        "name", "network", "outgoing", "processor", "pulls", "rack", "running", "sent_bytes", "session", "silent", "uplink", "world",
+        "wrong_bytes", "zone",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +65,8 @@ class Host:
         self._intake = Intake(self.network)
         self._around = around
         self._sources = Sources()
+        pieces = [blob.layout.piece_size for blob in blobs]
+        self.processor = Processor(self.world, max(pieces, default=0) / link.up_bytes_s)
         self.session = AgentSession(self, around.tracker)
         self._life = 0
         self._number = 0
@@ -171,6 +174,9 @@ class Host:
     # -- receiving
 
     def _tick_download(self, pull: Pull, life: int) -> None:
+        self.processor.run(self._tick_downloads, pull, life)
+
+    def _tick_downloads(self, pull: Pull, life: int) -> None:
         if life == self._life and pull.download is not None and not pull.download.finished:
             if pull.ways is not None:
                 pull.ways.steer()
@@ -269,6 +275,9 @@ class Host:
 
     def ended(self, stream: Stream, reason: str) -> None:
         """A stream has ended from the other side."""
+        self.processor.run(self._ended, stream, reason)
+
+    def _ended(self, stream: Stream, reason: str) -> None:
         if not stream.child_open:
             return
         if stream.feed is not None:
@@ -283,6 +292,9 @@ class Host:
 
     def arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
         """A piece has come in whole. It is verified; a good one is stored and at once offered to this host's children."""
+        self.processor.run(self._arrived, stream, piece, length, good)
+
+    def _arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
         if stream.feed is not None:
             stream.feed.arrived(piece, length, good)
             return
@@ -345,6 +357,11 @@ class Host:
     def block_sent(self, stream: Stream, length: int) -> None:
         """The uplink has sent a stream's block."""
         self.sent_bytes += length
+        self.processor.run(self._block_was_sent, stream)
+
+    def _block_was_sent(self, stream: Stream) -> None:
+        if stream.serving not in self._block_sent:
+            return  # the stream was closed before the process got to this
         for command in self.uplink.handle(self._block_sent[stream.serving], now=self.world.now):
             self._give(command)
         if self.ahead:

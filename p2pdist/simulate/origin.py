@@ -115,6 +115,10 @@ class Origin:
         if stream.child_open:
             self._outstanding[stream] -= 1
         stream.child.arrived(stream, piece, length, good)
+        stream.child.processor.then(self._taken_in, stream)
+
+    def _taken_in(self, stream: Stream) -> None:
+        """The reader has got to a piece: it asks for another."""
         if stream not in self._todo:
             return
         if not stream.unread:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from p2pdist.model.messages import FromAgent, FromTracker, Hello
 from p2pdist.simulate.network import Network
+from p2pdist.simulate.processor import Processor
 from p2pdist.simulate.world import World
 from tracker.core.events import Command, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from p2pdist.simulate.agent_session import AgentSession
 
 TICK_S = 0.05
+USUAL_S = 0.0001
+"""A message takes a tracker about so long."""
+
 SILENCE_S = 5.0
 """A session over a path that has been silent for so long is given up by both sides (heartbeats)."""
 
@@ -99,6 +103,7 @@ class Tracker:
         self._number = 0
         self._life = 0
         self._due_at = inf
+        self.processor = Processor(world, USUAL_S)
 
     def start(self) -> None:
         """A new process, which knows nothing."""
@@ -127,6 +132,9 @@ class Tracker:
 
     def received(self, session: Session, message: FromAgent) -> None:
         """A host's message has arrived."""
+        self.processor.run(self._received, session, message)
+
+    def _received(self, session: Session, message: FromAgent) -> None:
         if session.tracker_open:
             self.messages += 1
             self._handle(Received(session.number, message))
@@ -139,11 +147,17 @@ class Tracker:
         self._sessions.pop(session.number, None)
 
     def _tick(self, life: int) -> None:
+        self.processor.run(self._tick_now, life)
+
+    def _tick_now(self, life: int) -> None:
         if life == self._life and self.fleet is not None:
             self._handle(Tick())
             self.world.after(TICK_S, self._tick, life)
 
     def _due(self, life: int) -> None:
+        self.processor.run(self._due_now, life)
+
+    def _due_now(self, life: int) -> None:
         if life == self._life and self.fleet is not None:
             self._due_at = inf
             self._handle(Due())

@@ -416,8 +416,22 @@ def test_a_parent_that_has_more_and_gives_nothing_is_left() -> None:
 def test_a_lease_holder_that_gives_nothing_loses_the_lease() -> None:
     control = chain("h1", "h2", "h3")
     control.report("h1", 5)
-    control.complain("h2", "h1", "stalled")
+    for _ in range(STUCK_COMPLAINTS):
+        assert control.parent("h2") == "h1"
+        control.complain("h2", "h1", "stalled")
     assert control.parent("h2") == ""
+
+
+def test_a_lease_stays_where_a_reader_waits_for_the_origin_once() -> None:
+    """It may wait for children that are slow to take what it has read. Only when nothing has come since is the lease another's."""
+    control = chain("h1", "h2", "h3")
+    control.complain("h1", "", "stalled")
+    assert control.parent("h1") == ""
+    control.report("h1", 1)
+    control.complain("h1", "", "stalled")
+    assert control.parent("h1") == ""
+    control.complain("h1", "", "stalled")
+    assert control.parent("h1") != ""
 
 
 def test_those_below_a_host_that_is_stuck_are_freed() -> None:

@@ -181,7 +181,7 @@ def test_leases_that_agents_brought_along_count() -> None:
 def slow_uplink(priority: Priority, other: Priority, *, gone_for_s: float = 0.0) -> int:
     """The budget of a host whose children lag in a swarm, while another host pulls something else; or has been done with it for a
     while."""
-    control, hosts, pieces, interval_s = Control(), [f"h{number}" for number in range(12)], 1024, 0.5
+    control, hosts, pieces, interval_s = Control(), [f"h{number}" for number in range(12)], 1024, 0.25
     blob = digest_of(b"x")
     counts = {host: [0, 0] for host in hosts}
     for host in hosts:
@@ -196,10 +196,10 @@ def slow_uplink(priority: Priority, other: Priority, *, gone_for_s: float = 0.0)
     swarm = control.fleet.swarms[blob]
     slow = next(each.host for each in swarm.members.values() if each.parents[0] and each.children[0])
     below = [host for host in hosts if host != slow and swarm.below(0, host, slow)]
-    for step in range(6):
+    for step in range(11):
         for host in hosts:
             for stripe in range(2):
-                counts[host][stripe] += 2 if step > 1 and stripe == 0 and host in below else 20
+                counts[host][stripe] += 1 if step > 3 and stripe == 0 and host in below else 10
             report = Report((Advance(blob, tuple(counts[host])),))
             control.fleet.handle(Received(control.sessions[host], report), now=control.now)
         for _ in range(5):

@@ -44,6 +44,7 @@ from tracker.core.close_watch import CLOSE_S, SELDOM_S, CloseWatch
 from tracker.core.dealing import deal
 from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
+from tracker.core.lateness import Lateness
 from tracker.core.leases import Leases, shares
 from tracker.core.light import settle
 from tracker.core.member import Member
@@ -51,14 +52,36 @@ from tracker.core.pace import SHORTEST_S
 from tracker.core.planner import Planner
 from tracker.core.policy.book import PolicyBook
 from tracker.core.presence import GRACE_S, Presence
-from tracker.core.progress import FAIR_REPORTS, gets_fair_share, note_pace, silent_parents, slow_edges, slow_host
-from tracker.core.repair import AVOID_S, at_fault, avoid_s, free_blocked, move_lease, origin_failed, spare_origin
+from tracker.core.progress import (
+    FAIR_REPORTS,
+    gets_fair_share,
+    limited,
+    note_pace,
+    silent_parents,
+    slow_edges,
+    slow_host,
+)
+from tracker.core.repair import (
+    AVOID_S,
+    GIVES_S,
+    GIVING_COMPLAINTS,
+    STUCK_COMPLAINTS,
+    at_fault,
+    avoid_s,
+    free_blocked,
+    move_lease,
+    origin_failed,
+    spare_origin,
+)
 from tracker.core.schedule import JOIN_BATCH_S, Schedule
 from tracker.core.standing import Standing
 from tracker.core.swarm import FROM_ORIGIN, Swarm, layout_of
 from tracker.core.tail import Tail
 
 RETRY_S = 0.5
+PARTED_S = 30.0
+"""For so long two hosts are not parted again because little comes from the one to the other."""
+
 HOSTS_MAX = 200_000
 SWARMS_MAX = 100_000
 
@@ -83,6 +106,7 @@ class Fleet:
     standing: Standing = field(init=False)
     _presence: Presence = field(init=False)
     _tail: Tail = field(default_factory=Tail)
+    _lateness: Lateness = field(default_factory=Lateness)
     close_watch: CloseWatch = field(default_factory=CloseWatch)
     _planner: Planner = field(default_factory=Planner)
 
@@ -128,6 +152,7 @@ class Fleet:
         host.forgive(now=now, started_anew=True)
         host.address, host.zone, host.rack, host.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port
         host.session, host.absent_since, host.origin_share, host.leaving = session, None, 0.0, False
+        host.download_bytes_s = hello.download_bytes_s
         self.capacities.declare(host.name, hello.upload_bytes_s)
         self._sessions[session] = hello.host
         if host.swarms:
@@ -256,19 +281,35 @@ class Fleet:
                 swarm.check_counts(counts)
                 self._recount(swarm, swarm.members[name], counts, now)
         self.capacities.sample(name, report.sent_bytes, report.busy_s)
+        if report.sent_bytes:
+            host.sent_at = now
+        self._lateness.reported(host, interval_s=self._interval_s, now=now)
+        late = self._late(now)
         for blob in host.receiving:
-            self._watch(self.swarms[blob], name, now, still=blob not in advanced)
+            self._watch(self.swarms[blob], name, now, still=blob not in advanced, late=late)
 
-    def _watch(self, swarm: Swarm, name: str, now: float, *, still: bool) -> None:
-        """Look whether somebody holds up the host that has just reported; `still`: nothing came; agents leave out what did not change."""
+    @property
+    def _interval_s(self) -> float:
+        """How long hosts may take between two reports."""
+        return max(self.report_interval_s, self.patience_s)
+
+    def _late(self, now: float) -> bool:
+        """Whether the fleet as a whole is late with its reports, so that nobody can be judged."""
+        return self._lateness.late(interval_s=self._interval_s, now=now)
+
+    def _watch(self, swarm: Swarm, name: str, now: float, *, still: bool, late: bool) -> None:
+        """Look whether somebody holds up the host that has just reported, unless the fleet is `late`; `still`: nothing came; agents leave
+        out what did not change."""
         member = swarm.members[name]
         if still:
             note_pace(swarm, member, member.counts, now=now)
         member.heard_at = now
         if name in swarm.swarming:
             return  # a swarm finds its own way around those who are slow
-        interval_s = max(self.report_interval_s, self.patience_s)
-        for parent in silent_parents(swarm, member, self.close_watch.asked_at, interval_s=interval_s, now=now):
+        if late:
+            member.lags = [None] * swarm.stripes
+            return
+        for parent in silent_parents(swarm, member, self.close_watch.asked_at, interval_s=self._interval_s, now=now):
             self._presence.silent(self.hosts[parent], now)
             for blob in self.hosts[parent].swarms:
                 self.schedule.ask(blob, "silent", now)
@@ -277,7 +318,7 @@ class Fleet:
         member.fair_reports = member.fair_reports + 1 if member.light and gets_fair_share(swarm, member) else 0
         if member.fair_reports >= FAIR_REPORTS:
             self.standing.acquit(self.hosts[name], now=now)
-        found = slow_host(swarm, member, now=now)
+        found = limited(swarm, member, self.hosts[name].download_bytes_s) or slow_host(swarm, member, now=now)
         if found is not None and self.standing.excused(swarm, now=now):
             found = None
         if found is not None and self.capacities.condemn(found[0], found[1], downlink=found[2], now=now):
@@ -292,6 +333,9 @@ class Fleet:
             self.schedule.ask(swarm.blob, "in the way", now)
         for stripe in slow_edges(swarm, member, now=now) if not member.light else ():
             parent = member.parents[stripe] or ""
+            if (member.host, parent) in swarm.parted:
+                continue  # it got no other parent, or no more from another
+            swarm.parted[member.host, parent] = now + PARTED_S
             swarm.tell(now, f"{member.host} gets too little of stripe {stripe} from {parent}")
             swarm.avoided[member.host, parent] = now + AVOID_S
             swarm.detach(stripe, member.host)
@@ -305,6 +349,8 @@ class Fleet:
         if source != FROM_ORIGIN and (source == name or source not in swarm.members):
             return
         swarm.tell(now, f"{name} complains of {source or 'the origin'} in stripe {complaint.stripe}: {reason}")
+        if reason in {"stalled", "slow"} and self._late(now):
+            return  # all stand still at once: it is nobody's fault
         if source == FROM_ORIGIN:
             self._origin_complaint(swarm, name, complaint.stripe, reason, now, out)
             return
@@ -320,6 +366,11 @@ class Fleet:
             if free_blocked(swarm, stripe, name, now=now):
                 self.schedule.ask(swarm.blob, "stuck", now)
             return
+        gives = source in self.hosts and now - self.hosts[source].sent_at < GIVES_S
+        if reason == "stalled" and child.complaints[stripe] < (GIVING_COMPLAINTS if gives else STUCK_COMPLAINTS):
+            swarm.parted[name, source] = now + AVOID_S
+        else:
+            swarm.parted.pop((name, source), None)
         swarm.avoided[name, source] = now + avoid_s(child, stripe, reason)
         if child.parents[stripe] == source:
             swarm.detach(stripe, name)
@@ -347,6 +398,10 @@ class Fleet:
                 swarm.undealt = True
                 self.schedule.ask(swarm.blob, reason, now)
             return  # only the holder of the lease reads there
+        member = swarm.members[name]
+        member.complaints[stripe] += 1
+        if reason == "stalled" and member.complaints[stripe] < STUCK_COMPLAINTS:
+            return  # a reader waits for its children, too, when they are slow to take what it has read
         moved, error = origin_failed(swarm, stripe, name, reason, now=now)
         if moved:
             self.schedule.ask(swarm.blob, reason, now)
@@ -360,6 +415,7 @@ class Fleet:
     # -- time
 
     def _tick(self, now: float, out: list[Command]) -> None:
+        self._lateness.count(self.hosts, interval_s=self._interval_s, now=now)
         self.standing.pardon(now=now)
         for host, blob in self._presence.overdue(now):
             self.standing.leave(host, self.swarms[blob], "absent", now=now)
@@ -369,6 +425,8 @@ class Fleet:
         for swarm in self.swarms.values():
             if swarm.avoided:
                 swarm.avoided = {pair: until for pair, until in swarm.avoided.items() if until > now}
+            if swarm.parted:
+                swarm.parted = {pair: until for pair, until in swarm.parted.items() if until > now}
             if swarm.unplanned:
                 self.schedule.retry(swarm.blob, now + RETRY_S)
             if swarm.strained and now - swarm.balanced_at >= PAUSE_S:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from p2pdist.model.digest import Digest
 
@@ -17,7 +18,8 @@ CORRUPT_BLAME_S = 600.0
 class Host:
     """One host: where others reach it, its session (None while absent), its swarms, those of them in which it still lacks pieces, and
     who blames it for what; `origin_share` is what it was told in its session that it may read of the origin (bytes/s); `bt_port` is where
-    it answers BitTorrent peers, 0 for nowhere; `leaving`: it said that it is about to end."""
+    it answers BitTorrent peers, 0 for nowhere; `download_bytes_s` is what it lets itself receive, 0 for no limit; `sent_at` is when it last
+    said that it had sent something; `leaving`: it said that it is about to end."""
 
     name: str
     address: str = ""
@@ -30,6 +32,8 @@ class Host:
     blamed: dict[str, tuple[str, float]] = field(default_factory=dict)
     origin_share: float = 0.0
     bt_port: int = 0
+    download_bytes_s: float = 0.0
+    sent_at: float = -inf
     leaving: bool = False
 
     @property

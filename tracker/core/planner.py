@@ -179,11 +179,26 @@ class _StripePass:
             if may_read and not places.whole:
                 parent = FROM_ORIGIN
             else:
-                parent = places.outside(member) or places.spare(member, None) or (FROM_ORIGIN if may_read else None)
+                parent = places.outside(member) or places.spare(member, None) or self._again(member)
+                if parent is None and may_read:
+                    parent = FROM_ORIGIN
         if parent is None:
             return False
         self._attach(host, parent)
         return True
+
+    def _again(self, child: Member) -> str | None:
+        """A parent from which the host was parted because little came: there is no better one, so that is the host's own pace."""
+        swarm, stripe = self.swarm, self.stripe
+        found = [
+            member
+            for host, parent in swarm.parted
+            if host == child.host and (member := swarm.members.get(parent)) is not None and member.present
+        ]
+        fit = [
+            each for each in found if swarm.rooted(stripe, each.host) and not swarm.below(stripe, each.host, child.host)
+        ]
+        return max(fit, key=lambda each: (each.counts[stripe], -each.load, each.order)).host if fit else None
 
     def _attach(self, host: str, parent: str) -> None:
         self.swarm.attach(self.stripe, host, parent)

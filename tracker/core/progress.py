@@ -137,6 +137,15 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
     return (member.host, share, True) if now - member.relieved_at >= LAG_S else None
 
 
+def limited(swarm: Swarm, member: Member, limit_bytes_s: float) -> tuple[str, float, bool] | None:
+    """The same for a host that lets itself receive no more than `limit_bytes_s` (0: no limit), where others get far more: it is as good
+    as a host with a slow downlink, and says nothing of its parents."""
+    typical_bytes_s = swarm.typical_pace * swarm.stripes * swarm.layout.piece_size
+    if member.light or not 0 < limit_bytes_s < SLOW_SHARE * typical_bytes_s:
+        return None
+    return member.host, limit_bytes_s / typical_bytes_s, True
+
+
 def _other_roots_go_on(swarm: Swarm, member: Member, stripe: int) -> bool:
     """Whether a root of another stripe was faster in what it reported since this one lags. One that reads several stripes, or feeds more
     children than it has seats, as in a swarm that is still small, has less for each."""

@@ -26,6 +26,14 @@ LEASE_MOVE_MAX_S = 64.0
 """The pause between moves of a lease doubles with each, up to this, and is short again after a quiet time of this length."""
 
 STUCK_COMPLAINTS = 2
+"""So often a host must have complained, with no piece in between, before its parent is taken for stuck, or a lease moves on its account:
+what a reader has not passed on is read again."""
+
+GIVES_S = 3.0
+GIVING_COMPLAINTS = 5
+"""A parent that has sent something of late is not stuck: the way from it may be slow. With pauses that double, so many complaints take
+18 s; until then the planner takes it again rather than the origin, though rather any other parent."""
+
 LIGHT_COMPLAINTS = 3
 """Over a slow downlink a piece takes long from whomever it comes, and what came of it is lost with every change: only once the host has
 complained so often since it last got a piece is its parent at fault."""
@@ -39,7 +47,9 @@ def avoid_s(member: Member, stripe: int, reason: str) -> float:
 
 def at_fault(swarm: Swarm, child: Member, stripe: int) -> bool:
     """Whether it is for the parent, or for the edge to it, that a host stands still in a stripe."""
-    if child.light and child.complaints[stripe] < LIGHT_COMPLAINTS:
+    parent = swarm.members.get(child.parents[stripe] or "")
+    reads = parent is not None and parent.parents[stripe] == FROM_ORIGIN
+    if child.complaints[stripe] < (LIGHT_COMPLAINTS if child.light else STUCK_COMPLAINTS if reads else 1):
         return False
     return swarm.blocked(stripe, child.host) == child.host
 

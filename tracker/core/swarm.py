@@ -13,7 +13,8 @@ Hosts stand in racks. Within a rack bandwidth is plentiful, its uplink is shared
 receives from outside and the others from inside (see planner.py). Hosts that name no rack count as one. `zones` and `racks` hold the
 names of the members that stand there, and none that is empty.
 
-`avoided` holds (child, parent) pairs that failed a moment ago, with the time until which they are not joined again. `unplanned` holds
+`avoided` holds (child, parent) pairs that failed a moment ago, with the time until which they are not joined again; `parted` those of them
+between which too little came, though the parent is there and gives: the origin is not read instead of it. `unplanned` holds
 the (stripe, host) that wait for a parent, `changed` the (host, stripe) whose parent the host has not been told yet. A swarm is `under_way`
 when hosts joined it with pieces or streams that this tracker did not plan, and `strained` when somebody was given more
 children than seats since its trees were drawn. `starting` are the receivers that say that a job's start waits for them, `swarming` those
@@ -81,6 +82,7 @@ class Swarm:
     lined_up_at: float = float("-inf")
     rested_at: float = float("-inf")
     avoided: dict[tuple[str, str], float] = field(default_factory=dict)
+    parted: dict[tuple[str, str], float] = field(default_factory=dict)
     origin_failures: dict[str, None] = field(default_factory=dict)
     keepers: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
     lease_moved_at: list[float] = field(default_factory=list)

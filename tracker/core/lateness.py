@@ -1,0 +1,84 @@
+"""Lateness: whether the fleet as a whole reports less often than it was asked to, so that nobody can be judged.
+
+Theory. A host is called silent, stalled or slow by comparison with the clock and with other hosts. Where a machine is busy or paused, and
+with it many agents or the tracker itself, all of them stand still at once: every host complains of its parent, and none of the parents is
+at fault. Acting on that moves leases, and what a reader had not passed on yet is read from the origin again. A dead root or a cut in the
+network stops pieces as well, but those below it go on reporting in time. So reports are counted beside those that were due, both with
+weights that fall by e in the time of a few reports. While fewer than LATE_SHARE of them came, and for a while after, complaints of
+standing still say nothing, and silence neither.
+
+Hosts that lose power together look the same. Then their sessions end, or after HELD_MAX_S the rest is judged all the same.
+
+Invariants: a host counts from its first report on, while it has a session and lacks something; in a fleet that reports in time nothing is
+held back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import exp, inf
+
+from tracker.core.host import Host
+
+WINDOW_MIN_S = 0.6
+WINDOW_INTERVALS = 2.5
+LATE_SHARE = 0.4
+"""Of two hosts one may fall silent, and is judged."""
+
+HELD_MAX_S = 6.0
+COUNT_S = 0.25
+"""How often the hosts are counted that are to report."""
+
+
+@dataclass(slots=True)
+class Lateness:
+    """`_due` and `_heard`: reports that were due and that came, of late; `_reporters`: the hosts that are expected to report;
+    `_since`: when the fleet began to be late; `_until`: how long what it shows is held back after that."""
+
+    _due: float = 0.0
+    _heard: float = 0.0
+    _at: float = 0.0
+    _counted_at: float = -inf
+    _reporters: dict[str, None] = field(default_factory=dict)
+    _since: float | None = None
+    _until: float = -inf
+
+    def reported(self, host: Host, *, interval_s: float, now: float) -> None:
+        """A host has reported."""
+        if host.receiving:
+            self._advance(interval_s, now)
+            self._heard += 1.0
+            self._reporters[host.name] = None
+
+    def count(self, hosts: Mapping[str, Host], *, interval_s: float, now: float) -> None:
+        """Look which hosts are still to report. Called often and regularly."""
+        if now - self._counted_at >= COUNT_S:
+            self._advance(interval_s, now)
+            self._counted_at = now
+            self._reporters = {
+                name: None
+                for name in self._reporters
+                if (host := hosts.get(name)) is not None and host.session is not None and host.receiving
+            }
+
+    def late(self, *, interval_s: float, now: float) -> bool:
+        """Whether the fleet is late, or was until a moment ago: nobody is to be judged now."""
+        self._advance(interval_s, now)
+        if self._heard < LATE_SHARE * self._due:
+            if now >= self._until:
+                self._since = now
+            self._until = now + _window_s(interval_s)
+        return now < self._until and self._since is not None and now - self._since < HELD_MAX_S
+
+    def _advance(self, interval_s: float, now: float) -> None:
+        """Bring what was due and heard up to now; more of the former with every moment."""
+        window_s = _window_s(interval_s)
+        left = exp(-max(0.0, now - self._at) / window_s)
+        self._at = now
+        self._heard *= left
+        self._due = self._due * left + len(self._reporters) * window_s / interval_s * (1 - left)
+
+
+def _window_s(interval_s: float) -> float:
+    return max(WINDOW_MIN_S, WINDOW_INTERVALS * interval_s)
