@@ -18,8 +18,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from p2pdist.model.errors import Conflict
-from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Leaving, Pace, Reject, Spares
+from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Leaving, Pace, Reject, Spares, Welcome
 from tracker.content import Content
 from tracker.core.announce import Announces
 from tracker.core.events import Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
@@ -216,6 +218,8 @@ class Service:
             match command:
                 case Send(_, message):
                     planned = planned or isinstance(message, Assign)
+                    if isinstance(message, Welcome):
+                        message = msgspec.structs.replace(message, time=time.time())
                     outbox.put(message)
                 case Drop():
                     outbox.put(None)

@@ -146,7 +146,9 @@ class Agent:
         wait_s = settings.tracker_wait_s
         self._packages = Packages(self.store, self.session, self.own_origin, wait_s=wait_s, learn=self._learned)
         self.pulls = Pulls(self.store, self._packages, self)
-        self.preseeding = Preseeding(self.store, self.pulls, self._packages, self.session.send)
+        self.preseeding = Preseeding(
+            self.store, self.pulls, self._packages, self.session.send, lambda: self.session.clock_ahead_s
+        )
         self.showing = Showing(self.store, self.pulls, self.mounts)
         self.housekeeping = Housekeeping(self.store, self.pulls, self.mounts)
         self._caching = Caching(self.store, self.policies, self.housekeeping, order)

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -64,6 +65,9 @@ SETTLED_S = 2.0
 GATHER_S = 0.002
 """So long a join or a report waits for others of the same moment, which go out with it."""
 
+CLOCK_OFF_S = 5.0
+"""Clocks that differ by more are warned of: logs do not fit together, and certificates and signed requests to storage may be refused."""
+
 OUTBOX_MAX = 4096
 """Messages to a tracker that does not read them, before the session is broken off."""
 
@@ -106,6 +110,8 @@ class TrackerSession:
         self.searching = False
         self.port_by_link: int | None = None
         self.connected = False
+        self.clock_ahead_s: float | None = None
+        """How far this host's clock is ahead of that of the tracker that answered last; None where it does not tell the time."""
         self.origin = self.problem = ""
 
     @property
@@ -244,15 +250,29 @@ class TrackerSession:
         self.problem = text
 
     async def _say_hello(self, socket: aiohttp.ClientWebSocketResponse) -> Welcome:
+        asked_at = time.monotonic()
         await socket.send_frame(encode(self._hello_over(socket)), aiohttp.WSMsgType.TEXT)
         welcome = await asyncio.wait_for(self._next(socket), WELCOME_TIMEOUT_S)
+        on_the_way_s = (time.monotonic() - asked_at) / 2
         if isinstance(welcome, Reject):
             raise from_problem(welcome.problem)
         if not isinstance(welcome, Welcome):
             raise Unavailable("it does not answer as a tracker does")
         if welcome.protocol != PROTOCOL_VERSION:
             raise P2PDistError(f"it speaks protocol {welcome.protocol}, this agent {PROTOCOL_VERSION}")
+        self._compare_clocks(welcome, on_the_way_s)
         return welcome
+
+    def _compare_clocks(self, welcome: Welcome, on_the_way_s: float) -> None:
+        self.clock_ahead_s = time.time() - welcome.time - on_the_way_s if welcome.time else None
+        if self.clock_ahead_s is not None and abs(self.clock_ahead_s) > CLOCK_OFF_S:
+            way = "ahead of" if self.clock_ahead_s > 0 else "behind"
+            _logger.warning(
+                "the clock of this host is %.0f s %s that of the tracker %s. Run chrony or systemd-timesyncd on both",
+                abs(self.clock_ahead_s),
+                way,
+                self.url,
+            )
 
     def _hello_over(self, socket: aiohttp.ClientWebSocketResponse) -> Hello:
         local = socket.get_extra_info("sockname")

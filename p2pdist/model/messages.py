@@ -140,11 +140,13 @@ class Spares(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Answers Hello: how often to report, and where central storage is (empty when agents are to know themselves)."""
+    """Answers Hello: how often to report, and where central storage is (empty when agents are to know themselves). `time` is what the
+    tracker's clock says, in seconds since the epoch; 0 from trackers that do not say it."""
 
     protocol: int
     report_interval_s: float
     origin: str = ""
+    time: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class Pace(Message, frozen=True):
@@ -166,13 +168,15 @@ class Assign(Message, frozen=True):
 
 
 class Keep(Message, frozen=True):
-    """Hold this package, by digest, pinned for the owner `preseed:<id>`, until the time `until` (seconds since the epoch) if there is one.
-    Said again it changes nothing but asks for a `Kept`, and after a failure for another try."""
+    """Hold this package, by digest, pinned for the owner `preseed:<id>`, for `left_s` seconds from now if that is given. `until` is the
+    same moment by the tracker's clock, in seconds since the epoch, for agents that know no `left_s`. Said again it changes nothing but
+    asks for a `Kept`, and after a failure for another try."""
 
     id: PreseedId
     package: Annotated[str, Meta(max_length=512)]
     priority: Priority = "preseed"
     until: Annotated[float, Meta(ge=0)] | None = None
+    left_s: float | None = None
 
 
 class Release(Message, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -249,3 +250,27 @@ def test_what_is_no_url_of_a_tracker_is_refused_without_showing_credentials() ->
         Host("http://user:hidden@host:99999")
     assert "hidden" not in str(failure.value)
     assert Host("http://user:hidden@host:1").session.urls == ["http://host:1"]
+
+
+@pytest.mark.parametrize(("ahead_s", "words"), [(7200.0, "7200 s ahead of"), (-600.0, "600 s behind"), (0.0, "")])
+async def test_a_clock_that_is_wrong_is_measured_and_warned_of(
+    ahead_s: float, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str(encode(Welcome(PROTOCOL_VERSION, 0.05, time=time.time() - ahead_s)).decode())
+        await stay(socket)
+
+    async with tracker(script) as url, running(Host(url)) as host:
+        assert await host.session.wait_connected(3)
+        assert host.session.clock_ahead_s == pytest.approx(ahead_s, abs=4)
+    assert words in caplog.text and ("the clock of this host" in caplog.text) == bool(words)
+
+
+async def test_a_tracker_that_tells_no_time_is_compared_with_nothing() -> None:
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str('{"type":"welcome","protocol":1,"report_interval_s":0.05}')
+        await stay(socket)
+
+    async with tracker(script) as url, running(Host(url)) as host:
+        assert await host.session.wait_connected(3)
+        assert host.session.clock_ahead_s is None
