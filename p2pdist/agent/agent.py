@@ -119,7 +119,7 @@ class Agent:
             on_change=self._on_tracker_change,
         )
         self.tls = Tls(settings.tls) if settings.tls is not None else None
-        self.own_origin = open_origin(settings.origin) if settings.origin else None
+        self.own_origin = open_origin(settings.origin, serving=True) if settings.origin else None
         self.neighbourhood = neighbourhood(settings.discovery, hello, self.session, self.tls, settings.origin)
         self._origins = Origins(self.own_origin, self.session)
         order = CacheOrder(self.swarming.choose if self.swarming is not None else choose)
