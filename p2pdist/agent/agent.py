@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
@@ -69,7 +70,8 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """How an agent is set up. `address` is where other agents reach it (host:port); `origin` overrides the tracker's;
+    """How an agent is set up. `address` is where other agents reach it (host:port); with 0.0.0.0 or :: in it at the address from which this
+    host reaches its tracker; `origin` overrides the tracker's;
     `tracker_wait_s` is how long a new pull waits for a tracker; with `tls` it speaks TLS with other agents; `upload_bytes_s` and
     `download_bytes_s` limit what it gives and takes over the network, `preseed_bytes_s` what of either is for preseeds; with `discovery`
     it looks for trackers and others on its network, and is found by them; with `swarm` blobs may come by BitTorrent, too. It may hand over
@@ -100,16 +102,7 @@ class Agent:
         self.settings = settings
         self.host = settings.host
         self.swarming = open_swarming(settings.swarm, self)
-        hello = Hello(
-            PROTOCOL_VERSION,
-            settings.host,
-            settings.address,
-            settings.zone,
-            settings.rack,
-            settings.upload_bytes_s or 0.0,
-            self.swarming.port if self.swarming is not None else 0,
-        )
-        check_hello(hello)
+        hello = _hello(settings, self.swarming.port if self.swarming is not None else 0)
         self.session = TrackerSession(
             settings.trackers,
             hello,
@@ -118,6 +111,7 @@ class Agent:
             on_message=self._on_message,
             on_change=self._on_tracker_change,
         )
+        self.session.listens = _all_addresses(settings.address)
         self.tls = Tls(settings.tls) if settings.tls is not None else None
         self.own_origin = open_origin(settings.origin, serving=True) if settings.origin else None
         self.neighbourhood = neighbourhood(settings.discovery, hello, self.session, self.tls, settings.origin)
@@ -390,6 +384,30 @@ class Agent:
             self.session.send(Leaving())
         elif present:
             self.preseeding.connected()
+
+
+def _hello(settings: AgentSettings, bt_port: int) -> Hello:
+    """What this agent says of itself. Raises UsageError for what every tracker would refuse."""
+    listens = _all_addresses(settings.address)
+    hello = Hello(
+        PROTOCOL_VERSION,
+        settings.host,
+        # Which one of all addresses it is shows when a tracker is reached.
+        settings.address if listens is None else f"{socket.gethostname()}:{listens[1]}",
+        settings.zone,
+        settings.rack,
+        settings.upload_bytes_s or 0.0,
+        bt_port,
+    )
+    check_hello(hello)
+    return hello
+
+
+def _all_addresses(address: str) -> tuple[str, int] | None:
+    """0.0.0.0 or ::, and the port, where `address` is one of these; None where it is the address of one host."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    return (host, int(port)) if host in ("0.0.0.0", "::") and port.isdecimal() else None
 
 
 def _holding_of(blob: Blob) -> Holding:

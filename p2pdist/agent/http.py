@@ -262,7 +262,7 @@ async def _status(request: web.Request) -> web.Response:
     return _answer(
         {
             "host": agent.host,
-            "address": agent.settings.address,
+            "address": agent.session.address,
             "tracker": {
                 "url": agent.session.url,
                 "connected": agent.session.connected,

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from p2pdist.agent.links import address_for_others
 from p2pdist.agent.outbox import gathered
 from p2pdist.model.bundle import Bundle, decode_bundle
 from p2pdist.model.digest import Digest, digest_of, parse_digest
@@ -80,7 +81,8 @@ class TrackerSession:
     `holdings` says what the host holds and wants, `report` what is new since the last report (None: nothing), `on_message` hears Assign,
     OriginShare, Keep, Release and Reject, `on_change` whether a tracker answers. `problem` says why none does, for people. Raises
     UsageError for what is no URL of a tracker. Credentials in a URL are used and never shown. While `searching`, trackers may be offered
-    later. With `port_by_link` the host is reached at that port of the address from which it reaches the tracker, not at that in `hello`.
+    later. With `listens`, 0.0.0.0 or :: and a port, the host is reached at that port of the address that it has in its session with the
+    tracker (links.py), not at that in `hello`. `address` is the one that was told last.
     """
 
     def __init__(
@@ -108,7 +110,8 @@ class TrackerSession:
         self._offered = asyncio.Event()
         self._url = self._urls[0] if self._urls else ""
         self.searching = False
-        self.port_by_link: int | None = None
+        self.listens: tuple[str, int] | None = None
+        self.address = hello.address
         self.connected = False
         self.clock_ahead_s: float | None = None
         """How far this host's clock is ahead of that of the tracker that answered last; None where it does not tell the time."""
@@ -276,10 +279,11 @@ class TrackerSession:
 
     def _hello_over(self, socket: aiohttp.ClientWebSocketResponse) -> Hello:
         local = socket.get_extra_info("sockname")
-        if self.port_by_link is None or not local:
+        if self.listens is None or not local:
             return self._hello
-        host = f"[{local[0]}]" if ":" in local[0] else local[0]
-        return msgspec.structs.replace(self._hello, address=f"{host}:{self.port_by_link}")
+        host = address_for_others(local[0], self.listens[0])
+        self.address = f"[{host}]:{self.listens[1]}" if ":" in host else f"{host}:{self.listens[1]}"
+        return msgspec.structs.replace(self._hello, address=self.address)
 
     async def _talk(self, socket: aiohttp.ClientWebSocketResponse, welcome: Welcome) -> None:
         """Until either side ends the session; raises why."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -46,6 +48,10 @@ class Host:
         return Report() if self.news else None
 
 
+hellos: list[str] = []
+"""What agents said first, all of them."""
+
+
 @asynccontextmanager
 async def tracker(script: Script) -> AsyncIterator[str]:
     """A WebSocket server that follows `script(socket, number of the session)` after each hello."""
@@ -56,7 +62,7 @@ async def tracker(script: Script) -> AsyncIterator[str]:
         sessions += 1
         socket = web.WebSocketResponse()
         await socket.prepare(request)
-        await socket.receive()
+        hellos.append((await socket.receive()).data)
         await script(socket, sessions)
         return socket
 
@@ -274,3 +280,22 @@ async def test_a_tracker_that_tells_no_time_is_compared_with_nothing() -> None:
     async with tracker(script) as url, running(Host(url)) as host:
         assert await host.session.wait_connected(3)
         assert host.session.clock_ahead_s is None
+
+
+async def test_an_agent_that_listens_on_all_addresses_gives_the_one_of_its_session() -> None:
+    """Its host name, which it gave before, may mean nothing elsewhere, or 127.0.1.1."""
+
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str(WELCOME)
+        await stay(socket)
+
+    hellos.clear()
+    host = Host()
+    async with tracker(script) as url:
+        host.session.offer([url])
+        host.session.searching, host.session.listens = True, ("0.0.0.0", 7999)
+        async with running(host):
+            assert await host.session.wait_connected(3)
+    address = msgspec.json.decode(hellos[-1])["address"]
+    name, _, port = address.rpartition(":")
+    assert port == "7999" and ipaddress.ip_address(name) and host.session.address == address
