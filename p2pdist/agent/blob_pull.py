@@ -43,13 +43,14 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.messages import Advance, Complaint, Holding, Priority, Reason, StreamRequest
 from p2pdist.model.pieces import PieceSet
-from p2pdist.model.plan import ORIGIN, Plan, Source
+from p2pdist.model.plan import ORIGIN, Plan, Source, by_name
 from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin
 from p2pdist.store.blob import Blob
 from p2pdist.transfer.client import IncomingStream
 from p2pdist.transfer.kept import KeptConnections
 from p2pdist.transfer.mailbox import Mailbox
+from p2pdist.transfer.names import NAMES
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.tls import Tls
@@ -188,7 +189,8 @@ class BlobPull:
                     self._close(stream, after_piece)
                 case Complain(stripe, source, reason, piece):
                     _logger.warning("source=%s stripe=%d blob=%s reason=%s", source, stripe, self.blob.digest, reason)
-                    self._agent.tell_tracker(Complaint(self.blob.digest, stripe, source.host, reason, piece))
+                    nameless = reason == "refused" and NAMES.silent and by_name(source.address)
+                    self._agent.tell_tracker(Complaint(self.blob.digest, stripe, source.host, reason, piece, nameless))
                 case Completed():
                     self._end(None)
                 case GaveUp(error):

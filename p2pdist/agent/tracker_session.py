@@ -50,6 +50,7 @@ from p2pdist.model.package import SMALL_BYTES_MAX, Descriptor, Reference
 from p2pdist.model.policy import POLICY_HEADER, PackagePolicy, decode_policy
 from p2pdist.model.request_id import passed_on
 from p2pdist.origin.origin import redacted
+from p2pdist.transfer.names import NAMES, Resolver
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
@@ -131,7 +132,8 @@ class TrackerSession:
         """Keep a session open until cancelled; ends at once where there is no tracker and none is searched for."""
         pause = RETRY_FIRST_S
         timeout = aiohttp.ClientTimeout(total=300.0, sock_connect=CONNECT_TIMEOUT_S)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=16), timeout=timeout) as http:
+        connector = aiohttp.TCPConnector(limit=16, resolver=Resolver(NAMES), use_dns_cache=False)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
             self._http = http
             try:
                 while self._urls or self.searching:

@@ -96,13 +96,15 @@ class Report(Message, frozen=True):
 
 
 class Complaint(Message, frozen=True):
-    """A source failed this host in one stripe. `source` is a host name, or "" for the origin."""
+    """A source failed this host in one stripe. `source` is a host name, or "" for the origin. `nameless`: it could not be reached because
+    this host's name servers do not answer, so that no host whose address is a name is of use to it now."""
 
     blob: WireDigest
     stripe: StripeNumber
     source: HostName
     reason: Reason
     piece: Count | None = None
+    nameless: bool = False
 
 
 class Left(Message, frozen=True):

@@ -36,6 +36,7 @@ from p2pdist.model.messages import (
     Report,
     Welcome,
 )
+from p2pdist.model.plan import by_name
 from tracker.core.adoption import adopt
 from tracker.core.assignments import assignments
 from tracker.core.balance import PAUSE_S, balance
@@ -59,6 +60,9 @@ from tracker.core.swarm import FROM_ORIGIN, Swarm, layout_of
 from tracker.core.tail import Tail
 
 RETRY_S = 0.5
+NAMELESS_S = 15.0
+"""So long a host whose name servers do not answer is given no other that is known by name."""
+
 HOSTS_MAX = 200_000
 SWARMS_MAX = 100_000
 
@@ -315,6 +319,11 @@ class Fleet:
             self._pace(self.close_watch.begin(now=now), CLOSE_S, out)
         if reason == "slow":
             return
+        if complaint.nameless:
+            self._nameless(swarm, child, now)
+            if child.parents[stripe] == source:
+                swarm.detach(stripe, name)
+            return
         child.complaints[stripe] += 1
         if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
             if free_blocked(swarm, stripe, name, now=now):
@@ -332,6 +341,13 @@ class Fleet:
             elif reason != "reset" or not self.standing.excused(swarm, now=now):
                 self.standing.blame(host, name, reason, now=now)
         self.schedule.ask(swarm.blob, reason, now)
+
+    def _nameless(self, swarm: Swarm, child: Member, now: float) -> None:
+        """A host cannot look names up: for a while it is given no host that is known by name, and none of them is at fault. What
+        it receives from some of them goes on."""
+        named = [name for name in swarm.members if by_name(self.hosts[name].address)]
+        swarm.avoided.update({(child.host, name): now + NAMELESS_S for name in named if name != child.host})
+        self.schedule.ask(swarm.blob, "nameless", now)
 
     def _pace(self, names: Iterable[str], interval_s: float, out: list[Command]) -> None:
         """Ask hosts to report at this interval."""
