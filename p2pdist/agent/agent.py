@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 from collections import Counter
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from p2pdist.agent.packages import WAIT_S, Packages
 from p2pdist.agent.policies import Policies
 from p2pdist.agent.preseeding import Preseeding
 from p2pdist.agent.pulls import Pulls
+from p2pdist.agent.reachability import Reached
 from p2pdist.agent.showing import Showing
 from p2pdist.agent.swarming import SwarmSettings, open_swarming
 from p2pdist.agent.tasks import in_thread
@@ -112,6 +114,7 @@ class Agent:
             on_change=self._on_tracker_change,
         )
         self.session.listens = _all_addresses(settings.address)
+        self.reached = Reached(settings.host, self.session)
         self.tls = Tls(settings.tls) if settings.tls is not None else None
         self.own_origin = open_origin(settings.origin, serving=True) if settings.origin else None
         self.neighbourhood = neighbourhood(settings.discovery, hello, self.session, self.tls, settings.origin)
@@ -139,7 +142,7 @@ class Agent:
         self.rejected: Counter[str] = Counter()
         wait_s = settings.tracker_wait_s
         self._packages = Packages(self.store, self.session, self.own_origin, wait_s=wait_s, learn=self._learned)
-        self.pulls = Pulls(self.store, self._packages, self)
+        self.pulls = Pulls(self.store, self._packages, self, unreachable=self._unreachable)
         self.preseeding = Preseeding(
             self.store, self.pulls, self._packages, self.session.send, lambda: self.session.clock_ahead_s
         )
@@ -152,6 +155,7 @@ class Agent:
         self._unwanted: set[Digest] = set()
         self._session_task: asyncio.Task[None] | None = None
         self._caching_task: asyncio.Task[None] | None = None
+        self._reached_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Serve what the store holds and begin to look for a tracker."""
@@ -162,6 +166,7 @@ class Agent:
             self.swarming.start()
         self._session_task = asyncio.create_task(self.session.run(), name="tracker-session")
         self._caching_task = asyncio.create_task(self._caching.run(), name="caching")
+        self._reached_task = asyncio.create_task(self.reached.run(), name="reachability")
         if self.neighbourhood is not None:
             await self.neighbourhood.start()
 
@@ -176,7 +181,7 @@ class Agent:
         if self._expiring is not None:
             self._expiring.cancel()
         self.kept.close()
-        for task in filter(None, (self._session_task, self._caching_task)):
+        for task in filter(None, (self._session_task, self._caching_task, self._reached_task)):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         await self.mounts.close()
@@ -336,6 +341,11 @@ class Agent:
 
     # -- the tracker
 
+    def _unreachable(self) -> str:
+        """What to say of it where other hosts cannot reach this one."""
+        problem = self.reached.problem
+        return f"other hosts cannot reach this agent at {self.session.address}: {problem}" if problem else ""
+
     def _holdings(self) -> list[Holding]:
         held = [fetching.holding() for fetching in self._fetching.values()]
         for digest in self._served - self._fetching.keys():
@@ -376,6 +386,7 @@ class Agent:
     def _on_tracker_change(self, present: bool) -> None:
         if present:
             self._origins.prepare()
+            self.reached.connected()
         for fetching in list(self._fetching.values()):
             fetching.tracker_changed(present)
         if self.swarming is not None:
@@ -398,6 +409,8 @@ def _hello(settings: AgentSettings, bt_port: int) -> Hello:
         settings.rack,
         settings.upload_bytes_s or 0.0,
         bt_port,
+        settings.tls is not None,
+        secrets.token_hex(8),
     )
     check_hello(hello)
     return hello

@@ -94,6 +94,8 @@ class BlobPull:
         self.blob, self.priority, self._selection = blob, priority, selection
         self.done: asyncio.Future[None] = loop.create_future()
         self.bytes_by_source = {"origin": 0, "peer": 0}
+        self.unreached: dict[str, str] = {}
+        """Hosts that have some of the blob and could not be reached, and how that ended."""
         self.bytes_before = sum(blob.layout.length(piece) for piece in blob.have)
         self._counted = PieceSet(blob.layout.count, blob.have.bits)
         self._agent = agent
@@ -189,12 +191,21 @@ class BlobPull:
                     self._close(stream, after_piece)
                 case Complain(stripe, source, reason, piece):
                     _logger.warning("source=%s stripe=%d blob=%s reason=%s", source, stripe, self.blob.digest, reason)
-                    nameless = reason == "refused" and NAMES.silent and by_name(source.address)
+                    nameless = self._is_unreached(stripe, source, reason) and NAMES.silent and by_name(source.address)
                     self._agent.tell_tracker(Complaint(self.blob.digest, stripe, source.host, reason, piece, nameless))
                 case Completed():
                     self._end(None)
                 case GaveUp(error):
                     self._end(error)
+
+    def _is_unreached(self, stripe: int, source: Source, reason: Reason) -> bool:
+        """Whether a source that failed could not be reached at all; notes it."""
+        if reason == "stalled":
+            of = (number for number, where in self._sources.items() if where == (source, stripe))
+            streams = [self._streams.get(number) for number in of]
+            if any(isinstance(stream, IncomingStream) and not stream.answered for stream in streams):
+                self.unreached.setdefault(source.host, f"{source} at {source.address} does not answer")
+        return source.host in self.unreached
 
     def _tick(self) -> None:
         self._find_untold()
@@ -356,8 +367,10 @@ class BlobPull:
                     if number == SWARM:
                         self._swarm_closed(event)
                         continue
-                    self._streams.pop(number, None)
+                    stream = self._streams.pop(number, None)
                     source, stripe = self._sources.pop(number)
+                    if reason == "refused" and isinstance(stream, IncomingStream) and not stream.answered and not error:
+                        self.unreached[source.host] = detail
                     if reason not in ("done", "closed"):
                         _logger.info("stream from %s, stripe %d, ended: %s %s", source, stripe, reason, detail)
                     if source.is_origin and reason == "busy":

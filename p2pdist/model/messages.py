@@ -48,7 +48,8 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
 
 class Hello(Message, frozen=True):
     """Opens a session. `address` is where other agents reach this one (host:port). None of the names may hold white space.
-    `upload_bytes_s` is the limit that the host was given, 0 for none; `bt_port` is where it answers BitTorrent peers, 0 for nowhere."""
+    `upload_bytes_s` is the limit that the host was given, 0 for none; `bt_port` is where it answers BitTorrent peers, 0 for nowhere. `tls`:
+    it speaks TLS with other agents. `instance` names the running agent, so that it is known again when its address has changed."""
 
     protocol: int
     host: Annotated[HostName, Meta(min_length=1)]
@@ -57,6 +58,8 @@ class Hello(Message, frozen=True):
     rack: HostName = ""
     upload_bytes_s: Annotated[float, Meta(ge=0)] = 0.0
     bt_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    tls: bool = False
+    instance: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Holding(Message, frozen=True):
@@ -234,6 +237,22 @@ def decode_from_tracker(data: bytes | str) -> FromTracker:
         raise UsageError(f"malformed session message: {' '.join(str(error).split())[:300]}") from error
 
 
+class Reachability(msgspec.Struct, frozen=True):
+    """Answer of a tracker to GET /v1/hosts/{name}/reachability. `problem` is why the host cannot be reached at `address`, empty when it
+    can; `seen_from` is the address from which the question came."""
+
+    host: str
+    address: str
+    problem: str = ""
+    seen_from: str = ""
+
+    @property
+    def hint(self) -> str:
+        """Where the host might be reached, if the tracker saw it come from another address; to be put behind the problem."""
+        here = self.address.rpartition(":")[0].strip("[]")
+        return f" (the tracker sees this host at {self.seen_from})" if self.seen_from not in ("", here) else ""
+
+
 # -- agent to agent
 
 
@@ -278,7 +297,8 @@ class PullRequest(msgspec.Struct, frozen=True):
 
 class PullStatus(msgspec.Struct, frozen=True):
     """Progress of a pull. Byte counts cover the layers, and each byte once: one that two sources had under way counts for the one that
-    was first (p2pdist_agent_received_bytes_total counts both); bytes_cached were in the store before."""
+    was first (p2pdist_agent_received_bytes_total counts both); bytes_cached were in the store before. `warning` says why storage was read
+    where other hosts have the content, or will have to be."""
 
     id: str
     state: Literal["waiting", "running", "done", "failed"]
@@ -293,6 +313,7 @@ class PullStatus(msgspec.Struct, frozen=True):
     note: str = ""
     output: str = ""
     error: dict[str, Any] | None = None
+    warning: str = ""
 
 
 WAYS_TO_SHOW = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")

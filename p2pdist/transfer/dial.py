@@ -55,7 +55,7 @@ def connect(source: Source, adopt: Adopt, *, timeout_s: float, dead_after_s: flo
             return connection
         except OSError as error:
             last = error
-    raise Unreachable(f"{source} at {source.address} cannot be reached: {last}")
+    raise Unreachable(f"{source} at {source.address} cannot be reached: {last.strerror or last}")
 
 
 def secure(connection: socket.socket, source: Source, tls: Tls, adopt: Adopt, *, timeout_s: float) -> ssl.SSLSocket:

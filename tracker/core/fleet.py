@@ -131,6 +131,7 @@ class Fleet:
             out.append(Drop(host.session))
         host.forgive(now=now, started_anew=True)
         host.address, host.zone, host.rack, host.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port
+        host.tls, host.instance = hello.tls, hello.instance
         host.session, host.absent_since, host.origin_share, host.leaving = session, None, 0.0, False
         self.capacities.declare(host.name, hello.upload_bytes_s)
         self._sessions[session] = hello.host

@@ -17,7 +17,8 @@ CORRUPT_BLAME_S = 600.0
 class Host:
     """One host: where others reach it, its session (None while absent), its swarms, those of them in which it still lacks pieces, and
     who blames it for what; `origin_share` is what it was told in its session that it may read of the origin (bytes/s); `bt_port` is where
-    it answers BitTorrent peers, 0 for nowhere; `leaving`: it said that it is about to end."""
+    it answers BitTorrent peers, 0 for nowhere; `leaving`: it said that it is about to end; `tls`: it speaks TLS with others; `instance`
+    names the agent that runs there."""
 
     name: str
     address: str = ""
@@ -31,6 +32,8 @@ class Host:
     origin_share: float = 0.0
     bt_port: int = 0
     leaving: bool = False
+    tls: bool = False
+    instance: str = ""
 
     @property
     def available(self) -> bool:
