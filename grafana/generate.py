@@ -81,6 +81,7 @@ FLEET = [
         [
             q("sum(p2pdist_tracker_slow_hosts)", "slow uplink or downlink"),
             q("sum(p2pdist_tracker_shunned_hosts)", "shunned: several others blame them"),
+            q("sum(p2pdist_tracker_unreachable_hosts)", "others cannot reach them"),
             q('sum(p2pdist_tracker_hosts{state="absent"})', "absent"),
             q("sum(p2pdist_agent_tracker_connected == bool 0)", "agents without a tracker"),
         ],
@@ -169,6 +170,13 @@ SWARMS = [
 ]
 
 HOST = [
+    Panel("Others cannot reach it", "short", [q('max(p2pdist_agent_unreachable{instance=~"$instance"})')], large=True),
+    Panel(
+        "Clock ahead of the tracker's",
+        "s",
+        [q('max(p2pdist_agent_clock_ahead_seconds{instance=~"$instance"})')],
+        large=True,
+    ),
     Panel("Tracker", "short", [q('min(p2pdist_agent_tracker_connected{instance=~"$instance"})')], large=True),
     Panel("Streams served", "short", [q('sum(p2pdist_agent_streams{instance=~"$instance"})')], large=True),
     Panel(

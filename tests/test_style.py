@@ -49,7 +49,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "tracker.preseeding",
         "tracker.service",
     ),
-    "tracker.service": (MODEL, "tracker.core", "tracker.state", "tracker.content", "tracker.http"),
+    "tracker.reach": (MODEL, "p2pdist.transfer.dial", "p2pdist.transfer.names", "tracker.core", "tracker.reach"),
+    "tracker.service": (MODEL, "tracker.core", "tracker.state", "tracker.content", "tracker.reach", "tracker.http"),
 }
 """Which of our packages a package may import. The longest prefix of a module's name decides; what is not named may import nothing
 of ours. A core and an adapter never meet; only the shells (agent, tracker.service with its handlers, simulate, cli) see both."""

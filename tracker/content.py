@@ -2,8 +2,9 @@
 
 Thousands of agents ask for the same few documents at the same moment. Reads of one thing are joined into one; what a digest names is
 kept, verified, up to CACHE_BYTES_MAX; what a tag names is asked again after TAG_FRESH_S. While the origin does not answer, the last
-known meaning of a tag is given. A bundle depends on the manifest alone, so it is encoded once, whoever asks, and kept up to
-BUNDLES_BYTES_MAX; a torrent is checked once (p2pdist/model/torrent.py), and kept up to TORRENTS_BYTES_MAX.
+known meaning of a tag is given, and a manifest that is here is not asked for: a reference by digest needs no origin then. With a state
+directory tags and layers are known after a restart, too. A bundle depends on the manifest alone, so it is encoded once, whoever asks, and
+kept up to BUNDLES_BYTES_MAX; a torrent is checked once (p2pdist/model/torrent.py), and kept up to TORRENTS_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -16,14 +17,28 @@ from collections.abc import Callable, Coroutine, Sized
 from typing import Any, Generic, TypeVar
 
 from p2pdist.model.bundle import Bundle, encode_bundle, fitting
-from p2pdist.model.digest import Digest, hex_of
+from p2pdist.model.digest import Digest, hex_of, is_digest
 from p2pdist.model.errors import Corrupt, NotFound, Unavailable
-from p2pdist.model.package import Descriptor, Manifest, Reference, decode_manifest
+from p2pdist.model.package import (
+    MANIFEST_BYTES_MAX,
+    MANIFEST_TYPE,
+    Descriptor,
+    Manifest,
+    Reference,
+    blob_reference,
+    decode_manifest,
+)
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_reference
 from p2pdist.origin.origin import Origin
 from tracker.state.documents import Documents
 
 TAG_FRESH_S = 1.0
+TAG_WAIT_S = 3.0
+"""So long the origin may take to say what a tag means whose last meaning is known."""
+
+AWAY_S = 5.0
+"""So long an origin that did not answer is not asked for tags whose last meaning is known."""
+
 CACHE_BYTES_MAX = 256 << 20
 BUNDLES_BYTES_MAX = 64 << 20
 TORRENTS_BYTES_MAX = 64 << 20
@@ -50,23 +65,62 @@ class Content:
         self._layers: OrderedDict[Digest, Descriptor] = OrderedDict()
         self._sizes: OrderedDict[Digest, int | None] = OrderedDict()
         self._reads: dict[str, asyncio.Task[Any]] = {}
+        self._away_until = 0.0
 
     async def resolve(self, reference: Reference) -> Descriptor:
-        """The manifest that `reference` names. Raises NotFound, Unavailable."""
+        """The manifest that `reference` names. Raises NotFound, Corrupt, Unavailable."""
         name = str(reference)
         known = self._tags.get(name)
         if known is not None and (reference.digest or time.monotonic() - known[0] < TAG_FRESH_S):
             return known[1]
-        origin = self._need_origin(name)
-        try:
-            found = await self._joined(f"tag {name}", lambda: origin.resolve(reference))
-        except Unavailable as error:
-            if known is None:
-                raise
-            _logger.warning("%s: the last known meaning of %s is given", error, name)
-            return known[1]
+        if reference.digest is not None and (data := await self._held(reference.digest)) is not None:
+            if len(data) > MANIFEST_BYTES_MAX:
+                raise Corrupt(f"{reference} is a document of {len(data)} bytes, not a manifest")
+            found = Descriptor(MANIFEST_TYPE, reference.digest, len(data))
+        else:
+            found = await self._meaning(reference, known[1] if known is not None else None)
         _remember(self._tags, name, (time.monotonic(), found), TAGS_MAX)
         return found
+
+    async def _meaning(self, reference: Reference, known: Descriptor | None) -> Descriptor:
+        """What the origin says that a reference names; while it does not answer, what it said last."""
+        name = str(reference)
+        if known is None:
+            known = await self._recall(f"tag {name}")
+        if known is not None and time.monotonic() < self._away_until:
+            return known
+        origin = self._need_origin(name)
+        asked = self._joined(f"tag {name}", lambda: origin.resolve(reference))
+        layer = known is None and await self._is_layer(reference)
+        try:
+            found = await asyncio.wait_for(asked, TAG_WAIT_S if known is not None or layer else None)
+        except (Unavailable, TimeoutError) as error:
+            why = error if isinstance(error, Unavailable) else f"{origin.url} does not answer within {TAG_WAIT_S:.0f} s"
+            if layer:
+                raise NotFound(f"the package {name} was not read before, and cannot be now: {why}") from error
+            if known is None:
+                raise
+            self._away_until = time.monotonic() + AWAY_S
+            _logger.warning("%s: the last known meaning of %s is given", why, name)
+            return known
+        self._away_until = 0.0
+        if found != known:
+            await self._note({f"tag {name}": found})
+        return found
+
+    async def _is_layer(self, reference: Reference) -> bool:
+        """Whether a reference asks for a blob alone that is known as a layer of a package: `layer` tells all of it without the origin."""
+        digest = reference.tag.replace("-", ":", 1)
+        if not is_digest(digest) or reference != blob_reference(Digest(digest)):
+            return False
+        return Digest(digest) in self._layers or await self._recall(f"layer {digest}") is not None
+
+    async def _note(self, named: dict[str, Descriptor]) -> None:
+        if self._documents is not None:
+            await asyncio.to_thread(self._documents.note, named)
+
+    async def _recall(self, name: str) -> Descriptor | None:
+        return await asyncio.to_thread(self._documents.recall, name) if self._documents is not None else None
 
     async def read(self, digest: Digest) -> bytes:
         """A small blob, verified. Raises NotFound, Corrupt, TooLarge, Unavailable."""
@@ -76,10 +130,17 @@ class Content:
             self._cache.put(digest, data)
         return data
 
+    async def _held(self, digest: Digest) -> bytes | None:
+        """A document that was read before, by this tracker or by the last one."""
+        data, documents = self._cache.get(digest), self._documents
+        if data is None and documents is not None:
+            data = await asyncio.to_thread(documents.read, digest)
+        return data
+
     async def _fetch(self, digest: Digest) -> bytes:
         """From what outlived the last tracker, else from the origin."""
         documents = self._documents
-        data = await asyncio.to_thread(documents.read, digest) if documents is not None else None
+        data = await self._held(digest)
         if data is None:
             data = await self._need_origin(digest).read(digest)
             if documents is not None:
@@ -88,7 +149,7 @@ class Content:
 
     async def layer(self, digest: Digest) -> Descriptor:
         """The descriptor of a layer of a manifest that was read here. Raises NotFound."""
-        found = self._layers.get(digest)
+        found = self._layers.get(digest) or await self._recall(f"layer {digest}")
         if found is None:
             raise NotFound(f"no package that was pulled lately has the blob {digest}")
         return found
@@ -96,8 +157,13 @@ class Content:
     async def manifest(self, digest: Digest) -> bytes:
         """A manifest, whose layers can be asked for one by one from then on."""
         data = await self.read(digest)
+        fresh: dict[str, Descriptor] = {}
         for layer in decode_manifest(data).blobs:
+            if self._layers.get(layer.digest) != layer:
+                fresh[f"layer {layer.digest}"] = layer
             _remember(self._layers, layer.digest, layer, LAYERS_MAX)
+        if fresh:
+            await self._note(fresh)
         return data
 
     async def bundle(self, digest: Digest) -> bytes:

@@ -42,6 +42,18 @@ _logger = logging.getLogger(__name__)
 _said_decoder = msgspec.json.Decoder(dict[str, HostSaid])
 
 
+class _Clock:
+    """Seconds since the epoch, for deadlines and times to live. A tracker alone on its database reads the system's clock once and counts on
+    from there, so that a clock which is set meanwhile ends no preseed early or late. Several trackers on one database go by the system's
+    clock, on which they agree."""
+
+    def __init__(self, *, shared: bool) -> None:
+        self._offset_s = None if shared else time.time() - time.monotonic()
+
+    def now(self) -> float:
+        return time.time() if self._offset_s is None else time.monotonic() + self._offset_s
+
+
 class Sessions(Protocol):
     """What is needed of the tracker's service."""
 
@@ -59,10 +71,15 @@ class Preseeding:
         fleet = sessions.fleet
         self._spared = SparedBlobs()
         self.affinity = Affinity(fleet.hosts, fleet.swarms, fleet.capacities, self._spared.hosts)
-        self.core = Preseeds(self.affinity, started_at=time.time(), shared=database.shared, grace_s=grace_s)
+        self._clock = _Clock(shared=database.shared)
+        self.core = Preseeds(self.affinity, started_at=self._clock.now(), shared=database.shared, grace_s=grace_s)
         self._sessions, self._database = sessions, database
         self._saving: set[asyncio.Task[None]] = set()
         self._parts: OrderedDict[Digest, dict[Digest, int]] = OrderedDict()
+
+    def now(self) -> float:
+        """The time by which preseeds go, in seconds since the epoch."""
+        return self._clock.now()
 
     async def load(self) -> None:
         """Take up what earlier trackers were asked for. Raises Unavailable."""
@@ -78,7 +95,7 @@ class Preseeding:
                 self.submit(Tick())
                 if now - purged_at >= PURGE_S:
                     purged_at, exchanged_at = now, 0.0
-                    await asyncio.to_thread(self._database.purge, now=time.time())
+                    await asyncio.to_thread(self._database.purge, now=self._clock.now())
                 if now - exchanged_at >= (EXCHANGE_S if self.core.shared else 2 * PURGE_S):
                     exchanged_at = now
                     await self._exchange()
@@ -94,7 +111,7 @@ class Preseeding:
 
     def submit(self, event: Event) -> None:
         """Tell the core, and do what it says."""
-        for command in self.core.handle(event, now=time.time()):
+        for command in self.core.handle(event, now=self._clock.now()):
             if isinstance(command, Tell):
                 self._sessions.tell(command.host, command.message)
             else:
@@ -134,7 +151,7 @@ class Preseeding:
 
     async def _exchange(self) -> None:
         known = self.core.known
-        said_here = self.core.said_here(now=time.time()) if self.core.shared else {}
+        said_here = self.core.said_here(now=self._clock.now()) if self.core.shared else {}
         ours = {identifier: msgspec.json.encode(said).decode() for identifier, said in said_here.items()}
         versions = {identifier: preseed.record.version for identifier, preseed in known.items()}
         found = await asyncio.to_thread(self._database.exchange, versions, ours)
@@ -162,7 +179,7 @@ class Preseeding:
             self.core.check_room()
             reference = parse_reference(request.package)
             digest, parts = await self._package(reference)
-            now = time.time()
+            now = self._clock.now()
             record = PreseedRecord(
                 identifier,
                 1,
@@ -193,7 +210,7 @@ class Preseeding:
         def cancelled(record: PreseedRecord) -> PreseedRecord:
             if record.state in ("cancelled", "expired"):
                 return record
-            return replace(record, state="cancelled", ended_at=time.time())
+            return replace(record, state="cancelled", ended_at=self._clock.now())
 
         record = await asyncio.to_thread(self._database.change, identifier, cancelled)
         if record is None:
@@ -201,7 +218,7 @@ class Preseeding:
         self.submit(Loaded((record,)))
 
     def progress(self, identifier: str) -> Progress:
-        return self.core.progress(identifier, now=time.time())
+        return self.core.progress(identifier, now=self._clock.now())
 
     def brief(self, identifier: str) -> dict[str, str]:
         """A preseed as far as that costs the same however many hosts it has. Raises NotFound."""

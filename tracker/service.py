@@ -18,13 +18,16 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from p2pdist.model.errors import Conflict
-from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Leaving, Pace, Reject, Spares
+from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Leaving, Pace, Reject, Spares, Welcome
 from tracker.content import Content
 from tracker.core.announce import Announces
 from tracker.core.events import Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.pace import Pacing
+from tracker.reach import Reach
 
 TICK_S = 0.05
 LOAD_S = 2.0
@@ -85,6 +88,7 @@ class Service:
         self.fleet = fleet
         self.content = content
         self.announces = Announces(fleet.hosts, fleet.swarms)
+        self.reach = Reach(fleet.hosts)
         self.web_origin = web_origin.rstrip("/")
         self.observe_plan: Callable[[float], None] = lambda seconds: None
         self.listener: Listener | None = None
@@ -111,8 +115,8 @@ class Service:
         """Take a host in: the number and the outbox of its session. Raises Conflict when another agent uses its name.
 
         The same address means the same agent, started again while its last session is not yet known to be dead: the new session takes
-        over. Two agents of one name would otherwise drive each other out for ever; when the other one is really gone its heartbeat is
-        missed before long, and the next try succeeds.
+        over. So does the same agent at another address, as after its network changed. Two agents of one name would otherwise drive each
+        other out for ever; when the other one is really gone its heartbeat is missed before long, and the next try succeeds.
         """
         known = self.fleet.hosts.get(hello.host)
         older = self._outboxes.get(known.session) if known is not None and known.session is not None else None
@@ -121,7 +125,7 @@ class Service:
                 f"another agent named {hello.host} is connected, from {known.address}",
                 remedy="Give each agent its own --name, and --listen or --advertise its own address",
             )
-            if known.address != hello.address:
+            if known.address != hello.address and not (hello.instance and hello.instance == known.instance):
                 raise rival
             older.put(Reject(rival.problem()))
         number = self._next_session
@@ -216,6 +220,8 @@ class Service:
             match command:
                 case Send(_, message):
                     planned = planned or isinstance(message, Assign)
+                    if isinstance(message, Welcome):
+                        message = msgspec.structs.replace(message, time=time.time())
                     outbox.put(message)
                 case Drop():
                     outbox.put(None)

@@ -97,7 +97,7 @@ class Warming:
     def _changes(self, warms: list[Warm]) -> Changes:
         records = [preseed.record for preseed in self._preseeding.core.known.values()]
         live = {record.id: record.state not in ENDED for record in records}
-        now = time.time()
+        now = self._preseeding.now()
         resting = {
             record.id
             for record in records

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
+import socket
 from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +23,7 @@ from p2pdist.agent.packages import WAIT_S, Packages
 from p2pdist.agent.policies import Policies
 from p2pdist.agent.preseeding import Preseeding
 from p2pdist.agent.pulls import Pulls
+from p2pdist.agent.reachability import Reached
 from p2pdist.agent.showing import Showing
 from p2pdist.agent.swarming import SwarmSettings, open_swarming
 from p2pdist.agent.tasks import in_thread
@@ -69,7 +72,8 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """How an agent is set up. `address` is where other agents reach it (host:port); `origin` overrides the tracker's;
+    """How an agent is set up. `address` is where other agents reach it (host:port); with 0.0.0.0 or :: in it at the address from which this
+    host reaches its tracker; `origin` overrides the tracker's;
     `tracker_wait_s` is how long a new pull waits for a tracker; with `tls` it speaks TLS with other agents; `upload_bytes_s` and
     `download_bytes_s` limit what it gives and takes over the network, `preseed_bytes_s` what of either is for preseeds; with `discovery`
     it looks for trackers and others on its network, and is found by them; with `swarm` blobs may come by BitTorrent, too. It may hand over
@@ -109,8 +113,10 @@ class Agent:
             on_message=self._on_message,
             on_change=self._on_tracker_change,
         )
+        self.session.listens = _all_addresses(settings.address)
+        self.reached = Reached(settings.host, self.session)
         self.tls = Tls(settings.tls) if settings.tls is not None else None
-        self.own_origin = open_origin(settings.origin) if settings.origin else None
+        self.own_origin = open_origin(settings.origin, serving=True) if settings.origin else None
         self.neighbourhood = neighbourhood(settings.discovery, hello, self.session, self.tls, settings.origin)
         self._origins = Origins(self.own_origin, self.session)
         order = CacheOrder(self.swarming.choose if self.swarming is not None else choose)
@@ -136,8 +142,10 @@ class Agent:
         self.rejected: Counter[str] = Counter()
         wait_s = settings.tracker_wait_s
         self._packages = Packages(self.store, self.session, self.own_origin, wait_s=wait_s, learn=self._learned)
-        self.pulls = Pulls(self.store, self._packages, self)
-        self.preseeding = Preseeding(self.store, self.pulls, self._packages, self.session.send)
+        self.pulls = Pulls(self.store, self._packages, self, unreachable=self._unreachable)
+        self.preseeding = Preseeding(
+            self.store, self.pulls, self._packages, self.session.send, lambda: self.session.clock_ahead_s
+        )
         self.showing = Showing(self.store, self.pulls, self.mounts)
         self.housekeeping = Housekeeping(self.store, self.pulls, self.mounts)
         self._caching = Caching(self.store, self.policies, self.housekeeping, order)
@@ -147,6 +155,7 @@ class Agent:
         self._unwanted: set[Digest] = set()
         self._session_task: asyncio.Task[None] | None = None
         self._caching_task: asyncio.Task[None] | None = None
+        self._reached_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Serve what the store holds and begin to look for a tracker."""
@@ -157,6 +166,7 @@ class Agent:
             self.swarming.start()
         self._session_task = asyncio.create_task(self.session.run(), name="tracker-session")
         self._caching_task = asyncio.create_task(self._caching.run(), name="caching")
+        self._reached_task = asyncio.create_task(self.reached.run(), name="reachability")
         if self.neighbourhood is not None:
             await self.neighbourhood.start()
 
@@ -171,7 +181,7 @@ class Agent:
         if self._expiring is not None:
             self._expiring.cancel()
         self.kept.close()
-        for task in filter(None, (self._session_task, self._caching_task)):
+        for task in filter(None, (self._session_task, self._caching_task, self._reached_task)):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         await self.mounts.close()
@@ -331,6 +341,11 @@ class Agent:
 
     # -- the tracker
 
+    def _unreachable(self) -> str:
+        """What to say of it where other hosts cannot reach this one."""
+        problem = self.reached.problem
+        return f"other hosts cannot reach this agent at {self.session.address}: {problem}" if problem else ""
+
     def _holdings(self) -> list[Holding]:
         held = [fetching.holding() for fetching in self._fetching.values()]
         for digest in self._served - self._fetching.keys():
@@ -371,6 +386,7 @@ class Agent:
     def _on_tracker_change(self, present: bool) -> None:
         if present:
             self._origins.prepare()
+            self.reached.connected()
         for fetching in list(self._fetching.values()):
             fetching.tracker_changed(present)
         if self.swarming is not None:
@@ -383,18 +399,29 @@ class Agent:
 
 def _hello(settings: AgentSettings, bt_port: int) -> Hello:
     """What this agent says of itself. Raises UsageError for what every tracker would refuse."""
+    listens = _all_addresses(settings.address)
     hello = Hello(
         PROTOCOL_VERSION,
         settings.host,
-        settings.address,
+        # Which one of all addresses it is shows when a tracker is reached.
+        settings.address if listens is None else f"{socket.gethostname()}:{listens[1]}",
         settings.zone,
         settings.rack,
         settings.upload_bytes_s or 0.0,
         bt_port,
-        download_bytes_s=settings.download_bytes_s or 0.0,
+        settings.tls is not None,
+        secrets.token_hex(8),
+        settings.download_bytes_s or 0.0,
     )
     check_hello(hello)
     return hello
+
+
+def _all_addresses(address: str) -> tuple[str, int] | None:
+    """0.0.0.0 or ::, and the port, where `address` is one of these; None where it is the address of one host."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    return (host, int(port)) if host in ("0.0.0.0", "::") and port.isdecimal() else None
 
 
 def _holding_of(blob: Blob) -> Holding:

@@ -43,13 +43,14 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.messages import Advance, Complaint, Holding, Priority, Reason, StreamRequest
 from p2pdist.model.pieces import PieceSet
-from p2pdist.model.plan import ORIGIN, Plan, Source
+from p2pdist.model.plan import ORIGIN, Plan, Source, by_name
 from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin
 from p2pdist.store.blob import Blob
 from p2pdist.transfer.client import IncomingStream
 from p2pdist.transfer.kept import KeptConnections
 from p2pdist.transfer.mailbox import Mailbox
+from p2pdist.transfer.names import NAMES
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.tls import Tls
@@ -93,6 +94,8 @@ class BlobPull:
         self.blob, self.priority, self._selection = blob, priority, selection
         self.done: asyncio.Future[None] = loop.create_future()
         self.bytes_by_source = {"origin": 0, "peer": 0}
+        self.unreached: dict[str, str] = {}
+        """Hosts that have some of the blob and could not be reached, and how that ended."""
         self.bytes_before = sum(blob.layout.length(piece) for piece in blob.have)
         self._counted = PieceSet(blob.layout.count, blob.have.bits)
         self._agent = agent
@@ -188,11 +191,21 @@ class BlobPull:
                     self._close(stream, after_piece)
                 case Complain(stripe, source, reason, piece):
                     _logger.warning("source=%s stripe=%d blob=%s reason=%s", source, stripe, self.blob.digest, reason)
-                    self._agent.tell_tracker(Complaint(self.blob.digest, stripe, source.host, reason, piece))
+                    nameless = self._is_unreached(stripe, source, reason) and NAMES.silent and by_name(source.address)
+                    self._agent.tell_tracker(Complaint(self.blob.digest, stripe, source.host, reason, piece, nameless))
                 case Completed():
                     self._end(None)
                 case GaveUp(error):
                     self._end(error)
+
+    def _is_unreached(self, stripe: int, source: Source, reason: Reason) -> bool:
+        """Whether a source that failed could not be reached at all; notes it."""
+        if reason == "stalled":
+            of = (number for number, where in self._sources.items() if where == (source, stripe))
+            streams = [self._streams.get(number) for number in of]
+            if any(isinstance(stream, IncomingStream) and not stream.answered for stream in streams):
+                self.unreached.setdefault(source.host, f"{source} at {source.address} does not answer")
+        return source.host in self.unreached
 
     def _tick(self) -> None:
         self._find_untold()
@@ -354,8 +367,10 @@ class BlobPull:
                     if number == SWARM:
                         self._swarm_closed(event)
                         continue
-                    self._streams.pop(number, None)
+                    stream = self._streams.pop(number, None)
                     source, stripe = self._sources.pop(number)
+                    if reason == "refused" and isinstance(stream, IncomingStream) and not stream.answered and not error:
+                        self.unreached[source.host] = detail
                     if reason not in ("done", "closed"):
                         _logger.info("stream from %s, stripe %d, ended: %s %s", source, stripe, reason, detail)
                     if source.is_origin and reason == "busy":

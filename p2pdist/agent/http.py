@@ -60,8 +60,8 @@ def _seconds(text: str) -> float:
 
 
 async def _healthz(request: web.Request) -> web.Response:
-    """GET /healthz: the process answers."""
-    return _answer({"status": "ok"})
+    """GET /healthz: the process answers, and says whose agent it is."""
+    return _answer({"status": "ok", "host": request.app[AGENT].host})
 
 
 async def _readyz(request: web.Request) -> web.Response:
@@ -262,12 +262,14 @@ async def _status(request: web.Request) -> web.Response:
     return _answer(
         {
             "host": agent.host,
-            "address": agent.settings.address,
+            "address": agent.session.address,
             "tracker": {
                 "url": agent.session.url,
                 "connected": agent.session.connected,
                 "problem": agent.session.problem,
+                "clock_ahead_s": agent.session.clock_ahead_s,
             },
+            "unreachable": agent.reached.problem,
             "store": {"path": str(agent.settings.store), "usage": usage},
             "streams": agent.turns.streams,
             "leaving": agent.departure.leaving,

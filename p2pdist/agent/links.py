@@ -1,4 +1,5 @@
-"""Links: the networks that a process can be discovered on, one for each interface with an address; and how discovery is set up."""
+"""Links: the networks that a process can be discovered on, one for each interface with an address; how discovery is set up; and the address
+that this host gives to others."""
 
 from __future__ import annotations
 
@@ -17,14 +18,12 @@ LINKS_MAX = 16
 @dataclass(frozen=True, slots=True)
 class DiscoverySettings:
     """`network`: those of other networks are not heard. `interfaces`: names or addresses of interfaces; none means those that the service
-    listens on, loopback left out. `trackers`: whether trackers are looked for. `by_link`: others reach this host at whichever address it
-    has on their link, as there may be nothing that resolves its name."""
+    listens on, loopback left out. `trackers`: whether trackers are looked for."""
 
     listen: tuple[str, int]
     network: str = "default"
     interfaces: tuple[str, ...] = ()
     trackers: bool = True
-    by_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +70,39 @@ def check_interfaces(interfaces: Iterable[str]) -> None:
                 f"there is no network interface {name[:100]!r}",
                 remedy=f"Give --discovery-interface one of {', '.join(sorted(names))}, or the address of one",
             )
+
+
+def address_for_others(local: str, listens: str) -> str:
+    """The address at which others reach this host, which listens on `listens` (0.0.0.0 or ::) and has the address `local` in its session
+    with the tracker. That is `local` itself, unless it means something else elsewhere (loopback, link-local of IPv6) or nobody listens on
+    it (IPv6 where IPv4 alone is listened on): then that of the default route, or else of the first interface. `local` where there is no
+    better one."""
+    here = ip_address(local.partition("%")[0])
+    here = (here.ipv4_mapped or here) if isinstance(here, IPv6Address) else here
+    versions = (4,) if listens == "0.0.0.0" else (here.version, 10 - here.version)
+    if here.version in versions and _means_one_host(here):
+        return str(here)
+    routed = (_on_default_route(version) for version in versions)
+    every = [_place(each)[0] for adapter in ifaddr.get_adapters() for each in adapter.ips]
+    others = [*routed, *(each for version in versions for each in every if each.version == version)]
+    return next((str(each) for each in others if each is not None and _means_one_host(each)), str(here))
+
+
+def _means_one_host(address: IPv4Address | IPv6Address) -> bool:
+    """Whether an address stands for the same host elsewhere on the network. Those of IPv6 that are link-local need an interface as well,
+    which has another name at each host."""
+    return not (address.is_loopback or address.is_unspecified or (address.version == 6 and address.is_link_local))
+
+
+def _on_default_route(version: int) -> IPv4Address | IPv6Address | None:
+    """The address from which this host reaches far ones; None without such a route. No packet is sent."""
+    family, far = (socket.AF_INET, "192.0.2.1") if version == 4 else (socket.AF_INET6, "2001:db8::1")
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 9))
+            return ip_address(probe.getsockname()[0].partition("%")[0])
+    except OSError:
+        return None
 
 
 def addresses_of(host: str) -> frozenset[str]:

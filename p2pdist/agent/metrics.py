@@ -35,9 +35,23 @@ class AgentCollector(Collector):
         yield rejected
         yield from self._store()
         yield GaugeMetricFamily("p2pdist_agent_streams", "Streams served to other agents", value=agent.turns.streams)
+        yield from self._tracker()
+
+    def _tracker(self) -> Iterator[Metric]:
+        agent = self._agent
         yield GaugeMetricFamily(
             "p2pdist_agent_tracker_connected", "Whether a tracker answers", value=float(agent.session.connected)
         )
+        yield GaugeMetricFamily(
+            "p2pdist_agent_unreachable",
+            "Whether other hosts cannot reach this one",
+            value=float(bool(agent.reached.problem)),
+        )
+        name, text = (
+            "p2pdist_agent_clock_ahead_seconds",
+            "This host's clock less the tracker's; 0 where it is not known",
+        )
+        yield GaugeMetricFamily(name, text, value=agent.session.clock_ahead_s or 0.0)
 
     def _store(self) -> Iterator[Metric]:
         """The states add up to all that the store counts; what is held is part of them."""

@@ -51,7 +51,6 @@ class Neighbourhood:
         self._plans: set[asyncio.Task[None]] = set()
         self._http: aiohttp.ClientSession | None = None
         session.searching = settings.trackers
-        session.port_by_link = settings.listen[1] if settings.by_link else None
 
     async def start(self) -> None:
         await self.discovery.start()

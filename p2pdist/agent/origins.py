@@ -39,7 +39,7 @@ class Origins:
                     f"trackers have named {ORIGINS_MAX} origins by now",
                     remedy="Restart this agent, or give it --origin",
                 )
-            self._named[url] = open_origin(url)
+            self._named[url] = open_origin(url, serving=True)
         return self._named[url]
 
     def prepare(self) -> None:

@@ -4,6 +4,9 @@ Each preseed pins the blobs of its package for an owner of its own, `preseed:<id
 the last has come. Pins are in the store's index and survive the agent: one that was started again finds its preseeds there, says that it
 has something for them (`Kept`, waiting), and hears from the tracker for which packages (`Keep`), or that they are over (`Release`).
 
+How long a preseed holds is a duration, counted by a clock that nobody sets. A tracker of an earlier version says a time instead, which the
+difference of the two clocks turns into a duration.
+
 A few preseeds are fetched at a time, in the order in which they were asked for.
 
 So that trackers pick and rank hosts well, they are also told what need not be fetched here (spares.py).
@@ -40,9 +43,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Kept:
-    """One preseed; `keep` is None until the tracker says, after a restart, what it is for."""
+    """One preseed; `keep` is None until the tracker says, after a restart, what it is for. `ends_at` is when its time is up, by the
+    loop's clock; None for never."""
 
     keep: Keep | None = None
+    ends_at: float | None = None
     state: KeptState = "waiting"
     reason: str = ""
     blobs: tuple[Digest, ...] = ()
@@ -53,12 +58,19 @@ class _Kept:
 
 
 class Preseeding:
-    """See the module's text. `send` says something to the tracker, if one answers."""
+    """See the module's text. `send` says something to the tracker, if one answers. `clock_ahead_s` is how far this host's clock is ahead
+    of the tracker's, None where the tracker does not tell the time."""
 
     def __init__(
-        self, store: BlobStore, pulls: Pulls, packages: Packages, send: Callable[[Kept | Spares], None]
+        self,
+        store: BlobStore,
+        pulls: Pulls,
+        packages: Packages,
+        send: Callable[[Kept | Spares], None],
+        clock_ahead_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._store, self._pulls, self._packages, self._send = store, pulls, packages, send
+        self._clock_ahead_s = clock_ahead_s
         self._spares = SparePacks(store.trees.spare, send)
         self._kept: dict[str, _Kept] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -108,8 +120,12 @@ class Preseeding:
                 return
             kept = self._kept[wanted.id] = _Kept()
         kept.keep = wanted
+        left_s = self._left_s(wanted)
+        kept.ends_at = asyncio.get_running_loop().time() + left_s if left_s is not None else None
         self._expire_later(wanted.id, kept)
         if self._kept.get(wanted.id) is not kept:
+            if wanted.left_s is None:
+                self._refuse(wanted)
             return  # its time is up
         running = kept.task is not None and not kept.task.done()
         if not running and not (kept.state == "done" and self._whole(kept)):
@@ -179,18 +195,34 @@ class Preseeding:
         found = [self._store.get(digest) for digest in kept.blobs]
         return all(blob is not None and blob.complete for blob in found)
 
+    def _left_s(self, wanted: Keep) -> float | None:
+        """How long it holds from now on, None for ever."""
+        if wanted.left_s is not None or wanted.until is None:
+            return wanted.left_s
+        return wanted.until - (time.time() - (self._clock_ahead_s() or 0.0))
+
+    def _refuse(self, wanted: Keep) -> None:
+        """The tracker asks for what is over by this host's clock: the two clocks differ, and the tracker does not tell how much."""
+        late_s = -(self._left_s(wanted) or 0.0)
+        error = Unavailable(
+            f"the preseed ended {late_s:.0f} s ago by this host's clock",
+            remedy="Set the clocks of this host and of the tracker (chrony, systemd-timesyncd)",
+        )
+        _logger.warning("preseed=%s is not fetched: %s", wanted.id, error)
+        self._send(Kept(wanted.id, "failed", reason=_reason(error)))
+
     def _expire_later(self, identifier: str, kept: _Kept) -> None:
         """Release it when its time is up, whether or not a tracker is there to say so."""
         if kept.expiry is not None:
             kept.expiry.cancel()
             kept.expiry = None
-        if kept.keep is None or kept.keep.until is None:
+        if kept.ends_at is None:
             return
-        left_s = kept.keep.until - time.time()
+        loop = asyncio.get_running_loop()
+        left_s = kept.ends_at - loop.time()
         if left_s <= 0:
             self._release(identifier)
             return
-        loop = asyncio.get_running_loop()
         kept.expiry = loop.call_later(min(left_s, TIMER_S_MAX), self._expire_later, identifier, kept)
 
     # -- saying

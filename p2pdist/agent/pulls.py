@@ -70,6 +70,7 @@ class Pull:
     blobs: list[BlobPull] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
+    unreachable: Callable[[], str] = lambda: ""
 
     def skip(self, count: int) -> None:
         """Note that so many bytes need not be moved."""
@@ -94,13 +95,28 @@ class Pull:
             self.note,
             self.output,
             self.error.problem() if self.error else None,
+            self._warning() if by["origin"] else "",
         )
+
+    def _warning(self) -> str:
+        """Why storage was read where hosts have the content, and why it will be read again."""
+        unreached = {host: why for blob in self.blobs for host, why in blob.unreached.items()}
+        said = [self.unreachable()]
+        if unreached:
+            hosts = "1 host" if len(unreached) == 1 else f"{len(unreached)} hosts"
+            first = next(iter(unreached.values()))
+            said.append(f"storage was read because {hosts} could not be reached: {first}")
+        return "; ".join(filter(None, said))
 
 
 class Pulls:
-    """All pulls of an agent, the ended ones too, up to REMEMBERED_MAX."""
+    """All pulls of an agent, the ended ones too, up to REMEMBERED_MAX. `unreachable` says why other hosts cannot reach this one, "" while
+    they can."""
 
-    def __init__(self, store: BlobStore, packages: Packages, fetcher: Fetcher) -> None:
+    def __init__(
+        self, store: BlobStore, packages: Packages, fetcher: Fetcher, *, unreachable: Callable[[], str] = lambda: ""
+    ) -> None:
+        self._unreachable = unreachable
         self._store, self._packages, self._fetcher = store, packages, fetcher
         self._pulls: OrderedDict[str, Pull] = OrderedDict()
         self._numbers = itertools.count(1)
@@ -121,7 +137,7 @@ class Pulls:
             raise Unavailable(f"{PULLS_MAX} pulls are running", remedy="Wait for some to end")
         if self._stopped:
             raise _stops()
-        pull = Pull(f"{self._boot}-{next(self._numbers)}", request, name)
+        pull = Pull(f"{self._boot}-{next(self._numbers)}", request, name, unreachable=self._unreachable)
         self._pulls[pull.id] = pull
         for old in [each for each in self._pulls.values() if each.seconds is not None][:-REMEMBERED_MAX]:
             del self._pulls[old.id]

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Protocol
 
 from p2pdist.agent.doorbell import Doorbell
@@ -37,6 +35,7 @@ from p2pdist.origin.origin import Origin, redacted
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
 from p2pdist.transfer.dial import parse_address
+from p2pdist.transfer.names import NAMES
 from p2pdist.transfer.torrent_seeds import SEEDS_MAX, Seed, TorrentSeeds
 from p2pdist.transfer.torrent_session import TorrentSession
 from p2pdist.transfer.torrent_settings import TorrentSettings
@@ -329,11 +328,6 @@ async def _next_port(address: str) -> Address | None:
     """The BitTorrent address of the agent at `address`, None where that does not resolve."""
     try:
         host, port = parse_address(address)
-        try:
-            return str(ip_address(host)), port + 1
-        except ValueError:
-            loop = asyncio.get_running_loop()
-            found = await loop.getaddrinfo(host, port + 1, type=socket.SOCK_STREAM)
-            return str(found[0][4][0]), port + 1
+        return (await NAMES.find_soon(host))[0][1], port + 1
     except (OSError, ValueError, OverflowError):
         return None

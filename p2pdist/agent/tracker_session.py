@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from p2pdist.agent.links import address_for_others
 from p2pdist.agent.outbox import gathered
 from p2pdist.model.bundle import Bundle, decode_bundle
 from p2pdist.model.digest import Digest, digest_of, parse_digest
@@ -48,6 +50,7 @@ from p2pdist.model.package import SMALL_BYTES_MAX, Descriptor, Reference
 from p2pdist.model.policy import POLICY_HEADER, PackagePolicy, decode_policy
 from p2pdist.model.request_id import passed_on
 from p2pdist.origin.origin import redacted
+from p2pdist.transfer.names import NAMES, Resolver
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
@@ -64,6 +67,9 @@ SETTLED_S = 2.0
 GATHER_S = 0.002
 """So long a join or a report waits for others of the same moment, which go out with it."""
 
+CLOCK_OFF_S = 5.0
+"""Clocks that differ by more are warned of: logs do not fit together, and certificates and signed requests to storage may be refused."""
+
 OUTBOX_MAX = 4096
 """Messages to a tracker that does not read them, before the session is broken off."""
 
@@ -76,7 +82,8 @@ class TrackerSession:
     `holdings` says what the host holds and wants, `report` what is new since the last report (None: nothing), `on_message` hears Assign,
     OriginShare, Keep, Release and Reject, `on_change` whether a tracker answers. `problem` says why none does, for people. Raises
     UsageError for what is no URL of a tracker. Credentials in a URL are used and never shown. While `searching`, trackers may be offered
-    later. With `port_by_link` the host is reached at that port of the address from which it reaches the tracker, not at that in `hello`.
+    later. With `listens`, 0.0.0.0 or :: and a port, the host is reached at that port of the address that it has in its session with the
+    tracker (links.py), not at that in `hello`. `address` is the one that was told last.
     """
 
     def __init__(
@@ -104,8 +111,11 @@ class TrackerSession:
         self._offered = asyncio.Event()
         self._url = self._urls[0] if self._urls else ""
         self.searching = False
-        self.port_by_link: int | None = None
+        self.listens: tuple[str, int] | None = None
+        self.address = hello.address
         self.connected = False
+        self.clock_ahead_s: float | None = None
+        """How far this host's clock is ahead of that of the tracker that answered last; None where it does not tell the time."""
         self.origin = self.problem = ""
 
     @property
@@ -122,7 +132,8 @@ class TrackerSession:
         """Keep a session open until cancelled; ends at once where there is no tracker and none is searched for."""
         pause = RETRY_FIRST_S
         timeout = aiohttp.ClientTimeout(total=300.0, sock_connect=CONNECT_TIMEOUT_S)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=16), timeout=timeout) as http:
+        connector = aiohttp.TCPConnector(limit=16, resolver=Resolver(NAMES), use_dns_cache=False)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
             self._http = http
             try:
                 while self._urls or self.searching:
@@ -244,22 +255,37 @@ class TrackerSession:
         self.problem = text
 
     async def _say_hello(self, socket: aiohttp.ClientWebSocketResponse) -> Welcome:
+        asked_at = time.monotonic()
         await socket.send_frame(encode(self._hello_over(socket)), aiohttp.WSMsgType.TEXT)
         welcome = await asyncio.wait_for(self._next(socket), WELCOME_TIMEOUT_S)
+        on_the_way_s = (time.monotonic() - asked_at) / 2
         if isinstance(welcome, Reject):
             raise from_problem(welcome.problem)
         if not isinstance(welcome, Welcome):
             raise Unavailable("it does not answer as a tracker does")
         if welcome.protocol != PROTOCOL_VERSION:
             raise P2PDistError(f"it speaks protocol {welcome.protocol}, this agent {PROTOCOL_VERSION}")
+        self._compare_clocks(welcome, on_the_way_s)
         return welcome
+
+    def _compare_clocks(self, welcome: Welcome, on_the_way_s: float) -> None:
+        self.clock_ahead_s = time.time() - welcome.time - on_the_way_s if welcome.time else None
+        if self.clock_ahead_s is not None and abs(self.clock_ahead_s) > CLOCK_OFF_S:
+            way = "ahead of" if self.clock_ahead_s > 0 else "behind"
+            _logger.warning(
+                "the clock of this host is %.0f s %s that of the tracker %s. Run chrony or systemd-timesyncd on both",
+                abs(self.clock_ahead_s),
+                way,
+                self.url,
+            )
 
     def _hello_over(self, socket: aiohttp.ClientWebSocketResponse) -> Hello:
         local = socket.get_extra_info("sockname")
-        if self.port_by_link is None or not local:
+        if self.listens is None or not local:
             return self._hello
-        host = f"[{local[0]}]" if ":" in local[0] else local[0]
-        return msgspec.structs.replace(self._hello, address=f"{host}:{self.port_by_link}")
+        host = address_for_others(local[0], self.listens[0])
+        self.address = f"[{host}]:{self.listens[1]}" if ":" in host else f"{host}:{self.listens[1]}"
+        return msgspec.structs.replace(self._hello, address=self.address)
 
     async def _talk(self, socket: aiohttp.ClientWebSocketResponse, welcome: Welcome) -> None:
         """Until either side ends the session; raises why."""

@@ -20,14 +20,12 @@ from p2pdist.model.errors import P2PDistError, UsageError
 
 if TYPE_CHECKING:
     from p2pdist.agent.agent import Agent, AgentSettings
-    from p2pdist.agent.links import DiscoverySettings
     from p2pdist.agent.swarming import SwarmSettings
     from p2pdist.core.transport import Policy
     from p2pdist.transfer.tls import TlsFiles
 
 
 File = click.Path(path_type=Path, dir_okay=False)
-ANY = ("0.0.0.0", "::")
 
 
 @click.command("agent")
@@ -40,7 +38,13 @@ ANY = ("0.0.0.0", "::")
 @click.option(
     "--listen", default="0.0.0.0:7071", show_default=True, metavar="HOST:PORT", help="Where other agents fetch."
 )
-@click.option("--advertise", default="", metavar="HOST:PORT", help="Where others reach this agent, if not at --listen.")
+@click.option(
+    "--advertise",
+    default="",
+    metavar="HOST:PORT",
+    help="Where others reach this agent [default: the address of --listen; where that is all addresses, the one from which this host"
+    " reaches the tracker].",
+)
 @click.option(
     "--store", default="/var/lib/p2pdist", show_default=True, type=click.Path(path_type=Path), help="Verified blobs."
 )
@@ -153,7 +157,7 @@ def command(
       p2pdist agent --tracker http://tracker:7070 --transport swarm --bt-listen 10.0.0.7:6881
     """
     from p2pdist.agent.agent import AgentSettings
-    from p2pdist.cli.daemon import listen_address, run
+    from p2pdist.cli.daemon import address_text, discovery_settings, listen_address, run
 
     address = listen_address(listen)
     trackers = tuple(url.strip() for url in tracker.split(",") if url.strip())
@@ -161,7 +165,7 @@ def command(
     settings = AgentSettings(
         trackers=trackers,
         host=name or sockets.gethostname(),
-        address=advertise or _reachable(address),
+        address=advertise or address_text(*address),
         store=store.absolute(),
         origin=origin,
         zone=zone,
@@ -172,7 +176,7 @@ def command(
         download_bytes_s=parse_rate(download_limit) if download_limit else None,
         preseed_bytes_s=parse_rate(preseed_limit) if preseed_limit else None,
         tls=_tls_files(tls_cert, tls_key, tls_ca, tls_name),
-        discovery=_discovery(address, advertise, network_id, discovery_interface) if discover else None,
+        discovery=discovery_settings(address, network_id, discovery_interface) if discover else None,
         swarm=_swarm(transport, address, bt_listen, tls=tls_cert is not None),
         drain_s=drain_seconds,
     )
@@ -208,17 +212,6 @@ def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *
     if port >= 1 << 16:
         raise UsageError("there is no port for BitTorrent next to port 65535", remedy="Give --bt-listen, too")
     return SwarmSettings(policy, (host, port), required=bool(bt_listen), forced=transport is not None)
-
-
-def _discovery(
-    address: tuple[str, int], advertise: str, network_id: str, interfaces: tuple[str, ...]
-) -> DiscoverySettings | None:
-    from dataclasses import replace
-
-    from p2pdist.cli.daemon import discovery_settings
-
-    settings = discovery_settings(address, network_id, interfaces)
-    return replace(settings, by_link=not advertise and address[0] in ANY) if settings is not None else None
 
 
 async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path, level_now: Callable[[], Any]) -> None:
@@ -294,13 +287,3 @@ def _read_again(agent: Agent, level_now: Callable[[], Any]) -> None:
         logger.error("the certificates stay as they were: %s", error)
     else:
         logger.info("certificates were read again")
-
-
-def _reachable(address: tuple[str, int]) -> str:
-    """The address that others use when this agent listens on all of its addresses: the one its name stands for."""
-    from p2pdist.cli.daemon import address_text
-
-    host, port = address
-    if host in ANY:
-        host = sockets.gethostname()
-    return address_text(host, port)

@@ -86,6 +86,8 @@ def pull(digest: str, target: Path, socket: Path, as_json: bool) -> None:
         raise from_problem(status.error)
     if status.state != "done":
         raise P2PDistError(f"the agent gave up on {blob}: {status.note or status.state}")
+    if status.warning:
+        output.line(f"{blob}: {status.warning}. Run p2pdist doctor on the hosts that are named")
     if as_json:
         output.print_json(
             {

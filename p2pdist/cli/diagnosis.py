@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 from p2pdist.cli.output import amount
 from p2pdist.model.errors import P2PDistError, UsageError
@@ -180,6 +181,41 @@ async def agent(path: Path) -> list[Finding]:
         why = f"the agent has no session with {tracker['url']}: {tracker.get('problem') or 'no answer'}"
         return [Finding("agent", "failed", why, "See whether the tracker answers this host")]
     return [Finding("agent", "ok", f"{status.get('host', '')} answers on {path}")]
+
+
+async def reachability(path: Path, urls: Sequence[str]) -> list[Finding]:
+    """Whether a tracker can connect to this host's agent at the address that it gives to others; nothing where no agent or no tracker
+    says."""
+    import aiohttp
+    import msgspec
+
+    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.reachability import REMEDY
+    from p2pdist.model.errors import UNDECODABLE
+    from p2pdist.model.messages import Reachability
+    from p2pdist.origin.origin import redacted
+
+    try:
+        status = await asyncio.to_thread(LocalClient(path, answer_s=ANSWER_S).status)
+    except P2PDistError:
+        return []  # agent() says so
+    host = str(status.get("host", ""))
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as http:
+        for url in urls:
+            try:
+                where = f"{url.rstrip('/')}/v1/hosts/{quote(host, safe='')}/reachability"
+                async with http.get(where) as answer:
+                    body = await answer.content.read(1 << 16)
+                if answer.status != 200:
+                    continue
+                found = msgspec.json.decode(body, type=Reachability)
+            except (aiohttp.ClientError, TimeoutError, OSError, *UNDECODABLE):
+                continue  # trackers() says so
+            if found.problem:
+                why = f"others cannot reach {host} at {found.address}: {found.problem}{found.hint}. They read storage instead"
+                return [Finding("reachability", "failed", why, REMEDY)]
+            return [Finding("reachability", "ok", f"{redacted(url)} reaches {host} at {found.address}")]
+    return []
 
 
 async def origin(url: str) -> list[Finding]:

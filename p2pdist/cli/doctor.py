@@ -39,8 +39,9 @@ MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "failed": ("FA
 def command(
     tracker: str, listen: str, store: Path, origin: str, policies: Path | None, socket: Path, as_json: bool
 ) -> int:
-    """Look at this host as an agent would need it: clock, ports, mounts, origin, disk, versions and tracker. Takes the same options and
-    variables as the agent. Ends with 1 when something fails; warnings say what will be slower or less convenient.
+    """Look at this host as an agent would need it: clock, ports, mounts, origin, disk, versions, tracker, and whether others reach its
+    agent. Takes the same options and variables as the agent. Ends with 1 when something fails; warnings say what will be slower or less
+    convenient.
 
     \b
     Examples:
@@ -70,6 +71,7 @@ async def _look(tracker: str, listen: str, store: Path, origin: str, socket: Pat
         diagnosis.trackers(urls),
         diagnosis.port(address),
         diagnosis.agent(socket),
+        diagnosis.reachability(socket, urls),
         diagnosis.origin(origin),
         asyncio.to_thread(diagnosis.store, store),
         asyncio.to_thread(diagnosis.mounts, store),

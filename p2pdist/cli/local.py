@@ -50,7 +50,10 @@ def follow_pull(client: LocalClient, reference: str, *, quiet: bool, priority: P
                 if count:
                     progress(source, count, status.bytes_total - status.bytes_cached)
 
-        return client.pull(PullRequest(package=name, priority=priority), show)
+        status = client.pull(PullRequest(package=name, priority=priority), show)
+    if status.warning:
+        output.line(f"{name}: {status.warning}. Run p2pdist doctor on the hosts that are named")
+    return status
 
 
 def pulled_name(reference: str, pulled: PullStatus) -> str:

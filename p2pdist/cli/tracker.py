@@ -145,7 +145,7 @@ async def _serve(
     from tracker.state.documents import Documents
     from tracker.state.preseeds import PreseedDatabase, is_postgresql
 
-    origin = open_origin(origin_url) if origin_url else None
+    origin = open_origin(origin_url, serving=True) if origin_url else None
     fleet = Fleet(
         started_at=time.monotonic(),
         origin=origin_url,

@@ -49,7 +49,8 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
 class Hello(Message, frozen=True):
     """Opens a session. `address` is where other agents reach this one (host:port). None of the names may hold white space.
     `upload_bytes_s` and `download_bytes_s` are the limits that the host was given, 0 for none; `bt_port` is where it answers BitTorrent
-    peers, 0 for nowhere."""
+    peers, 0 for nowhere. `tls`: it speaks TLS with other agents. `instance` names the running agent, so that it is known again when its
+    address has changed."""
 
     protocol: int
     host: Annotated[HostName, Meta(min_length=1)]
@@ -58,6 +59,8 @@ class Hello(Message, frozen=True):
     rack: HostName = ""
     upload_bytes_s: Annotated[float, Meta(ge=0)] = 0.0
     bt_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    tls: bool = False
+    instance: Annotated[str, Meta(max_length=64)] = ""
     download_bytes_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
@@ -98,13 +101,15 @@ class Report(Message, frozen=True):
 
 
 class Complaint(Message, frozen=True):
-    """A source failed this host in one stripe. `source` is a host name, or "" for the origin."""
+    """A source failed this host in one stripe. `source` is a host name, or "" for the origin. `nameless`: it could not be reached because
+    this host's name servers do not answer, so that no host whose address is a name is of use to it now."""
 
     blob: WireDigest
     stripe: StripeNumber
     source: HostName
     reason: Reason
     piece: Count | None = None
+    nameless: bool = False
 
 
 class Left(Message, frozen=True):
@@ -142,11 +147,13 @@ class Spares(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Answers Hello: how often to report, and where central storage is (empty when agents are to know themselves)."""
+    """Answers Hello: how often to report, and where central storage is (empty when agents are to know themselves). `time` is what the
+    tracker's clock says, in seconds since the epoch; 0 from trackers that do not say it."""
 
     protocol: int
     report_interval_s: float
     origin: str = ""
+    time: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class Pace(Message, frozen=True):
@@ -168,13 +175,15 @@ class Assign(Message, frozen=True):
 
 
 class Keep(Message, frozen=True):
-    """Hold this package, by digest, pinned for the owner `preseed:<id>`, until the time `until` (seconds since the epoch) if there is one.
-    Said again it changes nothing but asks for a `Kept`, and after a failure for another try."""
+    """Hold this package, by digest, pinned for the owner `preseed:<id>`, for `left_s` seconds from now if that is given. `until` is the
+    same moment by the tracker's clock, in seconds since the epoch, for agents that know no `left_s`. Said again it changes nothing but
+    asks for a `Kept`, and after a failure for another try."""
 
     id: PreseedId
     package: Annotated[str, Meta(max_length=512)]
     priority: Priority = "preseed"
     until: Annotated[float, Meta(ge=0)] | None = None
+    left_s: float | None = None
 
 
 class Release(Message, frozen=True):
@@ -230,6 +239,22 @@ def decode_from_tracker(data: bytes | str) -> FromTracker:
         raise UsageError(f"malformed session message: {' '.join(str(error).split())[:300]}") from error
 
 
+class Reachability(msgspec.Struct, frozen=True):
+    """Answer of a tracker to GET /v1/hosts/{name}/reachability. `problem` is why the host cannot be reached at `address`, empty when it
+    can; `seen_from` is the address from which the question came."""
+
+    host: str
+    address: str
+    problem: str = ""
+    seen_from: str = ""
+
+    @property
+    def hint(self) -> str:
+        """Where the host might be reached, if the tracker saw it come from another address; to be put behind the problem."""
+        here = self.address.rpartition(":")[0].strip("[]")
+        return f" (the tracker sees this host at {self.seen_from})" if self.seen_from not in ("", here) else ""
+
+
 # -- agent to agent
 
 
@@ -274,7 +299,8 @@ class PullRequest(msgspec.Struct, frozen=True):
 
 class PullStatus(msgspec.Struct, frozen=True):
     """Progress of a pull. Byte counts cover the layers, and each byte once: one that two sources had under way counts for the one that
-    was first (p2pdist_agent_received_bytes_total counts both); bytes_cached were in the store before."""
+    was first (p2pdist_agent_received_bytes_total counts both); bytes_cached were in the store before. `warning` says why storage was read
+    where other hosts have the content, or will have to be."""
 
     id: str
     state: Literal["waiting", "running", "done", "failed"]
@@ -289,6 +315,7 @@ class PullStatus(msgspec.Struct, frozen=True):
     note: str = ""
     output: str = ""
     error: dict[str, Any] | None = None
+    warning: str = ""
 
 
 WAYS_TO_SHOW = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")

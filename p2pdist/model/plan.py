@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Annotated
 
 from msgspec import Meta
@@ -35,6 +36,16 @@ class Source:
 
 
 ORIGIN = Source("", "")
+
+
+def by_name(address: Address) -> bool:
+    """Whether the host of `address` (host:port) is given by name, which must be looked up, and not in numbers."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        ip_address(host)
+    except ValueError:
+        return bool(host)
+    return False
 
 
 @dataclass(frozen=True, slots=True)

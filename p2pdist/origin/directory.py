@@ -27,10 +27,13 @@ LOCK_WAIT_S = 30.0
 
 class Directory:
     """Objects below the directory `root`. Reading needs it to exist; the first write makes it in an existing parent, not deeper, so that a
-    file system which is not mounted is noticed."""
+    file system which is not mounted is noticed. With `serving`, as for a tracker or an agent, a root that is not there, or is empty
+    after something was read from it, is storage that is away (Unavailable) and not a wrong name (NotFound)."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, serving: bool = False) -> None:
         self.root = root
+        self._serving = serving
+        self._was_read = False
         self.url = "file://" + quote_from_bytes(os.fsencode(root))
 
     def path(self, key: str) -> Path:
@@ -44,6 +47,7 @@ class Directory:
             except FileNotFoundError:
                 self._check_root()
                 return None
+            self._was_read = True
             with stream:
                 size = os.fstat(stream.fileno()).st_size
                 if size > limit:
@@ -57,6 +61,7 @@ class Directory:
             except FileNotFoundError:
                 self._check_root()
                 return None
+            self._was_read = True
             try:
                 data = os.pread(handle, length, start)
                 while 0 < len(data) < length:
@@ -73,6 +78,8 @@ class Directory:
             try:
                 return self.path(key).stat().st_size
             except FileNotFoundError:
+                if self._serving:
+                    self._check_root()
                 return None
 
     def write(self, key: str, chunks: Iterator[bytes], size: int) -> None:
@@ -198,9 +205,15 @@ class Directory:
     def _check_root(self) -> None:
         if not self.root.is_dir():
             raise self._absent()
+        if self._serving and self._was_read and not any(self.root.iterdir()):
+            raise Unavailable(
+                f"{self.url} is empty, and was not before",
+                remedy="Mount the file system that belongs there, or bring its content back",
+            )
 
-    def _absent(self) -> NotFound:
-        return NotFound(f"there is no directory {self.url}", remedy="Check the path, mount or create the directory")
+    def _absent(self) -> P2PDistError:
+        kind = Unavailable if self._serving else NotFound
+        return kind(f"there is no directory {self.url}", remedy="Check the path, mount or create the directory")
 
     @contextlib.contextmanager
     def _failures(self, key: str, needed: int = 0) -> Iterator[None]:

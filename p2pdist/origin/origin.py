@@ -91,8 +91,9 @@ class Origin(Protocol):
         """Release threads and connections."""
 
 
-def open_origin(url: str) -> Origin:
-    """The origin at `url`; nothing is read yet. Raises UsageError for a URL that no driver serves."""
+def open_origin(url: str, *, serving: bool = False) -> Origin:
+    """The origin at `url`; nothing is read yet. `serving`: for a tracker or an agent, to which a directory that is not there is storage
+    that is away, and may come back. Raises UsageError for a URL that no driver serves."""
     from p2pdist.origin.layout import LayoutOrigin
 
     try:
@@ -107,7 +108,7 @@ def open_origin(url: str) -> Origin:
         path = unquote(parts.path)
         if host not in ("", "localhost") or not path.startswith("/") or "\0" in path or parts.query or parts.fragment:
             raise UsageError(f"{redacted(url)!r} names no local directory", remedy="Write file:///absolute/path")
-        return LayoutOrigin(Directory(Path(path)))
+        return LayoutOrigin(Directory(Path(path), serving=serving))
     if scheme in BUCKET_SCHEMES or scheme in WEB_SCHEMES:
         from p2pdist.origin.bucket import Bucket
 

@@ -109,6 +109,11 @@ class IncomingStream:
         with self._lock:
             return self._receiving()
 
+    @property
+    def answered(self) -> bool:
+        """Whether the source was reached and has begun to answer."""
+        return self._intake is not None
+
     def _receiving(self) -> int | None:
         piece = self._intake.receiving() if self._intake is not None else None
         return piece if piece is not None and piece < self._layout.count else None

@@ -1,4 +1,4 @@
-"""Opening a connection to another agent, with a time limit, and TLS where it is spoken."""
+"""Opening a connection to another agent, with time limits for its name and for the connection, and TLS where it is spoken."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from p2pdist.model.plan import Source
+from p2pdist.transfer.names import NAMES
 from p2pdist.transfer.tls import Tls
 
 KEEPALIVE_S = 3
@@ -36,25 +37,25 @@ def connect(source: Source, adopt: Adopt, *, timeout_s: float, dead_after_s: flo
     """A connection to `source`, whose kernel may be silent for `dead_after_s`; raises Unreachable."""
     try:
         host, port = parse_address(source.address)
-        candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        candidates = NAMES.find(host)
     except (OSError, ValueError) as error:
-        raise Unreachable(f"the address of {source} does not resolve: {error}") from None
+        raise Unreachable(f"{source} at {source.address} cannot be reached: {error}") from None
     deadline = time.monotonic() + timeout_s
     last: OSError = TimeoutError(f"no answer within {timeout_s:g} s")
-    for family, kind, protocol, _, address in candidates:
+    for family, address in candidates:
         left = deadline - time.monotonic()
         if left <= 0:
             break
         try:
-            connection = socket.socket(family, kind, protocol)
+            connection = socket.socket(family, socket.SOCK_STREAM)
             adopt(connection)
             connection.settimeout(left)
-            connection.connect(address)
+            connection.connect((address, port))
             _configure(connection, dead_after_s)
             return connection
         except OSError as error:
             last = error
-    raise Unreachable(f"{source} at {source.address} cannot be reached: {last}")
+    raise Unreachable(f"{source} at {source.address} cannot be reached: {last.strerror or last}")
 
 
 def secure(connection: socket.socket, source: Source, tls: Tls, adopt: Adopt, *, timeout_s: float) -> ssl.SSLSocket:

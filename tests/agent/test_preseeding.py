@@ -31,13 +31,16 @@ class Rig:
         self.layout = LocalLayout(directory / "origin")
         self.layout.scratch()
         self.said: list[Kept] = []
+        self.clock_ahead_s: float | None = None
         self.open()
 
     def open(self) -> None:
         settings = AgentSettings((), "h1", "127.0.0.1:7071", self.directory / "store", origin=self.layout.url)
         self.agent = Agent(settings)
         agent = self.agent
-        self.preseeding = Preseeding(agent.store, agent.pulls, agent._packages, self.said.append)
+        self.preseeding = Preseeding(
+            agent.store, agent.pulls, agent._packages, self.said.append, lambda: self.clock_ahead_s
+        )
 
     async def close(self) -> None:
         await self.preseeding.stop()
@@ -48,8 +51,10 @@ class Rig:
         file.write_bytes(os.urandom(pieces * PIECE))
         return (await push_blob(file, self.layout)).digest
 
-    async def keep(self, identifier: str, digest: Digest, until: float | None = None) -> None:
-        self.preseeding.heard(Keep(identifier, str(blob_reference(digest)), until=until))
+    async def keep(
+        self, identifier: str, digest: Digest, until: float | None = None, left_s: float | None = None
+    ) -> None:
+        self.preseeding.heard(Keep(identifier, str(blob_reference(digest)), until=until, left_s=left_s))
 
     async def arrive(self, digest: Digest) -> None:
         """Let a blob that is being pulled come from the origin."""
@@ -153,7 +158,7 @@ async def test_its_time_is_up_without_a_tracker(rig: Rig) -> None:
     await wait(lambda: not rig.owners(digest))
     pulls = len(rig.agent.pulls.list())
     rig.said.clear()
-    await rig.keep("p2", digest, until=time.time() - 1)
+    await rig.keep("p2", digest, left_s=-1.0)
     rig.preseeding.connected()
     await asyncio.sleep(0.1)
     assert rig.said == [] and not rig.owners(digest) and len(rig.agent.pulls.list()) == pulls
@@ -184,3 +189,34 @@ async def test_what_is_kept_has_a_limit(rig: Rig, monkeypatch: pytest.MonkeyPatc
     await rig.keep("p1", digest)
     await rig.keep("p2", digest)
     assert rig.said[-1].id == "p2" and rig.said[-1].reason.startswith("unavailable: this host keeps 1 preseeds")
+
+
+@pytest.mark.parametrize("ahead_s", [7200.0, -7200.0, 599.0])
+async def test_a_preseed_lasts_as_long_on_a_host_whose_clock_is_wrong(rig: Rig, ahead_s: float) -> None:
+    """`until` is by the tracker's clock; what counts is how long it is from now on."""
+    digest = await rig.publish(1)
+    await rig.keep("p1", digest, until=time.time() - ahead_s + 600, left_s=600.0)
+    left_s = rig.preseeding._kept["p1"].ends_at - asyncio.get_running_loop().time()  # type: ignore[operator]
+    assert 590 < left_s <= 600
+    await rig.arrive(digest)
+    await wait(lambda: rig.states("p1")[-1:] == ["done"])
+    rig.preseeding._kept["p1"].ends_at = asyncio.get_running_loop().time()
+    rig.preseeding._expire_later("p1", rig.preseeding._kept["p1"])
+    await wait(lambda: not rig.owners(digest))
+
+
+@pytest.mark.parametrize("ahead_s", [7200.0, -7200.0])
+async def test_a_time_by_the_trackers_clock_is_turned_into_a_duration(rig: Rig, ahead_s: float) -> None:
+    """An earlier tracker names a time only; the session has measured by how much the clocks differ."""
+    digest, rig.clock_ahead_s = await rig.publish(1), ahead_s
+    await rig.keep("p1", digest, until=time.time() - ahead_s + 600)
+    left_s = rig.preseeding._kept["p1"].ends_at - asyncio.get_running_loop().time()  # type: ignore[operator]
+    assert 590 < left_s <= 600
+
+
+async def test_what_is_over_by_this_hosts_clock_alone_fails_for_its_clock(rig: Rig) -> None:
+    """A tracker that tells neither how long nor what time it is: nothing is dropped without a word."""
+    digest = await rig.publish(1)
+    await rig.keep("p1", digest, until=time.time() - 6600)
+    assert rig.states("p1") == ["failed"] and "clock" in rig.said[-1].reason
+    assert not rig.owners(digest)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -45,6 +48,10 @@ class Host:
         return Report() if self.news else None
 
 
+hellos: list[str] = []
+"""What agents said first, all of them."""
+
+
 @asynccontextmanager
 async def tracker(script: Script) -> AsyncIterator[str]:
     """A WebSocket server that follows `script(socket, number of the session)` after each hello."""
@@ -55,7 +62,7 @@ async def tracker(script: Script) -> AsyncIterator[str]:
         sessions += 1
         socket = web.WebSocketResponse()
         await socket.prepare(request)
-        await socket.receive()
+        hellos.append((await socket.receive()).data)
         await script(socket, sessions)
         return socket
 
@@ -249,3 +256,46 @@ def test_what_is_no_url_of_a_tracker_is_refused_without_showing_credentials() ->
         Host("http://user:hidden@host:99999")
     assert "hidden" not in str(failure.value)
     assert Host("http://user:hidden@host:1").session.urls == ["http://host:1"]
+
+
+@pytest.mark.parametrize(("ahead_s", "words"), [(7200.0, "7200 s ahead of"), (-600.0, "600 s behind"), (0.0, "")])
+async def test_a_clock_that_is_wrong_is_measured_and_warned_of(
+    ahead_s: float, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str(encode(Welcome(PROTOCOL_VERSION, 0.05, time=time.time() - ahead_s)).decode())
+        await stay(socket)
+
+    async with tracker(script) as url, running(Host(url)) as host:
+        assert await host.session.wait_connected(3)
+        assert host.session.clock_ahead_s == pytest.approx(ahead_s, abs=4)
+    assert words in caplog.text and ("the clock of this host" in caplog.text) == bool(words)
+
+
+async def test_a_tracker_that_tells_no_time_is_compared_with_nothing() -> None:
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str('{"type":"welcome","protocol":1,"report_interval_s":0.05}')
+        await stay(socket)
+
+    async with tracker(script) as url, running(Host(url)) as host:
+        assert await host.session.wait_connected(3)
+        assert host.session.clock_ahead_s is None
+
+
+async def test_an_agent_that_listens_on_all_addresses_gives_the_one_of_its_session() -> None:
+    """Its host name, which it gave before, may mean nothing elsewhere, or 127.0.1.1."""
+
+    async def script(socket: web.WebSocketResponse, number: int) -> None:
+        await socket.send_str(WELCOME)
+        await stay(socket)
+
+    hellos.clear()
+    host = Host()
+    async with tracker(script) as url:
+        host.session.offer([url])
+        host.session.searching, host.session.listens = True, ("0.0.0.0", 7999)
+        async with running(host):
+            assert await host.session.wait_connected(3)
+    address = msgspec.json.decode(hellos[-1])["address"]
+    name, _, port = address.rpartition(":")
+    assert port == "7999" and ipaddress.ip_address(name) and host.session.address == address

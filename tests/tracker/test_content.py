@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import NotFound
+from p2pdist.model.errors import NotFound, Unavailable
+from p2pdist.model.package import Descriptor, Reference, blob_reference, parse_reference
+from p2pdist.origin.layout import LocalLayout
 from p2pdist.origin.origin import Origin, open_origin
+from p2pdist.package.push import push_blob
+from tracker import content as module
 from tracker.content import Content
 from tracker.state.documents import FILE_NAME, Documents
 
@@ -74,3 +78,101 @@ async def test_a_document_that_was_read_outlives_the_origin(tmp_path: Path, layo
     shutil.rmtree(layout)
     assert await Content(opened(layout), documents).read(digest_of(b"document")) == b"document"
     documents.close()
+
+
+async def pushed(directory: Path) -> tuple[LocalLayout, Reference, Reference]:
+    """A layout with one package, by tag and by digest."""
+    layout = LocalLayout(directory / "pushed")
+    layout.scratch()
+    (directory / "content").write_bytes(b"content" * 1000)
+    blob = await push_blob(directory / "content", layout)
+    tag = blob_reference(blob.digest)
+    return layout, tag, Reference("any/name", digest=(await layout.resolve(tag)).digest)
+
+
+def serving(layout: LocalLayout) -> Origin:
+    return open_origin(layout.url, serving=True)
+
+
+@pytest.mark.parametrize("away", ["gone", "empty"])
+async def test_a_package_that_is_known_needs_no_origin_by_tag_or_by_digest(
+    tmp_path: Path, away: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, tag, by_digest = await pushed(tmp_path)
+    content = Content(serving(layout))
+    await content.bundle((await content.resolve(tag)).digest)
+    shutil.rmtree(tmp_path / "pushed")
+    if away == "empty":  # as where a file system is not mounted
+        (tmp_path / "pushed").mkdir()
+    monkeypatch.setattr(module, "TAG_FRESH_S", 0.0)
+    assert (await content.resolve(by_digest)).digest == by_digest.digest
+    assert await content.resolve(by_digest) == await content.resolve(by_digest)
+    assert (await content.resolve(tag)).digest == by_digest.digest
+    assert await content.bundle(by_digest.digest)
+    with pytest.raises(Unavailable):
+        await content.resolve(parse_reference("another:tag"))
+    with pytest.raises(Unavailable):
+        await content.resolve(Reference("another", digest=digest_of(b"another")))
+    await layout.close()
+
+
+async def test_tags_digests_and_layers_outlive_a_restart_while_the_origin_is_away(tmp_path: Path) -> None:
+    layout, tag, by_digest = await pushed(tmp_path)
+    documents = Documents(tmp_path / "state")
+    before = Content(serving(layout), documents)
+    described = await before.resolve(tag)
+    await before.bundle(described.digest)
+    layer = next(iter(before._layers.values()))
+    documents.close()
+    shutil.rmtree(tmp_path / "pushed")
+    documents = Documents(tmp_path / "state")
+    after = Content(serving(layout), documents)
+    assert await after.resolve(tag) == described
+    assert (await after.resolve(by_digest)).digest == described.digest
+    assert await after.bundle(described.digest)
+    assert await after.layer(layer.digest) == layer
+    documents.close()
+    await layout.close()
+
+
+async def test_a_layer_that_is_known_is_no_question_to_an_origin_that_is_away(tmp_path: Path) -> None:
+    """A layer that was never pushed alone: an agent that hears NotFound asks for it as a layer."""
+    layout, tag, _ = await pushed(tmp_path)
+    content = Content(serving(layout))
+    layer = Descriptor("layer", digest_of(b"layer"), 5)
+    content._layers[layer.digest] = layer
+    with pytest.raises(NotFound):
+        await content.resolve(blob_reference(layer.digest))
+    shutil.rmtree(tmp_path / "pushed")
+    with pytest.raises(NotFound, match="cannot be now"):
+        await content.resolve(blob_reference(layer.digest))
+    with pytest.raises(Unavailable):
+        await content.resolve(tag)
+    await layout.close()
+
+
+async def test_an_origin_that_hangs_keeps_nobody_waiting_for_a_tag_that_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, tag, _ = await pushed(tmp_path)
+
+    class Hangs:
+        url = layout.url
+        asked = 0
+
+        async def resolve(self, reference: Reference) -> Descriptor:
+            self.asked += 1
+            if self.asked > 1:
+                await asyncio.Event().wait()
+            return await layout.resolve(reference)
+
+    origin = Hangs()
+    content = Content(origin)  # type: ignore[arg-type]
+    described = await content.resolve(tag)
+    monkeypatch.setattr(module, "TAG_FRESH_S", 0.0)
+    monkeypatch.setattr(module, "TAG_WAIT_S", 0.02)
+    assert await content.resolve(tag) == described
+    assert await content.resolve(tag) == described and origin.asked == 2
+    for task in content._reads.values():
+        task.cancel()
+    await layout.close()

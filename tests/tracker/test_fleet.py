@@ -562,3 +562,33 @@ def test_one_impossible_holding_does_not_hide_the_others() -> None:
         answer.message.blob for answer in answers if isinstance(answer, Send) and isinstance(answer.message, Reject)
     ] == [BLOB]
     assert list(control.fleet.swarms) == [OTHER]
+
+
+def test_a_host_that_cannot_look_names_up_is_given_none_that_is_known_by_name() -> None:
+    """Its name servers are silent: going through all hosts by name would keep it from the origin for long, and none is at fault."""
+    control = Control()
+    control.open(*(f"h{number}" for number in range(50)), "late")
+    for number in range(50):
+        control.join(f"h{number}", 8)
+    control.join("late")
+    control.tick(JOIN_BATCH_S)
+    first = control.parent("late")
+    assert first
+    control.say("late", Complaint(BLOB, 0, first, "refused", nameless=True))
+    control.tick(RETRY_S)
+    assert control.parent("late") == ""
+    assert not any(host.blamed for host in control.fleet.hosts.values())
+
+
+def test_a_host_that_cannot_look_names_up_receives_from_one_that_is_known_by_its_address() -> None:
+    control = Control()
+    control.open("h1", "h2", "late")
+    control.open("numbers", address="10.0.0.7:7071")
+    for host in ("h1", "h2", "numbers"):
+        control.join(host, 8)
+    control.join("late")
+    control.tick(JOIN_BATCH_S)
+    if control.parent("late") != "numbers":
+        control.say("late", Complaint(BLOB, 0, control.parent("late") or "", "refused", nameless=True))
+        control.tick(RETRY_S)
+    assert control.parent("late") == "numbers"

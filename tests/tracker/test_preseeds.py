@@ -185,7 +185,10 @@ def test_its_time_is_up_or_it_is_cancelled(world: World) -> None:
     world.join("h1", "h2")
     world.ask("p", hosts=["h1"], ttl=10)
     world.ask("q", hosts=["h1", "h2"])
-    assert world.tracker.told[0] == ("h1", Keep("p", world.rows["p"].package, until=world.rows["p"].expires_at))
+    assert world.tracker.told[0] == (
+        "h1",
+        Keep("p", world.rows["p"].package, until=world.rows["p"].expires_at, left_s=10.0),
+    )
     world.wait(11)
     assert (world.state("p"), world.keeping("p")) == ("expired", [])
     world.leave("h2")

@@ -36,6 +36,7 @@ from p2pdist.model.messages import (
     Report,
     Welcome,
 )
+from p2pdist.model.plan import by_name
 from tracker.core.adoption import adopt
 from tracker.core.assignments import assignments
 from tracker.core.balance import PAUSE_S, balance
@@ -81,6 +82,8 @@ from tracker.core.tail import Tail
 RETRY_S = 0.5
 PARTED_S = 30.0
 """For so long two hosts are not parted again because little comes from the one to the other."""
+NAMELESS_S = 15.0
+"""So long a host whose name servers do not answer is given no other that is known by name."""
 
 HOSTS_MAX = 200_000
 SWARMS_MAX = 100_000
@@ -151,6 +154,7 @@ class Fleet:
             out.append(Drop(host.session))
         host.forgive(now=now, started_anew=True)
         host.address, host.zone, host.rack, host.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port
+        host.tls, host.instance = hello.tls, hello.instance
         host.session, host.absent_since, host.origin_share, host.leaving = session, None, 0.0, False
         host.download_bytes_s = hello.download_bytes_s
         self.capacities.declare(host.name, hello.upload_bytes_s)
@@ -361,6 +365,11 @@ class Fleet:
             self._pace(self.close_watch.begin(now=now), CLOSE_S, out)
         if reason == "slow":
             return
+        if complaint.nameless:
+            self._nameless(swarm, child, now)
+            if child.parents[stripe] == source:
+                swarm.detach(stripe, name)
+            return
         child.complaints[stripe] += 1
         if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
             if free_blocked(swarm, stripe, name, now=now):
@@ -383,6 +392,13 @@ class Fleet:
             elif reason != "reset" or not self.standing.excused(swarm, now=now):
                 self.standing.blame(host, name, reason, now=now)
         self.schedule.ask(swarm.blob, reason, now)
+
+    def _nameless(self, swarm: Swarm, child: Member, now: float) -> None:
+        """A host cannot look names up: for a while it is given no host that is known by name, and none of them is at fault. What
+        it receives from some of them goes on."""
+        named = [name for name in swarm.members if by_name(self.hosts[name].address)]
+        swarm.avoided.update({(child.host, name): now + NAMELESS_S for name in named if name != child.host})
+        self.schedule.ask(swarm.blob, "nameless", now)
 
     def _pace(self, names: Iterable[str], interval_s: float, out: list[Command]) -> None:
         """Ask hosts to report at this interval."""

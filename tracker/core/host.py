@@ -19,7 +19,8 @@ class Host:
     """One host: where others reach it, its session (None while absent), its swarms, those of them in which it still lacks pieces, and
     who blames it for what; `origin_share` is what it was told in its session that it may read of the origin (bytes/s); `bt_port` is where
     it answers BitTorrent peers, 0 for nowhere; `download_bytes_s` is what it lets itself receive, 0 for no limit; `sent_at` is when it last
-    said that it had sent something; `leaving`: it said that it is about to end."""
+    said that it had sent something; `leaving`: it said that it is about to end; `tls`: it speaks TLS with others; `instance` names the agent
+    that runs there."""
 
     name: str
     address: str = ""
@@ -35,6 +36,8 @@ class Host:
     download_bytes_s: float = 0.0
     sent_at: float = -inf
     leaving: bool = False
+    tls: bool = False
+    instance: str = ""
 
     @property
     def available(self) -> bool:

@@ -229,7 +229,8 @@ class Preseeds:
                     preseed.lost[name] = holder.failure(name)
                 if self._session(name) is not None:
                     out.append(Tell(name, Release(record.id)))
-        keep = Keep(record.id, record.package, preseed.request.priority, record.expires_at)
+        left_s = record.expires_at - now if record.expires_at is not None else None
+        keep = Keep(record.id, record.package, preseed.request.priority, record.expires_at, left_s)
         for name in members if record.state not in ENDED else list(preseed.holders):
             session = self._session(name)
             if session is None:

@@ -59,6 +59,7 @@ def make_app(service: Service, preseeding: Preseeding | None = None) -> web.Appl
             web.get("/v1/policies", policies.policies),
             web.get("/v1/hosts", scheduler.hosts),
             web.get("/v1/hosts/{name}", scheduler.host),
+            web.get("/v1/hosts/{name}/reachability", scheduler.reachability),
             web.get("/v1/swarms", scheduler.swarms),
             web.get("/v1/swarms/{digest}", scheduler.swarm),
             web.get("/v1/swarms/{digest}/story", scheduler.story),

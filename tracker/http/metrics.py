@@ -57,6 +57,12 @@ class TrackerCollector(Collector):
         shunned = sum(host.shunned for host in fleet.hosts.values())
         yield GaugeMetricFamily("p2pdist_tracker_shunned_hosts", "Hosts that nobody receives from", value=shunned)
 
+        name, text = (
+            "p2pdist_tracker_unreachable_hosts",
+            "Hosts connected that others cannot reach, who read storage instead",
+        )
+        yield GaugeMetricFamily(name, text, value=self._service.reach.unreachable())
+
     def _zone(self, zone: str) -> str:
         """The label of a zone, the same from scrape to scrape."""
         if zone not in self._zones and len(self._zones) < ZONES_MAX:

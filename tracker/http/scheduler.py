@@ -66,6 +66,11 @@ async def host(request: web.Request) -> web.Response:
     return _answer(_host(found) | {"swarms": list(found.swarms)})
 
 
+async def reachability(request: web.Request) -> web.Response:
+    """GET /v1/hosts/{name}/reachability: whether the tracker can connect to it; `problem` says why not."""
+    return _answer(await request.app[SERVICE].reach.look(request.match_info["name"], request.remote or ""))
+
+
 def _find_swarm(request: web.Request) -> Swarm:
     digest = parse_digest(request.match_info["digest"])
     found = request.app[SERVICE].fleet.swarms.get(digest)

@@ -1,7 +1,8 @@
-"""Small documents (manifests, configs, piece lists) kept in SQLite, so that a restarted tracker need not read the origin again.
+"""Small documents (manifests, configs, piece lists) kept in SQLite, so that a restarted tracker need not read the origin again; and what
+tags and layers were said to be last, for a restart while the origin is away.
 
-Least recently used ones go when the total passes BYTES_MAX. What is read back is checked against its digest. They are a convenience: a
-disk that fails later is logged, and the origin is read instead.
+Least recently used documents go when their total passes BYTES_MAX, the oldest descriptors over DESCRIPTORS_MAX. A document that is read
+back is checked against its digest. They are a convenience: a disk that fails later is logged, and the origin is read instead.
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ import logging
 import sqlite3
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import P2PDistError
+from p2pdist.model.errors import UNDECODABLE, P2PDistError
+from p2pdist.model.package import Descriptor
 
 BYTES_MAX = 1 << 30
+DESCRIPTORS_MAX = 100_000
 FILE_NAME = "tracker.sqlite"
 
 _logger = logging.getLogger(__name__)
@@ -35,6 +41,9 @@ class Documents:
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.execute(
                 "CREATE TABLE IF NOT EXISTS documents (digest TEXT PRIMARY KEY, data BLOB NOT NULL, used REAL NOT NULL)"
+            )
+            self._database.execute(
+                "CREATE TABLE IF NOT EXISTS descriptors (name TEXT PRIMARY KEY, descriptor BLOB NOT NULL)"
             )
         except (sqlite3.Error, OSError) as error:
             raise P2PDistError(
@@ -57,6 +66,30 @@ class Documents:
                 self._write(digest, data)
         except sqlite3.Error as error:
             _logger.warning("%s cannot be written: %s", self._path, error)
+
+    def note(self, named: Mapping[str, Descriptor]) -> None:
+        """Keep what each name means, if the disk takes it."""
+        rows = [(name, msgspec.json.encode(descriptor)) for name, descriptor in named.items()]
+        try:
+            with self._lock, self._database:
+                self._database.execute("BEGIN")
+                self._database.executemany("INSERT OR REPLACE INTO descriptors VALUES (?, ?)", rows)
+                self._database.execute(
+                    "DELETE FROM descriptors WHERE rowid <= (SELECT MAX(rowid) FROM descriptors) - ?",
+                    (DESCRIPTORS_MAX,),
+                )
+        except sqlite3.Error as error:
+            _logger.warning("%s cannot be written: %s", self._path, error)
+
+    def recall(self, name: str) -> Descriptor | None:
+        """What a name meant last; None when it is not here or cannot be read."""
+        try:
+            with self._lock:
+                row = self._database.execute("SELECT descriptor FROM descriptors WHERE name = ?", (name,)).fetchone()
+            return msgspec.json.decode(row[0], type=Descriptor) if row is not None else None
+        except (sqlite3.Error, *UNDECODABLE) as error:
+            _logger.warning("%s cannot be read: %s", self._path, error)
+            return None
 
     def close(self) -> None:
         with self._lock:

@@ -1,0 +1,199 @@
+"""Addresses of hosts by name, from the system's resolver, within a time limit.
+
+Theory. The system's resolver (getaddrinfo(3)) waits for silent name servers for up to minutes, and cannot be interrupted. So each look-up
+has a thread of its own, at most LOOKUPS_MAX at a time and one for each name, and callers wait for it for LOOKUP_S. A name that was not
+found, or not in time, is not looked up again for FAILED_S; what was found before is given meanwhile, as a host seldom changes its address
+(RFC 8767, "Serving Stale Data"). Where SILENT_NAMES names in a row got no answer it is the name servers that do not answer: for SILENT_S
+callers wait for SILENT_WAIT_S only, which is enough for /etc/hosts and for a server that is back.
+
+Invariants: a caller never waits for longer than LOOKUP_S; an address in numbers takes no look-up; look-ups that hang hold no thread that
+anything else needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
+from typing import Any
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+LOOKUP_S = 2.0
+"""As long as a connection may take to come about."""
+
+LOOKUPS_MAX = 32
+FRESH_S = 5.0
+FAILED_S = 5.0
+SILENT_NAMES = 2
+SILENT_S = 30.0
+SILENT_WAIT_S = 0.2
+NAMES_MAX = 4096
+
+Found = tuple[tuple[socket.AddressFamily, str], ...]
+"""Families and addresses, in the resolver's order."""
+
+
+class Unresolved(OSError):
+    """A name has no address, or none was found in time; the text says which."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(socket.EAI_AGAIN, why)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+class Names:
+    """See the module's text. Thread-safe; threads call `find`, event loops `find_soon`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[str, Future[Found]] = {}
+        self._found: OrderedDict[str, tuple[float, Found]] = OrderedDict()
+        self._failed: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        self._unanswered: dict[str, float] = {}
+        """Names for which no answer came in time, and when that was seen."""
+
+    @property
+    def silent(self) -> bool:
+        """Whether the name servers do not answer at present."""
+        with self._lock:
+            return self._is_silent()
+
+    def find(self, host: str) -> Found:
+        """The addresses of a host. Raises Unresolved within LOOKUP_S."""
+        known, future, wait_s = self._begin(host)
+        if future is None:
+            return known
+        try:
+            return future.result(wait_s)
+        except NotInTime:
+            return self._gave_up(host, wait_s)
+
+    async def find_soon(self, host: str) -> Found:
+        """The addresses of a host. Raises Unresolved within LOOKUP_S."""
+        known, future, wait_s = self._begin(host)
+        if future is None:
+            return known
+        try:
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), wait_s)
+        except TimeoutError:
+            return self._gave_up(host, wait_s)
+
+    def _begin(self, host: str) -> tuple[Found, Future[Found] | None, float]:
+        """What is known, or else the look-up to wait for and how long. Raises Unresolved for a name that failed a moment ago."""
+        if (numeric := _numeric(host)) is not None:
+            return numeric, None, 0.0
+        now = time.monotonic()
+        with self._lock:
+            found_at, found = self._found.get(host, (-FRESH_S, ()))
+            if found and now - found_at < FRESH_S:
+                return found, None, 0.0
+            failed_at, why = self._failed.get(host, (-FAILED_S, ""))
+            if now - failed_at < FAILED_S:
+                if found:
+                    return found, None, 0.0
+                raise Unresolved(why)
+            future = self._running.get(host)
+            if future is None:
+                if len(self._running) >= LOOKUPS_MAX:
+                    if found:
+                        return found, None, 0.0
+                    raise Unresolved(f"{host} is not looked up: {LOOKUPS_MAX} names wait for the name servers")
+                future = self._running[host] = Future()
+                threading.Thread(target=self._look_up, args=(host, future), name=f"name-{host}", daemon=True).start()
+            return (), future, SILENT_WAIT_S if self._is_silent() else LOOKUP_S
+
+    def _gave_up(self, host: str, waited_s: float) -> Found:
+        """The name servers have said nothing of a name in time: what was found before, else raise Unresolved."""
+        why = f"the name servers did not answer for {host} within {waited_s:g} s"
+        with self._lock:
+            if host in self._running:
+                self._unanswered = {**self._still_unanswered(), host: time.monotonic()}
+                _remember(self._failed, host, (time.monotonic(), why))
+            _, found = self._found.get(host, (0.0, ()))
+        if found:
+            return found
+        raise Unresolved(why)
+
+    def _is_silent(self) -> bool:
+        return len(self._still_unanswered()) >= SILENT_NAMES
+
+    def _still_unanswered(self) -> dict[str, float]:
+        oldest = time.monotonic() - SILENT_S
+        return {name: at for name, at in self._unanswered.items() if at > oldest}
+
+    def _look_up(self, host: str, future: Future[Found]) -> None:
+        """In a thread of its own, which lasts as long as the resolver pleases."""
+        began = time.monotonic()
+        found: Found = ()
+        try:
+            rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            found = _found(rows)
+            error = None
+        except (OSError, UnicodeError) as failure:
+            error = Unresolved(f"{host} has no address: {getattr(failure, 'strerror', None) or failure}")
+        now = time.monotonic()
+        with self._lock:
+            del self._running[host]
+            if now - began < LOOKUP_S and error is None:
+                self._unanswered.clear()
+            if error is None:
+                self._failed.pop(host, None)
+                _remember(self._found, host, (now, found))
+            else:
+                _remember(self._failed, host, (now, str(error)))
+        if error is None:
+            future.set_result(found)
+        else:
+            future.set_exception(error)
+
+
+class Resolver(AbstractResolver):
+    """Looks names up for aiohttp's clients."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+
+    async def resolve(self, host: str, port: int = 0, family: int = socket.AF_UNSPEC) -> list[ResolveResult]:
+        found = await self._names.find_soon(host)
+        return [
+            ResolveResult(hostname=host, host=address, port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST)
+            for kind, address in found
+            if family in (socket.AF_UNSPEC, kind)
+        ]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+NAMES = Names()
+"""Those of this process: what its name servers do concerns all of it."""
+
+
+def _numeric(host: str) -> Found | None:
+    try:
+        rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return None
+    return _found(rows)
+
+
+def _found(rows: list[Any]) -> Found:
+    """What getaddrinfo answers, with the interface where an address needs one."""
+    return tuple(
+        (family, f"{address[0]}%{address[3]}" if family == socket.AF_INET6 and address[3] else str(address[0]))
+        for family, _, _, _, address in rows
+    )
+
+
+def _remember(table: OrderedDict[str, Any], host: str, value: Any) -> None:
+    table[host] = value
+    table.move_to_end(host)
+    while len(table) > NAMES_MAX:
+        table.popitem(last=False)

@@ -1,0 +1,137 @@
+"""Whether agents can be reached at the addresses that they give out, as this tracker finds by connecting to them.
+
+An agent whose address means nothing to others, or behind a firewall, works all the same: it reads central storage, and so does everybody
+who would have received from it. So each agent asks after its start, and now and then, whether it can be reached. The tracker connects to
+the address and looks who answers there; a host that several others could not connect to counts as unreachable, too. What is found changes
+no plan: others may be able to reach what the tracker cannot, and what they meet they complain of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+import aiohttp
+
+from p2pdist.model.errors import NotFound, Unavailable
+from p2pdist.model.messages import Reachability
+from p2pdist.transfer.dial import parse_address
+from p2pdist.transfer.names import NAMES, Resolver
+from tracker.core.host import BLAMERS_MIN, Host
+
+CONNECT_S = 2.0
+"""As long as agents wait for each other."""
+
+LOOKS_MAX = 64
+AGAIN_S = 1.0
+"""A look is not older than this when it is given to another who asks."""
+
+ANSWER_BYTES_MAX = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    session: int | None
+    at: float
+    problem: str
+
+
+class Reach:
+    """See the module's text. `hosts` are those of the fleet."""
+
+    def __init__(self, hosts: Mapping[str, Host]) -> None:
+        self._hosts = hosts
+        self._looks: dict[str, _Look] = {}
+        self._running = 0
+
+    async def look(self, name: str, seen_from: str) -> Reachability:
+        """Whether the host `name` can be reached; `seen_from` is the address from which it, or a program on it, asks. Raises NotFound for
+        a host that is not connected, Unavailable while LOOKS_MAX others are being looked at."""
+        host = self._hosts.get(name)
+        if host is None or host.session is None:
+            raise NotFound(f"no host named {name[:255]!r} is connected here")
+        known = self._looks.get(name)
+        if known is None or known.session != host.session or time.monotonic() - known.at > AGAIN_S:
+            if self._running >= LOOKS_MAX:
+                raise Unavailable(f"{LOOKS_MAX} hosts are being looked at", remedy="Ask again later")
+            self._running += 1
+            session = host.session
+            try:
+                problem = await self._problem(host, seen_from)
+            finally:
+                self._running -= 1
+            known = self._looks[name] = _Look(session, time.monotonic(), problem)
+        return Reachability(name, host.address, known.problem or _complained_of(host), seen_from)
+
+    def unreachable(self) -> int:
+        """How many of the hosts that are connected could not be reached when they were looked at last, or by others since."""
+        here = {name: self._hosts[name] for name in self._looks if name in self._hosts}
+        self._looks = {name: look for name, look in self._looks.items() if name in here}
+        return sum(
+            host.session is not None and bool(look.problem if look.session == host.session else _complained_of(host))
+            for name, look in self._looks.items()
+            for host in (here[name],)
+        )
+
+    async def _problem(self, host: Host, seen_from: str) -> str:
+        """Why others cannot be expected to reach a host; empty when the tracker can."""
+        try:
+            name, port = parse_address(host.address)
+            found = await NAMES.find_soon(name)
+        except (OSError, ValueError) as error:
+            return str(error)
+        if all(ip_address(address.partition("%")[0]).is_loopback for _, address in found) and (
+            not _is_loopback(seen_from) or self._elsewhere(host)
+        ):
+            which = name if name == found[0][1] else f"{name} stands for {found[0][1]}, which"
+            return f"{which} is another machine for each that asks: itself"
+        url = f"{'https' if host.tls else 'http'}://{host.address}/healthz"
+        limits = aiohttp.ClientTimeout(total=CONNECT_S)
+        connector = aiohttp.TCPConnector(force_close=True, resolver=Resolver(NAMES), use_dns_cache=False, ssl=False)
+        try:
+            async with aiohttp.ClientSession(connector=connector, timeout=limits) as http, http.get(url) as answer:
+                return _stranger(host, answer.status, await answer.content.read(ANSWER_BYTES_MAX))
+        except aiohttp.ClientConnectorSSLError:
+            return f"what listens on port {port} speaks no TLS, as this agent does"
+        except aiohttp.ClientConnectorError as error:
+            return os.strerror(error.os_error.errno).lower() if error.os_error.errno else str(error.os_error)
+        except TimeoutError:
+            return f"no answer within {CONNECT_S:.0f} s"
+        except (aiohttp.ClientError, OSError) as error:
+            # An agent that speaks TLS shows nothing to a client without a certificate, and is there.
+            return "" if host.tls else f"what listens on port {port} is no agent: {str(error)[:200]}"
+
+    def _elsewhere(self, host: Host) -> bool:
+        """Whether some other host that is connected has an address of the network."""
+        others = (other for other in self._hosts.values() if other is not host and other.session is not None)
+        return any(not _is_loopback(other.address.rpartition(":")[0].strip("[]")) for other in others)
+
+
+def _stranger(host: Host, status: int, body: bytes) -> str:
+    """Why what answered is not this host's agent; empty when it is. One of an earlier version does not say its name."""
+    try:
+        said = json.loads(body)
+    except ValueError:
+        said = None
+    if status != 200 or not isinstance(said, dict) or "status" not in said:
+        return "what answers there is no agent"
+    name = said.get("host", host.name)
+    return "" if name == host.name else f"the agent of another host answers there, {str(name)[:255]}"
+
+
+def _complained_of(host: Host) -> str:
+    """What several others met that wanted to receive from a host."""
+    by = [name for name, (reason, _) in host.blamed.items() if reason == "refused"]
+    return f"{len(by)} hosts could not connect to it" if len(by) >= BLAMERS_MIN else ""
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether an address, if it is one in numbers, is of the machine itself."""
+    try:
+        return ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
