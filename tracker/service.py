@@ -20,6 +20,7 @@ from typing import Protocol
 
 from p2pdist.model.errors import Conflict
 from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Leaving, Pace, Reject, Spares
+from p2pdist.model.url import redacted
 from tracker.content import Content
 from tracker.core.announce import Announces
 from tracker.core.events import Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
@@ -85,7 +86,7 @@ class Service:
         self.fleet = fleet
         self.content = content
         self.announces = Announces(fleet.hosts, fleet.swarms)
-        self.web_origin = web_origin.rstrip("/")
+        self.web_origin = redacted(web_origin).rstrip("/")
         self.observe_plan: Callable[[float], None] = lambda seconds: None
         self.listener: Listener | None = None
         self._outboxes: dict[int, Outbox] = {}

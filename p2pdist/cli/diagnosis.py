@@ -65,7 +65,7 @@ async def trackers(urls: Sequence[str]) -> list[Finding]:
     """Whether each tracker answers, and this host's clock against its."""
     import aiohttp
 
-    from p2pdist.origin.origin import redacted
+    from p2pdist.model.url import redacted
 
     found: list[Finding] = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as http:
@@ -184,7 +184,8 @@ async def agent(path: Path) -> list[Finding]:
 
 async def origin(url: str) -> list[Finding]:
     """Whether central storage can be listed and read."""
-    from p2pdist.origin.origin import open_origin, redacted
+    from p2pdist.model.url import redacted
+    from p2pdist.origin.origin import open_origin
 
     if not url:
         remedy = "Name what the tracker was given, with --origin"

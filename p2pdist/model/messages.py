@@ -140,7 +140,8 @@ class Spares(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Answers Hello: how often to report, and where central storage is (empty when agents are to know themselves)."""
+    """Answers Hello: how often to report, and where central storage is (empty when agents are to know themselves), without credentials: any
+    process that reaches a tracker may open a session."""
 
     protocol: int
     report_interval_s: float

@@ -1,5 +1,7 @@
 """The tracker's core: sessions, swarms, leases, complaints, and what a restart finds again."""
 
+from typing import Any
+
 import pytest
 
 from p2pdist.model.digest import Digest, digest_of
@@ -32,7 +34,7 @@ PIECE = 65536
 class Control:
     """A fleet, its sessions by host name, and the time kept. The blob has 8 pieces in one stripe."""
 
-    def __init__(self, started_at: float = -100.0, **more: int) -> None:
+    def __init__(self, started_at: float = -100.0, **more: Any) -> None:
         self.fleet = Fleet(started_at, **more)
         self.sessions: dict[str, int] = {}
         self.now = 0.0
@@ -88,6 +90,14 @@ def chain(*hosts: str, **more: int) -> Control:
     control.tick(JOIN_BATCH_S)
     assert [control.parent(host) for host in hosts] == ["", *hosts[:-1]]
     return control
+
+
+def test_a_session_is_told_the_origin_without_its_credentials() -> None:
+    """Any process that reaches the tracker may open a session."""
+    control = Control(origin="https://deploy:S3cr3t@storage:9/pk?sig=TOKEN")
+    assert Welcome(PROTOCOL_VERSION, control.fleet.report_interval_s, "https://storage:9/pk") in [
+        each.message for each in control.open("h1") if isinstance(each, Send)
+    ]
 
 
 def test_the_first_host_reads_the_origin_and_the_second_receives_from_it() -> None:

@@ -36,6 +36,7 @@ from p2pdist.model.messages import (
     Report,
     Welcome,
 )
+from p2pdist.model.url import redacted
 from tracker.core.adoption import adopt
 from tracker.core.assignments import assignments
 from tracker.core.balance import PAUSE_S, balance
@@ -65,7 +66,8 @@ SWARMS_MAX = 100_000
 
 @dataclass(slots=True)
 class Fleet:
-    """See the module's text. `origin_streams_max` is the cap on leases over all swarms, `origin_bytes_s` (0 for none) on what all read.
+    """See the module's text. `origin` is the URL of central storage as every agent is told it, without what may be secret in it.
+    `origin_streams_max` is the cap on leases over all swarms, `origin_bytes_s` (0 for none) on what all read.
     Hosts that were just told to report more often may still do it as seldom as every `patience_s`."""
 
     started_at: float
@@ -87,6 +89,7 @@ class Fleet:
     _planner: Planner = field(default_factory=Planner)
 
     def __post_init__(self) -> None:
+        self.origin = redacted(self.origin)
         self._presence = Presence(self.hosts, self.swarms, self.started_at)
         self.standing = Standing(self.hosts, self.swarms, self.schedule, self.capacities)
 
