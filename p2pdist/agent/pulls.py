@@ -241,7 +241,7 @@ class Pulls:
                 pull.bytes_total, pull.state, pull.note = layer.size, "running", ""
                 blob = await self._fetch(pull, layer, asyncio.Semaphore(1), holds, whole=True)
             if pull.request.output is not None:
-                pull.output = await asyncio.to_thread(blob.give, Path(pull.request.output), hardlink=True)
+                pull.output = await asyncio.to_thread(blob.give, Path(pull.request.output))
 
     async def _fetch(
         self,

@@ -246,12 +246,15 @@ class Blob:
                 offset += count
         return Digest(f"sha256:{state.hexdigest()}")
 
-    def give(self, output: Path, *, hardlink: bool = False) -> str:
-        """Place a copy of a complete blob at `output`, atomically; see placement.place for the ways and errors. A hard link
-        exposes the store's own file to whoever may change its mode, so it is made only if asked for."""
+    def give(self, output: Path) -> str:
+        """Place a copy of a complete blob at `output`, atomically; see placement.place for the ways and errors. It is never a link to the
+        store's own file, which root could write to through it. Raises Conflict for a place in the store."""
         self._require_complete()
+        root = self._shelf.paths.root.resolve()
+        if output.parent.resolve().is_relative_to(root):
+            raise Conflict(f"{output} is in the agent's store", remedy="Name a file elsewhere")
         with self.held():
-            return place(self.path, self.fileno(), self.size, output, hardlink=hardlink)
+            return place(self.fileno(), self.size, output)
 
     # -- for the store
 
