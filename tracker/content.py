@@ -19,6 +19,7 @@ from p2pdist.model.bundle import Bundle, encode_bundle, fitting
 from p2pdist.model.digest import Digest, hex_of
 from p2pdist.model.errors import Corrupt, NotFound, Unavailable
 from p2pdist.model.package import Descriptor, Manifest, Reference, decode_manifest
+from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_reference
 from p2pdist.origin.origin import Origin
 from tracker.state.documents import Documents
@@ -50,6 +51,8 @@ class Content:
         self._layers: OrderedDict[Digest, Descriptor] = OrderedDict()
         self._sizes: OrderedDict[Digest, int | None] = OrderedDict()
         self._reads: dict[str, asyncio.Task[Any]] = {}
+        self.learned: Callable[[tuple[tuple[Digest, PieceLayout], ...]], None] = lambda layouts: None
+        """Hears how the blobs of a manifest that was read here are cut."""
 
     async def resolve(self, reference: Reference) -> Descriptor:
         """The manifest that `reference` names. Raises NotFound, Unavailable."""
@@ -96,8 +99,10 @@ class Content:
     async def manifest(self, digest: Digest) -> bytes:
         """A manifest, whose layers can be asked for one by one from then on."""
         data = await self.read(digest)
-        for layer in decode_manifest(data).blobs:
+        blobs = decode_manifest(data).blobs
+        for layer in blobs:
             _remember(self._layers, layer.digest, layer, LAYERS_MAX)
+        self.learned(tuple((layer.digest, layer.layout) for layer in blobs))
         return data
 
     async def bundle(self, digest: Digest) -> bytes:

@@ -23,7 +23,7 @@ from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Leaving, Pa
 from p2pdist.model.url import redacted
 from tracker.content import Content
 from tracker.core.announce import Announces
-from tracker.core.events import Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.events import Described, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.pace import Pacing
 
@@ -87,6 +87,7 @@ class Service:
         self.content = content
         self.announces = Announces(fleet.hosts, fleet.swarms)
         self.web_origin = redacted(web_origin).rstrip("/")
+        content.learned = lambda layouts: self.submit(Described(layouts))
         self.observe_plan: Callable[[float], None] = lambda seconds: None
         self.listener: Listener | None = None
         self._outboxes: dict[int, Outbox] = {}
