@@ -28,6 +28,7 @@ from p2pdist.model.package import (
     blob_reference,
     decode_manifest,
 )
+from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_reference
 from p2pdist.origin.origin import Origin
 from tracker.state.documents import Documents
@@ -66,6 +67,8 @@ class Content:
         self._sizes: OrderedDict[Digest, int | None] = OrderedDict()
         self._reads: dict[str, asyncio.Task[Any]] = {}
         self._away_until = 0.0
+        self.learned: Callable[[tuple[tuple[Digest, PieceLayout], ...]], None] = lambda layouts: None
+        """Hears how the blobs of a manifest that was read here are cut."""
 
     async def resolve(self, reference: Reference) -> Descriptor:
         """The manifest that `reference` names. Raises NotFound, Corrupt, Unavailable."""
@@ -157,11 +160,13 @@ class Content:
     async def manifest(self, digest: Digest) -> bytes:
         """A manifest, whose layers can be asked for one by one from then on."""
         data = await self.read(digest)
+        blobs = decode_manifest(data).blobs
         fresh: dict[str, Descriptor] = {}
-        for layer in decode_manifest(data).blobs:
+        for layer in blobs:
             if self._layers.get(layer.digest) != layer:
                 fresh[f"layer {layer.digest}"] = layer
             _remember(self._layers, layer.digest, layer, LAYERS_MAX)
+        self.learned(tuple((layer.digest, layer.layout) for layer in blobs))
         if fresh:
             await self._note(fresh)
         return data

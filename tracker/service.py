@@ -22,9 +22,10 @@ import msgspec
 
 from p2pdist.model.errors import Conflict
 from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Leaving, Pace, Reject, Spares, Welcome
+from p2pdist.model.url import redacted
 from tracker.content import Content
 from tracker.core.announce import Announces
-from tracker.core.events import Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.events import Described, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.pace import Pacing
 from tracker.reach import Reach
@@ -89,7 +90,8 @@ class Service:
         self.content = content
         self.announces = Announces(fleet.hosts, fleet.swarms)
         self.reach = Reach(fleet.hosts)
-        self.web_origin = web_origin.rstrip("/")
+        self.web_origin = redacted(web_origin).rstrip("/")
+        content.learned = lambda layouts: self.submit(Described(layouts))
         self.observe_plan: Callable[[float], None] = lambda seconds: None
         self.listener: Listener | None = None
         self._outboxes: dict[int, Outbox] = {}

@@ -14,6 +14,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from p2pdist.agent.agent import Agent
+from p2pdist.agent.caller import Caller
 from p2pdist.agent.metrics import registry
 from p2pdist.agent.turns import RangeTurn
 from p2pdist.model.digest import parse_digest
@@ -28,6 +29,9 @@ from p2pdist.transfer.server import read_stream_request, serve_stream
 BODY_BYTES_MAX = 1 << 20
 BODY_S_MAX = 30.0
 WAIT_S_MAX = 60.0
+SYSTEM_OWNERS = ("preseed:", "slurm-")
+"""How names begin of those that keep packages for others than the users of the socket."""
+
 AGENT: web.AppKey[Agent] = web.AppKey("agent", Agent)
 REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry", CollectorRegistry)
 
@@ -54,6 +58,14 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds <= WAIT_S_MAX:
         raise UsageError(f"{text[:50]!r} is not a time to wait", remedy=f"Give 0 to {WAIT_S_MAX:.0f} seconds")
     return seconds
+
+
+def _caller(request: web.Request) -> Caller:
+    """The process that asks over the Unix socket. Raises ConnectionError when it is gone."""
+    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+    if connection is None:
+        raise ConnectionResetError("the process that asked is gone")
+    return Caller.of(connection)
 
 
 # -- for everybody
@@ -163,7 +175,7 @@ async def _send_blob(request: web.Request, turn: RangeTurn | None) -> web.Stream
 async def _pull(request: web.Request) -> web.Response:
     """POST /v1/pulls"""
     wanted = await _decode(request, PullRequest)
-    pull = request.app[AGENT].pulls.start(wanted)
+    pull = request.app[AGENT].pulls.start(wanted, _caller(request))
     if not wanted.wait:
         return _answer(pull.status(), 202)
     assert pull.task is not None
@@ -188,7 +200,7 @@ async def _pull_list(request: web.Request) -> web.Response:
 
 async def _mount(request: web.Request) -> web.Response:
     """POST /v1/mounts"""
-    return _answer(await request.app[AGENT].showing.mount(await _decode(request, MountRequest)))
+    return _answer(await request.app[AGENT].showing.mount(await _decode(request, MountRequest), _caller(request)))
 
 
 async def _mounts(request: web.Request) -> web.Response:
@@ -201,7 +213,7 @@ async def _unmount(request: web.Request) -> web.Response:
     path = request.query.get("path", "")
     if not path:
         raise UsageError("say which path to unmount")
-    return _answer(await request.app[AGENT].mounts.unshow(path, request.query.get("force") == "1"))
+    return _answer(await request.app[AGENT].mounts.unshow(path, request.query.get("force") == "1", _caller(request)))
 
 
 async def _packages(request: web.Request) -> web.Response:
@@ -214,9 +226,16 @@ async def _remove(request: web.Request) -> web.Response:
     return _answer(await request.app[AGENT].housekeeping.remove(request.query.get("reference", "")))
 
 
+def _check_owner(request: web.Request, owner: str) -> None:
+    """Pins of preseeds and jobs are those of the trackers' operators and of the scheduler."""
+    if owner.startswith(SYSTEM_OWNERS):
+        _caller(request).require_trusted(f"change what {owner[:100]} keeps")
+
+
 async def _pin(request: web.Request) -> web.Response:
     """POST /v1/pins"""
     wanted = await _decode(request, PinRequest)
+    _check_owner(request, wanted.owner)
     return _answer(await request.app[AGENT].housekeeping.pin(wanted.package, wanted.owner))
 
 
@@ -228,6 +247,7 @@ async def _pins(request: web.Request) -> web.Response:
 async def _unpin(request: web.Request) -> web.Response:
     """DELETE /v1/pins?package=... or ?owner=..."""
     query = request.query
+    _check_owner(request, query.get("owner", ""))
     return _answer(await request.app[AGENT].housekeeping.unpin(query.get("package", ""), query.get("owner", "")))
 
 
@@ -251,6 +271,7 @@ async def _verify(request: web.Request) -> web.StreamResponse:
 async def _drain(request: web.Request) -> web.Response:
     """POST /v1/drain: answers when everything is handed over or the time is up; the agent ends then."""
     wanted, agent = await _decode(request, DrainRequest), request.app[AGENT]
+    _caller(request).require_trusted("drain this agent")
     agent.departure.ask(agent.settings.drain_s if wanted.seconds is None else wanted.seconds)
     return _answer(await agent.departure.over())
 

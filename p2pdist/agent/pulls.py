@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from p2pdist.agent.blob_pull import BlobPull
+from p2pdist.agent.caller import Caller
 from p2pdist.agent.packages import Package, Packages
 from p2pdist.agent.tree_pull import TreePull, together
 from p2pdist.agent.whole_digest import check_whole
@@ -57,6 +58,7 @@ class Pull:
     id: str
     request: PullRequest
     reference: str
+    caller: Caller
     state: Literal["waiting", "running", "done", "failed"] = "waiting"
     note: str = ""
     digest: str = ""
@@ -124,20 +126,24 @@ class Pulls:
         self._stopped = False
         self.observe_seconds: Callable[[float], None] = lambda seconds: None
 
-    def start(self, request: PullRequest) -> Pull:
-        """Begin a pull. Raises UsageError for a malformed request, Unavailable over PULLS_MAX running ones and once stopped."""
+    def start(self, request: PullRequest, caller: Caller | None = None) -> Pull:
+        """Begin a pull for `caller`, with whose rights an output is written, or the agent itself. Raises Refused where that cannot be,
+        UsageError for a malformed request, Unavailable over PULLS_MAX running ones and once stopped."""
         if (request.package is None) == (request.blob is None):
             raise UsageError("a pull names either a package or a blob")
         if request.package is not None and request.output is not None:
             raise UsageError("only a blob can be written to an output", remedy="Mount the package instead")
         if request.output is not None and (not Path(request.output).is_absolute() or "\0" in request.output):
             raise UsageError(f"the output {request.output!r} is not an absolute path")
+        caller = caller or Caller.agent()
+        if request.output is not None:
+            caller.require_able(f"write {request.output}")
         name = str(parse_reference(request.package)) if request.package else str(parse_digest(request.blob or ""))
         if sum(1 for pull in self._pulls.values() if pull.seconds is None) >= PULLS_MAX:
             raise Unavailable(f"{PULLS_MAX} pulls are running", remedy="Wait for some to end")
         if self._stopped:
             raise _stops()
-        pull = Pull(f"{self._boot}-{next(self._numbers)}", request, name, unreachable=self._unreachable)
+        pull = Pull(f"{self._boot}-{next(self._numbers)}", request, name, caller, unreachable=self._unreachable)
         self._pulls[pull.id] = pull
         for old in [each for each in self._pulls.values() if each.seconds is not None][:-REMEMBERED_MAX]:
             del self._pulls[old.id]
@@ -257,7 +263,13 @@ class Pulls:
                 pull.bytes_total, pull.state, pull.note = layer.size, "running", ""
                 blob = await self._fetch(pull, layer, asyncio.Semaphore(1), holds, whole=True)
             if pull.request.output is not None:
-                pull.output = await asyncio.to_thread(blob.give, Path(pull.request.output), hardlink=True)
+                pull.output = await self._give(blob, Path(pull.request.output), pull.caller)
+
+    async def _give(self, blob: Blob, output: Path, caller: Caller) -> str:
+        """Write an output with the rights of the process that asked for it."""
+        with blob.held():
+            await asyncio.to_thread(blob.fileno)  # the store is opened with the agent's
+            return await caller.act(lambda: blob.give(output), f"write {output}")
 
     async def _fetch(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 
+from p2pdist.agent.caller import Caller
 from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.packages import Package
 from p2pdist.agent.pulls import Pulls
@@ -42,11 +43,13 @@ class Showing:
         self._store, self._pulls, self._mounts = store, pulls, mounts
         mounts.adopt(self._hold_again)
 
-    async def mount(self, request: MountRequest) -> MountStatus:
-        """Pull a package and show it. Raises what pulling and showing raise."""
+    async def mount(self, request: MountRequest, caller: Caller | None = None) -> MountStatus:
+        """Pull a package and show it for `caller`, or the agent itself. Raises what pulling and showing raise."""
+        if caller is not None and request.path:
+            caller.require_able(f"show a package at {request.path}")
         package, release = await self._pulled(request.package)
         try:
-            return await self._show(package, request)
+            return await self._show(package, request, caller)
         finally:
             release()
 
@@ -59,13 +62,14 @@ class Showing:
         package = await self._pulls.package(reference)
         return package, self._hold(package.manifest)
 
-    async def _show(self, package: Package, request: MountRequest) -> MountStatus:
+    async def _show(self, package: Package, request: MountRequest, caller: Caller | None) -> MountStatus:
         layers = [self._layer(layer) for layer in package.manifest.layers]
 
         def hold() -> Callable[[], None]:
             return self._hold(package.manifest)
 
-        show = partial(self._mounts.show, str(package.reference), package.digest, layers, package.config, request, hold)
+        about = (str(package.reference), package.digest, layers, package.config)
+        show = partial(self._mounts.show, *about, request, hold, caller)
         try:
             return await show()
         except Corrupt:

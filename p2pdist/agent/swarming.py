@@ -31,7 +31,8 @@ from p2pdist.core.transport import AWAY_S, Policy
 from p2pdist.model.candidate import Candidate, Share
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
-from p2pdist.origin.origin import Origin, redacted
+from p2pdist.model.url import redacted
+from p2pdist.origin.origin import Origin
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
 from p2pdist.transfer.dial import parse_address

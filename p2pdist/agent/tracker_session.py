@@ -49,7 +49,7 @@ from p2pdist.model.messages import (
 from p2pdist.model.package import SMALL_BYTES_MAX, Descriptor, Reference
 from p2pdist.model.policy import POLICY_HEADER, PackagePolicy, decode_policy
 from p2pdist.model.request_id import passed_on
-from p2pdist.origin.origin import redacted
+from p2pdist.model.url import redacted
 from p2pdist.transfer.names import NAMES, Resolver
 
 RETRY_FIRST_S = 0.2

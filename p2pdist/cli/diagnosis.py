@@ -66,7 +66,7 @@ async def trackers(urls: Sequence[str]) -> list[Finding]:
     """Whether each tracker answers, and this host's clock against its."""
     import aiohttp
 
-    from p2pdist.origin.origin import redacted
+    from p2pdist.model.url import redacted
 
     found: list[Finding] = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as http:
@@ -193,7 +193,7 @@ async def reachability(path: Path, urls: Sequence[str]) -> list[Finding]:
     from p2pdist.agent.reachability import REMEDY
     from p2pdist.model.errors import UNDECODABLE
     from p2pdist.model.messages import Reachability
-    from p2pdist.origin.origin import redacted
+    from p2pdist.model.url import redacted
 
     try:
         status = await asyncio.to_thread(LocalClient(path, answer_s=ANSWER_S).status)
@@ -220,7 +220,8 @@ async def reachability(path: Path, urls: Sequence[str]) -> list[Finding]:
 
 async def origin(url: str) -> list[Finding]:
     """Whether central storage can be listed and read."""
-    from p2pdist.origin.origin import open_origin, redacted
+    from p2pdist.model.url import redacted
+    from p2pdist.origin.origin import open_origin
 
     if not url:
         remedy = "Name what the tracker was given, with --origin"

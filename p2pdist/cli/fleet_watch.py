@@ -111,7 +111,7 @@ async def follow(http: aiohttp.ClientSession, url: str, swarm: str = "", stripe:
     """The state of the fleet after each change. Raises Unavailable when the tracker does not answer, or no more."""
     import aiohttp
 
-    from p2pdist.origin.origin import redacted
+    from p2pdist.model.url import redacted
 
     where = f"{url}/v1/events" + (f"?{urlencode({'swarm': swarm, 'stripe': stripe})}" if swarm else "")
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX, sock_read=SILENCE_S_MAX)

@@ -102,6 +102,7 @@ class Verbs(click.Group):
             importlib.import_module("p2pdist.cli.completion")
         given = list(sys.argv[1:] if args is None else args)
         more["standalone_mode"] = False
+        _conceal(given)
         try:
             code = super().main(given, *rest, **more)
             sys.stdout.flush()
@@ -118,6 +119,24 @@ class Verbs(click.Group):
 
             code = output.report(error, as_json=_wants_json(given))
         sys.exit(code if type(code) is int else 0)
+
+
+def _conceal(given: list[str]) -> None:
+    """Keep secrets in URLs out of the process list, and say that they stood there for a moment."""
+    if not any("://" in argument for argument in given):
+        return
+    from p2pdist.cli.command_line import conceal
+
+    try:
+        found, still = conceal(given), ""
+    except OSError as error:
+        found, still = True, f", and stands there still ({error.strerror})"
+    if found:
+        click.echo(
+            f"warning: a password or signature was given on the command line, where every user of this host can read it{still}; give the "
+            "URL in the environment (P2PDIST_ORIGIN for --origin) or in the file that --config names",
+            err=True,
+        )
 
 
 def _module(verb: str) -> str:

@@ -80,7 +80,7 @@ class TrackerClient:
     async def _ask(self, method: str, url: str, path: str, body: dict[str, Any] | None) -> Any:
         import aiohttp
 
-        from p2pdist.origin.origin import redacted
+        from p2pdist.model.url import redacted
 
         assert self._session is not None, "a TrackerClient is used inside `async with`"
         try:

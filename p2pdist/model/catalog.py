@@ -20,15 +20,17 @@ is one frame, and begins with 0xFD2FB528, which is no such word.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 import zstandard
+from msgspec import Meta
 
 from p2pdist.model.digest import Digest, is_digest
-from p2pdist.model.errors import UNDECODABLE, Corrupt
-from p2pdist.model.tree import CHUNK_MAX
+from p2pdist.model.errors import UNDECODABLE, Corrupt, TooLarge
+from p2pdist.model.tree import CHUNK_MAX, PAGES_MAX
 
 SECTOR = 4096
 BLOCK_SIZE = 128 << 10
@@ -37,11 +39,16 @@ LEVEL = 5
 """Of zstd. A tree is packed once and moved to every host, so 3 to 4 % less than level 3 is worth a third to a half more time; level 6 takes
 another 2 % less for a quarter more. Decompressing takes the same."""
 PACKS_MAX = 1024
-CATALOG_BYTES_MAX = 1 << 30
+CHUNK_LISTS_MAX = 1 << 19
+CATALOG_BYTES_MAX = 320 << 20
 SPARE_BYTES = 16 << 20
 EXPANSION_MAX = 32
-"""Decompressed, a catalog has at most CATALOG_BYTES_MAX, and SPARE_BYTES and EXPANSION_MAX times its bytes: hashes, most of it, do not
-compress."""
+"""Decompressed, all catalogs of a tree together have at most CATALOG_BYTES_MAX, and SPARE_BYTES and EXPANSION_MAX times their bytes:
+hashes, most of it, do not compress. 1,000,000 files with paths of 30 bytes take 120 MB. Nor do they have more than PAGES_MAX pages and
+CHUNK_LISTS_MAX chunk lists, since each takes memory of its own."""
+
+HEAD_BYTES = 18
+"""Of a catalog, at its beginning: the longest head of a zstd frame (RFC 8878, 3.1.1.1), which states the decompressed size."""
 
 _FORMAT = "p2pdist-catalog-1"
 _RECORD = struct.Struct("<32sII")
@@ -95,9 +102,9 @@ class _Pack(msgspec.Struct, frozen=True, array_like=True):
 
 class _Catalog(msgspec.Struct, frozen=True, array_like=True):
     format: str
-    pages: list[bytes]
-    chunk_lists: list[bytes]
-    packs: list[_Pack]
+    pages: Annotated[list[bytes], Meta(max_length=PAGES_MAX)]
+    chunk_lists: Annotated[list[bytes], Meta(max_length=CHUNK_LISTS_MAX)]
+    packs: Annotated[list[_Pack], Meta(max_length=PACKS_MAX)]
 
 
 def record(chunk: bytes, length: int, stored: int) -> bytes:
@@ -109,16 +116,40 @@ def encode_catalog(catalog: Catalog) -> bytes:
     """Bytes of a catalog."""
     packs = [_Pack(pack.digest, pack.size, pack.records) for pack in catalog.packs]
     plain = msgspec.msgpack.encode(_Catalog(_FORMAT, list(catalog.pages), list(catalog.chunk_lists), packs))
+    if len(plain) > CATALOG_BYTES_MAX:
+        raise TooLarge(
+            f"the list of files takes {len(plain)} bytes, over the limit of {CATALOG_BYTES_MAX}",
+            remedy="Pack fewer files, or split them over several packages",
+        )
     return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(plain)
+
+
+def check_expansion(catalogs: Iterable[tuple[int, bytes]]) -> None:
+    """Raises Corrupt unless the catalogs of a tree, by length and first HEAD_BYTES bytes, state that they stay within their limits when
+    they are decompressed. Nothing is decompressed for that."""
+    stored = stated = 0
+    for length, head in catalogs:
+        try:
+            size = zstandard.frame_content_size(head)
+        except zstandard.ZstdError as error:
+            raise Corrupt(f"this is no catalog: {error}") from error
+        if size < 0:
+            raise Corrupt("a catalog does not state its size when decompressed")
+        stored, stated = stored + length, stated + size
+    if stated > min(CATALOG_BYTES_MAX, SPARE_BYTES + EXPANSION_MAX * stored):
+        raise Corrupt(
+            f"catalogs of {stored} bytes state {stated} bytes when decompressed, over the limit",
+            remedy="Pack fewer files, or split them over several packages",
+        )
 
 
 def decode_catalog(data: bytes) -> Catalog:
     """Parse a catalog and check that its packs add up; raises Corrupt."""
+    check_expansion([(len(data), data[:HEAD_BYTES])])
     try:
-        size = zstandard.frame_content_size(data)
-        if not 0 <= size <= min(CATALOG_BYTES_MAX, SPARE_BYTES + EXPANSION_MAX * len(data)):
-            raise Corrupt(f"a catalog of {len(data)} bytes states {size} bytes when decompressed, over the limit")
-        plain = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(data), type=_Catalog)
+        # The frame itself says how much memory is taken for it, and there is one.
+        decompressed = zstandard.ZstdDecompressor().decompress(data, read_across_frames=False, allow_extra_data=False)
+        plain = msgspec.msgpack.decode(decompressed, type=_Catalog)
     except (zstandard.ZstdError, *UNDECODABLE) as error:
         raise Corrupt(f"this is no catalog: {error}") from error
     if plain.format != _FORMAT or len(plain.packs) > PACKS_MAX:

@@ -147,8 +147,9 @@ class Spares(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Answers Hello: how often to report, and where central storage is (empty when agents are to know themselves). `time` is what the
-    tracker's clock says, in seconds since the epoch; 0 from trackers that do not say it."""
+    """Answers Hello: how often to report, and where central storage is (empty when agents are to know themselves), without credentials: any
+    process that reaches a tracker may open a session. `time` is what the tracker's clock says, in seconds since the epoch; 0 from trackers
+    that do not say it."""
 
     protocol: int
     report_interval_s: float

@@ -27,6 +27,7 @@ from p2pdist.model.errors import UNDECODABLE, Corrupt
 PAGE_ENTRIES = 512
 PAGE_ENTRIES_MAX = 2048
 PAGE_BYTES_MAX = 32 << 20
+PAGES_MAX = 1 << 18
 ENTRIES_MAX = 1 << 24
 PATH_BYTES_MAX = 4095
 NAME_BYTES_MAX = 255
@@ -166,6 +167,8 @@ def decode_root(data: bytes) -> Root:
     if plain.format != _FORMAT or len(plain.pages) % HASH_SIZE or min(counts) < 0:
         raise Corrupt("this is no tree, or one of a later format", remedy="Use a newer release, or pack it again")
     count = len(plain.pages) // HASH_SIZE
+    if count > PAGES_MAX:
+        raise Corrupt(f"a tree of {count} pages is over the limit of {PAGES_MAX}")
     if not plain.files <= plain.entries <= ENTRIES_MAX or not (count <= plain.entries <= count * PAGE_ENTRIES_MAX):
         raise Corrupt(f"a tree of {plain.entries} entries in {count} pages is impossible")
     pages = tuple(plain.pages[at : at + HASH_SIZE] for at in range(0, len(plain.pages), HASH_SIZE))

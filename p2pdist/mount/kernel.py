@@ -24,6 +24,7 @@ MS_NODEV = 0x4
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 MNT_DETACH = 0x2
+UMOUNT_NOFOLLOW = 0x8
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 PR_SET_PDEATHSIG = 1
@@ -66,6 +67,19 @@ def mount(source: str | Path, target: Path | str, kind: str, flags: int = 0, opt
 def unmount(target: Path | str, *, lazily: bool = False) -> None:
     """umount2(2); `lazily` takes the mount out of sight at once and ends it when its last user is gone. Raises OSError."""
     _check(_libc.umount2(os.fsencode(target), MNT_DETACH if lazily else 0), target)
+
+
+def unmount_here(target: Path, *, lazily: bool = False) -> None:
+    """The same for the real path `target`, in a directory that another user may move: raises OSError, ESTALE, where a symbolic link leads
+    elsewhere by now."""
+    parent = os.open(target.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if os.readlink(f"/proc/self/fd/{parent}") != str(target.parent):
+            raise OSError(errno.ESTALE, "the path leads elsewhere by now", str(target))
+        place = os.fsencode(f"/proc/self/fd/{parent}/{target.name}")
+        _check(_libc.umount2(place, UMOUNT_NOFOLLOW | (MNT_DETACH if lazily else 0)), target)
+    finally:
+        os.close(parent)
 
 
 def unshare(flags: int) -> None:

@@ -95,7 +95,7 @@ def take_down(record: Record, work: Path, *, lazily: bool = False) -> None:
     target = Path(record.target)
     entry = kernel.mounted_at(target)
     if entry is not None and is_ours(record, entry):
-        kernel.unmount(target, lazily=lazily)
+        kernel.unmount_here(target, lazily=lazily)
         entry = kernel.mounted_at(target)
     unmount_layers(record.directory(work))
     if record.staging:

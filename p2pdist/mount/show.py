@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused, UsageError
 from p2pdist.model.messages import WAYS_TO_SHOW
 from p2pdist.model.package import LAYERS_MAX
 from p2pdist.mount import kernel, materialize
@@ -66,13 +66,15 @@ def show(
     how: str | None = None,
     label: str = "",
     checked: bool = False,
+    at: int | None = None,
 ) -> Shown:
     """Show `layers`, bottom to top, at `target`, an empty directory or a name for a new one; a path is a squashfs image.
 
     `work` is an existing directory for records, layer mount points and what is written; one process at a time may use it. `how` forces
-    a way. `checked`: the caller knows that the objects of all trees are there. Raises Corrupt for a layer that is no squashfs, or an
-    object that is not as its tree states, Conflict for a target in use, UsageError, NotFound, DiskFull or P2PDistError; then nothing is
-    left behind.
+    a way. `checked`: the caller knows that the objects of all trees are there. `at` is a descriptor of the directory `target` where
+    another user may move it: it is mounted on, whatever the path leads to meanwhile, and never written into. Raises Corrupt for a layer
+    that is no squashfs, or an object that is not as its tree states, Conflict for a target in use, UsageError, NotFound, Refused where
+    nothing can be mounted `at` a place, DiskFull or P2PDistError; then nothing is left behind.
     """
     if how not in (None, *WAYS_TO_SHOW):
         raise UsageError(f"{how!r} is no way to show a package here", remedy=f"Use one of {', '.join(WAYS_TO_SHOW)}")
@@ -82,7 +84,7 @@ def show(
     if how in _OF_TREES and not trees:
         raise UsageError(f"{how} is for packages with trees, and this has none", remedy="Use overlay or unpack")
     package = _Package(
-        [_known(layer) for layer in layers], _check_target(target), work.resolve(), writable, label, checked
+        [_known(layer) for layer in layers], _check_target(target, at), work.resolve(), writable, label, checked, at
     )
     blocked = "" if how in (None, *_MOUNTED) else "as asked for"
     if how is None and os.geteuid() != 0:
@@ -98,6 +100,11 @@ def show(
                 if how or error.errno not in (_NO_TREES if trees else _NO_RIGHT):
                     raise
                 blocked = f"mounting is not possible here ({error.strerror})"
+        if at is not None:
+            raise Refused(
+                f"the package could be shown at {target} as plain files alone ({blocked}), which are not made for another user",
+                remedy="Leave out the directory: the agent then makes one of its own",
+            )
         return _materialize(package, None if how == "unpack" else how, blocked)
     except OSError as error:
         raise _failed(package.target, error) from error
@@ -113,6 +120,12 @@ class _Package:
     writable: bool
     label: str
     checked: bool
+    at: int | None
+
+    @property
+    def place(self) -> Path:
+        """Where to mount."""
+        return self.target if self.at is None else Path(f"/proc/self/fd/{self.at}")
 
     def record(self, how: str) -> Record:
         images = (layer.image if isinstance(layer, TreeLayer) else layer.path for layer in self.layers)
@@ -126,10 +139,10 @@ def _known(layer: Layer | Path) -> Image | TreeLayer:
     return inspect(path.resolve())
 
 
-def _check_target(target: Path) -> Path:
-    target = Path(os.path.realpath(target))
+def _check_target(target: Path, at: int | None) -> Path:
+    target = Path(os.path.realpath(target)) if at is None else target
     try:
-        if any(os.scandir(target)) or kernel.mounted_at(target):
+        if any(os.scandir(target if at is None else f"/proc/self/fd/{at}")) or kernel.mounted_at(target):
             raise Conflict(f"{target} is not an empty directory", remedy="Name an empty directory, or a new one")
     except FileNotFoundError as error:
         if not target.parent.is_dir():
@@ -167,7 +180,7 @@ def _mount(package: _Package) -> Shown:
     try:
         record = _begin(record, package.work)
         directory = record.directory(package.work)
-        mount_layers(layers, directory, package.target, source=record.source, writable=package.writable)
+        mount_layers(layers, directory, package.place, source=record.source, writable=package.writable)
     except BaseException:
         take_down(record, package.work, lazily=True)
         raise

@@ -28,8 +28,9 @@ from obstore.exceptions import (
 from obstore.store import HTTPStore, from_url
 
 from p2pdist.model.errors import NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
+from p2pdist.model.url import redacted
 from p2pdist.origin.objects import Stored
-from p2pdist.origin.origin import WEB_SCHEMES, redacted
+from p2pdist.origin.origin import WEB_SCHEMES
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion
@@ -47,6 +48,9 @@ PARTS_MAX = 9_000
 PARTS_IN_FLIGHT = 4
 READ_CHUNK_BYTES = 4 << 20
 LIST_CHUNK_KEYS = 1_000
+
+_CLOUD_REMEDY = "Check the credentials in the environment and their rights"
+_WEB_REMEDY = "Give this host the URL with user and password, in P2PDIST_ORIGIN or in the file that --config names"
 
 
 class Bucket:
@@ -181,7 +185,7 @@ class Bucket:
             ) from error
         except (PermissionDeniedError, UnauthenticatedError) as error:
             raise Refused(
-                f"{self.url} refused to {what}", remedy="Check the credentials in the environment and their rights"
+                f"{self.url} refused to {what}", remedy=_WEB_REMEDY if self._web else _CLOUD_REMEDY
             ) from error
         except NotSupportedError as error:
             raise Unavailable(

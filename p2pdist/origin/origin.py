@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UsageError
 from p2pdist.model.package import SMALL_BYTES_MAX, Descriptor, Reference
+from p2pdist.model.url import redacted
 
 BUCKET_SCHEMES = ("s3", "gs", "az")
 WEB_SCHEMES = ("http", "https")
@@ -116,13 +117,3 @@ def open_origin(url: str, *, serving: bool = False) -> Origin:
             raise UsageError(f"{redacted(url)!r} names no host or bucket", remedy=_REMEDY)
         return LayoutOrigin(Bucket(url))
     raise UsageError(f"{redacted(url)!r} is not the URL of an origin", remedy=_REMEDY)
-
-
-def redacted(url: str) -> str:
-    """`url` without user information, query and fragment, any of which may hold credentials."""
-    head = url.split("#", 1)[0].split("?", 1)[0]
-    scheme, separator, rest = head.partition("://")
-    if not separator:
-        return head
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}".rstrip("/") or head

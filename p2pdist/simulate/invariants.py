@@ -232,7 +232,7 @@ class Invariants:
     def _check_member(self, fleet: Fleet, swarm: Swarm, member: Member) -> None:
         name = member.host
         host = fleet.hosts[name]
-        self.require(swarm.blob in host.swarms, f"{name} is in a swarm that it does not know of")
+        self.require(swarm.key in host.swarms, f"{name} is in a swarm that it does not know of")
         self.require(not member.present or host.session is not None, f"{name} has no session and is not absent")
         self.require(member.seed == (member.counts == swarm.totals), f"{name} is wrongly taken for a seed, or is not")
         self.require(sum(member.seats) <= max(member.budget, 0), f"{name} has more seats than its budget")

@@ -4,6 +4,9 @@ Invariants: a piece enters `have` after its bytes, verified, were written; a com
 for the blob's whole life, read by anyone and changed under the blob's lock. A blob that is held is neither evicted nor removed.
 
 A blob of one piece has no bitmap on disk: it has everything or nothing, and after a crash a look at its content tells.
+
+Pieces that an earlier process marked are read again before anything is added to them or the blob becomes complete (`recheck`): a bitmap, or
+bytes, that changed while nobody looked would make wrong content complete. Until then only peers get them, who verify what they receive.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +36,7 @@ READ_BYTES_MAX = 64 << 20
 """More than this is not read in one call."""
 
 _STEP = 4 << 20
+_RECHECK_THREADS = min(4, os.cpu_count() or 1)
 _Bytes = TypeVar("_Bytes", bytes, memoryview)
 
 
@@ -66,6 +71,8 @@ class Blob:
         self._found: tuple[bool, Path] | None = None
         self._fd = -1
         self._marks: HaveFile | None = None
+        self._unread: threading.Lock | None = None
+        """Held while pieces that an earlier process marked are read again; None when there are none."""
 
     def __repr__(self) -> str:
         return f"<Blob {self.digest} {len(self.have)}/{self.layout.count}{' complete' if self.complete else ''}>"
@@ -218,20 +225,43 @@ class Blob:
     def verify(self, *, drop: bool = False) -> list[int]:
         """Read every held piece; returns those whose bytes on disk are wrong. `drop` takes them out of `have`; a complete blob that loses
         pieces becomes partial again."""
-        bad: list[int] = []
         with self.held():
-            buffer = memoryview(bytearray(min(self.layout.piece_size, self.layout.size)))
-            fd = self.fileno()
-            for piece in list(self.have):
-                view = buffer[: self.layout.length(piece)]
-                try:
-                    count = os.preadv(fd, [view], self.layout.offset(piece))
-                except OSError:
-                    count = -1
-                if count != len(view) or not self.pieces.verify(piece, view):
-                    bad.append(piece)
+            bad = self._wrong(list(self.have))
             if drop and bad:
                 self._drop(bad)
+        return bad
+
+    def recheck(self) -> list[int]:
+        """Read the pieces that an earlier process marked, unless that was done, and drop those whose bytes are wrong; returns these."""
+        unread = self._unread
+        if unread is None:
+            return []
+        with unread:
+            if self._unread is None:  # another thread was at it
+                return []
+            pieces = list(self.have)
+            share = -(-len(pieces) // _RECHECK_THREADS) or 1
+            with self.held(), ThreadPoolExecutor(_RECHECK_THREADS, thread_name_prefix="store-recheck") as pool:
+                parts = [pieces[at : at + share] for at in range(0, len(pieces), share)]
+                bad = [piece for found in pool.map(self._wrong, parts) for piece in found]
+                if bad:
+                    self._drop(bad)
+            self._unread = None
+        return bad
+
+    def _wrong(self, pieces: Sequence[int]) -> list[int]:
+        """Those of these pieces whose bytes on disk are wrong. Only while the blob is held."""
+        bad: list[int] = []
+        buffer = memoryview(bytearray(min(self.layout.piece_size, self.layout.size)))
+        fd = self.fileno()
+        for piece in pieces:
+            view = buffer[: self.layout.length(piece)]
+            try:
+                count = os.preadv(fd, [view], self.layout.offset(piece))
+            except OSError:
+                count = -1
+            if count != len(view) or not self.pieces.verify(piece, view):
+                bad.append(piece)
         return bad
 
     def sha256(self) -> Digest:
@@ -246,12 +276,15 @@ class Blob:
                 offset += count
         return Digest(f"sha256:{state.hexdigest()}")
 
-    def give(self, output: Path, *, hardlink: bool = False) -> str:
-        """Place a copy of a complete blob at `output`, atomically; see placement.place for the ways and errors. A hard link
-        exposes the store's own file to whoever may change its mode, so it is made only if asked for."""
+    def give(self, output: Path) -> str:
+        """Place a copy of a complete blob at `output`, atomically; see placement.place for the ways and errors. It is never a link to the
+        store's own file, which root could write to through it. Raises Conflict for a place in the store."""
         self._require_complete()
+        root = self._shelf.paths.root.resolve()
+        if output.parent.resolve().is_relative_to(root):
+            raise Conflict(f"{output} is in the agent's store", remedy="Name a file elsewhere")
         with self.held():
-            return place(self.path, self.fileno(), self.size, output, hardlink=hardlink)
+            return place(self.fileno(), self.size, output)
 
     # -- for the store
 
@@ -270,6 +303,10 @@ class Blob:
         if not trusted:
             for piece in self.verify():
                 self.have.discard(piece)
+        elif not self.complete and len(self.have):
+            self._unread = threading.Lock()
+            if self.have.complete:
+                self.recheck()
         with self._lock:
             if self.complete and not self.have.complete:
                 self._reopen_as_partial()

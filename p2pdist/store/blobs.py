@@ -141,7 +141,7 @@ class BlobStore:
         return list(self._blobs.values())
 
     def begin(self, digest: Digest, pieces: PieceList) -> Blob:
-        """The blob, a new partial one if there was none; not yet held.
+        """The blob, a new partial one if there was none; not yet held. What an earlier process left of it is read again first.
 
         A blob that came by another piece list stays if it is complete and its SHA-256 is its name (this reads it all);
         otherwise it is begun anew, or Conflict when it is in use. Raises DiskFull when neither the disk nor the capacity has room
@@ -153,6 +153,8 @@ class BlobStore:
             if found is not None and (
                 found.pieces_digest == pieces.digest or (found.complete and found.sha256() == digest)
             ):
+                if bad := found.recheck():
+                    log.warning("%s: %d of its pieces are not as they were verified and are dropped", digest, len(bad))
                 return found
             with self._lock:
                 if self._blobs.get(digest) is not found:

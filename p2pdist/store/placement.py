@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 from p2pdist.model.errors import Conflict, NotFound
@@ -18,35 +20,51 @@ _STEP = 64 << 20
 _UNSUPPORTED = {errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENOTTY, errno.EPERM, errno.ETXTBSY}
 
 
-def place(source: Path, fd: int, size: int, output: Path, *, hardlink: bool) -> str:
-    """Give `output` the content of the read-only file `source`, open as `fd`, of `size` bytes; an existing file is replaced.
+def place(fd: int, size: int, output: Path) -> str:
+    """Give `output` the content of the file open as `fd`, of `size` bytes, as a file of its own: what is written into it changes no other.
+    An existing file is replaced.
 
-    Returns how: "reflink" where the filesystem can, else "hardlink" if asked for and possible, else "copy". Raises NotFound when the
-    directory is missing, Conflict when `output` is a directory, DiskFull.
+    Returns how: "reflink" where the filesystem can, else "copy". Raises NotFound when the directory is missing, Conflict when `output` is a
+    directory or a device, DiskFull.
     """
     # The name is short and of our own making: the output's may be as long as names can be.
-    temporary = output.parent / f".p2pdist-{secrets.token_hex(8)}"
+    temporary = f".p2pdist-{secrets.token_hex(8)}"
     with failures(output, needed=size):
-        if output.is_dir():
-            raise Conflict(f"{output} is a directory", remedy="Name a file in it")
-        if not output.parent.is_dir():
-            raise NotFound(f"the directory {output.parent} does not exist", remedy="Create it first")
         try:
-            how = _fill(source, fd, size, temporary, hardlink=hardlink)
-            temporary.replace(output)
+            # All happens in this directory, whatever its path leads to meanwhile.
+            directory = os.open(output.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotFound(f"the directory {output.parent} does not exist", remedy="Create it first") from error
+        try:
+            _check_replaceable(output, directory)
+            try:
+                how = _fill(fd, size, temporary, directory)
+                os.replace(temporary, output.name, src_dir_fd=directory, dst_dir_fd=directory)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=directory)
         finally:
-            # Also after success: rename(2) does nothing when both names are links to one file.
-            temporary.unlink(missing_ok=True)
+            os.close(directory)
     return how
 
 
-def _fill(source: Path, fd: int, size: int, temporary: Path, *, hardlink: bool) -> str:
-    target = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+def _check_replaceable(output: Path, directory: int) -> None:
+    """Raises Conflict where replacing `output` would lose more than a file."""
+    try:
+        mode = os.stat(output.name or ".", dir_fd=directory).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        raise Conflict(f"{output} is a directory", remedy="Name a file in it")
+    if not stat.S_ISREG(mode):
+        raise Conflict(f"{output} is no file but a device, pipe or socket", remedy="Name a file")
+
+
+def _fill(fd: int, size: int, name: str, directory: int) -> str:
+    target = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
     try:
         if _reflink(fd, target):
             return "reflink"
-        if hardlink and _hardlink(source, temporary):
-            return "hardlink"
         _copy(fd, target, size)
         return "copy"
     finally:
@@ -60,18 +78,6 @@ def _reflink(fd: int, target: int) -> bool:
         if error.errno not in _UNSUPPORTED:
             raise
         return False
-    return True
-
-
-def _hardlink(source: Path, temporary: Path) -> bool:
-    link = temporary.with_name(temporary.name + "-link")
-    try:
-        os.link(source, link)
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED | {errno.EMLINK}:
-            raise
-        return False
-    link.replace(temporary)
     return True
 
 

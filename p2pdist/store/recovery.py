@@ -4,18 +4,22 @@ What can be believed: a piece marked under the running boot (its bytes are at le
 a complete blob that is durable, or was completed under the running boot. All else is verified against its piece list; wrong pieces are
 dropped. A bitmap, where there is one, is believed before the index, since finish() removes it last and dropping pieces writes it first.
 A blob of one piece has none, and is verified unless it was complete.
+
+What is believed of a partial blob is believed so that a start need not read everything: its pieces are read again before more are added
+(Blob.recheck). Of a blob that is complete the size is compared, no more.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt
-from p2pdist.model.pieces import PieceSet
+from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout, PieceSet
 from p2pdist.store.blob import Blob, Shelf
 from p2pdist.store.disk import failures
 from p2pdist.store.have import read_marks
@@ -46,6 +50,9 @@ def _recover_blob(shelf: Shelf, entry: Entry) -> Blob | None:
         found = _locate(shelf, entry.digest)
         if found is None:
             return None
+        if not _is_possible(shelf, entry):
+            log.warning("%s is dropped: the index and its piece list say different things of it", entry.digest)
+            return None
         complete, size = found
         count = -(-entry.size // entry.piece_size)
         marks = read_marks(paths.have(entry.digest), count) if count > 1 else None
@@ -53,8 +60,10 @@ def _recover_blob(shelf: Shelf, entry: Entry) -> Blob | None:
             have, trusted = marks.pieces, marks.clean or marks.boot == shelf.boot
         else:
             have = PieceSet.full(count)
-            trusted = entry.complete and (entry.durable or entry.boot == str(shelf.boot))
+            trusted = complete and entry.complete and (entry.durable or entry.boot == str(shelf.boot))
         trusted = trusted and size == entry.size
+        if size > entry.size:
+            _shorten(shelf.paths.complete(entry.digest) if complete else shelf.paths.data(entry.digest), entry.size)
         blob = Blob(shelf, entry, have, complete=complete)
         if complete and entry.complete and trusted and marks is None:
             if not entry.durable:
@@ -70,6 +79,24 @@ def _recover_blob(shelf: Shelf, entry: Entry) -> Blob | None:
         if len(have) < before:
             log.warning("%s: %d of %d pieces did not survive and are dropped", entry.digest, before - len(have), before)
         return blob
+
+
+def _is_possible(shelf: Shelf, entry: Entry) -> bool:
+    """Whether a row is about a blob cut as its piece list says. A blob that is complete may have lost its list."""
+    power = entry.piece_size & (entry.piece_size - 1) == 0 and PIECE_SIZE_MIN <= entry.piece_size <= PIECE_SIZE_MAX
+    if not power or not 0 <= entry.size <= PIECES_LIMIT * entry.piece_size:
+        return False
+    try:
+        return shelf.load(entry.pieces_digest).layout == PieceLayout(entry.size, entry.piece_size)
+    except Corrupt:
+        return entry.complete
+
+
+def _shorten(path: Path, size: int) -> None:
+    mode = path.stat().st_mode
+    path.chmod(mode | stat.S_IWUSR)
+    os.truncate(path, size)
+    path.chmod(mode)
 
 
 def _locate(shelf: Shelf, digest: Digest) -> tuple[bool, int] | None:

@@ -4,28 +4,38 @@ The next version of a tree has most pages in common with the last one. So the tr
 and what their catalogs list, as far as KEPT_BYTES_MAX allows. Of a tree that has pages in common with one of them, its base, only the
 other pages are decoded and checked, and how they fit in; of its catalogs, those that are new, and those that carry a page that is
 neither in a kept tree nor in a new catalog. All of this is named by digests, so nothing that is kept becomes wrong.
+
+What the catalogs of a tree may take of memory is limited for all of them together, before any is decompressed. They are decoded one at a
+time, and of each is kept what the tree names.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from weakref import WeakValueDictionary
 
-from p2pdist.model.catalog import Pack, decode_catalog
+from p2pdist.model.catalog import (
+    CATALOG_BYTES_MAX,
+    CHUNK_LISTS_MAX,
+    HEAD_BYTES,
+    Catalog,
+    Pack,
+    check_expansion,
+    decode_catalog,
+)
 from p2pdist.model.digest import Digest
 from p2pdist.model.entries import Entries
 from p2pdist.model.errors import Corrupt, NotFound
-from p2pdist.model.tree import Page, Root, check_page, check_pages, content_hash, decode_page, decode_root
+from p2pdist.model.tree import PAGES_MAX, Page, Root, check_page, check_pages, content_hash, decode_page, decode_root
 from p2pdist.store.blob import READ_BYTES_MAX, Blob
 from p2pdist.store.images import image_bytes_max
 from p2pdist.store.lack import Contents, Tree, contents_of, tree_of
 
 ROOT_BYTES_MAX = 64 << 20
-CATALOG_BYTES_MAX = 512 << 20
-"""Of a root or a catalog as it is stored; more is not read."""
+"""Of a root as it is stored; more is not read."""
 
 KEPT_TREES_MAX = 4
 KEPT_BYTES_MAX = 192 << 20
@@ -36,6 +46,9 @@ ENTRY_BYTES = 300
 
 PAGE_BYTES = 1500
 """Memory that a page takes besides its entries."""
+
+TREE_BYTES_MAX = 640 << 20
+"""Of memory for one tree, estimated: 1,000,000 files with paths of 30 bytes take 380 MB."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,11 +71,13 @@ class KnownPage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownCatalog:
-    """What a catalog lists: packs, encoded chunk lists by BLAKE3, and the BLAKE3 of the pages that it carries."""
+    """What a catalog lists: packs, those of its encoded chunk lists that trees named so far, by BLAKE3, and the BLAKE3 of the pages that it
+    carries. `head` is its length and its first bytes."""
 
     packs: tuple[Pack, ...]
     chunk_lists: Mapping[bytes, bytes]
     pages: frozenset[bytes]
+    head: tuple[int, bytes]
 
     @property
     def size(self) -> int:
@@ -95,6 +110,37 @@ class TreeRead:
         return dict(chain.from_iterable(catalog.chunk_lists.items() for catalog in self.catalogs))
 
 
+@dataclass(slots=True)
+class _Reading:
+    """A tree that is being read. `lacking` are its pages that are not known; `pages` those of them that were found, encoded, `lists` the
+    chunk lists of the catalogs that were decoded, and `found` what these, and others, list."""
+
+    lacking: set[bytes]
+    pages: dict[bytes, bytes] = field(default_factory=dict)
+    lists: dict[Digest, tuple[bytes, ...]] = field(default_factory=dict)
+    found: dict[Digest, KnownCatalog] = field(default_factory=dict)
+
+    def take(self, digest: Digest, head: tuple[int, bytes], catalog: Catalog) -> None:
+        """A catalog was decoded. Raises Corrupt when all of them have too many pages or chunk lists."""
+        names = list(map(content_hash, catalog.pages))
+        for name, page in zip(names, catalog.pages, strict=True):
+            if name in self.lacking:
+                self.pages[name] = page
+        self.lists[digest] = catalog.chunk_lists
+        self.found[digest] = KnownCatalog(catalog.packs, {}, frozenset(names), head)
+        pages, lists = sum(len(each.pages) for each in self.found.values()), sum(map(len, self.lists.values()))
+        if pages > PAGES_MAX or lists > CHUNK_LISTS_MAX:
+            raise Corrupt(f"the catalogs of a tree have {pages} pages and {lists} chunk lists, over the limit")
+
+
+def _check_memory(size: int) -> None:
+    if size > TREE_BYTES_MAX:
+        raise Corrupt(
+            f"a tree would take {size} bytes of memory, over the limit of {TREE_BYTES_MAX}",
+            remedy="Pack fewer files, or split them over several packages",
+        )
+
+
 class TreeReader:
     """Thread-safe. Methods raise NotFound for a blob that is not here, Corrupt."""
 
@@ -116,41 +162,61 @@ class TreeReader:
     def read(self, root: Digest, catalogs: Sequence[Digest]) -> TreeRead:
         """A tree, checked."""
         described = decode_root(self._bytes(root, ROOT_BYTES_MAX))
+        _check_memory(described.entries * ENTRY_BYTES + len(described.pages) * PAGE_BYTES)
         with self._lock:
             kept = dict(self._kept)
         pages = {name: page for tree in kept.values() for name, page in tree.pages.items()}
         known = {digest: catalog for tree in kept.values() for digest, catalog in tree.catalogs.items()}
-        encoded: dict[bytes, bytes] = {}
         lacking = set(described.pages) - pages.keys()
         # New ones first: they are likely to carry what is lacking, and are decoded anyhow.
-        order = sorted(catalogs, key=known.__contains__)
-        found = {digest: self._catalog(digest, known.get(digest), lacking, encoded) for digest in order}
+        order = sorted(dict.fromkeys(catalogs), key=known.__contains__)
+        heads = {digest: known[digest].head if digest in known else self._head(digest) for digest in order}
+        check_expansion(heads.values())
+        reading = _Reading(lacking)
+        for digest in order:
+            before = known.get(digest)
+            if before is None or any(name in before.pages for name in reading.lacking - reading.pages.keys()):
+                reading.take(digest, heads[digest], decode_catalog(self._bytes(digest, CATALOG_BYTES_MAX)))
+            else:
+                reading.found[digest] = before
         # Of those that are known, too, or the tree could be read here and now only.
-        carried = frozenset().union(*(catalog.pages for catalog in found.values()))
+        carried = frozenset().union(*(catalog.pages for catalog in reading.found.values()))
         for name in described.pages:
             if name not in carried:
                 raise Corrupt(
                     f"no catalog carries the page {name.hex()} of a tree", remedy="Pack and push the package again"
                 )
-        pages |= {name: KnownPage.decode(encoded[name]) for name in lacking}
+        size = 0
+        for name in lacking:
+            pages[name] = KnownPage.decode(reading.pages.pop(name))
+            _check_memory(size := size + pages[name].size)
         tree, own = _joined(described, pages, kept)
-        self._keep(root, KnownTree(own, tree.entries, found))
+        self._find_lists(set(tree.chunk_lists.values()), reading, known)
+        self._keep(root, KnownTree(own, tree.entries, reading.found))
         image = image_bytes_max(len(tree.entries), sum(page.encoded for page in own.values()))
-        return TreeRead(tree, [found[digest] for digest in catalogs], image)
+        return TreeRead(tree, [reading.found[digest] for digest in catalogs], image)
 
-    def _catalog(
-        self, digest: Digest, known: KnownCatalog | None, lacking: Collection[bytes], encoded: dict[bytes, bytes]
-    ) -> KnownCatalog:
-        """A catalog; those of the lacking pages that it carries are put into `encoded`, unless they are there."""
-        if known is not None and not any(name in known.pages and name not in encoded for name in lacking):
-            return known
-        catalog = decode_catalog(self._bytes(digest, CATALOG_BYTES_MAX))
-        names = list(map(content_hash, catalog.pages))
-        for name, page in zip(names, catalog.pages, strict=True):
-            if name in lacking:
-                encoded[name] = page
-        lists = {content_hash(each): each for each in catalog.chunk_lists}
-        return known or KnownCatalog(catalog.packs, lists, frozenset(names))
+    def _find_lists(self, wanted: set[bytes], reading: _Reading, known: Mapping[Digest, KnownCatalog]) -> None:
+        """Keep the chunk lists that a tree names. A known catalog has those that earlier trees named, and is decoded again where that is
+        not enough."""
+        for digest, lists in reading.lists.items():
+            named = {name: data for data in lists if (name := content_hash(data)) in wanted}
+            before = known[digest].chunk_lists if digest in known else {}
+            reading.found[digest] = replace(reading.found[digest], chunk_lists={**before, **named})
+        lacking = wanted.difference(*(catalog.chunk_lists for catalog in reading.found.values()))
+        for digest, catalog in list(reading.found.items()):
+            if not lacking or digest in reading.lists:
+                continue
+            lists = decode_catalog(self._bytes(digest, CATALOG_BYTES_MAX)).chunk_lists
+            named = {name: data for data in lists if (name := content_hash(data)) in lacking}
+            if named:
+                reading.found[digest] = replace(catalog, chunk_lists={**catalog.chunk_lists, **named})
+                lacking -= named.keys()
+
+    def _head(self, digest: Digest) -> tuple[int, bytes]:
+        """Length and first bytes of a catalog."""
+        blob = self.blob(digest)
+        return blob.size, blob.read_range(0, min(HEAD_BYTES, blob.size))
 
     def _keep(self, root: Digest, tree: KnownTree) -> None:
         with self._lock:

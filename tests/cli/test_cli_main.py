@@ -191,3 +191,30 @@ def test_a_group_of_failures_prefers_ours() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(work())
     assert output.report(caught.value, as_json=False) == 3
+
+
+def test_a_secret_on_the_command_line_is_written_over_and_warned_of() -> None:
+    """Every user of a machine may read the command lines of its processes."""
+    script = (
+        "import sys, pathlib\n"
+        "from p2pdist.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: print(pathlib.Path('/proc/self/cmdline').read_bytes().decode())"
+    )
+    urls = [
+        "--origin",
+        "http://deploy:S3cr3t@h/pk?sig=TOKEN",
+        "--tracker=http://u:HIDDEN@a,http://u:HIDDEN@b",
+        "--version",
+    ]
+    done = subprocess.run([sys.executable, "-c", script, *urls], capture_output=True, text=True, check=True)
+    assert "http://xxxxxxxxxxxxx@h/pk?xxxxxxxxx" in done.stdout
+    assert "http://xxxxxxxx@a,http://xxxxxxxx@b" in done.stdout
+    assert "P2PDIST_ORIGIN" in done.stderr
+    for secret in ("S3cr3t", "TOKEN", "HIDDEN"):
+        assert secret not in done.stdout + done.stderr
+
+
+def test_what_is_no_secret_on_the_command_line_stays() -> None:
+    done = run("resolve", "a:b", "--origin", "file:///nowhere", "--", "http://u:p@h/")
+    assert "warning" not in done.stderr

@@ -9,18 +9,21 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from crash_child import FIRST, LIFE
 from store_rig import (
     PIECE,
+    Sample,
     complete_file,
     data_file,
     files,
     fill,
     flip,
     have_file,
+    in_index,
     pretend_other_boot,
     sample,
 )
@@ -266,6 +269,104 @@ def test_what_lost_a_piece_is_no_longer_durable(tmp_path: Path) -> None:
     flip(held(store, found.digest).path, 5)
     held(store, found.digest).verify(drop=True)
     assert not _durable(tmp_path, found.digest)
+    store.close()
+
+
+def partial(root: Path, seed: int, held_pieces: tuple[int, ...]) -> Sample:
+    """A store that was left with some pieces of a blob of eight."""
+    found = sample(seed, 8 * PIECE)
+    store = BlobStore(root)
+    blob = store.begin(found.digest, found.pieces)
+    for piece in held_pieces:
+        blob.write(piece, found.piece(piece))
+    store.close()
+    return found
+
+
+def flip_bit(root: Path, found: Sample) -> None:
+    """Piece 6, which never came, is marked."""
+    with have_file(root, found.digest).open("r+b") as file:
+        file.seek(64)
+        bits = file.read(1)[0]
+        file.seek(64)
+        file.write(bytes([bits | 1 << 6]))
+
+
+def flip_data(root: Path, found: Sample) -> None:
+    flip(data_file(root, found.digest), 2 * PIECE + 7)
+
+
+def take_over_bitmap(root: Path, found: Sample) -> None:
+    """The bitmap of another blob, of as many pieces, of which others had come."""
+    other = sample(71, 8 * PIECE)
+    store = BlobStore(root)
+    store.begin(other.digest, other.pieces).write(5, other.piece(5))
+    store.close()
+    shutil.copy(have_file(root, other.digest), have_file(root, found.digest))
+
+
+def mark_all(root: Path, found: Sample) -> None:
+    with have_file(root, found.digest).open("r+b") as file:
+        file.seek(64)
+        file.write(b"\xff")
+
+
+def claim_complete(root: Path, found: Sample) -> None:
+    """The index takes it for complete and on the disk, and there is no bitmap."""
+    have_file(root, found.digest).unlink()
+    in_index(root, "UPDATE blobs SET complete=1, durable=1 WHERE digest=?", found.digest)
+
+
+def lengthen(root: Path, found: Sample) -> None:
+    with data_file(root, found.digest).open("ab") as file:
+        file.write(bytes(100))
+
+
+@pytest.mark.parametrize("damage", [flip_bit, flip_data, take_over_bitmap, mark_all, claim_complete, lengthen])
+def test_what_changed_at_rest_never_becomes_complete(tmp_path: Path, damage: Callable[[Path, Sample], None]) -> None:
+    """Under the boot that marks are believed of: wrong pieces are dropped when the blob is gone on with, and fetched again."""
+    found = partial(tmp_path, 70, (0, 1, 2, 3))
+    damage(tmp_path, found)
+    store = BlobStore(tmp_path)
+    blob = store.begin(found.digest, found.pieces)
+    assert not blob.complete and blob.verify() == []
+    assert fill(blob, found).path.read_bytes() == found.data
+    store.close()
+
+
+def test_pieces_of_an_earlier_process_are_read_again_once(tmp_path: Path) -> None:
+    """And not at the opening, which may not take as long as it takes to read a large blob."""
+    found = partial(tmp_path, 72, (0, 1))
+    flip(data_file(tmp_path, found.digest), 3)
+    store = BlobStore(tmp_path)
+    blob = held(store, found.digest)
+    assert list(blob.have) == [0, 1]
+    assert blob.recheck() == [0] and list(blob.have) == [1]
+    flip(data_file(tmp_path, found.digest), PIECE + 3)
+    assert blob.recheck() == []
+    blob.verify(drop=True)
+    assert fill(blob, found).path.read_bytes() == found.data
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "change", ["size=size+1", "size=1<<61", "size=-1", "piece_size=0", "piece_size=piece_size*2", "piece_size=3"]
+)
+@pytest.mark.parametrize("pieces", [4, 8])
+def test_a_row_that_contradicts_the_piece_list_is_dropped(tmp_path: Path, change: str, pieces: int) -> None:
+    """The store opens, whatever a damaged index says of a blob, and the blob can be fetched anew."""
+    found = sample(73, 8 * PIECE)
+    store = BlobStore(tmp_path)
+    blob = store.begin(found.digest, found.pieces)
+    for piece in range(pieces):
+        blob.write(piece, found.piece(piece))
+    if pieces == 8:
+        blob.finish()
+    store.close()
+    in_index(tmp_path, f"UPDATE blobs SET {change} WHERE digest=?", found.digest)
+    store = BlobStore(tmp_path)
+    blob = store.begin(found.digest, found.pieces)
+    assert fill(blob, found).path.read_bytes() == found.data
     store.close()
 
 

@@ -136,7 +136,7 @@ def test_an_output_on_a_full_disk_is_not_half_there(mount: Mount, tmp_path: Path
         with pytest.raises(DiskFull, match=str(small)):
             blob.give(small / "out")
         assert list(small.iterdir()) == []
-        assert blob.give(mount("tmpfs", 1024 * KIB) / "out", hardlink=True) == "copy"
+        assert blob.give(mount("tmpfs", 1024 * KIB) / "out") == "copy"
     finally:
         store.close()
 
@@ -149,7 +149,7 @@ def test_a_disk_that_can_shares_extents(mount: Mount) -> None:
     try:
         blob = fill(store.begin(found.digest, found.pieces), found)
         output = root / "out"
-        assert blob.give(output, hardlink=True) == "reflink"
+        assert blob.give(output) == "reflink"
         assert output.read_bytes() == found.data
         with output.open("r+b") as file:
             file.write(b"changed")

@@ -1,5 +1,8 @@
 """The tracker's core: sessions, swarms, leases, complaints, and what a restart finds again."""
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from p2pdist.model.digest import Digest, digest_of
@@ -17,8 +20,9 @@ from p2pdist.model.messages import (
     Report,
     Welcome,
 )
+from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import ORIGIN, StripePlan
-from tracker.core.events import Command, Drop, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.events import Command, Described, Drop, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import RETRY_S, Fleet
 from tracker.core.presence import ABSENCE_S, GRACE_S
 from tracker.core.repair import AVOID_S, LEASE_MOVE_S, STUCK_COMPLAINTS
@@ -32,7 +36,7 @@ PIECE = 65536
 class Control:
     """A fleet, its sessions by host name, and the time kept. The blob has 8 pieces in one stripe."""
 
-    def __init__(self, started_at: float = -100.0, **more: int) -> None:
+    def __init__(self, started_at: float = -100.0, **more: Any) -> None:
         self.fleet = Fleet(started_at, **more)
         self.sessions: dict[str, int] = {}
         self.now = 0.0
@@ -88,6 +92,14 @@ def chain(*hosts: str, **more: int) -> Control:
     control.tick(JOIN_BATCH_S)
     assert [control.parent(host) for host in hosts] == ["", *hosts[:-1]]
     return control
+
+
+def test_a_session_is_told_the_origin_without_its_credentials() -> None:
+    """Any process that reaches the tracker may open a session."""
+    control = Control(origin="https://deploy:S3cr3t@storage:9/pk?sig=TOKEN")
+    assert Welcome(PROTOCOL_VERSION, control.fleet.report_interval_s, "https://storage:9/pk") in [
+        each.message for each in control.open("h1") if isinstance(each, Send)
+    ]
 
 
 def test_the_first_host_reads_the_origin_and_the_second_receives_from_it() -> None:
@@ -498,11 +510,100 @@ def test_impossible_holdings_are_rejected_and_leave_nothing_behind(holding: Hold
     assert control.fleet.swarms == {}
 
 
-def test_a_blob_that_is_cut_differently_is_rejected() -> None:
+LIE = Holding(BLOB, PIECE, PIECE, (1,))
+TRUTH = Described(((BLOB, PieceLayout(8 * PIECE, PIECE)),))
+
+
+def describe(control: Control) -> None:
+    control.fleet.handle(TRUTH, now=control.now)
+
+
+@pytest.mark.parametrize("known", ["before", "between", "after", "never"])
+@pytest.mark.parametrize("first", [True, False])
+def test_who_says_that_a_blob_is_cut_differently_is_alone_in_its_swarm(known: str, first: bool) -> None:
+    """Whoever spoke first, and whether or not a manifest says who is right, the others get their plans. The swarm under the blob's digest
+    is that of what a manifest says, whenever it was read."""
+    control = Control()
+    control.open("h1", "h2", "liar")
+    if known == "before":
+        describe(control)
+    if first:
+        control.say("liar", LIE)
+    if known == "between":
+        describe(control)
+    control.join("h1")
+    control.join("h2")
+    if not first:
+        control.say("liar", LIE)
+    control.tick(JOIN_BATCH_S)
+    assert (control.parents["h1"], control.parents["h2"]) in {("", "h1"), ("h2", "")}
+    if known == "after":
+        describe(control)
+    control.report("h1", 3)
+    mine = next(swarm for swarm in control.fleet.swarms.values() if "h1" in swarm.members)
+    assert set(mine.members) == {"h1", "h2"} and mine.members["h1"].counts == [3]
+    assert mine.key == BLOB or (first and known == "never")
+    assert control.fleet.swarms[mine.key] is mine
+    for host in ("h1", "h2", "liar"):
+        control.say(host, Left(BLOB))
+    assert control.fleet.swarms == {}
+    assert all(not host.swarms and not host.keys and not host.receiving for host in control.fleet.hosts.values())
+
+
+def test_a_host_that_changes_its_mind_changes_its_swarm() -> None:
+    control = chain("h1", "h2")
+    control.say("h2", LIE)
+    assert set(control.fleet.swarms[BLOB].members) == {"h1"}
+    control.join("h2", 2, "h1")
+    control.tick(JOIN_BATCH_S)
+    assert set(control.fleet.swarms) == {BLOB} and control.parent("h2") == "h1"
+
+
+def test_a_liar_does_not_draw_others_into_its_swarm() -> None:
+    """Neither a host that has spoken, nor one that speaks later."""
     control = chain("h1")
+    control.open("liar", "h2")
+    lie = Holding(BLOB, PIECE, PIECE, (0,), ("h1",))
+    control.say("liar", lie)
+    control.say("liar", msgspec.structs.replace(lie, parents=("h2",)))
+    control.join("h2", 0, "h1")
+    control.report("h2", 5)
+    assert set(control.fleet.swarms[BLOB].members) == {"h1", "h2"}
+    assert control.fleet.swarms[BLOB].members["h2"].counts == [5]
+
+
+def test_the_first_manifest_counts() -> None:
+    """A manifest that contradicts it changes nothing for the swarm that runs."""
+    control = chain("h1")
+    describe(control)
+    control.fleet.handle(Described(((BLOB, PieceLayout(PIECE, PIECE)),)), now=control.now)
     control.open("h2")
-    (send,) = control.say("h2", Holding(BLOB, 8 * PIECE, 2 * PIECE, (0,)))
+    control.join("h2")
+    assert set(control.fleet.swarms) == {BLOB} and set(control.fleet.swarms[BLOB].members) == {"h1", "h2"}
+
+
+@pytest.mark.parametrize(
+    ("size", "piece_size", "counts"),
+    [
+        (0, PIECE, (0,)),
+        (1 << 60, PIECE, (0,)),
+        (1 << 60, 1 << 60, (1,)),
+        (8 * PIECE, 0, (0,)),
+        (8 * PIECE, 3, (0,)),
+        (8 * PIECE, PIECE, (9,)),
+        (8 * PIECE, PIECE, (1, 1)),
+        (8 * PIECE, PIECE, ()),
+    ],
+)
+def test_what_no_blob_can_be_is_rejected_to_the_host_that_says_it(
+    size: int, piece_size: int, counts: tuple[int, ...]
+) -> None:
+    control = chain("h1")
+    control.open("liar")
+    (send,) = control.say("liar", Holding(BLOB, size, piece_size, counts))
     assert isinstance(send, Send) and isinstance(send.message, Reject)
+    assert send.session == control.sessions["liar"]
+    assert set(control.fleet.swarms) == {BLOB} and set(control.fleet.swarms[BLOB].members) == {"h1"}
 
 
 def test_reports_of_what_a_host_does_not_hold_are_ignored() -> None:

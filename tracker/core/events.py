@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from p2pdist.model.digest import Digest
 from p2pdist.model.messages import FromAgent, FromTracker, Hello
+from p2pdist.model.pieces import PieceLayout
 
 # -- events
 
@@ -36,7 +38,14 @@ class Due:
     """The time has come at which the core wants to be called (`Schedule.wake_at`)."""
 
 
-Event = SessionOpened | SessionClosed | Received | Tick | Due
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A manifest says how blobs are cut."""
+
+    layouts: tuple[tuple[Digest, PieceLayout], ...]
+
+
+Event = SessionOpened | SessionClosed | Received | Tick | Due | Described
 
 # -- commands
 

@@ -36,14 +36,16 @@ from p2pdist.model.messages import (
     Report,
     Welcome,
 )
+from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import by_name
+from p2pdist.model.url import redacted
 from tracker.core.adoption import adopt
 from tracker.core.assignments import assignments
 from tracker.core.balance import PAUSE_S, balance
 from tracker.core.capacity import Capacities
 from tracker.core.close_watch import CLOSE_S, SELDOM_S, CloseWatch
 from tracker.core.dealing import deal
-from tracker.core.events import Command, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.events import Command, Described, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
 from tracker.core.lateness import Lateness
 from tracker.core.leases import Leases, shares
@@ -76,7 +78,7 @@ from tracker.core.repair import (
 )
 from tracker.core.schedule import JOIN_BATCH_S, Schedule
 from tracker.core.standing import Standing
-from tracker.core.swarm import FROM_ORIGIN, Swarm, layout_of
+from tracker.core.swarm import FROM_ORIGIN, Swarm, key_of, layout_of
 from tracker.core.tail import Tail
 
 RETRY_S = 0.5
@@ -91,7 +93,8 @@ SWARMS_MAX = 100_000
 
 @dataclass(slots=True)
 class Fleet:
-    """See the module's text. `origin_streams_max` is the cap on leases over all swarms, `origin_bytes_s` (0 for none) on what all read.
+    """See the module's text. `origin` is the URL of central storage as every agent is told it, without what may be secret in it.
+    `origin_streams_max` is the cap on leases over all swarms, `origin_bytes_s` (0 for none) on what all read.
     Hosts that were just told to report more often may still do it as seldom as every `patience_s`."""
 
     started_at: float
@@ -105,6 +108,8 @@ class Fleet:
     capacities: Capacities = field(default_factory=Capacities)
     policies: PolicyBook = field(default_factory=PolicyBook)
     _sessions: dict[int, str] = field(default_factory=dict)
+    _layouts: dict[Digest, PieceLayout] = field(default_factory=dict)
+    """How blobs are cut, as manifests say."""
     schedule: Schedule = field(default_factory=Schedule)
     standing: Standing = field(init=False)
     _presence: Presence = field(init=False)
@@ -114,6 +119,7 @@ class Fleet:
     _planner: Planner = field(default_factory=Planner)
 
     def __post_init__(self) -> None:
+        self.origin = redacted(self.origin)
         self._presence = Presence(self.hosts, self.swarms, self.started_at)
         self.standing = Standing(self.hosts, self.swarms, self.schedule, self.capacities)
 
@@ -128,6 +134,9 @@ class Fleet:
                 self._closed(session, now)
             case Tick():
                 self._tick(now, out)
+            case Described(layouts):
+                for blob, layout in layouts:
+                    self._describe(blob, layout, now)
         self._plan_due(now, out)  # Due asks for nothing else
         return out
 
@@ -189,8 +198,8 @@ class Fleet:
                 case Complaint():
                     self._complaint(name, message, now, out)
                 case Left(blob):
-                    if blob in self.hosts[name].swarms:
-                        self.standing.leave(self.hosts[name], self.swarms[blob], "left", now=now)
+                    if (key := self.hosts[name].key(blob)) in self.hosts[name].swarms:
+                        self.standing.leave(self.hosts[name], self.swarms[key], "left", now=now)
                 case Leaving():
                     self.standing.depart(self.hosts[name], now=now)
                 case Hello():
@@ -209,7 +218,10 @@ class Fleet:
         swarm.check_counts(counts)
         if host.name in holding.parents:
             raise UsageError(f"{host.name} says that it receives from itself")
-        self.swarms[swarm.blob] = swarm
+        other = host.key(holding.blob)
+        if other != swarm.key and other in host.swarms:
+            self.standing.leave(host, self.swarms[other], "it says that the blob is cut differently", now=now)
+        self.swarms[swarm.key] = swarm
         member = swarm.members.get(host.name)
         if member is None:
             member = self.standing.join(host, swarm, counts, now=now)
@@ -233,33 +245,49 @@ class Fleet:
         self.schedule.join(swarm, now)
 
     def _swarm(self, holding: Holding) -> Swarm:
-        layout = layout_of(holding)
-        swarm = self.swarms.get(holding.blob)
-        if swarm is None:
-            if len(self.swarms) >= SWARMS_MAX:
-                raise UsageError("this tracker has too many swarms")
-            swarm = Swarm(holding.blob, layout)
-        elif swarm.layout != layout:
-            raise UsageError(f"{holding.blob} is cut differently by the rest of its swarm")
-        return swarm
+        """The swarm of hosts that say the same of how the blob is cut. The swarm of what a manifest says has the blob's digest as its key;
+        without a manifest, the swarm of what was said first."""
+        layout, blob = layout_of(holding), holding.blob
+        first, other = self.swarms.get(blob), key_of(blob, layout)
+        if first is not None and first.layout == layout:
+            return first
+        if other in self.swarms:
+            return self.swarms[other]
+        if len(self.swarms) >= SWARMS_MAX:
+            raise UsageError("this tracker has too many swarms")
+        main = first is None and self._layouts.get(blob, layout) == layout
+        return Swarm(blob, layout, key=blob if main else other)
+
+    def _describe(self, blob: Digest, layout: PieceLayout, now: float) -> None:
+        """A manifest says how a blob is cut. The first one counts."""
+        if blob in self._layouts:
+            return
+        while len(self._layouts) >= SWARMS_MAX:
+            del self._layouts[next(iter(self._layouts))]
+        self._layouts[blob] = layout
+        claimed = self.swarms.get(blob)
+        if claimed is not None and claimed.layout != layout:
+            self.standing.rename(claimed, key_of(blob, claimed.layout), now=now)
+        if (right := self.swarms.get(key_of(blob, layout))) is not None:
+            self.standing.rename(right, blob, now=now)
 
     def _recount(self, swarm: Swarm, member: Member, counts: list[int], now: float) -> None:
         if any(new < old for new, old in zip(counts, member.counts, strict=True)):
             swarm.forget_pieces(member.host, counts)
             self.standing.sort(self.hosts[member.host], swarm)
-            self.schedule.ask(swarm.blob, "lost pieces", now + JOIN_BATCH_S)
+            self.schedule.ask(swarm.key, "lost pieces", now + JOIN_BATCH_S)
             return
         note_pace(swarm, member, counts, now=now)
         whole = sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals))
         complete = swarm.advance(member.host, counts, now=now)
         if sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals)) > whole:
-            self._tail.note(swarm.blob)
+            self._tail.note(swarm.key)
         self.standing.sort(self.hosts[member.host], swarm)
         if spare_origin(swarm, member.host):
-            self.schedule.ask(swarm.blob, "whole copy", now)
+            self.schedule.ask(swarm.key, "whole copy", now)
         if complete:
             swarm.tell(now, f"{member.host} is complete")
-            self.schedule.ask(swarm.blob, "complete", now + JOIN_BATCH_S)
+            self.schedule.ask(swarm.key, "complete", now + JOIN_BATCH_S)
 
     def _stand_in(self, swarm: Swarm, name: str, now: float) -> bool:
         """Take a host into a swarm because another receives from it; it is absent until it speaks for itself."""
@@ -268,7 +296,7 @@ class Fleet:
             if len(self.hosts) >= HOSTS_MAX:
                 return False
             host = self.hosts[name] = Host(name, absent_since=now)
-        if host.leaving:
+        if host.leaving or host.key(swarm.blob) in host.swarms:  # in a swarm of the blob it speaks for itself
             return False
         self.standing.join(host, swarm, [0] * swarm.stripes, now=now)
         self._presence.stands_in(host, swarm, now)
@@ -278,7 +306,7 @@ class Fleet:
         host = self.hosts[name]
         for blob in self._presence.speaks(host):
             self.schedule.ask(blob, "back", now)
-        advanced = {advance.blob: list(advance.counts) for advance in report.blobs}
+        advanced = {host.key(advance.blob): list(advance.counts) for advance in report.blobs}
         for blob, counts in advanced.items():
             swarm = self.swarms.get(blob)
             if swarm is not None and name in swarm.members:
@@ -334,7 +362,7 @@ class Fleet:
     def _part(self, swarm: Swarm, member: Member, now: float) -> None:
         """Take a host away from parents from whom it gets too little, though neither of the two is slow, or where it is in the way."""
         if settle(swarm, member, now=now):
-            self.schedule.ask(swarm.blob, "in the way", now)
+            self.schedule.ask(swarm.key, "in the way", now)
         for stripe in slow_edges(swarm, member, now=now) if not member.light else ():
             parent = member.parents[stripe] or ""
             if (member.host, parent) in swarm.parted:
@@ -343,10 +371,10 @@ class Fleet:
             swarm.tell(now, f"{member.host} gets too little of stripe {stripe} from {parent}")
             swarm.avoided[member.host, parent] = now + AVOID_S
             swarm.detach(stripe, member.host)
-            self.schedule.ask(swarm.blob, "slow edge", now)
+            self.schedule.ask(swarm.key, "slow edge", now)
 
     def _complaint(self, name: str, complaint: Complaint, now: float, out: list[Command]) -> None:
-        swarm = self.swarms.get(complaint.blob)
+        swarm = self.swarms.get(self.hosts[name].key(complaint.blob))
         if swarm is None or name not in swarm.members or not 0 <= complaint.stripe < swarm.stripes:
             return
         source, reason = complaint.source, complaint.reason
@@ -360,7 +388,7 @@ class Fleet:
             return
         child, stripe = swarm.members[name], complaint.stripe
         if reason in {"stalled", "slow"} and self.report_interval_s > SELDOM_S:
-            sisters, where = swarm.members[source].children[stripe], (swarm.blob, stripe)
+            sisters, where = swarm.members[source].children[stripe], (swarm.key, stripe)
             self.close_watch.complained(name, source, sisters, where, now=now)
             self._pace(self.close_watch.begin(now=now), CLOSE_S, out)
         if reason == "slow":
@@ -373,7 +401,7 @@ class Fleet:
         child.complaints[stripe] += 1
         if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
             if free_blocked(swarm, stripe, name, now=now):
-                self.schedule.ask(swarm.blob, "stuck", now)
+                self.schedule.ask(swarm.key, "stuck", now)
             return
         gives = source in self.hosts and now - self.hosts[source].sent_at < GIVES_S
         if reason == "stalled" and child.complaints[stripe] < (GIVING_COMPLAINTS if gives else STUCK_COMPLAINTS):
@@ -391,14 +419,14 @@ class Fleet:
                 self.standing.leave(host, swarm, "dead", now=now)
             elif reason != "reset" or not self.standing.excused(swarm, now=now):
                 self.standing.blame(host, name, reason, now=now)
-        self.schedule.ask(swarm.blob, reason, now)
+        self.schedule.ask(swarm.key, reason, now)
 
     def _nameless(self, swarm: Swarm, child: Member, now: float) -> None:
         """A host cannot look names up: for a while it is given no host that is known by name, and none of them is at fault. What
         it receives from some of them goes on."""
         named = [name for name in swarm.members if by_name(self.hosts[name].address)]
         swarm.avoided.update({(child.host, name): now + NAMELESS_S for name in named if name != child.host})
-        self.schedule.ask(swarm.blob, "nameless", now)
+        self.schedule.ask(swarm.key, "nameless", now)
 
     def _pace(self, names: Iterable[str], interval_s: float, out: list[Command]) -> None:
         """Ask hosts to report at this interval."""
@@ -412,7 +440,7 @@ class Fleet:
         if name not in swarm.roots[stripe]:
             if reason != "unavailable" and name in swarm.readers():
                 swarm.undealt = True
-                self.schedule.ask(swarm.blob, reason, now)
+                self.schedule.ask(swarm.key, reason, now)
             return  # only the holder of the lease reads there
         member = swarm.members[name]
         member.complaints[stripe] += 1
@@ -420,7 +448,7 @@ class Fleet:
             return  # a reader waits for its children, too, when they are slow to take what it has read
         moved, error = origin_failed(swarm, stripe, name, reason, now=now)
         if moved:
-            self.schedule.ask(swarm.blob, reason, now)
+            self.schedule.ask(swarm.key, reason, now)
         if error is None:
             return
         for member in swarm.members.values():
@@ -444,12 +472,12 @@ class Fleet:
             if swarm.parted:
                 swarm.parted = {pair: until for pair, until in swarm.parted.items() if until > now}
             if swarm.unplanned:
-                self.schedule.retry(swarm.blob, now + RETRY_S)
+                self.schedule.retry(swarm.key, now + RETRY_S)
             if swarm.strained and now - swarm.balanced_at >= PAUSE_S:
                 swarm.now = now
                 self.standing.retry(swarm, now=now)
                 if balance(swarm, now=now):
-                    self.schedule.ask(swarm.blob, "balance", now)
+                    self.schedule.ask(swarm.key, "balance", now)
         for blob in self._tail.catch_up(self.swarms, now=now):
             self.schedule.ask(blob, "late", now)
         self._pace(self.close_watch.over(now), self.report_interval_s, out)

@@ -16,11 +16,11 @@ CORRUPT_BLAME_S = 600.0
 
 @dataclass(slots=True)
 class Host:
-    """One host: where others reach it, its session (None while absent), its swarms, those of them in which it still lacks pieces, and
-    who blames it for what; `origin_share` is what it was told in its session that it may read of the origin (bytes/s); `bt_port` is where
-    it answers BitTorrent peers, 0 for nowhere; `download_bytes_s` is what it lets itself receive, 0 for no limit; `sent_at` is when it last
-    said that it had sent something; `leaving`: it said that it is about to end; `tls`: it speaks TLS with others; `instance` names the agent
-    that runs there."""
+    """One host: where others reach it, its session (None while absent), its swarms by key, those of them in which it still lacks pieces,
+    and who blames it for what; `keys` are those of its swarms that are not the blob's digest, by blob; `origin_share` is what it was told
+    in its session that it may read of the origin (bytes/s); `bt_port` is where it answers BitTorrent peers, 0 for nowhere;
+    `download_bytes_s` is what it lets itself receive, 0 for no limit; `sent_at` is when it last said that it had sent something;
+    `leaving`: it said that it is about to end; `tls`: it speaks TLS with others; `instance` names the agent that runs there."""
 
     name: str
     address: str = ""
@@ -29,6 +29,7 @@ class Host:
     session: int | None = None
     absent_since: float | None = None
     swarms: dict[Digest, None] = field(default_factory=dict)
+    keys: dict[Digest, Digest] = field(default_factory=dict)
     receiving: dict[Digest, None] = field(default_factory=dict)
     blamed: dict[str, tuple[str, float]] = field(default_factory=dict)
     origin_share: float = 0.0
@@ -38,6 +39,23 @@ class Host:
     leaving: bool = False
     tls: bool = False
     instance: str = ""
+
+    def key(self, blob: Digest) -> Digest:
+        """The key of the host's swarm of a blob, if it is in one."""
+        return self.keys.get(blob, blob)
+
+    def enter(self, blob: Digest, key: Digest) -> None:
+        """The host is in a swarm of the blob. It is in one at most."""
+        self.swarms[key] = None
+        if key != blob:
+            self.keys[blob] = key
+
+    def leave(self, blob: Digest, key: Digest) -> None:
+        """The host is in that swarm no more."""
+        self.swarms.pop(key, None)
+        self.receiving.pop(key, None)
+        if self.keys.get(blob) == key:
+            del self.keys[blob]
 
     @property
     def available(self) -> bool:

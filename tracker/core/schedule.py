@@ -58,11 +58,11 @@ class Schedule:
     def join(self, swarm: Swarm, now: float) -> None:
         """Plan a swarm for a host that joins now, and for those that come with it."""
         if swarm.stripes == 1:
-            self.ask(swarm.blob, "join", now + SMALL_BATCH_S, wake=True)
+            self.ask(swarm.key, "join", now + SMALL_BATCH_S, wake=True)
             return
-        latest = self._crowds[swarm.blob][0] if swarm.blob in self._crowds else now + JOIN_BATCH_S
+        latest = self._crowds[swarm.key][0] if swarm.key in self._crowds else now + JOIN_BATCH_S
         due = min(latest, now + (JOIN_QUIET_S if len(swarm.members) >= CROWD else JOIN_BATCH_S))
-        self._crowds[swarm.blob] = latest, due
+        self._crowds[swarm.key] = latest, due
         at = max(due, swarm.rested_at)
         self.next_at, self.wake_at = min(at, self.next_at), min(at, self.wake_at)
         self.replans["join"] = self.replans.get("join", 0) + 1
@@ -94,7 +94,7 @@ class Schedule:
             else:
                 self.next_at, self.wake_at = min(at, self.next_at), min(awaited, self.wake_at)
         for swarm in found:
-            self.forget(swarm.blob)
+            self.forget(swarm.key)
             swarm.rested_at = now + _pause_s(swarm)
         return found
 

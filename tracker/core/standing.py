@@ -47,27 +47,38 @@ class Standing:
         budget = self.budget(host, swarm, now=now)
         member = swarm.add(host.name, counts, budget=budget, now=now, zone=host.zone, rack=host.rack)
         member.light = self.capacities.light(host.name)
-        host.swarms[swarm.blob] = None
+        host.enter(swarm.blob, swarm.key)
         return member
 
     def sort(self, host: Host, swarm: Swarm) -> None:
         """Note whether the host still receives the blob."""
         if swarm.members[host.name].seed:
-            host.receiving.pop(swarm.blob, None)
+            host.receiving.pop(swarm.key, None)
         else:
-            host.receiving[swarm.blob] = None
+            host.receiving[swarm.key] = None
 
     def leave(self, host: Host, swarm: Swarm, reason: str, *, now: float) -> None:
         """Take a host out of a swarm; its children are planned anew."""
         swarm.remove(host.name)
         swarm.tell(now, f"{host.name} is gone: {reason}")
-        host.swarms.pop(swarm.blob, None)
-        host.receiving.pop(swarm.blob, None)
+        host.leave(swarm.blob, swarm.key)
         if not swarm.members:
-            del self.swarms[swarm.blob]
-            self.schedule.forget(swarm.blob)
+            del self.swarms[swarm.key]
+            self.schedule.forget(swarm.key)
         else:
-            self.schedule.ask(swarm.blob, reason, now)
+            self.schedule.ask(swarm.key, reason, now)
+
+    def rename(self, swarm: Swarm, key: Digest, *, now: float) -> None:
+        """Let a swarm have another key."""
+        old, swarm.key = swarm.key, key
+        self.swarms[key] = self.swarms.pop(old)
+        self.schedule.forget(old)
+        for name in swarm.members:
+            host = self.hosts[name]
+            host.leave(swarm.blob, old)
+            host.enter(swarm.blob, key)
+            self.sort(host, swarm)
+        self.schedule.ask(key, "layout", now)
 
     def depart(self, host: Host, *, now: float) -> None:
         """The host is about to end."""

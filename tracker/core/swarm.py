@@ -25,6 +25,9 @@ names by zone, with how many they were chosen from; `held` are the bytes that ea
 (affinity.py) ask for those of all hosts at once; `now` is the time of the last event, `balanced_at` and `lined_up_at` those of
 the last such passes, and `rested_at` says when the next plan may be made.
 
+`key` names the swarm within the tracker. It is the blob's digest, or `key_of` where hosts say of one blob that it is cut in different ways:
+nobody can send pieces to a host that counts others, so each way is a swarm of its own, and a host that lies is alone in its swarm.
+
 Invariants: the edges of a stripe form a forest (no cycles); only receivers have parents; a lease belongs to the host whose parent is
 the origin; all here is soft and rebuilt from what agents report.
 """
@@ -85,10 +88,12 @@ class Swarm:
     parted: dict[tuple[str, str], float] = field(default_factory=dict)
     origin_failures: dict[str, None] = field(default_factory=dict)
     keepers: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
+    key: Digest = ""  # type: ignore[assignment]
     lease_moved_at: list[float] = field(default_factory=list)
     lease_pause_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.key = self.key or self.blob
         count = self.layout.count
         self.stripes = self.fanout = self.layout.stripes
         self.totals = [len(range(stripe, count, self.stripes)) for stripe in range(self.stripes)]
@@ -389,6 +394,11 @@ def only_leaves(swarm: Swarm, stripe: int, member: Member) -> bool:
 def mixed(blob: str, host: str) -> int:
     """A number that orders hosts differently for each blob, the same in every process."""
     return int.from_bytes(blake2b(f"{blob}/{host}".encode(), digest_size=8).digest(), "big")
+
+
+def key_of(blob: Digest, layout: PieceLayout) -> Digest:
+    """The key of the swarm of those who say that a blob is cut like this, where the blob's digest is the key of another swarm."""
+    return Digest(f"{blob}/{layout.size}/{layout.piece_size}")
 
 
 def layout_of(holding: Holding) -> PieceLayout:

@@ -51,7 +51,7 @@ class SwarmRates:
         for gone in [blob for blob in self._rates if blob not in self.swarms]:
             del self._rates[gone]
         running = [swarm for swarm in self.swarms.values() if swarm.receivers]
-        running.sort(key=lambda swarm: self._rates[swarm.blob].looked_at if swarm.blob in self._rates else 0.0)
+        running.sort(key=lambda swarm: self._rates[swarm.key].looked_at if swarm.key in self._rates else 0.0)
         visits = 0
         for swarm in running:
             visits += len(swarm.members)
@@ -64,9 +64,9 @@ class SwarmRates:
         for member in swarm.members.values():
             pieces += sum(member.counts)
             waiting = waiting or (member.absent_since is None and not member.seed)
-        rate = self._rates.get(swarm.blob)
+        rate = self._rates.get(swarm.key)
         if rate is None:
-            self._rates[swarm.blob] = Rate(now, len(swarm.members), pieces, now, waiting)
+            self._rates[swarm.key] = Rate(now, len(swarm.members), pieces, now, waiting)
             return
         passed_s = now - rate.looked_at
         if passed_s < LOOK_S:
@@ -84,19 +84,19 @@ class SwarmRates:
         """`running` while somebody lacks pieces and gets some, `stalled` while nobody does, `seeded` when all have everything."""
         if not swarm.receivers:
             return "seeded"
-        rate = self._rates.get(swarm.blob)
+        rate = self._rates.get(swarm.key)
         return "stalled" if rate is not None and rate.looked_at - rate.moved_at >= STALLED_S else "running"
 
     def pieces(self, swarm: Swarm) -> int:
         """Pieces that the members held together at the last look."""
-        rate = self._rates.get(swarm.blob)
+        rate = self._rates.get(swarm.key)
         if not swarm.receivers:
             return sum(swarm.totals) * len(swarm.members)
         return rate.pieces if rate is not None else 0
 
     def bytes_s(self, swarm: Swarm) -> float:
         """What the members get in a second, all together; 0 while unknown."""
-        rate = self._rates.get(swarm.blob)
+        rate = self._rates.get(swarm.key)
         if rate is None or not swarm.receivers:
             return 0.0
         return (rate.pieces_s or 0.0) * swarm.layout.size / sum(swarm.totals)
@@ -105,7 +105,7 @@ class SwarmRates:
         """Seconds until all have everything if it goes on like this; None while unknown or without end."""
         if not swarm.receivers:
             return 0.0
-        rate = self._rates.get(swarm.blob)
+        rate = self._rates.get(swarm.key)
         if rate is None or not rate.pieces_s:
             return None
         missing = sum(swarm.totals) * len(swarm.members) - rate.pieces

@@ -266,7 +266,7 @@ class View:
     def _swarm(self, swarm: Swarm) -> SwarmRow:
         hosts, size = len(swarm.members), swarm.layout.size
         return SwarmRow(
-            swarm.blob,
+            swarm.key,
             size,
             swarm.stripes,
             self.rates.state(swarm),
@@ -317,7 +317,7 @@ class View:
                 if at <= self._read_until:
                     break
                 latest = max(latest, at)
-                found.append((at, swarm.blob, text))
+                found.append((at, swarm.key, text))
         found.reverse()  # lines of one moment keep their order: sorting is stable
         found.sort(key=lambda line: line[0])
         self._read_until = latest
@@ -326,4 +326,4 @@ class View:
 
 
 def _rank(swarm: Swarm) -> tuple[int, str]:
-    return -swarm.receivers or -len(swarm.members), swarm.blob
+    return -swarm.receivers or -len(swarm.members), swarm.key

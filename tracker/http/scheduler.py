@@ -63,7 +63,7 @@ async def host(request: web.Request) -> web.Response:
     found = request.app[SERVICE].fleet.hosts.get(name)
     if found is None:
         raise NotFound(f"no host named {name[:255]!r} is known here")
-    return _answer(_host(found) | {"swarms": list(found.swarms)})
+    return _answer(_host(found) | {"swarms": [request.app[SERVICE].fleet.swarms[key].blob for key in found.swarms]})
 
 
 async def reachability(request: web.Request) -> web.Response:

@@ -1,0 +1,129 @@
+"""The process that asks over the Unix socket, and what is done for it with its own rights.
+
+The group of the socket may use the agent; it does not become the agent, which often is root. So what a request names on the host's file
+system is opened, made or replaced with the rights of the process that asks: its user, group and further groups, which the kernel noted
+when it connected (unix(7), SO_PEERCRED and SO_PEERGROUPS). A thread of its own takes these on for the file system and gives up all
+capabilities, which Linux keeps for each thread (credentials(7), setfsuid(2)), and ends afterwards. As file servers do, it changes the file
+system's user alone: a process of that user can then neither signal nor trace it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import os
+import platform
+import socket
+import struct
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from p2pdist.model.errors import P2PDistError, Refused
+
+GROUPS_MAX = 65536
+"""NGROUPS_MAX of Linux."""
+
+_SO_PEERGROUPS = 59
+_SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159, "riscv64": 159}
+"""The call itself: that of the C library changes all threads (nptl(7))."""
+
+_CAPABILITY_VERSION_3 = 0x20080522
+_NO_CHANGE = ctypes.c_uint(-1)
+_UCRED = struct.Struct("=iII")
+_libc = ctypes.CDLL(None, use_errno=True)
+Value = TypeVar("Value")
+
+
+class Numbered(Protocol):
+    """A socket, of whatever event loop."""
+
+    def fileno(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A process by its user, its group and its further groups."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, connection: Numbered) -> Caller:
+        """The process at the other end of a Unix socket. Raises OSError."""
+        _, uid, gid = _UCRED.unpack(_option(connection, socket.SO_PEERCRED, _UCRED.size))
+        groups = _option(connection, _SO_PEERGROUPS, 4 * GROUPS_MAX)
+        return cls(uid, gid, struct.unpack(f"={len(groups) // 4}I", groups))
+
+    @classmethod
+    def agent(cls) -> Caller:
+        """The agent itself."""
+        return cls(os.geteuid(), os.getegid())
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it may do whatever the agent may: it is root, or the agent's own user."""
+        return self.uid in (0, os.geteuid())
+
+    def require_trusted(self, what: str) -> None:
+        """Raises Refused for any other process; `what` is what it may not do."""
+        if not self.trusted:
+            raise Refused(f"user {self.uid} may not {what}", remedy="Ask as root, or as the agent's own user")
+
+    def require_able(self, what: str) -> None:
+        """Raises Refused where the agent cannot take on the rights of the process."""
+        if not self.trusted and os.geteuid() != 0:
+            raise Refused(
+                f"the agent is not root, and cannot {what} with the rights of user {self.uid}",
+                remedy="Leave out the path and take what the agent shows or sends, or run the agent as that user",
+            )
+
+    async def act(self, function: Callable[[], Value], what: str) -> Value:
+        """Call a function that blocks, in a thread that has the rights of this process. Raises what it raises, Refused where the rights do
+        not suffice; `what` is what was tried."""
+        self.require_able(what)
+        if self.trusted:
+            return await asyncio.to_thread(function)
+        context = contextvars.copy_context()
+        pool = ThreadPoolExecutor(1, thread_name_prefix=f"as-user-{self.uid}")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, context.run, self._call, function)
+        except (P2PDistError, OSError) as error:
+            if isinstance(error, PermissionError) or isinstance(error.__cause__, PermissionError):
+                remedy = "Name a place where that user may write"
+                raise Refused(f"user {self.uid} may not {what}", remedy=remedy) from error
+            if isinstance(error, OSError):
+                remedy = "Name another place"
+                raise P2PDistError(f"the agent cannot {what}: {error.strerror or error}", remedy=remedy) from error
+            raise
+        finally:
+            pool.shutdown(wait=False)  # its thread is never used again
+
+    def _call(self, function: Callable[[], Value]) -> Value:
+        """In the thread: take on the rights, for good."""
+        number = _SYS_SETGROUPS.get(platform.machine())
+        groups = (ctypes.c_uint * len(self.groups))(*self.groups)
+        taken = number is not None and _libc.syscall(number, len(self.groups), groups) == 0
+        _libc.setfsgid(ctypes.c_uint(self.gid))
+        _libc.setfsuid(ctypes.c_uint(self.uid))
+        # They say nothing of success; a call that changes nothing tells what holds.
+        taken = taken and _libc.setfsgid(_NO_CHANGE) == ctypes.c_int(self.gid).value
+        taken = taken and _libc.setfsuid(_NO_CHANGE) == ctypes.c_int(self.uid).value
+        head, nothing = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
+        if not taken or _libc.capset(head, nothing) != 0:
+            raise Refused(
+                f"the agent cannot take on the rights of user {self.uid} here",
+                remedy="Let it have the capabilities CAP_SETUID and CAP_SETGID",
+            )
+        return function()
+
+
+def _option(connection: Numbered, name: int, size: int) -> bytes:
+    value, length = ctypes.create_string_buffer(size), ctypes.c_uint(size)
+    if _libc.getsockopt(connection.fileno(), socket.SOL_SOCKET, name, value, ctypes.byref(length)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return value.raw[: length.value]

@@ -1,0 +1,45 @@
+"""URLs as they may be shown: in messages, logs and answers to others, without what may be a secret in them."""
+
+from __future__ import annotations
+
+import re
+
+_AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d+)?\Z")
+"""Without user information: a name or an address, and a port."""
+
+
+def redacted(url: str) -> str:
+    """`url` without user information, query and fragment, any of which may hold credentials. A text that is no URL loses all before its
+    last @."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return _path(url).rpartition("@")[2]
+    shown = _path(rest[len(_user(rest)) :])
+    return f"{scheme}://{shown.rstrip('/') or shown}"
+
+
+def secrets_in(url: str) -> list[str]:
+    """The parts of `url` that may be secrets: a user with a password, and a query. A database's query is one only where it has a
+    password."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return []
+    user = _user(rest)
+    query = rest[len(user) :].split("#", 1)[0].partition("?")[2]
+    if scheme.lower().startswith("postgres") and "password" not in query.lower():
+        query = ""
+    return [part for part in (user.removesuffix("@") if ":" in user else "", query) if part]
+
+
+def _user(rest: str) -> str:
+    """User information at the head of what follows the scheme, with its @. A password with a slash, a question mark or a number sign in it
+    ends the authority too early (RFC 3986, 3.2): what is no authority then goes on to the last @."""
+    authority = _path(rest).partition("/")[0]
+    if "@" not in authority and _AUTHORITY.match(authority):
+        return ""
+    end = authority.rfind("@") if "@" in authority else rest.rfind("@")
+    return rest[: end + 1]
+
+
+def _path(text: str) -> str:
+    return text.split("#", 1)[0].split("?", 1)[0]

@@ -1,0 +1,40 @@
+"""What is shown of a URL, and what may be a secret in it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pdist.model.url import redacted, secrets_in
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "secrets"),
+    [
+        ("http://deploy:S3cr3t@h:9/pk?sig=TOKEN", "http://h:9/pk", ["deploy:S3cr3t", "sig=TOKEN"]),
+        ("http://u:pa/ss@h/p", "http://h/p", ["u:pa/ss"]),
+        ("http://u:p#w@h:8/a", "http://h:8/a", ["u:p#w"]),
+        ("http://u:p@[::1]:9/?a#b", "http://[::1]:9", ["u:p", "a"]),
+        ("http://u:80@80/x", "http://80/x", ["u:80"]),
+        ("http://u@h/", "http://h", []),
+        ("s3://bucket/pre@fix", "s3://bucket/pre@fix", []),
+        ("file:///", "file:///", []),
+        ("file:///srv/a@b", "file:///srv/a@b", []),
+        ("u:p@h/x", "h/x", []),
+        ("postgresql://u:p@h/db?sslmode=require", "postgresql://h/db", ["u:p"]),
+        ("postgresql://u@h/db?sslmode=require", "postgresql://h/db", []),
+        ("postgresql://h/db?password=x", "postgresql://h/db", ["password=x"]),
+    ],
+)
+def test_what_is_shown_of_a_url(url: str, shown: str, secrets: list[str]) -> None:
+    assert redacted(url) == shown
+    assert secrets_in(url) == secrets
+
+
+WORDS = st.text("ab:/?#[]%.", min_size=1, max_size=8)
+
+
+@given(WORDS, st.sampled_from(["h", "h:9", "[::1]:9", "10.0.0.1"]), st.sampled_from(["", "/p", "/p?x=SECRET#f"]))
+def test_no_password_is_shown_whatever_is_in_it(password: str, host: str, rest: str) -> None:
+    url = f"http://u:{password}SECRET@{host}{rest}"
+    assert "SECRET" not in redacted(url)
+    assert "SECRET" in "".join(secrets_in(url))
