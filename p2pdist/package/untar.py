@@ -374,8 +374,10 @@ def _limited_by(stream: Any) -> type[tarfile.TarInfo]:
             archive.fileobj = _Again(archive, data)
             member = cast(Any, super()._proc_pax(archive))  # type: ignore[misc] # typeshed keeps silent about it
             told = member.pax_headers
+            # A sparse file may have another size and name in the archive. Where records tell these, tarfile takes whichever comes last.
+            if member.sparse is not None and "GNU.sparse.name" in told:
+                member.name = told["GNU.sparse.name"]
             if member.sparse is not None and "size" in told:
-                # That is the size in the archive; tarfile takes it for that of the file, or the other way round.
                 member.size = int(told.get("GNU.sparse.realsize") or told.get("GNU.sparse.size") or 0)
                 archive.offset = member.offset_data + _blocks(sum(length for _, length in member.sparse))
             return cast(Header, member)

@@ -110,7 +110,7 @@ def sparse_gnu() -> bytes:
 
 
 def sparse_pax(form: bytes, *, told: bool = False) -> bytes:
-    """`told`: the size of what the archive holds stands in a record, as for 8 GiB and more."""
+    """`told`: size and name in the archive stand in records, as they do for 8 GiB and more, and for long names."""
     flat = [b"%d" % number for piece in SPARSE for number in piece]
     name, data = b"sparse", SPARSE_DATA
     if form == b"0.0":
@@ -127,7 +127,7 @@ def sparse_pax(form: bytes, *, told: bool = False) -> bytes:
         name = b"GNUSparseFile.1/sparse"
         data = padded(b"31\n" + b"".join(number + b"\n" for number in flat)) + data
     if told:
-        records.append((b"size", b"%d" % len(data)))
+        records += [(b"size", b"%d" % len(data)), (b"path", name)]
     return pax(*records) + header(name, size=len(data)) + padded(data)
 
 
