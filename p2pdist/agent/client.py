@@ -169,7 +169,10 @@ class LocalClient:
         query: dict[str, str] | None = None,
         timeout_s: float = 0.0,
     ) -> _T:
-        target = f"{path}?{urlencode(query)}" if query else path
+        try:
+            target = f"{path}?{urlencode(query)}" if query else path
+        except UnicodeEncodeError as error:
+            raise _not_utf8() from error
         request = _request(method, target, body, self._named)
         try:
             with _Exchange(self._path, request, time.monotonic() + (timeout_s or self._answer_s)) as exchange:
@@ -281,6 +284,10 @@ class _Exchange:
         return bool(data)
 
 
+def _not_utf8() -> UsageError:
+    return UsageError("a name that is not UTF-8 cannot be given to the agent", remedy="Name another path")
+
+
 def _request(method: str, target: str, body: msgspec.Struct | None, named: dict[str, str]) -> bytes:
     fields = "".join(f"{key}: {value}\r\n" for key, value in named.items())
     head = f"{method} {target} HTTP/1.0\r\nHost: agent\r\n{fields}"
@@ -289,5 +296,5 @@ def _request(method: str, target: str, body: msgspec.Struct | None, named: dict[
     try:
         data = msgspec.json.encode(body)
     except UnicodeEncodeError as error:
-        raise UsageError("a name that is not UTF-8 cannot be given to the agent", remedy="Name another path") from error
+        raise _not_utf8() from error
     return f"{head}Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data

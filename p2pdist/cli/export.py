@@ -104,13 +104,17 @@ class _Export:
         await asyncio.to_thread(write_xar, image, config, self._target, report=self._progress)
 
     async def _image(self, tree: Path, image: Path) -> Path:
+        from p2pdist.package.export import make_readable
         from p2pdist.package.squashfs import LEVEL, build_image
         from p2pdist.package.survey import survey
         from p2pdist.package.tree_scan import scan_tree
 
+        modes = await asyncio.to_thread(make_readable, tree)
         found = survey(await asyncio.to_thread(scan_tree, tree), times_kept=True)
         level = LEVEL if self._level is None else self._level
-        await build_image(tree, image, level=level, exclude=found.excluded, size_estimate=found.bytes_total)
+        await build_image(
+            tree, image, level=level, exclude=found.excluded, modes=modes, size_estimate=found.bytes_total
+        )
         return image
 
     async def _write_directory(self, manifest: Manifest, layout: LocalLayout) -> None:
@@ -128,10 +132,11 @@ class _Export:
             raise P2PDistError(f"cannot write {target}: {error.strerror}", remedy="Name another one with -o") from error
 
     def _write_tar(self, tree: Path) -> None:
-        from p2pdist.package.export import new_file, write_tar
+        from p2pdist.package.export import make_readable, new_file, write_tar
         from p2pdist.package.survey import survey
         from p2pdist.package.tree_scan import scan_tree
 
+        modes = make_readable(tree)
         found, done = survey(scan_tree(tree)), 0
 
         def report(count: int) -> None:
@@ -140,10 +145,10 @@ class _Export:
             self._progress("exporting", done, found.bytes_total)
 
         if str(self._target) == "-":
-            write_tar(tree, cast(IO[bytes], sys.stdout.buffer), report=report)
+            write_tar(tree, cast(IO[bytes], sys.stdout.buffer), modes=modes, report=report)
             return
         with new_file(self._target, needed=found.bytes_total, mode=0o666) as file:
-            write_tar(tree, file, report=report)
+            write_tar(tree, file, modes=modes, report=report)
 
     async def _merged(self, manifest: Manifest, layout: LocalLayout, stage: Path, *, writable: bool) -> Path:
         """All layers merged, below `stage`."""

@@ -15,6 +15,7 @@ from p2pdist.cli.pack import format_option, parse_entrypoint, settings_options, 
 from p2pdist.model.package import Config, parse_reference
 
 if TYPE_CHECKING:
+    from p2pdist.package.archive import Unpacked
     from p2pdist.package.pack import Packed, Settings
     from p2pdist.package.project import Format
 
@@ -22,19 +23,30 @@ if TYPE_CHECKING:
 @click.command("import")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-t", "--tag", required=True, metavar="NAME:TAG", help="What to call the package.")
-@click.option("--image", default="", metavar="NAME", help="Which image, where the archive holds several.")
+@click.option("--image", default="", metavar="NAME", help="Which image, where there are several: name, tag or digest.")
+@click.option(
+    "--platform", default="", metavar="OS/ARCH[/VARIANT]", help="Which platform's image.  [default: this machine's]"
+)
 @format_option
 @settings_options
 @layout_option
 @output.json_option
 def command(
-    source: Path, *, tag: str, image: str, form: Format | None, layout: Path, as_json: bool, **settings: Any
+    source: Path,
+    *,
+    tag: str,
+    image: str,
+    platform: str,
+    form: Format | None,
+    layout: Path,
+    as_json: bool,
+    **settings: Any,
 ) -> None:
     """Make a package of SOURCE: a directory, a tar (also .gz, .zst, .xz, .bz2), an OCI image layout, or what docker save writes,
     unpacked or not.
 
     The layers of an image are merged into one. Its entrypoint, command, environment and working directory are kept; options win over
-    them. Owners, devices and setuid bits are not kept.
+    them. Owners, devices and setuid bits are not kept. Of the images of an index the first that this machine runs is taken.
 
     \b
     Example:
@@ -47,21 +59,29 @@ def command(
     reference = parse_reference(tag)
     parse_entrypoint(settings["entrypoint"])
 
-    async def work(progress: output.Progress) -> tuple[Packed, str]:
+    async def work(progress: output.Progress) -> tuple[Packed, Unpacked]:
         async with opened_layout(layout) as local:
             with local.staging(f"{source.absolute()} imported") as stage:
-                found = await asyncio.to_thread(unpack_source, source, stage, image=image, report=progress)
+                found = await asyncio.to_thread(
+                    unpack_source, source, stage, image=image, platform=platform, report=progress
+                )
                 chosen = _settings(found.config, **settings)
                 packed = await pack(
-                    found.root, reference, local, settings=chosen, format=form or "squashfs", on_progress=progress
+                    found.root,
+                    reference,
+                    local,
+                    settings=chosen,
+                    format=form or "squashfs",
+                    modes=found.modes,
+                    on_progress=progress,
                 )
         dropped = (*found.seen.dropped, *packed.dropped)
         total = found.seen.dropped_total + packed.dropped_total
-        return replace(packed, dropped=dropped, dropped_total=total), found.kind
+        return replace(packed, dropped=dropped, dropped_total=total), found
 
     with output.Progress(quiet=as_json) as progress:
-        packed, kind = asyncio.run(work(progress))
-    show_packed(packed, [], as_json=as_json, kind=kind)
+        packed, found = asyncio.run(work(progress))
+    show_packed(packed, list(found.notes), as_json=as_json, kind=found.kind)
 
 
 def _settings(config: Config, *, entrypoint: str | None, env: tuple[str, ...], working_dir: str | None) -> Settings:

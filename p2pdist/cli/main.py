@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import keyword
 import os
@@ -98,6 +99,8 @@ class Verbs(click.Group):
 
         An int that a verb returns is its exit code.
         """
+        if args is None:
+            _use_utf8()
         if "_P2PDIST_COMPLETE" in os.environ:
             importlib.import_module("p2pdist.cli.completion")
         given = list(sys.argv[1:] if args is None else args)
@@ -137,6 +140,16 @@ def _conceal(given: list[str]) -> None:
             "URL in the environment (P2PDIST_ORIGIN for --origin) or in the file that --config names",
             err=True,
         )
+
+
+def _use_utf8() -> None:
+    """Where the locale has another encoding than UTF-8, begin anew in the UTF-8 mode of Python (PEP 540). Names of files are bytes: only
+    with one encoding for arguments, files, archives and messages between processes do they stay what they are. The locale of the programs
+    that this one starts stays as it is."""
+    if sys.getfilesystemencoding() != "utf-8":
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 # itself
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")
 
 
 def _module(verb: str) -> str:

@@ -4,6 +4,7 @@ standard error, as bars on a terminal and plain lines elsewhere."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -31,8 +32,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
-    click.echo(msgspec.json.encode(value).decode())
+    """One JSON document on standard output. Names that are not UTF-8 are escaped as json.dumps does it."""
+    try:
+        text = msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
+    click.echo(text)
 
 
 def line(text: str) -> None:

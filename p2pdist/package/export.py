@@ -23,12 +23,13 @@ import secrets
 import shlex
 import stat
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, BinaryIO, cast
 
 from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
+from p2pdist.model.holes import HOLE, filled
 from p2pdist.model.package import Config
 
 BLOCK = 4096
@@ -36,6 +37,10 @@ HEADER_BYTES_MAX = 1 << 20
 POLL_S = 3
 """How often the cleaner looks for processes that hold no lock."""
 CHUNK_BYTES = 1 << 20
+HOLE_BYTES_MIN = 1 << 20
+"""Zeros in a row that become a hole of a tar: so ordinary files are ordinary members, which any tool reads."""
+RANGES_MAX = 20_000
+"""Parts of a sparse member; its map is kept in memory by the tools that read it."""
 _ROOT = "${P2PDIST_ROOT}"
 
 Report = Callable[[str, int, int], None]
@@ -162,9 +167,28 @@ def write_xar(image: Path, config: Config, output: Path, *, report: Report = lam
     return len(header) + total
 
 
-def write_tar(tree: Path, stream: IO[bytes], *, report: Callable[[int], None] = lambda count: None) -> int:
+def make_readable(tree: Path) -> dict[bytes, int]:
+    """Give the owner of all that is in the directory `tree`, who is this user, the right to read it. Returns by path the modes that entries
+    had before where those are others."""
+    found: dict[bytes, int] = {}
+    opened: dict[tuple[int, int], int] = {}
+    for path, status in _walk(tree, opened):
+        if status.st_mode & _needed(status) != _needed(status) or (status.st_dev, status.st_ino) in opened:
+            found[path] = opened.setdefault((status.st_dev, status.st_ino), stat.S_IMODE(status.st_mode))
+    return found
+
+
+def write_tar(
+    tree: Path,
+    stream: IO[bytes],
+    *,
+    modes: Mapping[bytes, int] | None = None,
+    report: Callable[[int], None] = lambda count: None,
+) -> int:
     """Write the directory `tree` as a tar (POSIX.1-2001, pax): entries in the order of names, owned by root, so equal trees give equal
-    bytes. Returns how many entries there are. Blocks; raises OSError from the stream."""
+    bytes. Files with long runs of zeros are sparse (GNU tar, "Storing Sparse Files", PAX format 1.0), wherever the file system has holes.
+    `modes` are those of entries, by path, in the place of their own. Returns how many entries there are. Blocks; raises OSError from the
+    stream."""
     count = 0
     names: dict[tuple[int, int], str] = {}
     with tarfile.open(
@@ -172,7 +196,7 @@ def write_tar(tree: Path, stream: IO[bytes], *, report: Callable[[int], None] = 
     ) as archive:
         for path, status in _walk(tree):
             name = os.fsdecode(path)
-            member = _member(name, status)
+            member = _member(name, status, (modes or {}).get(path, status.st_mode))
             full = os.path.join(os.fsencode(tree), path)
             known = names.setdefault((status.st_dev, status.st_ino), name) if stat.S_ISREG(status.st_mode) else name
             count += 1
@@ -186,11 +210,81 @@ def write_tar(tree: Path, stream: IO[bytes], *, report: Callable[[int], None] = 
                 archive.addfile(member)
             elif member.isreg():
                 with open(full, "rb") as file:
-                    archive.addfile(member, file)
-                report(member.size)
+                    _add_file(archive, member, file)
+                report(status.st_size)
             else:
                 archive.addfile(member)
     return count
+
+
+def _add_file(archive: tarfile.TarFile, member: tarfile.TarInfo, file: BinaryIO) -> None:
+    """Add a regular file, as a sparse one where it has holes."""
+    size = member.size
+    ranges = _ranges(file, size) if size >= HOLE_BYTES_MIN else [(0, size)]
+    if ranges == [(0, size)]:
+        os.lseek(file.fileno(), 0, os.SEEK_SET)  # looking for holes has moved it, and nothing is buffered yet
+        archive.addfile(member, file)
+        return
+    directory, name = posixpath.split(member.name)
+    sparse = {"major": "1", "minor": "0", "name": member.name, "realsize": str(size)}
+    member.pax_headers = {**member.pax_headers, **{f"GNU.sparse.{key}": value for key, value in sparse.items()}}
+    member.name = posixpath.join(directory, "GNUSparseFile.0", name)
+    numbers = [len(ranges) + 1, *(number for begin, end in ranges for number in (begin, end - begin)), size, 0]
+    told = b"".join(b"%d\n" % number for number in numbers)
+    told += bytes(-len(told) % tarfile.BLOCKSIZE)
+    member.size = len(told) + sum(end - begin for begin, end in ranges)
+    archive.addfile(member, cast(IO[bytes], _Parts(told, file, ranges)))
+
+
+def _ranges(file: BinaryIO, size: int) -> list[tuple[int, int]]:
+    """The (begin, end) of a file between runs of zeros of HOLE_BYTES_MIN and more. What it holds decides, not how it is stored."""
+    found: list[tuple[int, int]] = []
+    for begin, end in _stored(file.fileno(), size):
+        for at in range(begin, end, CHUNK_BYTES):
+            data = os.pread(file.fileno(), min(CHUNK_BYTES, end - at), at)
+            for first, last in filled(at, data):
+                gap = at + first - (found[-1][1] if found else 0)
+                if gap < HOLE_BYTES_MIN or len(found) >= RANGES_MAX:
+                    start = found.pop()[0] if found else 0
+                    found.append((start, at + last))
+                else:
+                    found.append((at + first, at + last))
+    if found and size - found[-1][1] < HOLE_BYTES_MIN:
+        found[-1] = (found[-1][0], size)
+    return found
+
+
+def _stored(handle: int, size: int) -> Iterator[tuple[int, int]]:
+    """Whole blocks of a file that are no holes of the file system."""
+    at = 0
+    while at < size:
+        try:
+            begin = os.lseek(handle, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return
+            raise
+        at = min(-(-os.lseek(handle, begin, os.SEEK_HOLE) // HOLE) * HOLE, size)
+        yield begin // HOLE * HOLE, at
+
+
+class _Parts:
+    """Reads a sparse member on: the map of its parts, then the parts."""
+
+    def __init__(self, told: bytes, file: BinaryIO, ranges: Sequence[tuple[int, int]]) -> None:
+        self._told, self._file, self._ranges = told, file, [*reversed(ranges)]
+
+    def read(self, length: int) -> bytes:
+        data, self._told = self._told[:length], self._told[length:]
+        while len(data) < length and self._ranges:
+            begin, end = self._ranges.pop()
+            more = os.pread(self._file.fileno(), min(length - len(data), end - begin), begin)
+            if not more:
+                break
+            if begin + len(more) < end:
+                self._ranges.append((begin + len(more), end))
+            data += more
+        return data
 
 
 @contextmanager
@@ -215,8 +309,9 @@ def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
         raise P2PDistError(f"cannot write {output}: {error.strerror}", remedy="Name another file with -o") from error
 
 
-def _walk(tree: Path) -> Iterator[tuple[bytes, os.stat_result]]:
-    """Everything below `tree`, parents first, in the order of names."""
+def _walk(tree: Path, opened: dict[tuple[int, int], int] | None = None) -> Iterator[tuple[bytes, os.stat_result]]:
+    """Everything below `tree`, parents first, in the order of names. With `opened` what its owner may not read becomes readable once it
+    was given out."""
     pending = [b""]
     while pending:
         path = pending.pop()
@@ -224,14 +319,23 @@ def _walk(tree: Path) -> Iterator[tuple[bytes, os.stat_result]]:
         status = os.lstat(full)
         if path:
             yield path, status
+        if opened is not None and (needed := _needed(status)) & status.st_mode != needed:
+            os.chmod(full, stat.S_IMODE(status.st_mode) | needed)
         if stat.S_ISDIR(status.st_mode):
             pending += [os.path.join(path, name) for name in sorted(os.listdir(full), reverse=True)]
 
 
-def _member(name: str, status: os.stat_result) -> tarfile.TarInfo | None:
+def _needed(status: os.stat_result) -> int:
+    """The bits of a mode that its owner must have to read an entry."""
+    if stat.S_ISDIR(status.st_mode):
+        return stat.S_IRUSR | stat.S_IXUSR
+    return stat.S_IRUSR if stat.S_ISREG(status.st_mode) else 0
+
+
+def _member(name: str, status: os.stat_result, mode: int) -> tarfile.TarInfo | None:
     """None for what a tar of a package does not carry."""
     member = tarfile.TarInfo(name)
-    member.mode = stat.S_IMODE(status.st_mode) & 0o1777
+    member.mode = stat.S_IMODE(mode) & 0o1777
     seconds, rest = divmod(max(0, status.st_mtime_ns), 1_000_000_000)
     member.mtime = seconds
     if rest:

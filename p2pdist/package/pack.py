@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -122,6 +122,7 @@ async def pack(
     xattrs: bool = False,
     ignore: Ignore | None = None,
     only: Collection[bytes] | None = None,
+    modes: Mapping[bytes, int] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Packed:
     """Pack the directory `source` as `reference` into `layout`, on top of `base` (looked up in the layout, then at the origin).
@@ -130,6 +131,7 @@ async def pack(
     times from 1970 to 2106, and UsageError names what has another one. Corrupt names what changes in the source meanwhile.
     `ignore` leaves entries out by path below the source; `only` keeps these paths and the directories above them (a directory named there
     is kept without what is in it). `xattrs` carries extended attributes `user.*`, in trees alone; `level` is for images alone.
+    `modes` are those that files and directories get in the package, by path below the source, in the place of their own.
 
     The base's layers and parts are named, not copied; its piece lists and catalogs are copied. No collection runs in the layout meanwhile,
     which may remove what is drawn on and not named yet. Raises NotFound, UsageError, DiskFull, Conflict during a collection, and what
@@ -143,7 +145,7 @@ async def pack(
     async with layout.packing():
         below = await _read_base(base, layout, origin)
         config = (settings or Settings()).over(below.config if below else Config())
-        options = Options(xattrs=xattrs, ignore=ignore, only=only, mtime=mtime)
+        options = Options(xattrs=xattrs, ignore=ignore, only=only, mtime=mtime, modes=modes or {})
         if format == "tree":
             layer = await _add_tree(source, reference, layout, base, below, options, on_progress)
         else:
@@ -276,6 +278,7 @@ async def _add_image(
                     level=level,
                     mtime=options.mtime,
                     exclude=found.excluded,
+                    modes=options.modes,
                     size_estimate=found.bytes_total,
                     on_bytes=lambda count: report("packing", count),
                 )

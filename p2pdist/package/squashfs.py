@@ -12,7 +12,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
@@ -52,6 +52,7 @@ async def build_image(
     mtime: int | None = None,
     processors: int | None = None,
     exclude: Collection[bytes] = (),
+    modes: Mapping[bytes, int] | None = None,
     size_estimate: int = 0,
     on_bytes: Callable[[int], None] | None = None,
 ) -> None:
@@ -59,7 +60,8 @@ async def build_image(
 
     `mtime` (seconds since 1970) replaces all modification times. Block devices, sockets, FIFOs and setuid/setgid bits are left out;
     character devices are not, since one that is 0/0 is a whiteout. `exclude` holds paths below the source that are left out, of a directory
-    with all that is in it. `size_estimate` is what DiskFull says is needed.
+    with all that is in it. `modes` are those of files and directories, by path below the source, in the place of their own.
+    `size_estimate` is what DiskFull says is needed.
     `on_bytes` hears of source bytes as they are read. Raises UsageError, DiskFull, or P2PDistError with what mksquashfs said.
     """
     check_apart(source, output)
@@ -71,9 +73,9 @@ async def build_image(
     if program is None:
         raise P2PDistError("mksquashfs is not installed", remedy="Install the Debian package squashfs-tools")
     try:
-        with _exclude_options(output, exclude) as options:
+        with _exclude_options(output, exclude) as options, _mode_options(output, modes or {}) as more:
             said, code = await _run(
-                [program, *_arguments(source, output, level, mtime, processors), *options], on_bytes
+                [program, *_arguments(source, output, level, mtime, processors), *options, *more], on_bytes
             )
         if code != 0:
             raise _failure(source, output, said, size_estimate)
@@ -82,7 +84,7 @@ async def build_image(
         raise
 
 
-async def _run(command: list[str], on_bytes: Callable[[int], None] | None) -> tuple[str, int]:
+async def _run(command: list[str | bytes], on_bytes: Callable[[int], None] | None) -> tuple[str, int]:
     """The end of what a program says, and its exit code. It ends with this process, and when this call is cancelled."""
     # With SOURCE_DATE_EPOCH set mksquashfs refuses -mkfs-time and would flatten times unasked.
     environment = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}
@@ -144,6 +146,29 @@ def _pattern(path: bytes) -> bytes:
     return b"".join(escaped)
 
 
+@contextlib.contextmanager
+def _mode_options(output: Path, modes: Mapping[bytes, int]) -> Iterator[list[str | bytes]]:
+    """Options that change modes (pseudo definitions "m"), which stand in a file beside the output as long as the block runs; those of names
+    with a newline, which no line can hold, are options themselves."""
+    if not modes:
+        yield []
+        return
+    lines = {path: _escaped(path) + b" m %o 0 0" % mode for path, mode in sorted(modes.items())}
+    file = output.with_name(output.name + ".modes")
+    try:
+        file.write_bytes(b"".join(line + b"\n" for path, line in lines.items() if b"\n" not in path))
+        others = [line for path, line in lines.items() if b"\n" in path]
+        yield ["-pf", str(file.absolute()), *(word for line in others for word in (b"-p", line))]
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _escaped(path: bytes) -> bytes:
+    """A name as mksquashfs reads it in a pseudo definition."""
+    return b"".join(b"\\%c" % char if char in _SPECIAL else bytes((char,)) for char in path)
+
+
+_SPECIAL = frozenset(b' \t\n\v\f\r"\\#')
 _NEWLINE = b"[!\x01-\x09\x0b-\xff]"
 _PLAIN = frozenset([*b"/._-", *range(128, 256)])
 

@@ -8,7 +8,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.printable import printable
@@ -38,7 +38,7 @@ _NONE = (errno.ENODATA, errno.ENOTSUP, errno.EPERM, errno.EACCES)
 class Assembler:
     """Makes the draft of a tree. `known` are the directories of the last packing; `available` says whether contents of one of them need
     not be read because packs have them, and of one of its files; `mtime` is the latest modification time, in seconds, that an entry may
-    have."""
+    have; `modes` are those of entries, by path, in the place of their own."""
 
     def __init__(
         self,
@@ -48,9 +48,10 @@ class Assembler:
         *,
         xattrs: bool = False,
         mtime: int | None = None,
+        modes: Mapping[bytes, int] | None = None,
     ) -> None:
         self._scan, self._known, self._available = scan, known, available
-        self._xattrs = xattrs
+        self._xattrs, self._modes = xattrs, modes or {}
         self._latest_ns = (1 << 63) - 1 if mtime is None else mtime * 1_000_000_000
         self._draft = Draft()
         self._links: dict[tuple[int, int], bytes] = {}
@@ -101,7 +102,7 @@ class Assembler:
             elif kind == stat.S_IFDIR:
                 self._drop_bits(looked, path, row.mode)
                 opaque, xattrs = self._attributes(looked, path, row, opaque=True)
-                entries.append(Directory(path, row.mode & MODE_MASK, self._time(path, row), opaque, xattrs))
+                entries.append(Directory(path, self._mode(path, row), self._time(path, row), opaque, xattrs))
                 looked.below.append((len(entries) - 1, row.name))
                 yield len(entries) - 1, path
             elif kind == stat.S_IFLNK:
@@ -123,7 +124,7 @@ class Assembler:
         stamp = Stamp(row.inode, row.device, row.mtime_ns, row.ctime_ns)
         looked.stamps.append(stamp)
         _, xattrs = self._attributes(looked, path, row)
-        head = (path, row.mode & MODE_MASK, self._time(path, row), row.size)
+        head = (path, self._mode(path, row), self._time(path, row), row.size)
         if not row.size:
             return File(*head, EMPTY, b"", xattrs)
         if before and before[1] == stamp and before[0].size == row.size and self._available(before[0]):
@@ -131,6 +132,9 @@ class Assembler:
         self._draft.places.append((looked, len(looked.entries), len(looked.stamps) - 1))
         self._draft.wanted.append(Wanted(self._scan.path(path), row))
         return File(*head, b"", b"", xattrs)
+
+    def _mode(self, path: bytes, row: Row) -> int:
+        return self._modes.get(path, row.mode) & MODE_MASK
 
     def _time(self, path: bytes, row: Row) -> int:
         if not -(1 << 63) <= row.mtime_ns < 1 << 63:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2pdist.model.errors import UsageError
@@ -30,12 +30,14 @@ SECONDS_MAX = (1 << 63) // 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What of a directory becomes a tree. `mtime`: the latest modification time that an entry may have, in seconds since 1970."""
+    """What of a directory becomes a tree. `mtime`: the latest modification time that an entry may have, in seconds since 1970.
+    `modes`: those that entries are to have, by path, in the place of their own; only for a source that no packing has seen."""
 
     xattrs: bool = False
     ignore: Ignore | None = None
     only: Collection[bytes] | None = None
     mtime: int | None = None
+    modes: Mapping[bytes, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,9 @@ def _assemble(built: Built, work: _Work, pool: Pool, notes: Notes, stopped: thre
     """On a thread: bring the tree's entries together, and what is new into packs."""
     options = work.options
     ledger = Ledger(pool, notes)
-    assembler = Assembler(work.scan, ledger.known, ledger.available, xattrs=options.xattrs, mtime=options.mtime)
+    assembler = Assembler(
+        work.scan, ledger.known, ledger.available, xattrs=options.xattrs, mtime=options.mtime, modes=options.modes
+    )
     draft = assembler.assemble()
     total = sum(wanted.row.size for wanted in draft.wanted)
     reader = ContentReader(

@@ -168,12 +168,15 @@ class ContentReader:
 
     def _cut(self, threads: ThreadPoolExecutor, file: Wanted, results: list[Read]) -> None:
         size = file.row.size
-        whole, chunks = blake3(), list[tuple[bytes, int]]()
+        chunks = list[tuple[bytes, int]]()
         now = time.time_ns()
         handle = _open(file)
         try:
             clean = _write_back(handle, file.row, now)
-            _check_unchanged(file, os.fstat(handle))
+            status = os.fstat(handle)
+            _check_unchanged(file, status)
+            # Of a hole there is nothing to compress: its processors are free to hash.
+            whole = blake3(max_threads=blake3.AUTO if status.st_blocks * 512 < size else 1)
             for window in cut_file(handle, size):
                 job = threads.submit(self._store_chunks, window)
                 self._waiting.append((job, partial(self._add_chunks, chunks)))

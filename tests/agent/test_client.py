@@ -104,6 +104,8 @@ async def test_mounts_packages_and_status(place: Path) -> None:
         assert (await to_thread(client.status))["host"] == "h1"
         with pytest.raises(UsageError, match="UTF-8"):
             await to_thread(client.mount, MountRequest("app:v1", "/\udcff"))
+        with pytest.raises(UsageError, match="UTF-8"):
+            await to_thread(client.unmount, "/\udcff")
         assert agent.held == 0
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import click
@@ -46,6 +49,34 @@ def test_every_present_verb_loads_and_says_how_it_is_used() -> None:
         help_text = command.get_help(click.Context(command, info_name=verb, parent=context))
         assert help_text
         assert verb in VERBS
+
+
+@pytest.mark.parametrize("locale", ["C", "latin1"])
+def test_names_stay_the_bytes_that_they_are_in_any_locale(tmp_path: Path, locale: str) -> None:
+    """Through argument, archive, package and archive again, and on standard output."""
+    environ = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    if locale == "latin1":
+        if not shutil.which("localedef") or not Path("/usr/share/i18n/locales/en_US").exists():
+            pytest.skip("needs localedef and the sources of locales")
+        made = ["localedef", "-i", "en_US", "-f", "ISO-8859-1", tmp_path / "en_US"]
+        subprocess.run(made, capture_output=True, check=False)
+        environ = {"LC_ALL": "en_US", "LOCPATH": str(tmp_path)}
+    place = os.fsencode(tmp_path)
+    names = [b"caf\xe9", "caf\u00e9".encode(), "\u30c7".encode()]
+    for name in names:
+        (tmp_path / "source").mkdir(exist_ok=True)
+        Path(os.fsdecode(place + b"/source/" + name)).touch()
+    archive, out = place + b"/\xe9.tar", place + b"/caf\xc3\xa9\xe9.tar"
+    subprocess.run(["tar", "-C", place + b"/source", "-cf", archive, "."], check=True)
+    command = [sys.executable, "-m", "p2pdist"]
+    layout = [b"--layout", place + b"/layout"]
+    subprocess.run([*command, "import", archive, "-t", "a/b:v1", *layout], env=environ, check=True, capture_output=True)
+    done = subprocess.run(
+        [*command, "export", "a/b:v1", "--tar", "-o", out, *layout], env=environ, check=True, capture_output=True
+    )
+    assert done.stdout.endswith(b" -> " + out + b"\n")
+    with tarfile.open(os.fsdecode(out), encoding="utf-8", errors="surrogateescape") as made_of:
+        assert sorted(map(os.fsencode, made_of.getnames())) == sorted(names)
 
 
 def test_version() -> None:

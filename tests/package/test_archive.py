@@ -378,11 +378,16 @@ def test_one_of_several_images_is_chosen(tmp_path: Path) -> None:
     """By name, or by machine where an index has one for each."""
     layout = image_layout(tmp_path / "image", LAYERS, RUN)
     (entry,) = json.loads((layout / "index.json").read_text())["manifests"]
-    other = {**entry, "annotations": {"org.opencontainers.image.ref.name": "other"}}
+    (second,) = json.loads((image_layout(tmp_path / "second", LAYERS[:1], RUN) / "index.json").read_text())["manifests"]
+    shutil.copytree(tmp_path / "second/blobs", layout / "blobs", dirs_exist_ok=True)
+    other = {**second, "annotations": {"org.opencontainers.image.ref.name": "other"}}
     (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry, other]}))
     with pytest.raises(UsageError, match="latest, other"):
         unpacked(layout, tmp_path / "1")
-    check(unpacked(layout, tmp_path / "2", image="other"))
+    check(unpacked(layout, tmp_path / "2", image="latest"))
+    assert content(unpacked(layout, tmp_path / "2b", image=second["digest"]).root).keys() < EXPECTED.keys() | {
+        "etc/gone"
+    }
     with pytest.raises(NotFound, match="absent"):
         unpacked(layout, tmp_path / "3", image="absent")
     strange = {**entry, "platform": {"architecture": "s390x", "os": "linux"}}

@@ -16,7 +16,8 @@ import pytest
 
 from p2pdist.model.errors import UsageError
 from p2pdist.model.package import Config
-from p2pdist.package.export import BLOCK, write_tar, write_xar, xar_header
+from p2pdist.package.archive import unpack_source
+from p2pdist.package.export import BLOCK, HOLE_BYTES_MIN, make_readable, write_tar, write_xar, xar_header
 from p2pdist.package.squashfs import build_image
 
 GO = """#!/bin/sh
@@ -260,3 +261,84 @@ def test_a_tar_is_in_order_and_the_same_each_time(tree: Path, tmp_path: Path) ->
     again = BytesIO()
     write_tar(tmp_path / "copy", again)
     assert again.getvalue() == out.getvalue()
+
+
+def holed(path: Path, parts: dict[int, bytes], size: int) -> None:
+    with path.open("wb") as file:
+        for begin, data in parts.items():
+            file.seek(begin)
+            file.write(data)
+        file.truncate(size)
+
+
+HOLED: dict[str, tuple[dict[int, bytes], int]] = {
+    "between": ({0: b"begin", 50 << 20: b"end"}, (50 << 20) + 3),
+    "at the end": ({5000: b"x" * 5000}, 3 << 30),
+    "at the beginning": ({(1 << 40) - 7: b"at last"}, 1 << 40),
+    "nothing else": ({}, 1 << 40),
+    "short": ({0: b"a", 900_000: b"b"}, 1_800_000),
+    "just long enough": ({0: b"a", HOLE_BYTES_MIN + 4096: b"b"}, HOLE_BYTES_MIN + 5000),
+    "many": ({number * (2 << 20) + number: b"%d" % number for number in range(1000)}, 3 << 30),
+}
+
+
+@pytest.mark.parametrize("reader", ["tar", "import"])
+def test_holes_stay_holes_in_a_tar(tmp_path: Path, reader: str) -> None:
+    """Written in the room that the content takes, and read by GNU tar and by import."""
+    tree, out = tmp_path / "tree", tmp_path / "out"
+    (tree / "sub").mkdir(parents=True)
+    out.mkdir()
+    for name, (parts, size) in HOLED.items():
+        holed(tree / "sub" / f"{name} \udce9", parts, size)
+    with (tmp_path / "a.tar").open("wb") as file:
+        write_tar(tree, file)
+    assert (tmp_path / "a.tar").stat().st_size < 8 << 20
+    if reader == "tar":
+        subprocess.run(["tar", "-xf", tmp_path / "a.tar", "-C", out], check=True)
+    else:
+        out = unpack_source(tmp_path / "a.tar", out).root
+    for name, (parts, size) in HOLED.items():
+        made = out / "sub" / f"{name} \udce9"
+        assert made.stat().st_size == size
+        assert made.stat().st_blocks * 512 < 8 << 20
+        with made.open("rb") as file:
+            for begin, data in parts.items():
+                file.seek(max(0, begin - 10))
+                assert file.read(min(begin, 10) + len(data)) == bytes(min(begin, 10)) + data
+
+
+def test_how_a_file_is_stored_leaves_no_mark_in_a_tar(tmp_path: Path) -> None:
+    parts = {0: b"a", 3 << 20: b"b", (5 << 20) + 100: b"c", 7 << 20: bytes(5000)}
+    tars = []
+    for name in ("holes", "zeros"):
+        (tmp_path / name).mkdir()
+        holed(tmp_path / name / "file", parts, 9 << 20)
+        if name == "zeros":
+            data = (tmp_path / name / "file").read_bytes()
+            (tmp_path / name / "file").write_bytes(data)
+        os.utime(tmp_path / name / "file", (1, 1))
+        out = BytesIO()
+        write_tar(tmp_path / name, out)
+        tars.append(out.getvalue())
+    assert tars[0] == tars[1]
+    assert len(tars[0]) < 1 << 20
+
+
+def test_what_its_owner_may_not_read_keeps_its_mode_in_a_tar(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "d/e").mkdir(parents=True)
+    for name, mode in (("a", 0), ("b", 0o111), ("d/f", 0o200), ("c", 0o644)):
+        (tree / name).write_text(name)
+        (tree / name).chmod(mode)
+    os.link(tree / "a", tree / "z")
+    (tree / "d").chmod(0o311)
+    (tree / "d/e").chmod(0)
+    modes = make_readable(tree)
+    assert modes == {b"a": 0, b"b": 0o111, b"d": 0o311, b"d/e": 0, b"d/f": 0o200, b"z": 0}
+    assert all(path.stat().st_mode & 0o400 for path in tree.rglob("*"))
+    out = BytesIO()
+    write_tar(tree, out, modes=modes)
+    with tarfile.open(fileobj=BytesIO(out.getvalue())) as archive:
+        assert {member.name: member.mode for member in archive} == {
+            "a": 0, "b": 0o111, "c": 0o644, "d": 0o311, "d/e": 0, "d/f": 0o200, "z": 0,
+        }  # fmt: skip

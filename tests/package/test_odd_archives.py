@@ -1,0 +1,215 @@
+"""What odd archives and images become, as GNU tar and umoci unpack them; damaged ones are refused whole."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import odd_archives as odd
+import pytest
+from test_archive import image_layout
+
+from p2pdist.model.errors import Corrupt, P2PDistError, TooLarge
+from p2pdist.model.package import parse_reference
+from p2pdist.origin.layout import LocalLayout
+from p2pdist.package.archive import unpack_source
+from p2pdist.package.pack import pack
+from p2pdist.package.untar import Applied, apply_tar, finish
+
+REFERENCE = parse_reference("a/b:v1")
+Tree = dict[bytes, tuple[str, int, bytes]]
+"""By path: kind, mode, and what a file begins with or a link leads to."""
+
+
+def tree(top: Path, modes: dict[bytes, int] | None = None) -> Tree:
+    found: Tree = {}
+    pending = [b""]
+    while pending:
+        path = pending.pop()
+        full = os.path.join(os.fsencode(top), path)
+        status = os.lstat(full)
+        mode = (modes or {}).get(path, status.st_mode) & 0o1777
+        if stat.S_ISDIR(status.st_mode):
+            pending += [os.path.join(path, name) for name in os.listdir(full)]
+            found[path] = "directory", mode, b""
+        elif stat.S_ISLNK(status.st_mode):
+            found[path] = "link", 0, os.readlink(full)
+        else:
+            with open(full, "rb") as file:
+                found[path] = f"file of {status.st_size}, {status.st_nlink} names", mode, file.read(4096)
+    del found[b""]
+    return found
+
+
+def imported(data: bytes, place: Path) -> tuple[Tree, tuple[str, ...], Path]:
+    (place / "archive").write_bytes(data)
+    (place / "work").mkdir()
+    unpacked = unpack_source(place / "archive", place / "work")
+    assert unpacked.kind == "tar"
+    return tree(unpacked.root, unpacked.modes), unpacked.notes, unpacked.root
+
+
+@pytest.mark.parametrize("name", odd.TAKEN)
+def test_an_odd_archive_becomes_what_tar_makes_of_it(tmp_path: Path, name: str) -> None:
+    found, notes, root = imported(odd.TAKEN[name], tmp_path)
+    (tmp_path / "tar").mkdir()
+    done = subprocess.run(
+        ["tar", "--no-same-owner", "--preserve-permissions", "-xf", tmp_path / "archive", "-C", tmp_path / "tar"],
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert found == tree(tmp_path / "tar")
+    assert bool(notes) == (name in ("something behind", "a second archive behind"))
+    if name != "empty":
+        assert found
+    if b"sparse" in found:
+        status = (root / "sparse").stat()
+        assert (status.st_size, status.st_blocks * 512 < 1 << 20) == (odd.SPARSE_SIZE, True)
+        with (root / "sparse").open("rb") as file:
+            for number, (begin, length) in enumerate(odd.SPARSE[:-1]):
+                file.seek(begin)
+                assert file.read(length + 1) == odd.SPARSE_DATA[number * 512 :][:512] + b"\0"
+
+
+@pytest.mark.parametrize("name", odd.DAMAGED)
+def test_a_damaged_archive_is_refused(tmp_path: Path, name: str) -> None:
+    """Wherever the damage is: nothing is taken of what stands before it."""
+    with pytest.raises(TooLarge if name == "a size beyond all" else Corrupt):
+        imported(odd.DAMAGED[name], tmp_path)
+
+
+def apply(layers: list[bytes], root: Path) -> Applied:
+    root.mkdir()
+    state = Applied()
+    for layer in layers:
+        apply_tar(io.BytesIO(layer), root, state, vouched=True)
+    finish(root, state)
+    return state
+
+
+EXPECTED: dict[str, set[bytes]] = {
+    "behind a link": {b"usr", b"usr/lib", b"usr/lib/new", b"lib"},
+    "behind an absolute link": {b"run", b"run/pid", b"var", b"var/run"},
+    "behind a link to nothing": {b"lib", b"usr", b"usr/lib", b"usr/lib/a", b"usr/lib/a/new"},
+    "behind links of links": {b"a", b"b", b"d", b"d/c", b"e", b"e/x"},
+    "behind a link of its own layer": {b"lib", b"usr", b"usr/x", b"r", b"run", b"run/x"},
+    "hidden behind a link": {b"usr", b"usr/kept", b"lib"},
+    "all hidden behind a link": {b"u", b"u/new", b"l"},
+    "a directory for a link": {b"u", b"u/old", b"l", b"l/x"},
+    "modes of several layers": {b"a", b"d"},
+}
+
+
+@pytest.mark.parametrize("name", odd.LAYERS)
+def test_layers_of_an_odd_image(tmp_path: Path, name: str) -> None:
+    """Nothing is written outside, wherever links lead."""
+    layers = [b"".join(entries) for entries in odd.LAYERS[name]]
+    (tmp_path / "run").mkdir()
+    state = apply(layers, tmp_path / "root")
+    found = tree(tmp_path / "root", state.closed)
+    if name in EXPECTED:
+        assert found.keys() == EXPECTED[name]
+    if name == "modes of several layers":
+        assert (found[b"a"][1], found[b"d"][1], state.closed.keys()) == (0o644, 0o311, {b"d"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["root", "run"]
+    assert not list((tmp_path / "run").iterdir())
+
+
+@pytest.mark.parametrize("name", odd.REFUSED_LAYERS)
+def test_layers_that_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Corrupt):
+        apply([b"".join(entries) for entries in odd.REFUSED_LAYERS[name]], tmp_path / "root")
+
+
+def test_umoci_unpacks_odd_images_alike(tmp_path: Path) -> None:
+    """All in one image, each below a directory of its own."""
+    if not shutil.which("umoci"):
+        pytest.skip("needs umoci")
+    layers = odd.together(odd.LAYERS.items())
+    image = image_layout(tmp_path / "image", layers, {})
+    (tmp_path / "work").mkdir()
+    unpacked = unpack_source(image, tmp_path / "work")
+    subprocess.run(
+        ["umoci", "raw", "unpack", "--rootless", "--image", f"{image}:latest", tmp_path / "umoci"],
+        check=True,
+        capture_output=True,
+    )
+    ours, theirs = tree(unpacked.root, unpacked.modes), tree(tmp_path / "umoci")
+    for number, name in enumerate(odd.LAYERS):
+        place = b"%d/" % number
+        assert {path: entry for path, entry in ours.items() if path.startswith(place)} == {
+            path: entry for path, entry in theirs.items() if path.startswith(place)
+        }, name
+
+
+def test_every_kind_of_damage_is_told_in_our_words(tmp_path: Path) -> None:
+    """Cut off anywhere, an archive is a failure of the project's own, never one of a library."""
+    data = odd.TAKEN["sparse of pax 1.0"] + odd.TAKEN["long names of GNU"]
+    for length in range(0, 6000, 97):
+        place = tmp_path / str(length)
+        place.mkdir()
+        with pytest.raises(P2PDistError, match=r"damaged|size|header"):
+            imported(data[:length], place)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("format", ["tree", "squashfs"])
+def test_another_user_imports_what_its_owner_may_not_read(tmp_path: Path, format: Literal["tree", "squashfs"]) -> None:
+    """As root does, to the digest; and what comes out again has the modes of the archive."""
+    temporary = Path(tempfile.gettempdir())
+    above = (*Path(sys.executable).parents, temporary, *temporary.parents)
+    if closed := [path for path in above if not path.stat().st_mode & 0o001]:
+        pytest.skip(f"another user cannot reach what is below {closed[-1]}")
+    archive = odd.TAKEN["modes"][: -len(odd.END)] + b"".join(odd.file(name, mode=0) for name in odd.ODD_NAMES) + odd.END
+    (tmp_path / "archive").write_bytes(archive)
+    for parent in (tmp_path, *tmp_path.parents):
+        if temporary in parent.parents:
+            parent.chmod(parent.stat().st_mode | 0o055)
+
+    async def packed(place: Path) -> str:
+        (place / "work").mkdir()
+        found = unpack_source(tmp_path / "archive", place / "work")
+        layout = LocalLayout(place / "layout")
+        try:
+            return (await pack(found.root, REFERENCE, layout, format=format, modes=found.modes)).digest
+        finally:
+            await layout.close()
+
+    digests = []
+    for user in (0, 65534):
+        place = tmp_path / f"user{user}"
+        place.mkdir()
+        os.chown(place, user, user)
+        digests.append(as_user(user, lambda place=place: asyncio.run(packed(place))))  # type: ignore[misc]
+    assert digests[0] == digests[1]
+    assert digests[0].startswith("sha256:")
+
+
+def as_user(user: int, act: Callable[[], str]) -> str:
+    """What `act` returns, or raises, in a process of another user."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # the modules are loaded, so the new user needs no access to the installation
+        try:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            os.write(writer, act().encode())
+        except BaseException as error:
+            os.write(writer, repr(error).encode()[:4000])
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as said:
+        text = said.read().decode()
+    os.waitpid(pid, 0)
+    return text
