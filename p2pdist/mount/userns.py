@@ -65,6 +65,7 @@ def run_inside(
             "argv": wanted.argv,
             "env": dict(wanted.env),
             "cwd": wanted.cwd,
+            "root": wanted.root,
         }
         announce(f"userns: not root, {len(images)} layers with squashfuse, seen by this program only")
         return _guard(task)
@@ -156,7 +157,7 @@ def _tell(report: int, answer: dict[str, Any]) -> None:
 
 def _serve(task: dict[str, Any], report: int) -> int:
     user, group = os.getuid(), os.getgid()
-    wanted = Program(tuple(task["argv"]), task["env"], task["cwd"])
+    wanted = Program(tuple(task["argv"]), task["env"], task["cwd"], task["root"])
     daemons: list[subprocess.Popen[bytes]] = []
     try:
         try:
