@@ -23,6 +23,7 @@ from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.model.package import Config
 from p2pdist.mount.layers import Layer, SquashfsLayer
 from p2pdist.mount.show import Leftover, Shown, clean_leftovers, show, shown, unshow
+from p2pdist.mount.sight import NOTHING, Identity, seen
 
 MOUNTS_MAX = 1000
 IMAGES_PREFIX = "images/"
@@ -117,9 +118,15 @@ class Mounts:
         self._reserved.add(key)
         return await self._finish(self._show(key, status, layers, hold))
 
-    async def unshow(self, path: str, force: bool = False) -> MountStatus:
-        """Undo `show`; returns what was shown. Raises NotFound, or Conflict when it is in use and not `force`."""
+    async def unshow(self, path: str, force: bool = False, caller_sees: Identity | None = None) -> MountStatus:
+        """Undo `show`; returns what was shown. Raises NotFound, or Conflict when it is in use or the caller sees something else at `path`,
+        and not `force`."""
         key = path if path.startswith(IMAGES_PREFIX) else os.path.realpath(path)
+        if caller_sees is not None and not force and key in self._entries and seen(key) not in (None, caller_sees):
+            raise Conflict(
+                f"what the agent shows at {path} is not what the caller sees there, which has mounts of its own",
+                remedy="Unmount it from the host's mount namespace, or use --force",
+            )
         return await self._finish(self._unshow(key, force))
 
     async def close(self) -> None:
@@ -184,7 +191,8 @@ class Mounts:
             raise
         finally:
             self._reserved.discard(key)
-        status = replace(status, path=str(done.path), how=done.how, why=done.why)
+        device, inode = seen(done.path) or NOTHING
+        status = replace(status, path=str(done.path), how=done.how, why=done.why, device=device, inode=inode)
         self._entries[key] = _Entry(status, release)
         return status
 
