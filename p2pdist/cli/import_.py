@@ -12,11 +12,15 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.depots import layout_option, opened_layout
 from p2pdist.cli.pack import format_option, parse_entrypoint, settings_options, show_packed
-from p2pdist.model.package import Config, parse_reference
+from p2pdist.model.package import parse_reference
 
 if TYPE_CHECKING:
+    from p2pdist.package.archive import Unpacked
     from p2pdist.package.pack import Packed, Settings
     from p2pdist.package.project import Format
+
+_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Of an image that names no PATH, as container runtimes have it. Its programs would be looked for in the caller's PATH alone."""
 
 
 @click.command("import")
@@ -34,7 +38,7 @@ def command(
     unpacked or not.
 
     The layers of an image are merged into one. Its entrypoint, command, environment and working directory are kept; options win over
-    them. Owners, devices and setuid bits are not kept.
+    them. Its user, owners, devices and setuid bits are not kept, and p2pdist run does not enter the image.
 
     \b
     Example:
@@ -47,29 +51,46 @@ def command(
     reference = parse_reference(tag)
     parse_entrypoint(settings["entrypoint"])
 
-    async def work(progress: output.Progress) -> tuple[Packed, str]:
+    async def work(progress: output.Progress) -> tuple[Packed, Unpacked]:
         async with opened_layout(layout) as local:
             with local.staging(f"{source.absolute()} imported") as stage:
                 found = await asyncio.to_thread(unpack_source, source, stage, image=image, report=progress)
-                chosen = _settings(found.config, **settings)
+                chosen = _settings(found, **settings)
                 packed = await pack(
                     found.root, reference, local, settings=chosen, format=form or "squashfs", on_progress=progress
                 )
         dropped = (*found.seen.dropped, *packed.dropped)
         total = found.seen.dropped_total + packed.dropped_total
-        return replace(packed, dropped=dropped, dropped_total=total), found.kind
+        return replace(packed, dropped=dropped, dropped_total=total), found
 
     with output.Progress(quiet=as_json) as progress:
-        packed, kind = asyncio.run(work(progress))
-    show_packed(packed, [], as_json=as_json, kind=kind)
+        packed, found = asyncio.run(work(progress))
+    show_packed(packed, _notes(found), as_json=as_json, kind=found.kind)
 
 
-def _settings(config: Config, *, entrypoint: str | None, env: tuple[str, ...], working_dir: str | None) -> Settings:
+def _notes(found: Unpacked) -> list[str]:
+    """What of an image is not as it is in a container."""
+    notes = []
+    if found.config.entrypoint:
+        notes.append(
+            "p2pdist run starts the image's program from where the package is seen, and does not enter the image: files and libraries that "
+            "the program names by absolute paths are this host's"
+        )
+    if found.user.partition(":")[0] not in ("", "0", "root"):
+        notes.append(
+            f"the image's user {found.user} is not kept: p2pdist run starts the program as the user who calls it"
+        )
+    return notes
+
+
+def _settings(found: Unpacked, *, entrypoint: str | None, env: tuple[str, ...], working_dir: str | None) -> Settings:
     from p2pdist.package.pack import Settings
 
-    program = parse_entrypoint(entrypoint)
+    program, config = parse_entrypoint(entrypoint), found.config
+    image = found.kind not in ("directory", "tar")
+    path = (_PATH,) if image and not any(entry.startswith("PATH=") for entry in config.env) else ()
     return Settings(
         config.entrypoint if program is None else program,
-        (*config.env, *env),
+        (*path, *config.env, *env),
         config.working_dir if working_dir is None else working_dir,
     )

@@ -45,12 +45,14 @@ Document = TypeVar("Document")
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """The tree at `root`, what to run in it, and what was left out. `kind` is directory, tar, OCI image or docker archive."""
+    """The tree at `root`, what to run in it, and what was left out. `kind` is directory, tar, OCI image or docker archive; `user` is
+    the one that an image names for its program, which a package cannot."""
 
     root: Path
     kind: str
     config: Config = field(default_factory=Config)
     seen: Scan = field(default_factory=Scan)
+    user: str = ""
 
 
 class _Descriptor(msgspec.Struct, rename={"media_type": "mediaType"}):
@@ -82,6 +84,7 @@ class _Execution(msgspec.Struct, rename="pascal"):
     entrypoint: list[str] | None = None
     cmd: list[str] | None = None
     env: list[str] | None = None
+    user: str | None = None
     working_dir: str | None = None
 
 
@@ -179,7 +182,8 @@ class _Images:
         finish(root, applied)
         run = image.config or _Execution()
         program = (*(run.entrypoint or ()), *(run.cmd or ()))
-        return Unpacked(root, kind, Config(program, tuple(run.env or ()), run.working_dir or ""), applied.seen)
+        config = Config(program, tuple(run.env or ()), run.working_dir or "")
+        return Unpacked(root, kind, config, applied.seen, run.user or "")
 
     def _blob(self, descriptor: _Descriptor) -> Path:
         """Where a blob lies, once its bytes were compared with its digest."""
