@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.errors import NotFound, P2PDistError, UsageError
 from p2pdist.model.printable import printable
 
 if TYPE_CHECKING:
@@ -136,6 +136,8 @@ def report(error: BaseException, *, as_json: bool) -> int:
         traceback.print_exception(error)
     if isinstance(error, P2PDistError):
         known = error
+    elif isinstance(error, FileNotFoundError) and not _has_directory():
+        known = NotFound("the working directory was removed", remedy="Change to one that exists: cd")
     else:
         said = str(error).split("\n", 1)[0][:300]
         known = P2PDistError(
@@ -146,6 +148,14 @@ def report(error: BaseException, *, as_json: bool) -> int:
     if as_json:
         _print_problem(known)
     return known.exit_code
+
+
+def _has_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _print_problem(error: P2PDistError) -> None:

@@ -168,7 +168,7 @@ def saved_image(place: Path, run: dict[str, Any]) -> Path:
     image = place / "saved"
     image.mkdir()
     with tarfile.open(image / "layer.tar", "w") as archive:
-        archive.add(place / "src/data", "usr/local/bin/tool")
+        archive.add(place / "src/run", "usr/local/bin/tool")
     digest = hashlib.sha256((image / "layer.tar").read_bytes()).hexdigest()
     config = {"config": run, "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]}}
     (image / "config.json").write_text(json.dumps(config))
@@ -179,15 +179,17 @@ def saved_image(place: Path, run: dict[str, Any]) -> Path:
 
 def test_what_of_an_image_is_not_as_in_a_container_is_said(place: Path) -> None:
     """Its user, and that it is not entered. An image without PATH has the usual one; a user of root's number needs no word."""
+    entered = "p2pdist run starts the image's program from where the package is seen, and does not enter the image"
     image = saved_image(place, {"Cmd": ["tool"], "User": "app:app", "Env": ["A=1"]})
     imported = done(place, "import", image, "-t", "a:1")
-    assert [note.partition(":")[0] for note in imported["notes"]] == [
-        "p2pdist run starts the image's program from where the package is seen, and does not enter the image",
-        "the image's user app",
-    ]
+    assert [note.partition(":")[0] for note in imported["notes"]] == [entered, "the image's user app"]
     path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     assert done(place, "inspect", "a:1")["env"] == [path, "A=1"]
     shutil.rmtree(image)
+    for name, reason in {"/bin/sh": "takes /bin/sh of the host", "gone": "gone cannot be run"}.items():
+        imported = done(place, "import", saved_image(place, {"Cmd": [name]}), "-t", "a:1")
+        assert reason in imported["notes"][1]
+        shutil.rmtree(image)
     quiet = done(place, "import", saved_image(place, {"User": "0", "Env": ["PATH=/bin"]}), "-t", "a:2")
     assert quiet["notes"] == []
     assert done(place, "inspect", "a:2")["env"] == ["PATH=/bin"]

@@ -143,3 +143,26 @@ def test_what_the_caller_blocks_can_stop_us(tmp_path: Path) -> None:
     prepare = inherit(signal.SIGTERM, blocked=True)
     done = subprocess.run(command, preexec_fn=prepare, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "set()\n")
+
+
+def test_a_working_directory_that_was_removed_is_said(tmp_path: Path) -> None:
+    """A relative name means nothing there; with absolute ones all goes on."""
+    gone = f"mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone;"
+    done = run("sh", "-c", f"{gone} {P2PDIST} mount app:1 view")
+    assert (done.returncode, done.stderr) == (
+        3,
+        "p2pdist: the working directory was removed. Change to one that exists: cd\n",
+    )
+    done = run("sh", "-c", f"{gone} {P2PDIST} pack {tmp_path} -t a:1 --layout {tmp_path}-layout")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.root
+def test_a_user_without_a_home_is_told_of_the_layout(tmp_path: Path) -> None:
+    """As a job has it whose user number stands in no passwd(5) there."""
+    command = ["setpriv", "--reuid=54321", "--clear-groups", sys.executable, "-c", "import p2pdist.cli"]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("the interpreter is in a directory that others may not enter")
+    done = run(*command[:3], P2PDIST, "pack", str(tmp_path), "-t", "a:1")
+    assert done.returncode == 2
+    assert "this user has no home directory for the layout. Name one with --layout" in done.stderr
