@@ -90,11 +90,10 @@ def _imported_from(directories: set[str]) -> bool:
 
 
 def _start_again() -> None:
-    options = ["-E", "-X", f"utf8={sys.flags.utf8_mode}"]
     kept = {"-s": sys.flags.no_user_site, "-B": sys.flags.dont_write_bytecode, "-P": sys.flags.safe_path}
-    kept["-u"] = bool(os.environ.get("PYTHONUNBUFFERED"))
-    options += [option for option, given in kept.items() if given]
-    os.execv(sys.executable, [sys.executable, *options, *sys.orig_argv[1:]])  # noqa: S606
+    kept |= {"-Xutf8": sys.flags.utf8_mode, "-u": bool(os.environ.get("PYTHONUNBUFFERED"))}
+    options = [option for option, given in kept.items() if given]
+    os.execv(sys.executable, [sys.executable, "-E", *options, *sys.orig_argv[1:]])  # noqa: S606
 
 
 def _take_signals() -> None:

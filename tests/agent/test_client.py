@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import web
 from mount_agent import DIGEST, MountAgent, answer
@@ -164,6 +165,30 @@ async def test_answers_that_are_none(place: Path) -> None:
         for call in (client.packages, client.mounts):
             with pytest.raises(Unavailable, match="does not speak as an agent"):
                 await to_thread(call)
+
+
+async def test_a_file_that_the_agent_writes_elsewhere_is_missed(place: Path) -> None:
+    """An agent whose paths lead elsewhere says that it is done, and the caller has nothing, or what it had before."""
+    shared = place / "shared"
+
+    async def pulled(request: web.Request) -> web.Response:
+        wanted = msgspec.json.decode(await request.read(), type=PullRequest)
+        if shared.exists():
+            Path(str(wanted.output)).write_text("new")
+        return answer(PullStatus("1", "done", str(wanted.blob), DIGEST, 3, 3, output="copy"))
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/pulls", pulled)])
+    command = [sys.executable, "-m", "p2pdist", "blob", "pull", DIGEST, "-o", place / "file", "--socket", place / "s"]
+    async with serving(app, place / "s"):
+        for expected, prepare in (
+            (1, lambda: None),
+            (1, lambda: (place / "file").write_text("old")),
+            (0, shared.mkdir),
+        ):
+            prepare()
+            done = await to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+            assert (done.returncode, "this process does not see it" in done.stderr) == (expected, expected == 1)
 
 
 async def test_a_pull_outlives_a_pause_of_the_agent(place: Path) -> None:
