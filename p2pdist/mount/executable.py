@@ -76,12 +76,14 @@ class Search:
         """The interpreter to execute for a script and its words before the script's path; None when the kernel finds it itself."""
         if os.path.basename(interpreter) == "env" and argument:
             words = _words_of_env(argument)
-            if words is None:
-                return None, ()
+            program = next((word for word in words if "=" not in word), "-")
+            if program.startswith("-"):
+                return None, ()  # options: env decides
             try:
-                return self._file(words[0]), words
+                named = self._file(program)
             except NotFound as error:
                 raise NotFound(f"{script.path} is a script, and {error.what}", remedy=error.remedy) from error
+            return (named, words) if program == words[0] else (None, ())  # else env sets variables
         path = os.path.join(self.cwd, interpreter)
         if script.packaged and (found := self._packaged(self._below(path) or path)) is not None:
             return found, (found.name or found.path, *([argument] if argument else ()))
@@ -211,18 +213,15 @@ def _checked(file: _File, name: str) -> _File:
     return file
 
 
-def _words_of_env(argument: str) -> tuple[str, ...] | None:
-    """Program and words of `#!/usr/bin/env ARGUMENT`, None where options or variables stand before them. The kernel passes ARGUMENT as one
-    word, which env splits after -S."""
-    if not argument.startswith("-"):
-        return (argument,) if "=" not in argument else None
+def _words_of_env(argument: str) -> tuple[str, ...]:
+    """Variables, program and words of `#!/usr/bin/env ARGUMENT`. The kernel passes ARGUMENT as one word, which env splits after -S; nothing
+    where that cannot be told here."""
     if not argument.startswith("-S"):
-        return None
+        return (argument,)
     try:
-        words = tuple(shlex.split(argument[2:]))
+        return tuple(shlex.split(argument[2:])) if "$" not in argument else ()
     except ValueError:
-        return None  # env says what is wrong with it
-    return words if words and not words[0].startswith("-") and "=" not in words[0] and "$" not in argument else None
+        return ()  # env says what is wrong with it
 
 
 def _first_line(path: str) -> tuple[str, str] | None:

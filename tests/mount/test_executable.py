@@ -95,6 +95,11 @@ BROKEN: dict[str, tuple[Callable[[Stage], None], type[P2PDistError], str]] = {
         NotFound,
         "link to /build/python3",
     ),
+    "env -S, a variable and a dangling interpreter": (
+        lambda s: (s.pack("bin/tool", "#!/usr/bin/env -S A=1 python3\n"), s.link("bin/python3", "/build/python3"))[0],
+        NotFound,
+        "link to /build/python3",
+    ),
     "not executable": (lambda s: s.pack("bin/tool", "#!/bin/sh\n", 0o644), P2PDistError, "may not execute it"),
     "a directory": (lambda s: (s.root / "bin" / "tool").mkdir(parents=True), P2PDistError, "it is a directory"),
     "no first line": (lambda s: s.pack("bin/tool", "echo me\n"), P2PDistError, "neither a program nor a script"),
