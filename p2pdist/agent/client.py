@@ -106,9 +106,11 @@ class LocalClient:
         """Show a package that is in the store, or hand out its images."""
         return self._ask("POST", "/v1/mounts", MountStatus, body=request, timeout_s=MOUNT_S_MAX)
 
-    def unmount(self, path: str, force: bool = False) -> None:
-        """Take down what is shown at `path`."""
+    def unmount(self, path: str, force: bool = False, sees: tuple[int, int] | None = None) -> None:
+        """Take down what is shown at `path`; only if it is what the caller sees there, by device and inode, where these are given."""
         query = {"path": path, "force": "1" if force else "0"}
+        if sees is not None:
+            query |= {"device": str(sees[0]), "inode": str(sees[1])}
         self._ask("DELETE", "/v1/mounts", None, query=query, timeout_s=MOUNT_S_MAX)
 
     def mounts(self) -> list[MountStatus]:

@@ -209,11 +209,16 @@ async def _mounts(request: web.Request) -> web.Response:
 
 
 async def _unmount(request: web.Request) -> web.Response:
-    """DELETE /v1/mounts?path=...&force=1"""
+    """DELETE /v1/mounts?path=...&force=1&device=...&inode=..."""
     path = request.query.get("path", "")
     if not path:
         raise UsageError("say which path to unmount")
-    return _answer(await request.app[AGENT].mounts.unshow(path, request.query.get("force") == "1", _caller(request)))
+    numbers = [request.query.get(name, "") for name in ("device", "inode")]
+    if any(numbers) and not all(number.isascii() and number.isdecimal() for number in numbers):
+        raise UsageError("device and inode are two numbers, of what the caller sees at the path")
+    sees = (int(numbers[0][:20]), int(numbers[1][:20])) if any(numbers) else None
+    force = request.query.get("force") == "1"
+    return _answer(await request.app[AGENT].mounts.unshow(path, force, _caller(request), caller_sees=sees))
 
 
 async def _packages(request: web.Request) -> web.Response:

@@ -28,6 +28,7 @@ from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.model.package import Config
 from p2pdist.mount.layers import Layer, SquashfsLayer
 from p2pdist.mount.show import Leftover, Shown, clean_leftovers, show, shown, unshow
+from p2pdist.mount.sight import NOTHING, Identity, seen
 
 MOUNTS_MAX = 1000
 IMAGES_PREFIX = "images/"
@@ -153,13 +154,20 @@ class Mounts:
         finally:
             os.close(at)
 
-    async def unshow(self, path: str, force: bool = False, caller: Caller | None = None) -> MountStatus:
+    async def unshow(
+        self, path: str, force: bool = False, caller: Caller | None = None, *, caller_sees: Identity | None = None
+    ) -> MountStatus:
         """Undo `show`; returns what was shown. Raises NotFound, Refused for what is shown for another user, or Conflict when it is in use
-        and not `force`."""
+        or the caller sees something else at `path`, and not `force`."""
         key = path if path.startswith(IMAGES_PREFIX) else os.path.realpath(path)
         entry = self._entries.get(key)
         if caller is not None and entry is not None and entry.owner != caller.uid:
             caller.require_trusted(f"unmount {key}, which is shown for another user")
+        if caller_sees is not None and not force and entry is not None and seen(key) not in (None, caller_sees):
+            raise Conflict(
+                f"what the agent shows at {path} is not what the caller sees there, which has mounts of its own",
+                remedy="Unmount it from the host's mount namespace, or use --force",
+            )
         return await self._finish(self._unshow(key, force))
 
     async def close(self) -> None:
@@ -233,7 +241,9 @@ class Mounts:
             raise
         finally:
             self._reserved.discard(key)
-        status = structs.replace(status, path=str(done.path), how=done.how, why=done.why)
+        device, inode = seen(done.path) or NOTHING
+        fields = {"path": str(done.path), "how": done.how, "why": done.why, "device": device, "inode": inode}
+        status = structs.replace(status, **fields)
         self._entries[key] = _Entry(status, release, owner, made)
         return status
 

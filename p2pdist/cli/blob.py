@@ -11,7 +11,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.depots import origin_option, required_origin
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import P2PDistError, from_problem
+from p2pdist.model.errors import Conflict, P2PDistError, from_problem
 from p2pdist.model.messages import PullRequest, PullStatus
 
 if TYPE_CHECKING:
@@ -80,12 +80,18 @@ def pull(digest: str, target: Path, socket: Path, as_json: bool) -> None:
       p2pdist blob pull sha256:9f86d0... -o weights.safetensors
     """
     blob = parse_digest(digest)
+    before = _seen(target)
     with output.Progress(quiet=as_json) as progress:
         status = _pull(PullRequest(blob=blob, output=str(target.absolute())), socket, progress)
     if status.error is not None:
         raise from_problem(status.error)
     if status.state != "done":
         raise P2PDistError(f"the agent gave up on {blob}: {status.note or status.state}")
+    if _seen(target) in (None, before):
+        raise Conflict(
+            f"the agent wrote {target.absolute()}, where this process does not see it: it has mounts or a root of its own",
+            remedy="Name a file in a directory that the agent and this process share",
+        )
     if status.warning:
         output.line(f"{blob}: {status.warning}. Run p2pdist doctor on the hosts that are named")
     if as_json:
@@ -102,6 +108,15 @@ def pull(digest: str, target: Path, socket: Path, as_json: bool) -> None:
         )
     else:
         click.echo(f"{target}  {output.amount(status.bytes_total)}, {status.seconds:.1f} s")
+
+
+def _seen(file: Path) -> tuple[int, int, int] | None:
+    """By which a file that was written anew is told from the one before."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
 def _pull(request: PullRequest, socket: Path, progress: output.Progress) -> PullStatus:

@@ -20,9 +20,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def default_layout() -> Path:
-    """The layout in the user's data directory (XDG Base Directory specification)."""
+    """The layout in the user's data directory (XDG Base Directory specification). Raises UsageError for a user who has none."""
     data = os.environ.get("XDG_DATA_HOME", "")
-    return (Path(data) if Path(data).is_absolute() else Path.home() / ".local/share") / "p2pdist/layout"
+    try:
+        return (Path(data) if Path(data).is_absolute() else Path.home() / ".local/share") / "p2pdist/layout"
+    except RuntimeError as error:  # neither HOME nor an entry in passwd(5)
+        raise UsageError("this user has no home directory for the layout", remedy="Name one with --layout") from error
 
 
 def layout_option(function: Function) -> Function:

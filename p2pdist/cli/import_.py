@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,16 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.depots import layout_option, opened_layout
 from p2pdist.cli.pack import format_option, parse_entrypoint, settings_options, show_packed
+from p2pdist.model.errors import P2PDistError
 from p2pdist.model.package import Config, parse_reference
 
 if TYPE_CHECKING:
     from p2pdist.package.archive import Unpacked
     from p2pdist.package.pack import Packed, Settings
     from p2pdist.package.project import Format
+
+_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Of an image that names no PATH, as container runtimes have it. Its programs would be looked for in the caller's PATH alone."""
 
 
 @click.command("import")
@@ -46,7 +51,8 @@ def command(
     unpacked or not.
 
     The layers of an image are merged into one. Its entrypoint, command, environment and working directory are kept; options win over
-    them. Owners, devices and setuid bits are not kept. Of the images of an index the first that this machine runs is taken.
+    them. Its user, owners, devices and setuid bits are not kept, and p2pdist run does not enter the image. Of the images of an index the
+    first that this machine runs is taken.
 
     \b
     Example:
@@ -59,13 +65,14 @@ def command(
     reference = parse_reference(tag)
     parse_entrypoint(settings["entrypoint"])
 
-    async def work(progress: output.Progress) -> tuple[Packed, Unpacked]:
+    async def work(progress: output.Progress) -> tuple[Packed, str, list[str]]:
         async with opened_layout(layout) as local:
             with local.staging(f"{source.absolute()} imported") as stage:
                 found = await asyncio.to_thread(
                     unpack_source, source, stage, image=image, platform=platform, report=progress
                 )
-                chosen = _settings(found.config, **settings)
+                chosen = _settings(found, **settings)
+                notes = await asyncio.to_thread(_notes, found, replaced=settings["entrypoint"] is not None)
                 packed = await pack(
                     found.root,
                     reference,
@@ -77,19 +84,53 @@ def command(
                 )
         dropped = (*found.seen.dropped, *packed.dropped)
         total = found.seen.dropped_total + packed.dropped_total
-        return replace(packed, dropped=dropped, dropped_total=total), found
+        return replace(packed, dropped=dropped, dropped_total=total), found.kind, [*found.notes, *notes]
 
     with output.Progress(quiet=as_json) as progress:
-        packed, found = asyncio.run(work(progress))
-    show_packed(packed, list(found.notes), as_json=as_json, kind=found.kind)
+        packed, kind, notes = asyncio.run(work(progress))
+    show_packed(packed, notes, as_json=as_json, kind=kind)
 
 
-def _settings(config: Config, *, entrypoint: str | None, env: tuple[str, ...], working_dir: str | None) -> Settings:
+def _notes(found: Unpacked, *, replaced: bool) -> list[str]:
+    """What of an image is not as it is in a container; `replaced`: another program was named."""
+    notes = []
+    if found.config.entrypoint and not replaced:
+        notes.append(
+            "p2pdist run starts the image's program from where the package is seen, and does not enter the image: files and libraries that "
+            "the program names by absolute paths are this host's"
+        )
+        notes += _program_notes(str(found.root.resolve()), found.config)
+    if found.user.partition(":")[0] not in ("", "0", "root"):
+        notes.append(
+            f"the image's user {found.user} is not kept: p2pdist run starts the program as the user who calls it"
+        )
+    return notes
+
+
+def _program_notes(root: str, config: Config) -> list[str]:
+    """Whether the program that the image names is in it."""
+    from p2pdist.mount.executable import Search
+
+    path = next((entry for entry in config.env if entry.startswith("PATH=")), _PATH).removeprefix("PATH=")
+    packaged = ":".join(root + entry for entry in path.split(":") if entry.startswith("/"))
+    search = Search({"PATH": packaged}, os.path.normpath(f"{root}/{config.working_dir}"), root)
+    try:
+        program = search.executable(config.entrypoint).path
+    except P2PDistError as error:
+        return [f"the image's program is not in it, or cannot start: {error.what.replace(root, '')}"]
+    if program.startswith(f"{root}/"):
+        return []
+    return [f"the image's program {config.entrypoint[0]} is not in it: p2pdist run takes {program} of the host"]
+
+
+def _settings(found: Unpacked, *, entrypoint: str | None, env: tuple[str, ...], working_dir: str | None) -> Settings:
     from p2pdist.package.pack import Settings
 
-    program = parse_entrypoint(entrypoint)
+    program, config = parse_entrypoint(entrypoint), found.config
+    image = found.kind not in ("directory", "tar")
+    path = (_PATH,) if image and not any(entry.startswith("PATH=") for entry in config.env) else ()
     return Settings(
         config.entrypoint if program is None else program,
-        (*config.env, *env),
+        (*path, *config.env, *env),
         config.working_dir if working_dir is None else working_dir,
     )

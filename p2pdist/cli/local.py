@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from p2pdist.cli import output
-from p2pdist.model.messages import Priority, PullRequest, PullStatus
+from p2pdist.model.errors import Conflict
+from p2pdist.model.messages import MountStatus, Priority, PullRequest, PullStatus
 from p2pdist.model.package import parse_reference
 
 if TYPE_CHECKING:
@@ -54,6 +56,22 @@ def follow_pull(client: LocalClient, reference: str, *, quiet: bool, priority: P
     if status.warning:
         output.line(f"{name}: {status.warning}. Run p2pdist doctor on the hosts that are named")
     return status
+
+
+def check_seen(shown: MountStatus, remedy: str) -> None:
+    """Raises Conflict when this process does not see what the agent shows."""
+    from p2pdist.mount.sight import differs
+
+    if shown.how == "images":
+        hidden = next((image for image in shown.images if not os.path.lexists(image)), "")
+    else:
+        hidden = shown.path if differs(shown.path, (shown.device, shown.inode)) else ""
+    if hidden:
+        raise Conflict(
+            f"the agent shows the package at {hidden}, where this process does not see it: it has mounts or a root of its own "
+            f"(a container, chroot, PrivateTmp of systemd, job_container/tmpfs of Slurm)",
+            remedy=remedy,
+        )
 
 
 def pulled_name(reference: str, pulled: PullStatus) -> str:

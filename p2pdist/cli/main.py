@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
@@ -106,22 +106,39 @@ class Verbs(click.Group):
         given = list(sys.argv[1:] if args is None else args)
         more["standalone_mode"] = False
         _conceal(given)
+        code: Any = 0
+        failure: BaseException | None = None
         try:
             code = super().main(given, *rest, **more)
-            sys.stdout.flush()
         except click.exceptions.Exit as error:
             code = error.exit_code
         except SystemExit:
             raise
-        except BrokenPipeError:
-            # The reader of our output went away: no message, and none from the interpreter's last flush either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = 1
         except BaseException as error:
-            from p2pdist.cli import output
+            failure = error
+        sys.exit(_ended(code if type(code) is int else 0, failure, as_json=_wants_json(given)))
 
-            code = output.report(error, as_json=_wants_json(given))
-        sys.exit(code if type(code) is int else 0)
+
+def _ended(code: int, failure: BaseException | None, *, as_json: bool) -> int:
+    """The exit code, once the failure has been told and all output was written."""
+    unwritten = _flushed(sys.stdout)
+    if failure is not None or unwritten is not None:
+        from p2pdist.cli import output
+
+        code = output.ended(code, failure, unwritten, as_json=as_json)
+        _flushed(sys.stdout)
+    _flushed(sys.stderr)
+    return code
+
+
+def _flushed(stream: TextIO) -> OSError | None:
+    """Why what was written to a standard stream cannot go out. It leads nowhere from then on: the interpreter flushes it once more."""
+    try:
+        stream.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return error
+    return None
 
 
 def _conceal(given: list[str]) -> None:

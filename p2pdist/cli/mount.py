@@ -8,8 +8,11 @@ from pathlib import Path
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.local import HOW_HELP, follow_pull, pulled_name, socket_option
+from p2pdist.cli.local import HOW_HELP, check_seen, follow_pull, pulled_name, socket_option
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.messages import WAYS_TO_SHOW, MountRequest, MountStatus
+
+_OTHER_DIRECTORY = "Name a directory that the agent and this process share, or mount it among the host's mounts"
 
 
 @click.command("mount")
@@ -51,4 +54,18 @@ def _mount(reference: str, request: MountRequest, socket: Path, *, quiet: bool) 
 
     client = LocalClient(socket)
     pulled = follow_pull(client, reference, quiet=quiet)
-    return client.mount(replace(request, package=pulled_name(reference, pulled)))
+    try:
+        shown = client.mount(replace(request, package=pulled_name(reference, pulled)))
+    except NotFound as error:
+        if os.path.isdir(str(error.details.get("directory", ""))):
+            raise NotFound(f"{error.what} where the agent runs, only here", remedy=_OTHER_DIRECTORY) from error
+        raise
+    try:
+        check_seen(shown, _OTHER_DIRECTORY)
+    except Conflict as error:
+        try:
+            client.unmount(shown.path)
+        except P2PDistError as failure:
+            raise Conflict(f"{error.what}; it stays there: {failure.what}", remedy=failure.remedy) from failure
+        raise
+    return shown

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.errors import NotFound, P2PDistError, UsageError
 from p2pdist.model.printable import printable
 
 if TYPE_CHECKING:
@@ -41,8 +41,10 @@ def print_json(value: Any) -> None:
 
 
 def line(text: str) -> None:
-    """A plain line on standard error, whatever somebody else put into it."""
-    click.echo(printable(text), err=True)
+    """A plain line on standard error, whatever somebody else put into it. Where that cannot be written, as on a full disk, the command goes
+    on all the same: a lost message is no reason to run no program."""
+    with contextlib.suppress(OSError):
+        click.echo(printable(text), err=True)
 
 
 def say(text: str) -> None:
@@ -109,13 +111,29 @@ class Progress:
                 line(f"{what}: {amount(done)} of {amount(total)}")
 
 
+def ended(code: int, failure: BaseException | None, unwritten: OSError | None, *, as_json: bool) -> int:
+    """The exit code of a command that ended with `code` or with a failure, which is told here. `unwritten` is why the last of its standard
+    output could not be written."""
+    if failure is not None and not (isinstance(failure, OSError) and (unwritten is not None or _of_echo(failure))):
+        return report(failure, as_json=as_json)
+    reason = unwritten or failure
+    if code == 0 and not isinstance(reason, BrokenPipeError):  # the reader of our output went away, and knows
+        line(f"p2pdist: standard output cannot be written: {getattr(reason, 'strerror', '')}")
+    return code or 1
+
+
+def _of_echo(failure: OSError) -> bool:
+    """Whether it was met while something was printed."""
+    frames = list(traceback.walk_tb(failure.__traceback__))
+    return frames[-1][0].f_code is click.echo.__code__
+
+
 def report(error: BaseException, *, as_json: bool) -> int:
     """Tell the user of a failure; returns the exit code."""
     if isinstance(error, BaseExceptionGroup):
         return report(_first(error), as_json=as_json)
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
-        with contextlib.suppress(OSError):
-            line("p2pdist: interrupted")
+        line("p2pdist: interrupted")
         return INTERRUPTED
     if isinstance(error, click.ClickException):
         return _report_usage(error, as_json=as_json)
@@ -123,6 +141,8 @@ def report(error: BaseException, *, as_json: bool) -> int:
         traceback.print_exception(error)
     if isinstance(error, P2PDistError):
         known = error
+    elif isinstance(error, FileNotFoundError) and not _has_directory():
+        known = NotFound("the working directory was removed", remedy="Change to one that exists: cd")
     else:
         said = str(error).split("\n", 1)[0][:300]
         known = P2PDistError(
@@ -131,8 +151,21 @@ def report(error: BaseException, *, as_json: bool) -> int:
         )
     _lines(f"p2pdist: {known}")
     if as_json:
-        print_json(known.problem())
+        _print_problem(known)
     return known.exit_code
+
+
+def _has_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _print_problem(error: P2PDistError) -> None:
+    with contextlib.suppress(OSError):  # the line on standard error has said it
+        print_json(error.problem())
 
 
 def _report_usage(error: click.ClickException, *, as_json: bool) -> int:
@@ -144,7 +177,7 @@ def _report_usage(error: click.ClickException, *, as_json: bool) -> int:
         line(f"Try '{error.ctx.command_path} --help'.")
     _lines(f"p2pdist: {error.format_message()}")
     if as_json:
-        print_json(UsageError(error.format_message()).problem())
+        _print_problem(UsageError(error.format_message()))
     return UsageError.exit_code
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.local import HOW_HELP, follow_pull, pulled_name, socket_option
+from p2pdist.cli.local import HOW_HELP, check_seen, follow_pull, pulled_name, socket_option
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
 from p2pdist.model.messages import WAYS_TO_SHOW, MountRequest, MountStatus
 from p2pdist.model.package import Config
@@ -20,6 +20,11 @@ from p2pdist.model.package import Config
 if TYPE_CHECKING:
     from p2pdist.agent.client import LocalClient
     from p2pdist.mount.program import Program
+
+_OTHER_MOUNTS = (
+    "Run it among the host's mounts, let these be shared (mount --make-rshared, Shared=true in job_container.conf), or use "
+    "--how unpack where this process sees the agent's store"
+)
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -84,6 +89,7 @@ class _Run:
     def _show_and_run(self, how: str, reason: str = "") -> int:
         shown = self._client.mount(MountRequest(self._name, "", self._writable, how))
         try:
+            check_seen(shown, _OTHER_MOUNTS)
             if shown.how == "images":
                 return self._run_inside(shown)
             note = f" ({reason})" if reason and shown.how == "unpack" else ""

@@ -26,8 +26,9 @@ def command(directory: Path, force: bool, socket: Path, as_json: bool) -> None:
       p2pdist umount /srv/trainer
     """
     from p2pdist.agent.client import LocalClient
+    from p2pdist.mount.sight import seen
 
     path = os.path.abspath(directory)
-    LocalClient(socket).unmount(path, force)
+    LocalClient(socket).unmount(path, force, seen(path))
     if as_json:
         output.print_json({"path": path})

@@ -335,7 +335,8 @@ class MountRequest(msgspec.Struct, frozen=True):
 
 class MountStatus(msgspec.Struct, frozen=True):
     """A package that is shown at `path`. `how` names the way, `why` says why that way. With `how` "images" nothing is shown: `images`
-    are the verified layer images, bottom to top, kept until `path`, which is then a name beginning with "images/", is deleted."""
+    are the verified layer images, bottom to top, kept until `path`, which is then a name beginning with "images/", is deleted. `device`
+    and `inode` are what the agent sees at `path`, for callers whose mounts may be others; 0 where nothing is shown."""
 
     reference: str
     digest: str
@@ -347,6 +348,8 @@ class MountStatus(msgspec.Struct, frozen=True):
     env: tuple[str, ...] = ()
     working_dir: str = ""
     images: tuple[str, ...] = ()
+    device: int = 0
+    inode: int = 0
 
 
 class PinRequest(msgspec.Struct, frozen=True):

@@ -31,6 +31,9 @@ PIECES_TYPE = "application/vnd.p2pdist.pieces.v1"
 PIECES_DIGEST = "org.p2pdist.pieces.digest"
 PIECES_SIZE = "org.p2pdist.pieces.piece-size"
 
+ROOT_VARIABLE = "P2PDIST_ROOT"
+"""In a program's environment: the directory where its package is seen."""
+
 LAYERS_MAX = 128
 PARTS_MAX = 1024
 CATALOGS_MAX = 256
@@ -209,6 +212,15 @@ def decode_manifest(data: bytes) -> Manifest:
     if config.size > MANIFEST_BYTES_MAX:
         raise Corrupt(f"the config {config.digest} of {config.size} bytes is over the limit")
     return Manifest(config, layers, tuple(piece_lists.values()), parts)
+
+
+def search_path(value: str) -> str:
+    """A package's PATH as its program gets it: first what is in the package, below ${P2PDIST_ROOT}, then directories of the host. A package
+    that was made as a root, such as a container image, names both in one way: /usr/local/bin is in it, and on the host."""
+    root = "${" + ROOT_VARIABLE + "}"
+    entries = value.split(":")
+    packaged = [root + entry if entry.startswith("/") else entry for entry in entries]
+    return ":".join(dict.fromkeys((*packaged, *(entry for entry in entries if entry.startswith("/")))))
 
 
 def encode_config(config: Config) -> bytes:

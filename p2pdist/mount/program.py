@@ -6,17 +6,17 @@ to this process alone are forwarded. The two are told apart by the signal's si_c
 
 from __future__ import annotations
 
-import errno
+import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2pdist.model.errors import NotFound, P2PDistError, UsageError
-from p2pdist.model.package import Config
+from p2pdist.model.errors import NotFound, P2PDistError, UsageError, from_problem
+from p2pdist.model.package import ROOT_VARIABLE, Config, search_path
+from p2pdist.mount.executable import INSPECT, Search, explain
 
-ROOT_VARIABLE = "P2PDIST_ROOT"
 _SI_KERNEL = 0x80
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _AWAITED = (*_FORWARDED, signal.SIGCHLD)
@@ -27,17 +27,20 @@ LOOK_AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What execve(2) is given: the first of `argv` is looked up in the PATH of `env`, from the directory `cwd`."""
+    """The first of `argv` is looked up in the PATH of `env`, from the directory `cwd`. `root` is where its package is seen,
+    "" when it is of none."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: str
+    root: str = ""
 
 
 def program(config: Config, arguments: Sequence[str], *, root: Path, environ: Mapping[str, str]) -> Program:
     """The program of a package that is shown at `root`: its entrypoint, then `arguments` (alone when it has no entrypoint). In both,
     and in its environment and working directory, `${P2PDIST_ROOT}` becomes `root`. The environment is `environ`, then the package's,
-    then P2PDIST_ROOT, with `<root>/bin` in front of PATH. Raises UsageError when there is nothing to run, or nowhere to run it."""
+    then P2PDIST_ROOT, with `<root>/bin` in front of PATH; the directories of a PATH of the package's come first as they are below
+    `root`. Raises UsageError when there is nothing to run, or nowhere to run it."""
 
     def expand(text: str) -> str:
         return text.replace("${" + ROOT_VARIABLE + "}", str(root))
@@ -48,10 +51,10 @@ def program(config: Config, arguments: Sequence[str], *, root: Path, environ: Ma
     env = dict(environ)
     for entry in config.env:
         name, _, value = entry.partition("=")
-        env[name] = expand(value)
+        env[name] = expand(search_path(value) if name == "PATH" else value)
     env["PATH"] = f"{root}/bin:" + env.get("PATH", os.defpath)
     env[ROOT_VARIABLE] = str(root)
-    return Program(argv, env, _working_directory(expand(config.working_dir), root))
+    return Program(argv, env, _working_directory(expand(config.working_dir), root), str(root))
 
 
 def _working_directory(text: str, root: Path) -> str:
@@ -75,6 +78,8 @@ def run(
     program replaces it, `started` here afterwards; the descriptors `keep` stay open in it. Call it from a process with one thread.
     Raises NotFound when the program does not exist, P2PDistError when it cannot be executed."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    # Where the caller ignores SIGCHLD, as some schedulers do, the kernel keeps no exit code.
+    reaped = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         failure, report = os.pipe()  # closed by a successful execve, as all of Python's descriptors are
         child = os.fork()
@@ -82,49 +87,53 @@ def run(
             _become(program, prepare, keep, before, report)
         os.close(report)
         with os.fdopen(failure, "rb") as file:
-            reason = file.read().decode(errors="replace")
+            reason = file.read()
         if not reason:
             started()
         code = _wait(child)
         if reason:
-            raise _not_started(program, reason)
+            raise from_problem(json.loads(reason))
         return code
     finally:
         # A signal that came while the program was ending was meant for the program: it must not end this process now.
         while signal.sigtimedwait(_AWAITED, 0) is not None:
             pass
+        if reaped is not None:  # a handler that was not set from Python cannot be put back
+            signal.signal(signal.SIGCHLD, reaped)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _become(
     program: Program, prepare: Callable[[], None], keep: Sequence[int], mask: set[int | signal.Signals], report: int
 ) -> None:
-    """In the new process: become the program, or report why not and end. Never returns."""
-    executing = False
+    """In the new process: become the program, or report why not, as a problem document, and end. Never returns."""
     try:
         prepare()
         for descriptor in keep:
             os.set_inheritable(descriptor, True)
-        for name in (*_FORWARDED, signal.SIGPIPE):
-            signal.signal(name, signal.SIG_DFL)  # Python ignores SIGPIPE, and execve would keep that
+        for name in _FORWARDED:
+            if signal.getsignal(name) != signal.SIG_IGN:  # what the caller ignores, as under nohup(1), stays ignored
+                signal.signal(name, signal.SIG_DFL)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and execve would keep that
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.chdir(program.cwd)
-        executing = True
-        os.execvpe(program.argv[0], program.argv, dict(program.env))  # noqa: S606
+        try:
+            os.chdir(program.cwd)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotFound(
+                f"{program.argv[0]} cannot be run: its working directory {program.cwd} does not exist", remedy=INSPECT
+            ) from error
+        found = Search(program.env, program.cwd, program.root).executable(program.argv)
+        try:
+            os.execve(found.path, found.argv, dict(program.env))  # noqa: S606
+        except OSError as error:
+            raise explain(found, error) from error
+    except P2PDistError as error:
+        os.write(report, json.dumps(error.problem()).encode())
     except BaseException as error:
-        number = (error.errno or 0) if isinstance(error, OSError) else 0
-        # Where a directory in PATH may not be searched, exec(3) says that rather than that nothing was found.
-        if executing and number == errno.EACCES and not _found(program):
-            number = errno.ENOENT
-        os.write(report, f"{number}:{error}".encode(errors="replace"))
+        failure = P2PDistError(f"{program.argv[0]} cannot be run: {error}", remedy="See that the package may be read")
+        os.write(report, json.dumps(failure.problem()).encode())
     finally:
         os._exit(127)
-
-
-def _found(program: Program) -> bool:
-    """Whether there is a file that the program may be, in the directories that may be searched."""
-    name = program.argv[0]
-    return "/" in name or any(os.path.lexists(os.path.join(each, name)) for each in os.get_exec_path(program.env))
 
 
 def _wait(child: int) -> int:
@@ -137,13 +146,3 @@ def _wait(child: int) -> int:
         found = signal.sigtimedwait(_AWAITED, LOOK_AGAIN_S)
         if found is not None and found.si_signo != signal.SIGCHLD and found.si_code != _SI_KERNEL:
             os.kill(child, found.si_signo)
-
-
-def _not_started(program: Program, reason: str) -> P2PDistError:
-    number, _, text = reason.partition(":")
-    if int(number) in (errno.ENOENT, errno.ENOTDIR):
-        return NotFound(
-            f"{program.argv[0]} cannot be run in {program.cwd}: it, its interpreter or that directory does not exist",
-            remedy="See the package's entrypoint, working directory and PATH with p2pdist inspect",
-        )
-    return P2PDistError(f"{program.argv[0]} cannot be run: {text}", remedy="See that the file may be executed")

@@ -146,7 +146,9 @@ def _check_target(target: Path, at: int | None) -> Path:
             raise Conflict(f"{target} is not an empty directory", remedy="Name an empty directory, or a new one")
     except FileNotFoundError as error:
         if not target.parent.is_dir():
-            raise NotFound(f"{target.parent} does not exist", remedy="Create it first") from error
+            raise NotFound(
+                f"{target.parent} does not exist", remedy="Create it first", directory=str(target.parent)
+            ) from error
     except NotADirectoryError as error:
         raise Conflict(f"{target} is not a directory", remedy="Name an empty directory, or a new one") from error
     except PermissionError as error:

@@ -65,6 +65,7 @@ def run_inside(
             "argv": wanted.argv,
             "env": dict(wanted.env),
             "cwd": wanted.cwd,
+            "root": wanted.root,
         }
         announce(f"userns: not root, {len(images)} layers with squashfuse, seen by this program only")
         return _guard(task)
@@ -78,9 +79,19 @@ def _guard(task: dict[str, Any]) -> int:
         json.dump(task, file)  # ASCII escapes carry names that are not UTF-8
         file.flush()
         outcome, report = os.pipe()
-        argv = (sys.executable, "-P", "-m", "p2pdist.mount.userns", str(description), str(report))
+        # PYTHONPATH is for the package's program, unless it is how this one is found.
+        needed = str(Path(__file__).parents[2]) in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        argv = (
+            sys.executable,
+            *(() if needed else ("-E",)),
+            "-P",
+            "-m",
+            "p2pdist.mount.userns",
+            str(description),
+            str(report),
+        )
         try:
-            code = run(Program(argv, os.environ, os.getcwd()), keep=(description, report))
+            code = run(Program(argv, os.environ, "/"), keep=(description, report))
         finally:
             os.close(report)
             with os.fdopen(outcome) as answers:
@@ -156,7 +167,7 @@ def _tell(report: int, answer: dict[str, Any]) -> None:
 
 def _serve(task: dict[str, Any], report: int) -> int:
     user, group = os.getuid(), os.getgid()
-    wanted = Program(tuple(task["argv"]), task["env"], task["cwd"])
+    wanted = Program(tuple(task["argv"]), task["env"], task["cwd"], task["root"])
     daemons: list[subprocess.Popen[bytes]] = []
     try:
         try:

@@ -54,7 +54,8 @@ Document = TypeVar("Document")
 @dataclass(frozen=True, slots=True)
 class Unpacked:
     """The tree at `root`, what to run in it, and what was left out. `kind` is directory, tar, OCI image or docker archive. `modes` are
-    those that entries are to have in the package, by path, where files could not be read with them; `notes` are for the user."""
+    those that entries are to have in the package, by path, where files could not be read with them; `notes` are for the user; `user` is
+    the one that an image names for its program, which a package cannot."""
 
     root: Path
     kind: str
@@ -62,6 +63,7 @@ class Unpacked:
     seen: Scan = field(default_factory=Scan)
     modes: dict[bytes, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class _Execution(msgspec.Struct, rename="pascal"):
     entrypoint: list[str] | None = None
     cmd: list[str] | None = None
     env: list[str] | None = None
+    user: str | None = None
     working_dir: str | None = None
 
 
@@ -231,7 +234,8 @@ class _Images:
         run = image.config or _Execution()
         program = (*(run.entrypoint or ()), *(run.cmd or ()))
         config = Config(program, tuple(run.env or ()), run.working_dir or "")
-        return Unpacked(root, kind, config, applied.seen, applied.closed, (*notes, *_behind(applied)))
+        notes += _behind(applied)
+        return Unpacked(root, kind, config, applied.seen, applied.closed, tuple(notes), run.user or "")
 
     def _blob(self, descriptor: _Descriptor) -> Path:
         """Where a blob lies, once its bytes were compared with its digest."""

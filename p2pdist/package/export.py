@@ -30,7 +30,7 @@ from typing import IO, BinaryIO, cast
 
 from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
 from p2pdist.model.holes import HOLE, filled
-from p2pdist.model.package import Config
+from p2pdist.model.package import Config, search_path
 
 BLOCK = 4096
 HEADER_BYTES_MAX = 1 << 20
@@ -110,6 +110,63 @@ rmdir "$1"; exec 8>&-'
 PATH=$_p2pdist_root/bin:${PATH:-/usr/bin:/bin}
 P2PDIST_ROOT=$_p2pdist_root
 export PATH P2PDIST_ROOT
+
+# A shell passes over a program that cannot start and runs this host's of the same name: what the package has is looked up first.
+exists() { [ -e "$1" ] || [ -L "$1" ]; }
+find_packaged() {
+    case $1 in
+    "$_p2pdist_root"/*) _p2pdist_found=$1 ;;
+    /*) _p2pdist_found=$_p2pdist_root$1 ;;
+    */*) _p2pdist_found=$PWD/$1 ;;
+    *)
+        _p2pdist_found=
+        _p2pdist_left=$PATH:
+        while [ -n "$_p2pdist_left" ]; do
+            _p2pdist_found=${_p2pdist_left%%:*}/$1
+            _p2pdist_left=${_p2pdist_left#*:}
+            case $_p2pdist_found in "$_p2pdist_root"/*) ! exists "$_p2pdist_found" || break ;; esac
+            _p2pdist_found=
+        done ;;
+    esac
+    exists "$_p2pdist_found" || return 1
+    for _p2pdist_tries in 1 2 3 4 5; do  # absolute links of a package that was made as a root lead into it
+        [ -L "$_p2pdist_found" ] || break
+        _p2pdist_target=$(readlink -- "$_p2pdist_found")
+        case $_p2pdist_target in /*) exists "$_p2pdist_root$_p2pdist_target" || break ;; *) break ;; esac
+        _p2pdist_found=$_p2pdist_root$_p2pdist_target
+    done
+    [ -e "$_p2pdist_found" ] || fail "$_p2pdist_found is a link to a file that does not exist"
+    [ -f "$_p2pdist_found" ] || fail "$_p2pdist_found is not a program"
+    [ -x "$_p2pdist_found" ] || fail "$_p2pdist_found may not be executed"
+}
+if find_packaged "$1"; then
+    _p2pdist_program=$_p2pdist_found
+    shift
+    set -- "$_p2pdist_program" "$@"
+    _p2pdist_line=
+    { IFS= read -r _p2pdist_line <"$_p2pdist_program"; } 2>/dev/null || :
+    case $_p2pdist_line in
+    '#!'*)
+        _p2pdist_line=${_p2pdist_line#??}
+        IFS=' 	' read -r _p2pdist_tool _p2pdist_argument <<LINE
+$_p2pdist_line
+LINE
+        case $_p2pdist_tool:$_p2pdist_argument in
+        */env:-S*)  # env splits the words; their program is looked at here
+            _p2pdist_argument=${_p2pdist_argument#-S}
+            _p2pdist_argument=${_p2pdist_argument# }
+            find_packaged "${_p2pdist_argument%% *}" || : ;;
+        */env:-* | */env:) ;;
+        */env:*) ! find_packaged "$_p2pdist_argument" || set -- "$_p2pdist_found" "$@" ;;
+        *)
+            if find_packaged "$_p2pdist_tool"; then
+                set -- "$_p2pdist_found" ${_p2pdist_argument:+"$_p2pdist_argument"} "$@"
+            elif ! [ -e "$_p2pdist_tool" ]; then
+                fail "$_p2pdist_program is a script for $_p2pdist_tool, which does not exist"
+            fi ;;
+        esac ;;
+    esac
+fi
 exec "$@"
 """
 
@@ -122,7 +179,7 @@ def xar_header(config: Config, identity: str) -> bytes:
         name, _, value = entry.partition("=")
         if not name.isidentifier() or not name.isascii() or name.startswith("_p2pdist_"):
             raise UsageError(f"{name[:100]!r} cannot be set by a shell script", remedy="Pack it without this variable")
-        environment.append(f"{name}={_quoted(value)}; export {name}")
+        environment.append(f"{name}={_quoted(search_path(value) if name == 'PATH' else value)}; export {name}")
     directory = shlex.quote(_working_directory(config.working_dir))
     program = f'cd "$_p2pdist_root"/{directory} || fail "cannot enter the working directory"'
     if config.entrypoint:

@@ -76,7 +76,9 @@ class MountAgent:
         return answer(await self.mounts.show("app:v1", DIGEST, layers, self.config, wanted, self.hold))
 
     async def unmount(self, request: web.Request) -> web.Response:
-        return answer(await self.mounts.unshow(request.query["path"], request.query.get("force") == "1"))
+        query = request.query
+        sees = (int(query["device"]), int(query["inode"])) if "device" in query else None
+        return answer(await self.mounts.unshow(query["path"], query.get("force") == "1", sees))
 
     async def shown(self, request: web.Request) -> web.Response:
         return answer({"mounts": self.mounts.list()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket as sockets
@@ -16,13 +17,16 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import web
 from mount_agent import DIGEST, MountAgent, answer
+from msgspec.structs import replace
 
 from p2pdist.agent.client import LocalClient
+from p2pdist.cli.local import check_seen
 from p2pdist.model.errors import Conflict, NotFound, Unavailable, UsageError
-from p2pdist.model.messages import MountRequest, PullRequest, PullStatus
+from p2pdist.model.messages import MountRequest, MountStatus, PullRequest, PullStatus
 from p2pdist.mount.squashfuse import missing
 
 SCRIPT = """
@@ -163,6 +167,30 @@ async def test_answers_that_are_none(place: Path) -> None:
         for call in (client.packages, client.mounts):
             with pytest.raises(Unavailable, match="does not speak as an agent"):
                 await to_thread(call)
+
+
+async def test_a_file_that_the_agent_writes_elsewhere_is_missed(place: Path) -> None:
+    """An agent whose paths lead elsewhere says that it is done, and the caller has nothing, or what it had before."""
+    shared = place / "shared"
+
+    async def pulled(request: web.Request) -> web.Response:
+        wanted = msgspec.json.decode(await request.read(), type=PullRequest)
+        if shared.exists():
+            Path(str(wanted.output)).write_text("new")
+        return answer(PullStatus("1", "done", str(wanted.blob), DIGEST, 3, 3, output="copy"))
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/pulls", pulled)])
+    command = [sys.executable, "-m", "p2pdist", "blob", "pull", DIGEST, "-o", place / "file", "--socket", place / "s"]
+    async with serving(app, place / "s"):
+        for expected, prepare in (
+            (1, lambda: None),
+            (1, lambda: (place / "file").write_text("old")),
+            (0, shared.mkdir),
+        ):
+            prepare()
+            done = await to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+            assert (done.returncode, "this process does not see it" in done.stderr) == (expected, expected == 1)
 
 
 async def test_a_pull_outlives_a_pause_of_the_agent(place: Path) -> None:
@@ -332,3 +360,78 @@ def test_a_stopped_run_takes_its_mount_away(verbs: Verbs) -> None:
         process.communicate(timeout=30)
         assert process.returncode == 9
     assert json.loads(verbs.verb("status", "--json")[1])["mounts"] == []
+
+
+class Elsewhere:
+    """Verbs in a mount namespace that was made before anything was shown, as jobs have it under PrivateTmp or in a container."""
+
+    def __init__(self, verbs: Verbs, prepare: str = "true") -> None:
+        self.verbs, self.prepare = verbs, prepare
+
+    def verb(self, *words: str) -> tuple[int, str, str]:
+        """Exit code, output, errors."""
+        script = f"{self.prepare} && exec {sys.executable} -m p2pdist.cli.main {shlex.join(words)}"
+        argv = ("unshare", "--mount", "--propagation", "private", "sh", "-c", script)
+        with self.verbs.start(*argv) as process:
+            said, complained = process.communicate(timeout=60)
+        return process.returncode, said, complained
+
+    def shown(self) -> list[str]:
+        """What the agent shows."""
+        return [mount["path"] for mount in json.loads(self.verbs.verb("status", "--json")[1])["mounts"]]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("verbs", ["root"], indirect=True)
+def test_a_program_does_not_start_where_its_package_is_not_seen(verbs: Verbs) -> None:
+    """It would start in the empty directory under the mount. Plain files are seen; nothing stays shown."""
+    elsewhere = Elsewhere(verbs)
+    code, said, complained = elsewhere.verb("run", "app:v1")
+    assert (code, said) == (1, "")
+    assert "it has mounts or a root of its own" in complained
+    assert elsewhere.verb("run", "--how", "unpack", "app:v1")[0] == 7
+    assert elsewhere.shown() == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("verbs", ["root"], indirect=True)
+@pytest.mark.parametrize("how", ["overlay", "unpack"])
+def test_a_package_is_not_mounted_where_the_caller_does_not_see_it(verbs: Verbs, how: str) -> None:
+    """Below a file system of the caller's own the agent sees another directory, or none. Neither a mount nor a directory stays."""
+    shared = verbs.place / "home" / "shared"
+    shared.mkdir()
+    own = f"mount -t tmpfs own {shared}"
+    elsewhere = Elsewhere(verbs, f"{own} && mkdir {shared}/below")
+    code, said, complained = elsewhere.verb("mount", "app:v1", f"{shared}/view", "--how", how)
+    assert (code, said) == (1, "")
+    assert "Name a directory that the agent and this process share" in complained
+    code, said, complained = elsewhere.verb("mount", "app:v1", f"{shared}/below/view", "--how", how)
+    assert (code, said) == (3, "")
+    assert "does not exist where the agent runs, only here" in complained
+    assert elsewhere.shown() == []
+    assert not list(shared.iterdir())
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("verbs", ["root"], indirect=True)
+def test_another_s_mount_of_the_same_name_is_not_taken_away(verbs: Verbs) -> None:
+    """umount in a namespace where the path is another directory; --force does it all the same."""
+    view = str(verbs.place / "home" / "view")
+    assert verbs.verb("mount", "app:v1", view)[0] == 0
+    elsewhere = Elsewhere(verbs, f"umount {view}")
+    code, said, complained = elsewhere.verb("umount", view)
+    assert (code, said) == (1, "")
+    assert "not what the caller sees there" in complained
+    assert elsewhere.shown() == [view]
+    assert Elsewhere(verbs).verb("umount", view)[0] == 0  # the same mount, seen from a copy of its namespace
+    assert verbs.verb("mount", "app:v1", view)[0] == 0
+    assert elsewhere.verb("umount", "--force", view)[0] == 0
+    assert elsewhere.shown() == []
+
+
+def test_layers_that_are_not_seen_are_not_said_to_be_missing(place: Path) -> None:
+    """An agent without root hands out images of its store, which a caller in a container may not see."""
+    shown = MountStatus("app:v1", DIGEST, "images/1", "images", images=(str(place / "app.squashfs"), "/store/of/agent"))
+    with pytest.raises(Conflict, match="/store/of/agent, where this process does not see it"):
+        check_seen(shown, "")
+    check_seen(replace(shown, images=shown.images[:1]), "")

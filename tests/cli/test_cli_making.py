@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -160,6 +161,38 @@ def test_a_tar_goes_in_and_out(place: Path, form: str) -> None:
     again = done(place, "import", place / "out.tar", "-t", "a:2", "--format", form, "--env", "A=1")
     assert again["digest"] == imported["digest"]
     assert not [path for path in (place / "layout/.incoming").iterdir() if path.name.startswith("stage")]
+
+
+def saved_image(place: Path, run: dict[str, Any]) -> Path:
+    """What `docker save` writes, unpacked: an image of one layer with one program."""
+    image = place / "saved"
+    image.mkdir()
+    with tarfile.open(image / "layer.tar", "w") as archive:
+        archive.add(place / "src/run", "usr/local/bin/tool")
+    digest = hashlib.sha256((image / "layer.tar").read_bytes()).hexdigest()
+    config = {"config": run, "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]}}
+    (image / "config.json").write_text(json.dumps(config))
+    saved = [{"Config": "config.json", "RepoTags": ["a:1"], "Layers": ["layer.tar"]}]
+    (image / "manifest.json").write_text(json.dumps(saved))
+    return image
+
+
+def test_what_of_an_image_is_not_as_in_a_container_is_said(place: Path) -> None:
+    """Its user, and that it is not entered. An image without PATH has the usual one; a user of root's number needs no word."""
+    entered = "p2pdist run starts the image's program from where the package is seen, and does not enter the image"
+    image = saved_image(place, {"Cmd": ["tool"], "User": "app:app", "Env": ["A=1"]})
+    imported = done(place, "import", image, "-t", "a:1")
+    assert [note.partition(":")[0] for note in imported["notes"]] == [entered, "the image's user app"]
+    path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    assert done(place, "inspect", "a:1")["env"] == [path, "A=1"]
+    shutil.rmtree(image)
+    for name, reason in {"/bin/sh": "takes /bin/sh of the host", "gone": "gone cannot be run"}.items():
+        imported = done(place, "import", saved_image(place, {"Cmd": [name]}), "-t", "a:1")
+        assert reason in imported["notes"][1]
+        shutil.rmtree(image)
+    quiet = done(place, "import", saved_image(place, {"User": "0", "Env": ["PATH=/bin"]}), "-t", "a:2")
+    assert quiet["notes"] == []
+    assert done(place, "inspect", "a:2")["env"] == ["PATH=/bin"]
 
 
 @pytest.mark.root

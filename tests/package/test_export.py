@@ -219,22 +219,70 @@ async def test_a_directory_of_somebody_else_is_not_used(tree: Path, tmp_path: Pa
     assert done.returncode == 1 and "not a directory of this user" in done.stderr
 
 
+@pytest.mark.root
+async def test_no_program_of_the_host_runs_in_place_of_the_package_s(tmp_path: Path, place: Path) -> None:
+    """One that cannot start is named; absolute paths, links, first lines and PATH of an image lead into it."""
+    tree, host = tmp_path / "root", tmp_path / "host"
+    for directory in (tree / "bin", tree / "opt/bin", host):
+        directory.mkdir(parents=True)
+    says = '#!/bin/sh\necho "{} ${{0##*/}} $*"\n'
+    texts = {
+        "bin/lost": "#!/build/python3\n",
+        "bin/sleepy": "#!/usr/bin/env gone\n",
+        "bin/split": "#!/usr/bin/env -S gone -u\n",
+    }
+    texts |= {"bin/plain": "", "opt/bin/tool": says.format("package"), "opt/bin/script": "#!/opt/bin/tool -x y\n"}
+    for name, text in texts.items():
+        (tree / name).write_text(text)
+        (tree / name).chmod(0o644 if name == "bin/plain" else 0o755)
+    (tree / "bin/gone").symlink_to("/build/python3")
+    (tree / "bin/directory").mkdir()
+    (tree / "bin/linked").symlink_to("/opt/bin/tool")
+    for name in ("lost", "sleepy", "split", "plain", "gone", "directory", "tool", "linked", "other"):
+        (host / name).write_text(says.format("host"))
+        (host / name).chmod(0o755)
+    file = await xar_of(tree, tmp_path / "app", Config((), (f"PATH=/opt/bin:{host}:/usr/bin:/bin",)))
+
+    def run(*words: str) -> tuple[int, str, str]:
+        environ = {"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(place)}
+        done = subprocess.run([file, *words], env=environ, capture_output=True, text=True, timeout=30, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    for name, reason in {
+        "lost": "is a script for /build/python3, which does not exist",
+        "sleepy": "bin/gone is a link to a file that does not exist",
+        "split": "bin/gone is a link to a file that does not exist",
+        "gone": "is a link to a file that does not exist",
+        "plain": "may not be executed",
+        "directory": "is not a program",
+    }.items():
+        for words in (name, f"bin/{name}", f"/bin/{name}"):
+            code, said, complained = run(words)
+            assert (code, said) == (1, "")
+            assert reason in complained
+    assert run("tool", "a b") == (0, "package tool a b\n", "")
+    assert run("/opt/bin/tool") == run("linked") == (0, "package tool \n", "")
+    code, said, _ = run("/opt/bin/script", "z")
+    assert said.startswith("package tool -x y /") and said.endswith("/opt/bin/script z\n")
+    assert run("other") == (0, "host other \n", "")
+
+
 async def test_equal_packages_give_equal_files(tree: Path, tmp_path: Path) -> None:
     """Which begin with whole blocks of script, and hold the image behind it."""
     first = await xar_of(tree, tmp_path / "first", CONFIG)
     second = await xar_of(tree, tmp_path / "second", CONFIG)
     assert first.read_bytes() == second.read_bytes()
     assert os.access(first, os.X_OK)
-    assert first.read_bytes()[BLOCK : BLOCK + 4] == b"hsqs"
+    assert first.read_bytes()[2 * BLOCK : 2 * BLOCK + 4] == b"hsqs"
     other = await xar_of(tree, tmp_path / "other", Config(("go",)))
     assert other.read_bytes()[:BLOCK] != first.read_bytes()[:BLOCK]
 
 
 def test_long_settings_take_more_blocks() -> None:
     header = xar_header(Config(("go", "x" * 7_000)), "id")
-    assert len(header) == 3 * BLOCK
-    assert b"offset=12288" in header
-    assert len(xar_header(Config(("go",)), "id")) == BLOCK
+    assert len(header) == 4 * BLOCK
+    assert b"offset=16384" in header
+    assert len(xar_header(Config(("go",)), "id")) == 2 * BLOCK
     with pytest.raises(UsageError):
         xar_header(Config(("go", "x" * (1 << 20))), "id")
     with pytest.raises(UsageError, match="outside"):

@@ -1,0 +1,105 @@
+"""What a command's process inherits, put right before it imports anything of others: modules, standard streams, signals.
+
+Modules. PYTHONPATH of a user's job names other environments, whose modules would take the place of ours. Python has read it by the time
+that any line of ours runs. Its directories leave the search path of this process; where something was imported from them already, and for
+the other variables, the process starts itself again as `python -E`, which reads none of them. The environment stays as it is for the
+programs that the command runs.
+
+Streams. A daemon may have closed them. The next file that is opened would get the number 0, 1 or 2, and messages would go into it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+PYTHON_VARIABLES = (
+    "PYTHONHOME",
+    "PYTHONPLATLIBDIR",
+    "PYTHONOPTIMIZE",  # drops the texts of --help
+    "PYTHONWARNINGS",  # may make errors of warnings in libraries
+    "PYTHONINSPECT",  # would wait for input at the end
+)
+"""They change which modules a program has, or what these do."""
+
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def launch() -> None:
+    """Put right what this process has inherited, where it is a command of ours and not a program that imports one."""
+    module = _is_module()
+    script = sys.argv[0] in sys.orig_argv and os.path.basename(sys.argv[0]) == "p2pdist"
+    if module or script:
+        _open_standard_streams()
+        _use_own_modules(module=module)
+        _take_signals()
+
+
+def _is_module() -> bool:
+    """Whether Python was started as `python -m p2pdist`, or with a module below it."""
+    if sys.argv[0] != "-m":  # which it is while Python looks for the module
+        return sys.argv[0] == os.path.join(_OWN, "__main__.py")
+    words = sys.orig_argv
+    flag = next(number for number, word in enumerate(words) if number and word[:1] == "-" and word[-1] == "m")
+    return words[flag + 1].partition(".")[0] == "p2pdist"
+
+
+def _open_standard_streams() -> None:
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.set_inheritable(opened, True)
+            if getattr(sys, name) is None:
+                stream = open(opened, "r" if number == 0 else "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
+                setattr(sys, name, stream)
+
+
+def _use_own_modules(*, module: bool) -> None:
+    home = os.path.dirname(_OWN)
+    if module and not sys.flags.safe_path and sys.path[:1] != [home]:
+        del sys.path[:1]  # the working directory
+    site = sys.modules.get("site")
+    user = getattr(site, "USER_SITE", None)
+    if user in sys.path and home != user:
+        sys.path.remove(user)
+        sys.path.append(user)  # an extra that is installed there is still found
+    if sys.flags.ignore_environment or not sys.executable:
+        return
+    named = _python_path().intersection(sys.path)
+    if home in named:
+        return  # by which we are found
+    needed: list[str] = getattr(site, "getsitepackages", list)()
+    if any(map(os.environ.get, PYTHON_VARIABLES)) or named.intersection(needed) or _imported_from(named):
+        _start_again()
+    sys.path[:] = [path for path in sys.path if path not in named]
+
+
+def _python_path() -> set[str]:
+    value = os.environ.get("PYTHONPATH", "")
+    try:
+        return {os.path.abspath(path) for path in value.split(os.pathsep)} if value else set()
+    except FileNotFoundError:  # the working directory was removed
+        return {os.path.normpath(path) for path in value.split(os.pathsep)}
+
+
+def _imported_from(directories: set[str]) -> bool:
+    files = [getattr(module, "__file__", None) or "" for module in sys.modules.values()]
+    return any(file.startswith(f"{directory}/") for directory in directories for file in files)
+
+
+def _start_again() -> None:
+    kept = {"-s": sys.flags.no_user_site, "-B": sys.flags.dont_write_bytecode, "-P": sys.flags.safe_path}
+    kept |= {"-Xutf8": sys.flags.utf8_mode, "-u": bool(os.environ.get("PYTHONUNBUFFERED"))}
+    options = [option for option, given in kept.items() if given]
+    os.execv(sys.executable, [sys.executable, "-E", *options, *sys.orig_argv[1:]])  # noqa: S606
+
+
+def _take_signals() -> None:
+    """A caller that ignores SIGCHLD would leave us without exit codes of the programs we start; what it blocks could not stop us."""
+    import signal
+
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
