@@ -78,7 +78,7 @@ class MountAgent:
     async def unmount(self, request: web.Request) -> web.Response:
         query = request.query
         sees = (int(query["device"]), int(query["inode"])) if "device" in query else None
-        return answer(await self.mounts.unshow(query["path"], query.get("force") == "1", sees))
+        return answer(await self.mounts.unshow(query["path"], query.get("force") == "1", caller_sees=sees))
 
     async def shown(self, request: web.Request) -> web.Response:
         return answer({"mounts": self.mounts.list()})

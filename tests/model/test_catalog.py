@@ -7,6 +7,7 @@ import struct
 from contextlib import suppress
 from dataclasses import replace
 
+import msgspec
 import pytest
 import zstandard
 from hypothesis import given, settings
@@ -14,12 +15,16 @@ from hypothesis import strategies as st
 
 from p2pdist.model.catalog import (
     BLOCK_SIZE,
+    CATALOG_BYTES_MAX,
+    CHUNK_LISTS_MAX,
     CUT_BLOCK_MAX,
+    HEAD_BYTES,
     LEVEL,
     Catalog,
     ChunkEncoder,
     Pack,
     Stored,
+    check_expansion,
     chunk_blocks,
     decode_catalog,
     decode_chunk,
@@ -27,7 +32,7 @@ from p2pdist.model.catalog import (
     record,
 )
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import Corrupt
+from p2pdist.model.errors import Corrupt, TooLarge
 from p2pdist.model.tree import CHUNK_MAX
 
 HASH = bytes(32)
@@ -64,6 +69,33 @@ def test_a_catalog_that_would_fill_the_memory_is_refused():
     for wrong in (b"", b"noise", bomb, huge, vast, encode_catalog(CATALOG)[:-3]):
         with pytest.raises(Corrupt):
             decode_catalog(wrong)
+
+
+def test_a_catalog_is_one_frame_of_bounded_lists():
+    """What is behind the frame would be decompressed by other readers; a list of nothing takes memory for each of its items."""
+    many = msgspec.msgpack.encode(["p2pdist-catalog-1", [], [b""] * (CHUNK_LISTS_MAX + 1), []])
+    more = encode_catalog(CATALOG) + zstandard.ZstdCompressor().compress(bytes(1 << 20))
+    for wrong in (zstandard.ZstdCompressor().compress(many), more):
+        with pytest.raises(Corrupt):
+            decode_catalog(wrong)
+
+
+def test_catalogs_of_a_tree_share_one_budget():
+    """Each alone may state 16 MiB whatever its length; together they may as well, and no more."""
+    small = zstandard.ZstdCompressor().compress(bytes(9 << 20))
+    head = len(small), small[:HEAD_BYTES]
+    check_expansion([head])
+    with pytest.raises(Corrupt, match="over the limit"):
+        check_expansion([head] * 2)
+    large = zstandard.ZstdCompressor().compress(bytes(CATALOG_BYTES_MAX // 2 + 1))[:HEAD_BYTES]
+    check_expansion([(1 << 30, large)])
+    with pytest.raises(Corrupt, match="over the limit"):
+        check_expansion([(1 << 30, large)] * 2)
+
+
+def test_what_nobody_could_read_is_not_packed():
+    with pytest.raises(TooLarge, match="over the limit"):
+        encode_catalog(Catalog((bytes(CATALOG_BYTES_MAX),)))
 
 
 LENGTHS = [1, 100, CUT_BLOCK_MAX, CUT_BLOCK_MAX + 1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE + 5]

@@ -293,6 +293,49 @@ def test_chunk_lists_and_packs_of_known_catalogs_are_found(store: BlobStore) -> 
         store.trees.finish(lack)
 
 
+def packed_tree(store: BlobStore, lists: list[bytes], entries: list[Entry]) -> tuple[Digest, Digest]:
+    """Root and catalog of a tree of one page."""
+    (page,) = encode_pages(entries)
+    regular = [each for each in entries if isinstance(each, File)]
+    root = Root(len(entries), len(regular), sum(each.size for each in regular), (content_hash(page),))
+    return put(store, encode_root(root)), put(store, encode_catalog(Catalog((page,), tuple(lists))))
+
+
+def test_catalogs_of_a_tree_are_refused_together_before_one_is_decompressed(store: BlobStore) -> None:
+    """Each alone is within its limits."""
+    root, catalog = packed_tree(store, [], [Directory(b"d", 0o755, 0)])
+    bombs = [put(store, encode_catalog(Catalog((), (bytes(9 << 20) + bytes([number]),)))) for number in range(2)]
+    reader = TreeReader(store.get)
+    for bomb in bombs:
+        assert len(reader.read(root, [catalog, bomb, bomb]).tree.entries) == 1
+    with pytest.raises(Corrupt, match="over the limit"):
+        reader.read(root, [catalog, *bombs])
+    with pytest.raises(Corrupt, match="over the limit"):
+        TreeReader(store.get).read(root, [catalog, *bombs])
+
+
+def test_a_tree_that_would_take_the_memory_is_refused_before_its_pages_are_read(store: BlobStore) -> None:
+    count = tree_reader.TREE_BYTES_MAX // tree_reader.ENTRY_BYTES + 1
+    names = tuple(content_hash(b"%d" % number) for number in range(-(-count // 2048)))
+    root = put(store, encode_root(Root(count, 0, 0, names)))
+    with pytest.raises(Corrupt, match="memory, over the limit"):
+        TreeReader(store.get).read(root, [])
+
+
+def test_of_chunk_lists_those_are_kept_that_trees_name(store: BlobStore) -> None:
+    """What a later tree names of a catalog that is known is found in it again."""
+    lists = [bytes([number]) * 72 for number in range(3)]
+    large = [file(b"a%d" % number, CONTENTS[number], LARGE, content_hash(lists[number])) for number in range(2)]
+    first, catalog = packed_tree(store, lists, [large[0]])
+    second, other = packed_tree(store, [], large)
+    reader = TreeReader(store.get)
+    assert reader.read(first, [catalog]).chunk_lists() == {content_hash(lists[0]): lists[0]}
+    both = {content_hash(each): each for each in lists[:2]}
+    assert reader.read(second, [catalog, other]).chunk_lists() == both
+    assert reader.read(first, [catalog]).chunk_lists() == both
+    assert TreeReader(store.get).read(second, [other, catalog]).chunk_lists() == both
+
+
 def with_one_more(store: BlobStore, packed: Packed, entry: File) -> tuple[Digest, list[Digest]]:
     """Root and catalogs of a tree with another file, whose content a pack is said to hold, not compressed."""
     entries = [*packed.entries, entry]
