@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ from p2pdist.model.messages import (
 )
 from p2pdist.model.package import parse_reference
 from p2pdist.origin.origin import open_origin
+from tracker import preseeding as module
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.http.app import make_app
@@ -355,3 +357,11 @@ async def test_two_trackers_on_one_database(layout: Path, blobs: list[Digest], p
         assert {status for status, _ in await asyncio.gather(*changes)} == {200}
         await second.until(lambda: not second.keeps and not third.keeps)
         await one.until("/v1/preseeds", lambda found: [each["state"] for each in found] == ["cancelled"])
+
+
+def test_a_clock_that_is_set_meanwhile_ends_no_preseed_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tracker alone counts on from the time at its start; several on one database go by the system's clock, on which they agree."""
+    alone, shared = module._Clock(shared=False), module._Clock(shared=True)
+    began = time.time()
+    monkeypatch.setattr(module.time, "time", lambda: began + 7200)
+    assert abs(alone.now() - began) < 60 and abs(shared.now() - began - 7200) < 60
