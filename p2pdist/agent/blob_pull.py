@@ -140,6 +140,10 @@ class BlobPull:
         self._reported = counts
         return Advance(self.blob.digest, counts)
 
+    def trouble(self) -> str:
+        """What it waits for, in words for the user; empty while pieces come."""
+        return self._core.trouble(self._loop.time())
+
     def planned(self, plan: Plan) -> None:
         self._ways.planned(plan)
         self._mail.context.run(self._submit, Planned(plan))

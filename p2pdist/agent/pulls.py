@@ -91,10 +91,16 @@ class Pull:
             by["peer"],
             self.bytes_cached + before,
             round(self.seconds if self.seconds is not None else time.monotonic() - self.started, 3),
-            self.note,
+            self.note or self._trouble(),
             self.output,
             self.error.problem() if self.error else None,
         )
+
+    def _trouble(self) -> str:
+        """What a running pull waits for, when nothing comes."""
+        if self.state != "running":
+            return ""
+        return next((f"waiting, {why}" for blob in self.blobs if (why := blob.trouble())), "")
 
 
 class Pulls:

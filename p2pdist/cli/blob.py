@@ -81,7 +81,7 @@ def pull(digest: str, target: Path, socket: Path, as_json: bool) -> None:
     """
     blob = parse_digest(digest)
     with output.Progress(quiet=as_json) as progress:
-        status = _pull(PullRequest(blob=blob, output=str(target.absolute())), socket, progress)
+        status = _pull(PullRequest(blob=blob, output=str(target.absolute())), socket, progress, quiet=as_json)
     if status.error is not None:
         raise from_problem(status.error)
     if status.state != "done":
@@ -102,10 +102,16 @@ def pull(digest: str, target: Path, socket: Path, as_json: bool) -> None:
         click.echo(f"{target}  {output.amount(status.bytes_total)}, {status.seconds:.1f} s")
 
 
-def _pull(request: PullRequest, socket: Path, progress: output.Progress) -> PullStatus:
+def _pull(request: PullRequest, socket: Path, progress: output.Progress, *, quiet: bool) -> PullStatus:
     from p2pdist.agent.client import LocalClient
 
+    noted = ""
+
     def show(status: PullStatus) -> None:
-        progress(status.note or "pulling", status.bytes_done, status.bytes_total)
+        nonlocal noted
+        if status.note and status.note != noted and not quiet:
+            output.line(status.note)
+        noted = status.note
+        progress("pulling", status.bytes_done, status.bytes_total)
 
     return LocalClient(socket).pull(request, show)
