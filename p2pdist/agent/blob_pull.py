@@ -40,7 +40,7 @@ from p2pdist.core.download import (
 from p2pdist.core.readers import Readers
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import P2PDistError, Unavailable
+from p2pdist.model.errors import P2PDistError, Unavailable, foreseen
 from p2pdist.model.messages import Advance, Complaint, Holding, Priority, Reason, StreamRequest
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, Source
@@ -234,7 +234,9 @@ class BlobPull:
             self._finish(error)
         except Exception as error:
             _logger.exception("%s cannot be completed", self.blob.digest)
-            self._finish(P2PDistError(f"{self.blob.digest} stays incomplete: {error!r}", remedy="See the agent's log"))
+            known = foreseen(error) if isinstance(error, OSError) else None
+            failure = P2PDistError(f"{self.blob.digest} stays incomplete: {error!r}", remedy="See the agent's log")
+            self._finish(known or failure)
         else:
             self._finish(None)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.errors import P2PDistError, UsageError, foreseen
 from p2pdist.model.printable import printable
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ def report(error: BaseException, *, as_json: bool) -> int:
         traceback.print_exception(error)
     if isinstance(error, P2PDistError):
         known = error
+    elif isinstance(error, OSError) and (told := foreseen(error)) is not None:
+        known = told
     else:
         said = str(error).split("\n", 1)[0][:300]
         known = P2PDistError(

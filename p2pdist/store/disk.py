@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
-from p2pdist.model.errors import DiskFull, P2PDistError
+from p2pdist.model.errors import DiskFull, P2PDistError, foreseen
 
 RESERVE_BYTES = 64 << 20
 """A store leaves this much of the disk free, or a hundredth of a disk smaller than 6.4 GB: logs, the index and others need some."""
@@ -107,15 +107,14 @@ def sync_filesystem(path: Path) -> None:
 
 
 def failure(error: OSError, path: Path, *, needed: int = 0) -> P2PDistError:
-    """What an OSError at `path` means to a user: DiskFull (with `needed` bytes), else a plain failure."""
+    """What an OSError at `path` means to a user: DiskFull (with `needed` bytes), else what `foreseen` says."""
     if error.errno in _FULL:
         directory = path if path.is_dir() else path.parent
         try:
-            free = free_bytes(directory)
+            return DiskFull.on(str(directory), os.statvfs(directory), needed=needed, code=error.errno)
         except OSError:
-            free = 0
-        return DiskFull(str(directory), needed=needed, free=free)
-    return P2PDistError(
+            return DiskFull(str(directory), needed=needed, free=0)
+    return foreseen(error, str(path)) or P2PDistError(
         f"{path} cannot be used: {error.strerror or error}",
         remedy="Check the disk and the permissions of the directory",
     )
