@@ -324,7 +324,7 @@ class BlobPull:
                 tls=self._agent.tls,
                 pacer=self._agent.pacer_of(self.blob.digest),
                 kept=self._agent.kept if self._stripes == 1 else None,
-                attended=self._mail,
+                attended=self._mail if self.blob.in_memory else None,  # a disk may hang, and the loop with it
             )
         self._streams[number] = stream
         stream.start()

@@ -16,10 +16,11 @@ from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEv
 REQUESTS_MAX = 4
 """Range requests under way at once for one stripe: enough to hide the round trip, few enough to keep the pieces in order."""
 INLINE_BYTES = 64 << 10
-"""So short a piece is stored on the event loop: it takes less of its time than to have a thread do it."""
+"""So short a piece is stored on the event loop where the store is in memory: it takes less of its time than to have a thread do it. A disk
+may hang, and the loop with it."""
 
 INLINE_S = 0.05
-"""Once it took so long, the disk makes writers wait, and threads store the rest."""
+"""Once it took so long, threads store the rest."""
 
 
 class OriginReader:
@@ -81,7 +82,7 @@ class OriginReader:
         for piece in pieces:
             async with self._reading(layout.length(piece)):
                 data = await self._read(layout.offset(piece), layout.length(piece))
-                if len(data) <= INLINE_BYTES and self._storing_s < INLINE_S:
+                if self._blob.in_memory and len(data) <= INLINE_BYTES and self._storing_s < INLINE_S:
                     began = time.monotonic()
                     self._stored(piece, self._blob.write(piece, data))
                     self._storing_s = time.monotonic() - began

@@ -187,6 +187,9 @@ async def agent(path: Path) -> list[Finding]:
         status = await asyncio.to_thread(LocalClient(path, answer_s=ANSWER_S).status)
     except P2PDistError as error:
         return [Finding("agent", "failed", error.what, error.remedy)]
+    disk = (status.get("store") or {}).get("disk", "ok")
+    if disk != "ok":
+        return [Finding("agent", "failed", disk, "See dmesg; what hangs goes on when the disk does")]
     tracker = status.get("tracker") or {}
     if tracker.get("url") and not tracker.get("connected"):
         why = f"the agent has no session with {tracker['url']}: {tracker.get('problem') or 'no answer'}"
