@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
@@ -21,6 +22,10 @@ may hang, and the loop with it."""
 
 INLINE_S = 0.05
 """Once it took so long, threads store the rest."""
+
+
+_storers = ThreadPoolExecutor(16, thread_name_prefix="origin-store")
+"""Threads that write what the origin gave: their own, so that on a disk that hangs they keep no others from working."""
 
 
 class OriginReader:
@@ -106,7 +111,8 @@ class OriginReader:
         return await self._origin.read_range(self._selection.blob.digest, offset, length)
 
     async def _store(self, piece: int, data: bytes) -> None:
-        self._stored(piece, await asyncio.to_thread(self._blob.write, piece, data))
+        loop = asyncio.get_running_loop()
+        self._stored(piece, await loop.run_in_executor(_storers, self._blob.write, piece, data))
 
     def _stored(self, piece: int, ok: bool) -> None:
         self._on_event(PieceReceived(self.number, piece, ok))
