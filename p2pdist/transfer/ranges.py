@@ -99,10 +99,7 @@ async def serve_range(
         await response.prepare(request)
         return response
     body = _Body(descriptor_of(blob_file), layout, have, wait_for, turn)
-    unsent_max = UNSENT_BYTES if turn is not None else None
-    connection = Connection(
-        request, unsent_max=unsent_max, small_buffer=turn is not None, dead_after_s=dead_after_s, disk=disk
-    )
+    connection = _connection(request, turn, dead_after_s, disk=disk)
     try:
         with connection:
             await body.available(start)
@@ -122,6 +119,12 @@ async def serve_range(
     if connection.gone:
         connection.abort()
     return response
+
+
+def _connection(request: web.Request, turn: Turn | None, dead_after_s: float, *, disk: bool) -> Connection:
+    """With turns little is kept in the kernel, or they mean nothing."""
+    unsent_max, small = (UNSENT_BYTES, True) if turn is not None else (None, False)
+    return Connection(request, unsent_max=unsent_max, small_buffer=small, dead_after_s=dead_after_s, disk=disk)
 
 
 def _precondition(request: web.Request, digest: Digest, headers: dict[str, str]) -> web.StreamResponse | None:
