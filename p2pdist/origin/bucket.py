@@ -60,6 +60,10 @@ class Bucket:
         except (BaseError, ValueError) as error:
             raise UsageError(f"cannot open {self.url}: {_first_line(error)}", remedy="Check the URL") from error
 
+    @property
+    def writable(self) -> bool:
+        return not self._web
+
     def read(self, key: str, limit: int) -> bytes | None:
         found = self._read(key, limit)
         return None if found is None else found[0]

@@ -37,6 +37,10 @@ class Directory:
         """Where the value of `key` lies."""
         return self.root / key
 
+    @property
+    def writable(self) -> bool:
+        return True
+
     def read(self, key: str, limit: int) -> bytes | None:
         with self._failures(key):
             try:

@@ -294,6 +294,13 @@ async def test_what_a_web_server_lacks_is_missing(storage: Storage, status: int)
     assert type(error) is NotFound
 
 
+async def test_a_web_address_without_a_layout_is_no_empty_one(storage: Storage) -> None:
+    """Nothing can be pushed there, so it is a mistake in the address."""
+    error = await _failure(f"{storage.url}/mistyped")
+    assert type(error) is NotFound
+    assert f"no image layout at {storage.url}/mistyped" in error.what
+
+
 async def test_a_login_page_is_no_layout(storage: Storage) -> None:
     """A captive portal answers everything with 200 and its own page."""
     storage.says(
