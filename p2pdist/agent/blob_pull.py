@@ -40,7 +40,7 @@ from p2pdist.core.download import (
 from p2pdist.core.readers import Readers
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import P2PDistError, Unavailable
+from p2pdist.model.errors import P2PDistError, Unavailable, foreseen
 from p2pdist.model.messages import Advance, Complaint, Holding, Priority, Reason, StreamRequest
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, Source, by_name
@@ -143,6 +143,10 @@ class BlobPull:
         self._reported = counts
         return Advance(self.blob.digest, counts)
 
+    def trouble(self) -> str:
+        """What it waits for, in words for the user; empty while pieces come."""
+        return self._core.trouble(self._loop.time())
+
     def planned(self, plan: Plan) -> None:
         self._ways.planned(plan)
         self._mail.context.run(self._submit, Planned(plan))
@@ -243,7 +247,9 @@ class BlobPull:
             self._finish(error)
         except Exception as error:
             _logger.exception("%s cannot be completed", self.blob.digest)
-            self._finish(P2PDistError(f"{self.blob.digest} stays incomplete: {error!r}", remedy="See the agent's log"))
+            known = foreseen(error) if isinstance(error, OSError) else None
+            failure = P2PDistError(f"{self.blob.digest} stays incomplete: {error!r}", remedy="See the agent's log")
+            self._finish(known or failure)
         else:
             self._finish(None)
 
@@ -331,7 +337,7 @@ class BlobPull:
                 tls=self._agent.tls,
                 pacer=self._agent.pacer_of(self.blob.digest),
                 kept=self._agent.kept if self._stripes == 1 else None,
-                attended=self._mail,
+                attended=self._mail if self.blob.in_memory else None,  # a disk may hang, and the loop with it
             )
         self._streams[number] = stream
         stream.start()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import msgspec
@@ -21,6 +23,8 @@ from p2pdist.model.digest import parse_digest
 from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, UsageError
 from p2pdist.model.messages import BlobHolding, DrainRequest, MountRequest, PinRequest, PullRequest, VerifyRequest
 from p2pdist.model.pieces import PieceSet
+from p2pdist.store.blob import Blob
+from p2pdist.store.disk import HANGS_S
 from p2pdist.transfer.frames import stream_length
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.ranges import serve_range
@@ -32,10 +36,16 @@ WAIT_S_MAX = 60.0
 SYSTEM_OWNERS = ("preseed:", "slurm-")
 """How names begin of those that keep packages for others than the users of the socket."""
 
+PULSE_LOOK_S = 0.005
+LOOK_S_MAX = 5.0
 AGENT: web.AppKey[Agent] = web.AppKey("agent", Agent)
 REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry", CollectorRegistry)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+Value = TypeVar("Value")
+
+_lookers = ThreadPoolExecutor(2, thread_name_prefix="status")
+"""Threads for what operators ask, which those that wait for a disk that hangs do not take."""
 
 
 def _answer(value: object, status: int = 200) -> web.Response:
@@ -68,30 +78,62 @@ def _caller(request: web.Request) -> Caller:
     return Caller.of(connection)
 
 
+async def _opened(blob: Blob) -> int:
+    """The file of a held blob. Opening one may wait for the disk, so the loop does it only in memory."""
+    return blob.fileno() if blob.opened or blob.in_memory else await asyncio.to_thread(blob.fileno)
+
+
 # -- for everybody
 
 
 async def _healthz(request: web.Request) -> web.Response:
-    """GET /healthz: the process answers, and says whose agent it is."""
-    return _answer({"status": "ok", "host": request.app[AGENT].host})
+    """GET /healthz: the process answers, whose agent it is, and whether the store's disk answers."""
+    agent = request.app[AGENT]
+    return _answer({"status": "ok", "host": agent.host, "disk": _disk_words(await _disk_hangs_s(agent))})
 
 
 async def _readyz(request: web.Request) -> web.Response:
-    """GET /readyz: 200 while a tracker answers, else 503 and why not; an agent without trackers is ready, one that is about to end
-    is not."""
+    """GET /readyz: 200 while a tracker answers and the store's disk does, else 503 and why not; an agent without trackers is ready, one
+    that is about to end is not."""
     agent = request.app[AGENT]
     session, leaving = agent.session, agent.departure.leaving
-    ready = (session.connected or not session.urls) and not leaving
-    status = "ok" if ready else "leaving" if leaving else "waiting for a tracker"
+    tracked, hangs_s = session.connected or not session.urls, await _disk_hangs_s(agent)
+    ready = tracked and not leaving and not hangs_s
+    status = (
+        "ok" if ready else "leaving" if leaving else "waiting for a tracker" if not tracked else "waiting for the disk"
+    )
     return _answer(
-        {"status": status, "tracker": session.url, "problem": session.problem},
+        {"status": status, "tracker": session.url, "problem": session.problem, "disk": _disk_words(hangs_s)},
         200 if ready else 503,
     )
 
 
+async def _disk_hangs_s(agent: Agent) -> float:
+    """For how long the store's disk has not answered, 0 where it does. Waits for it for about HANGS_S."""
+    pulse, loop = agent.store.pulse, asyncio.get_running_loop()
+    hangs_s, end = pulse.hangs_s(), loop.time() + 2 * HANGS_S
+    while not hangs_s and pulse.waiting and loop.time() < end:
+        await asyncio.sleep(PULSE_LOOK_S)
+        hangs_s = pulse.hangs_s() if pulse.waiting else 0.0
+    return hangs_s
+
+
+def _disk_words(hangs_s: float) -> str:
+    return f"the store's disk has not answered for {hangs_s:.0f} s" if hangs_s else "ok"
+
+
+async def _looked_up(look: Callable[[], Value]) -> Value | None:
+    """What a look at the store gives, in a thread kept for that; None where it comes to no end, because the disk hangs."""
+    asked = asyncio.get_running_loop().run_in_executor(_lookers, look)
+    done, _ = await asyncio.wait([asked], timeout=LOOK_S_MAX)
+    return asked.result() if done else None
+
+
 async def _metrics(request: web.Request) -> web.Response:
     """GET /metrics in the Prometheus text format."""
-    body = await asyncio.to_thread(generate_latest, request.app[REGISTRY])
+    body = await _looked_up(lambda: generate_latest(request.app[REGISTRY]))
+    if body is None:
+        raise Unavailable("the store cannot be looked at: its disk does not answer", remedy="See dmesg")
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
@@ -117,7 +159,8 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     turn = agent.open_turn(wanted, have)
     try:
         with blob.held():
-            return await serve_stream(request, turn, blob.fileno(), blob.layout, length=length)
+            file = await _opened(blob)
+            return await serve_stream(request, turn, file, blob.layout, length=length, disk=not blob.in_memory)
     finally:
         turn.close()
 
@@ -166,7 +209,8 @@ async def _send_blob(request: web.Request, turn: RangeTurn | None) -> web.Stream
         raise Unavailable(f"{digest} was here and is gone again", remedy="Ask again")
     with blob.held():
         have, wait_for = (blob.have, fetching.piece) if fetching is not None else (None, None)
-        return await serve_range(request, digest, blob.fileno(), blob.layout, have=have, wait_for=wait_for, turn=turn)
+        file, disk = await _opened(blob), not blob.in_memory
+        return await serve_range(request, digest, file, blob.layout, have=have, wait_for=wait_for, turn=turn, disk=disk)
 
 
 # -- on the Unix socket only
@@ -284,7 +328,7 @@ async def _drain(request: web.Request) -> web.Response:
 async def _status(request: web.Request) -> web.Response:
     """GET /v1/status"""
     agent = request.app[AGENT]
-    usage = await asyncio.to_thread(agent.store.usage)
+    usage, hangs_s = await _looked_up(agent.store.usage), await _disk_hangs_s(agent)
     return _answer(
         {
             "host": agent.host,
@@ -296,7 +340,7 @@ async def _status(request: web.Request) -> web.Response:
                 "clock_ahead_s": agent.session.clock_ahead_s,
             },
             "unreachable": agent.reached.problem,
-            "store": {"path": str(agent.settings.store), "usage": usage},
+            "store": {"path": str(agent.settings.store), "usage": usage, "disk": _disk_words(hangs_s)},
             "streams": agent.turns.streams,
             "leaving": agent.departure.leaving,
             "pulls": agent.pulls.list(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
@@ -16,10 +17,15 @@ from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEv
 REQUESTS_MAX = 4
 """Range requests under way at once for one stripe: enough to hide the round trip, few enough to keep the pieces in order."""
 INLINE_BYTES = 64 << 10
-"""So short a piece is stored on the event loop: it takes less of its time than to have a thread do it."""
+"""So short a piece is stored on the event loop where the store is in memory: it takes less of its time than to have a thread do it. A disk
+may hang, and the loop with it."""
 
 INLINE_S = 0.05
-"""Once it took so long, the disk makes writers wait, and threads store the rest."""
+"""Once it took so long, threads store the rest."""
+
+
+_storers = ThreadPoolExecutor(16, thread_name_prefix="origin-store")
+"""Threads that write what the origin gave: their own, so that on a disk that hangs they keep no others from working."""
 
 
 class OriginReader:
@@ -81,7 +87,7 @@ class OriginReader:
         for piece in pieces:
             async with self._reading(layout.length(piece)):
                 data = await self._read(layout.offset(piece), layout.length(piece))
-                if len(data) <= INLINE_BYTES and self._storing_s < INLINE_S:
+                if self._blob.in_memory and len(data) <= INLINE_BYTES and self._storing_s < INLINE_S:
                     began = time.monotonic()
                     self._stored(piece, self._blob.write(piece, data))
                     self._storing_s = time.monotonic() - began
@@ -105,7 +111,8 @@ class OriginReader:
         return await self._origin.read_range(self._selection.blob.digest, offset, length)
 
     async def _store(self, piece: int, data: bytes) -> None:
-        self._stored(piece, await asyncio.to_thread(self._blob.write, piece, data))
+        loop = asyncio.get_running_loop()
+        self._stored(piece, await loop.run_in_executor(_storers, self._blob.write, piece, data))
 
     def _stored(self, piece: int, ok: bool) -> None:
         self._on_event(PieceReceived(self.number, piece, ok))

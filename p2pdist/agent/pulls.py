@@ -19,7 +19,7 @@ from p2pdist.agent.packages import Package, Packages
 from p2pdist.agent.tree_pull import TreePull, together
 from p2pdist.agent.whole_digest import check_whole
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable, UsageError
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable, UsageError, foreseen
 from p2pdist.model.messages import Priority, PullRequest, PullStatus
 from p2pdist.model.package import TREE_TYPE, Descriptor, parse_reference
 from p2pdist.model.selection import Selection
@@ -94,7 +94,7 @@ class Pull:
             by["peer"],
             self.bytes_cached + before,
             round(self.seconds if self.seconds is not None else time.monotonic() - self.started, 3),
-            self.note,
+            self.note or self._trouble(),
             self.output,
             self.error.problem() if self.error else None,
             self._warning() if by["origin"] else "",
@@ -109,6 +109,12 @@ class Pull:
             first = next(iter(unreached.values()))
             said.append(f"storage was read because {hosts} could not be reached: {first}")
         return "; ".join(filter(None, said))
+
+    def _trouble(self) -> str:
+        """What a running pull waits for, when nothing comes."""
+        if self.state != "running":
+            return ""
+        return next((f"waiting, {why}" for blob in self.blobs if (why := blob.trouble())), "")
 
 
 class Pulls:
@@ -202,7 +208,9 @@ class Pulls:
             pull.state, pull.error = "failed", error
             _logger.warning("pull=%s reference=%s failed: %s", pull.id, pull.reference, error)
         except Exception as error:
-            pull.state, pull.error = "failed", P2PDistError(f"the agent failed: {error!r}", remedy="See its log")
+            known = foreseen(error) if isinstance(error, OSError) else None
+            pull.state = "failed"
+            pull.error = known or P2PDistError(f"the agent failed: {error!r}", remedy="See its log")
             _logger.exception("pull=%s reference=%s failed", pull.id, pull.reference)
         except asyncio.CancelledError:
             if self._stopped:

@@ -82,7 +82,7 @@ def pull(digest: str, target: Path, socket: Path, as_json: bool) -> None:
     blob = parse_digest(digest)
     before = _seen(target)
     with output.Progress(quiet=as_json) as progress:
-        status = _pull(PullRequest(blob=blob, output=str(target.absolute())), socket, progress)
+        status = _pull(PullRequest(blob=blob, output=str(target.absolute())), socket, progress, quiet=as_json)
     if status.error is not None:
         raise from_problem(status.error)
     if status.state != "done":
@@ -119,10 +119,16 @@ def _seen(file: Path) -> tuple[int, int, int] | None:
     return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
-def _pull(request: PullRequest, socket: Path, progress: output.Progress) -> PullStatus:
+def _pull(request: PullRequest, socket: Path, progress: output.Progress, *, quiet: bool) -> PullStatus:
     from p2pdist.agent.client import LocalClient
 
+    noted = ""
+
     def show(status: PullStatus) -> None:
-        progress(status.note or "pulling", status.bytes_done, status.bytes_total)
+        nonlocal noted
+        if status.note and status.note != noted and not quiet:
+            output.line(status.note)
+        noted = status.note
+        progress("pulling", status.bytes_done, status.bytes_total)
 
     return LocalClient(socket).pull(request, show)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import errno
 import importlib.metadata
 import os
 import platform
@@ -14,20 +15,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
 from p2pdist.cli.output import amount
-from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.errors import P2PDistError, UsageError, foreseen
 
 State = Literal["ok", "warning", "failed"]
 CLOCK_OFF_S_MAX = 2.0
 """Tracker and host may differ by so much: deadlines and certificates go by the clock. The header says whole seconds."""
 
 FREE_MIN, FREE_LITTLE = 256 << 20, 10 << 30
+INODES_MIN, INODES_LITTLE = 1_000, 100_000
 SAMPLE_BYTES = 64 << 20
 DISK_SLOW_BYTES_S = 100e6
 ANSWER_S, PROBE_S, ORIGIN_S = 5.0, 20.0, 20.0
@@ -41,6 +43,16 @@ class Finding:
     state: State
     detail: str
     remedy: str = ""
+
+
+async def looked(name: str, look: Awaitable[list[Finding]]) -> list[Finding]:
+    """What `look` finds; an OSError that it meets is the finding."""
+    try:
+        return await look
+    except OSError as error:
+        told = foreseen(error)
+        what, remedy = (told.what, told.remedy) if told else (str(error), "See what is wrong with that file")
+        return [Finding(name, "failed", what, remedy)]
 
 
 def versions() -> list[Finding]:
@@ -176,6 +188,9 @@ async def agent(path: Path) -> list[Finding]:
         status = await asyncio.to_thread(LocalClient(path, answer_s=ANSWER_S).status)
     except P2PDistError as error:
         return [Finding("agent", "failed", error.what, error.remedy)]
+    disk = (status.get("store") or {}).get("disk", "ok")
+    if disk != "ok":
+        return [Finding("agent", "failed", disk, "See dmesg; what hangs goes on when the disk does")]
     tracker = status.get("tracker") or {}
     if tracker.get("url") and not tracker.get("connected"):
         why = f"the agent has no session with {tracker['url']}: {tracker.get('problem') or 'no answer'}"
@@ -269,12 +284,30 @@ def store(directory: Path) -> list[Finding]:
         found = os.statvfs(place)
         free = found.f_bavail * found.f_frsize
         space = _space(directory, free)
-        if space.state == "failed":
-            return [space]
-        return [space, _disk(place)]
+        files = _inodes(directory, found)
+        if space.state == "failed" or (files and files[0].state == "failed"):
+            return [space, *files]
+        return [space, *files, _disk(place)]
     except OSError as error:
-        remedy = f"Let this user write there (chown {os.geteuid()} {place}), or give --store"
-        return [Finding("store", "failed", f"cannot write to {place}: {error.strerror}", remedy)]
+        return [_unwritable("store", place, error)]
+
+
+def _unwritable(name: str, place: Path, error: OSError) -> Finding:
+    remedy = f"Let this user write there (chown {os.geteuid()} {place}), or give --store"
+    told = foreseen(error, str(place))
+    if told is not None and error.errno not in (errno.EACCES, errno.EPERM):
+        remedy = told.remedy
+    why = told.what if told is not None else f"{place} cannot be used: {error.strerror or error}"
+    return Finding(name, "failed", f"cannot write: {why}", remedy)
+
+
+def _inodes(directory: Path, found: os.statvfs_result) -> list[Finding]:
+    """Whether more files can be made; some file systems say that they have 0 of 0, and make what is needed."""
+    if not found.f_files or found.f_favail >= INODES_LITTLE:
+        return []
+    said = f"{found.f_favail} inodes free for {directory}: no more files than that can be made"
+    remedy = "Remove files there (df -i), or give --store on a file system with more inodes"
+    return [Finding("inodes", "failed" if found.f_favail < INODES_MIN else "warning", said, remedy)]
 
 
 def _space(directory: Path, free: int) -> Finding:
@@ -354,10 +387,18 @@ def _filesystems() -> set[str]:
     return {line.split()[-1] for line in Path("/proc/filesystems").read_text().splitlines() if line.strip()}
 
 
+def _scratch(directory: Path) -> tempfile.TemporaryDirectory[str]:
+    """A new directory in `directory`, or where temporary files go when none can be made there. Only making one tells: a file system that an
+    error made read-only may say that it can be written to. Raises OSError."""
+    try:
+        return tempfile.TemporaryDirectory(dir=directory, prefix=".p2pdist-doctor-", ignore_cleanup_errors=True)
+    except OSError:
+        return tempfile.TemporaryDirectory(prefix=".p2pdist-doctor-", ignore_cleanup_errors=True)
+
+
 def _probe(way: str, directory: Path) -> str:
     """Why a way of mounting does not work here; empty when it does (probe.py)."""
-    place = directory if directory.is_dir() and os.access(directory, os.W_OK) else Path(tempfile.gettempdir())
-    with tempfile.TemporaryDirectory(dir=place, prefix=".p2pdist-doctor-", ignore_cleanup_errors=True) as scratch:
+    with _scratch(directory) as scratch:
         words = [sys.executable, "-m", "p2pdist.cli.probe", way, scratch]
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_S, check=False)

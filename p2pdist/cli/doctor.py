@@ -67,14 +67,14 @@ async def _look(tracker: str, listen: str, store: Path, origin: str, socket: Pat
 
     urls, address = diagnosis.tracker_urls(tracker), listen_address(listen)
     parts: list[Any] = await asyncio.gather(
-        asyncio.to_thread(diagnosis.versions),
-        diagnosis.trackers(urls),
-        diagnosis.port(address),
-        diagnosis.agent(socket),
-        diagnosis.reachability(socket, urls),
-        diagnosis.origin(origin),
-        asyncio.to_thread(diagnosis.store, store),
-        asyncio.to_thread(diagnosis.mounts, store),
+        diagnosis.looked("versions", asyncio.to_thread(diagnosis.versions)),
+        diagnosis.looked("tracker", diagnosis.trackers(urls)),
+        diagnosis.looked("port", diagnosis.port(address)),
+        diagnosis.looked("agent", diagnosis.agent(socket)),
+        diagnosis.looked("reachability", diagnosis.reachability(socket, urls)),
+        diagnosis.looked("origin", diagnosis.origin(origin)),
+        diagnosis.looked("store", asyncio.to_thread(diagnosis.store, store)),
+        diagnosis.looked("mounts", asyncio.to_thread(diagnosis.mounts, store)),
     )
     return [finding for part in parts for finding in part]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from p2pdist.model.errors import NotFound, P2PDistError, UsageError
+from p2pdist.model.errors import NotFound, P2PDistError, UsageError, foreseen
 from p2pdist.model.printable import printable
 
 if TYPE_CHECKING:
@@ -143,6 +143,8 @@ def report(error: BaseException, *, as_json: bool) -> int:
         known = error
     elif isinstance(error, FileNotFoundError) and not _has_directory():
         known = NotFound("the working directory was removed", remedy="Change to one that exists: cd")
+    elif isinstance(error, OSError) and (told := foreseen(error)) is not None:
+        known = told
     else:
         said = str(error).split("\n", 1)[0][:300]
         known = P2PDistError(

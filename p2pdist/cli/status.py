@@ -42,6 +42,8 @@ def command(socket: Path, as_json: bool) -> None:
         if _is_count(count)
     ]
     output.say(f"store    {store.get('path', '')}  {', '.join(counts)}")
+    if (disk := store.get("disk", "ok")) != "ok":
+        output.say(f"disk     {disk}; see dmesg")
     pulls = status.get("pulls") or []
     for pull in [each for each in pulls if each.get("state") in ("waiting", "running")] or pulls[-PULLS_SHOWN:]:
         output.say(f"pull     {_pull_line(pull)}")

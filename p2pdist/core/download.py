@@ -46,6 +46,9 @@ SLOW_PIECES = 8
 """A stripe is slow that gets less than this share of what the best one got in a window, when that got at least so many pieces."""
 
 REOPEN_S = 0.05
+TROUBLE_S = 2.0
+"""What a source failed with is worth telling once nothing has come for so long."""
+
 ORIGIN_CORRUPT_MAX = 3
 
 # -- events
@@ -186,6 +189,7 @@ class Download:
     _origin_corrupt: int = 0
     _window_from: float = 0.0
     _last_failure: str = ""
+    _failed_at: float = -1.0
 
     def __post_init__(self) -> None:
         self.have = PieceSet(self.have.count, self.have.bits)
@@ -235,6 +239,11 @@ class Download:
         return tuple(
             stripe.source.host if stripe.source and stripe.stream is not None else None for stripe in self._stripes
         )
+
+    def trouble(self, now: float) -> str:
+        """Why nothing has come for TROUBLE_S, where a source failed meanwhile; empty while pieces come."""
+        told = now - self._progressed_at >= TROUBLE_S and self._failed_at >= self._progressed_at
+        return self._last_failure if told and not self.finished else ""
 
     def readers(self) -> Readers:
         """Who may bring what from the origin into a swarm."""
@@ -329,6 +338,7 @@ class Download:
             return
         reason: Reason = "short" if ended_well else "unavailable" if event.reason == "failed" else event.reason  # type: ignore[assignment]
         self._last_failure = f"{source}: {event.error.what if event.error else reason}"
+        self._failed_at = now
         if source == ORIGIN and not unasked and event.error is not None and event.error.exit_code in (3, 4):
             out.append(Complain(stripe.number, source, reason, event.piece))
             self._give_up(event.error, out)

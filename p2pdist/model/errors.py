@@ -6,7 +6,8 @@ document (RFC 9457). `what` says what happened and to what; `remedy` says what t
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import errno
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -83,24 +84,101 @@ class Corrupt(P2PDistError):
     slug, title, exit_code, http_status = "corrupt", "Content is corrupt", 6, 502
 
 
+class Space(Protocol):
+    """What statvfs(2) says of a file system, as far as it is needed here."""
+
+    @property
+    def f_bavail(self) -> int: ...
+    @property
+    def f_frsize(self) -> int: ...
+    @property
+    def f_files(self) -> int: ...
+    @property
+    def f_favail(self) -> int: ...
+
+
 class DiskFull(P2PDistError):
-    """Not enough space. `needed` and `free` are bytes."""
+    """Not enough space, or no inode for another file. `needed` and `free` are bytes; `short_of` says what there is too little of."""
 
     slug, title, http_status = "disk-full", "Not enough disk space", 507
 
-    def __init__(self, where: str, *, needed: int, free: int) -> None:
-        super().__init__(
-            f"{where} lacks space: {needed} bytes needed, {free} bytes free",
-            remedy="Free some space or give the store another disk; what has arrived is kept for a retry",
-            needed=needed,
-            free=free,
-        )
+    def __init__(self, where: str, *, needed: int, free: int, short_of: str = "space") -> None:
+        kept = "what has arrived is kept for a retry"
+        if short_of == "inodes":
+            what = f"{where} lacks inodes: no more files can be made there, though {free} bytes are free"
+            remedy = f"Remove files, or give the store a file system with more inodes (df -i shows them); {kept}"
+        elif short_of == "quota":
+            what = f"{where} lacks quota: {needed} bytes needed, and this user may use no more there"
+            remedy = f"Have the quota raised, or remove files of this user; {kept}"
+        else:
+            what = f"{where} lacks space: {needed} bytes needed, {free} bytes free"
+            remedy = f"Free some space or give the store another disk; {kept}"
+        super().__init__(what, remedy=remedy, needed=needed, free=free)
+        if short_of != "space":
+            self.details["short_of"] = short_of
+
+    @classmethod
+    def on(cls, where: str, found: Space, *, needed: int, code: int | None = errno.ENOSPC) -> DiskFull:
+        """What a write to `where` failed with that ended with the error `code`, `found` being its file system."""
+        without_inodes = found.f_files and not found.f_favail  # where their number is not fixed it is said to be 0 of 0
+        short_of = "quota" if code == errno.EDQUOT else "inodes" if without_inodes else "space"
+        return cls(where, needed=needed, free=found.f_bavail * found.f_frsize, short_of=short_of)
 
 
 class Conflict(P2PDistError):
     """The request contradicts the present state, such as unmounting what is in use."""
 
     slug, title, http_status = "conflict", "The request conflicts with the present state", 409
+
+
+_DISK = "See dmesg for errors of the disk, check the file system (fsck), and mount it writable again"
+_GONE = "See whether its server or process is up, then mount it again"
+_FORESEEN = {
+    errno.EROFS: ("the file system is read-only", _DISK),
+    errno.EIO: ("the disk has an input/output error", "See dmesg for errors of the disk, and replace it if need be"),
+    errno.EUCLEAN: ("the file system is damaged", _DISK),
+    errno.ENOSPC: ("no space or no inodes are left on the disk", "Free some space (df and df -i show what is left)"),
+    errno.EDQUOT: ("the quota of this user is used up", "Have it raised, or remove files of this user"),
+    errno.EFBIG: ("the file is too large for the file system or the limit of this process", "See ulimit -f"),
+    errno.EMFILE: ("this process has too many files open", "Raise its limit (ulimit -n, LimitNOFILE= of its unit)"),
+    errno.ENFILE: ("this machine has too many files open", "Raise fs.file-max, or end what holds them (lsof)"),
+    errno.ENOMEM: ("no memory is left", "Give the host, or the control group, more memory"),
+    errno.ESTALE: ("the file server knows it no longer", "Mount the file system again"),
+    errno.ENOTCONN: ("the file system is not connected any more", _GONE),
+    errno.ENODEV: ("the device is gone", _GONE),
+    errno.ENXIO: ("the device is gone", _GONE),
+    errno.ESHUTDOWN: ("the file system was shut down", _GONE),
+    errno.ETIMEDOUT: ("the file server does not answer", _GONE),
+    errno.EHOSTDOWN: ("the file server does not answer", _GONE),
+    errno.EREMOTEIO: ("the disk or its server has an error", _GONE),
+    errno.EACCES: ("permission denied", "Check the owner and the mode, or run as a user who may"),
+    errno.EPERM: ("operation not permitted", "Check the owner and the mode, or run as a user who may"),
+    errno.ENOENT: ("there is no such file or directory", "Check the path"),
+    errno.ENOTDIR: ("a part of the path is no directory", "Check the path"),
+    errno.EISDIR: ("it is a directory", "Check the path"),
+    errno.EEXIST: ("it exists already", "Remove it, or name another"),
+    errno.ENOTEMPTY: ("the directory is not empty", "Empty it, or name another"),
+    errno.ELOOP: ("too many symbolic links follow one another", "Check the path"),
+    errno.ENAMETOOLONG: ("the name is too long", "Name a shorter one"),
+    errno.EBUSY: ("it is in use", "End what uses it, then try again"),
+    errno.ETXTBSY: ("it is being run", "End what runs it, then try again"),
+    errno.EXDEV: ("it is on another file system", "Name a path on the same file system"),
+}
+"""What can happen to a file on any machine, and what to do about it."""
+
+
+def foreseen(error: OSError, subject: str = "") -> P2PDistError | None:
+    """What an OSError means to a user, where it is one that any machine may meet. `subject` is what could not be used; else it is the
+    file that the error names."""
+    told = _FORESEEN.get(error.errno or 0)
+    if told is None:
+        return None
+    name = error.filename
+    if isinstance(name, bytes):
+        name = name.decode("utf-8", "backslashreplace")
+    subject = subject or (str(name) if isinstance(name, str) else "")
+    what = f"{subject} cannot be used: {told[0]}" if subject else f"a file cannot be used: {told[0]}"
+    return P2PDistError(what, remedy=told[1])
 
 
 def _tree(root: type[P2PDistError]) -> dict[str, type[P2PDistError]]:
@@ -115,7 +193,13 @@ def from_problem(body: dict[str, Any]) -> P2PDistError:
     kind = _tree(P2PDistError).get(str(body.get("type", "")).removeprefix(PROBLEM_BASE), P2PDistError)
     what = str(body.get("detail") or body.get("title") or "unknown failure")
     if kind is DiskFull:
-        return DiskFull(what.split(" lacks space", 1)[0], needed=_count(body, "needed"), free=_count(body, "free"))
+        short_of = body.get("short_of")
+        return DiskFull(
+            what.split(" lacks ", 1)[0],
+            needed=_count(body, "needed"),
+            free=_count(body, "free"),
+            short_of=short_of if isinstance(short_of, str) else "space",
+        )
     known = {"type", "title", "status", "detail", "remedy"}
     error = kind(what, remedy=str(body.get("remedy", "")))
     error.details = {key: value for key, value in body.items() if key not in known}

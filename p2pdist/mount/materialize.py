@@ -99,7 +99,7 @@ def materialize(
         given = _write(loaded, listings, staging, way)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(str(staging), needed=needed, free=shutil.disk_usage(staging).free) from error
+            raise DiskFull.on(str(staging), os.statvfs(staging), needed=needed, code=error.errno) from error
         raise
     return Materialized(staging / "merged", way, "; ".join([*reasons, _told(way, given)]))
 

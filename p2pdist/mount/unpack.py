@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 import stat
 import subprocess
 from collections.abc import Sequence
@@ -115,7 +114,7 @@ def _run(image: Image, *options: str) -> bytes:
     if done.returncode and (done.returncode != 2 or any(complaints)):
         if any("No space left" in line for line in complaints):
             place = Path(options[-1]).parent
-            raise DiskFull(str(place), needed=image.size, free=shutil.disk_usage(place).free)
+            raise DiskFull.on(str(place), os.statvfs(place), needed=image.size)
         reason = next(iter(complaints), f"unsquashfs ended with {done.returncode}")
         raise Corrupt(
             f"the layer {image.path.name} cannot be unpacked: {reason}",

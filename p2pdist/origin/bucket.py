@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -17,18 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
-from obstore.exceptions import (
-    AlreadyExistsError,
-    BaseError,
-    NotSupportedError,
-    PermissionDeniedError,
-    PreconditionError,
-    UnauthenticatedError,
-)
+from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PreconditionError
 from obstore.store import HTTPStore, from_url
 
-from p2pdist.model.errors import NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
+from p2pdist.model.errors import P2PDistError, Refused, TooLarge, Unavailable, UsageError
 from p2pdist.model.url import redacted
+from p2pdist.origin.answer import Cloud, failure, missing_storage, read_answer
 from p2pdist.origin.objects import Stored
 from p2pdist.origin.origin import WEB_SCHEMES
 
@@ -48,9 +44,7 @@ PARTS_MAX = 9_000
 PARTS_IN_FLIGHT = 4
 READ_CHUNK_BYTES = 4 << 20
 LIST_CHUNK_KEYS = 1_000
-
-_CLOUD_REMEDY = "Check the credentials in the environment and their rights"
-_WEB_REMEDY = "Give this host the URL with user and password, in P2PDIST_ORIGIN or in the file that --config names"
+_HTML = re.compile(rb"\s*(?:<!doctype html|<html)", re.IGNORECASE)
 
 
 class Bucket:
@@ -59,11 +53,17 @@ class Bucket:
 
     def __init__(self, url: str) -> None:
         self.url = redacted(url)
-        self._web = urlsplit(url).scheme.lower() in WEB_SCHEMES
+        scheme = urlsplit(url).scheme.lower()
+        self._web = scheme in WEB_SCHEMES
+        self._cloud = cast("Cloud", "web" if self._web else scheme)
         try:
             self._store = _open_store(url, web=self._web)
         except (BaseError, ValueError) as error:
             raise UsageError(f"cannot open {self.url}: {_first_line(error)}", remedy="Check the URL") from error
+
+    @property
+    def writable(self) -> bool:
+        return not self._web
 
     def read(self, key: str, limit: int) -> bytes | None:
         found = self._read(key, limit)
@@ -72,7 +72,7 @@ class Bucket:
     def _read(self, key: str, limit: int) -> tuple[bytes, UpdateVersion] | None:
         """The value of `key` and what names its present version (ETag, or the generation of a Google bucket)."""
         try:
-            with self._failures(f"read {key}"):
+            with self._failures(f"read {key}", "read"):
                 result = self._store.get(key)
                 size, data = result.meta["size"], bytearray()
                 if size <= limit:
@@ -84,33 +84,46 @@ class Bucket:
             return None
         if max(size, len(data)) > limit:
             raise TooLarge(f"{key} at {self.url} has {size} bytes, over the limit of {limit}")
+        if self._web and _HTML.match(data):
+            raise Unavailable(
+                f"{self.url} answers {key} with a web page",
+                remedy="Open the address in a browser: it may be a login page of the network, or not that of the layout",
+            )
         known: Any = {name: result.meta.get(name) for name in ("e_tag", "version")}
         return bytes(data), cast("UpdateVersion", {name: value for name, value in known.items() if value is not None})
 
     def read_range(self, key: str, start: int, length: int) -> bytes | None:
         try:
-            with self._failures(f"read {key}"):
+            with self._failures(f"read {key}", "read"):
                 return bytes(self._store.get_range(key, start=start, length=length))
         except FileNotFoundError:
             return None
-        except Unavailable:
-            # Storage answers a range past the end with an error of its own making (416); the size tells it from an outage.
-            size = self.size(key)
-            if size is not None and size <= start:
-                return b""
+        except (Unavailable, Refused):
+            # Storage answers a range past the end with an error of its own making (416); the size tells it from a failure.
+            if start:
+                with contextlib.suppress(P2PDistError):
+                    size = self.size(key)
+                    if size is not None and size <= start:
+                        return b""
             raise
 
     def size(self, key: str) -> int | None:
         try:
-            with self._failures(f"look up {key}"):
-                return self._store.head(key)["size"]
+            with self._failures(f"look up {key}", "read"):
+                try:
+                    return self._store.head(key)["size"]
+                except (BaseError, OSError) as error:
+                    # An answer to HEAD has no body, and so no reason; one to GET has. A 404 is plain enough.
+                    if not isinstance(error, FileNotFoundError) and read_answer(error).empty:
+                        self._store.get_range(key, start=0, length=1)
+                    raise
         except FileNotFoundError:
             return None
 
     def write(self, key: str, chunks: Iterator[bytes], size: int) -> None:
         self._check_writable()
         part = max(PART_BYTES_MIN, -(-size // PARTS_MAX))
-        with self._failures(f"write {key}", missing=True):
+        with self._failures(f"write {key}", "write", missing=True):
             if size <= part:
                 self._store.put(key, b"".join(chunks), use_multipart=False)
             else:
@@ -122,8 +135,8 @@ class Bucket:
             found = self._read(key, limit)
             value = edit(found[0] if found else None)
             try:
-                with self._failures(f"write {key}", missing=True):
-                    self._store.put(key, value, mode=found[1] if found else "create")
+                with self._failures(f"write {key}", "write", missing=True):
+                    self._put_if(key, value, found[1] if found else None)
                 return
             except (AlreadyExistsError, PreconditionError):
                 # Somebody else was faster: start again from what they wrote.
@@ -133,10 +146,25 @@ class Bucket:
             remedy="Try again when fewer writers are at work",
         )
 
+    def _put_if(self, key: str, value: bytes, version: UpdateVersion | None) -> None:
+        """Write where the present version is still `version`, or nothing is there for None. Raises what obstore raises."""
+        try:
+            self._store.put(key, value, mode=version or "create")
+        except NotImplementedError:
+            # The user says with AWS_CONDITIONAL_PUT=disabled that nobody else pushes meanwhile.
+            self._store.put(key, value, use_multipart=False)
+        except BaseError as error:
+            if read_answer(error).code not in ("NotImplemented", "MethodNotAllowed"):
+                raise
+            raise Refused(
+                f"{self.url} knows no conditional writes, by which pushes keep each other's tags: it refused to write {key}",
+                remedy="Where only one push runs at a time set AWS_CONDITIONAL_PUT=disabled; else use other storage",
+            ) from error
+
     def list(self, folder: str) -> Iterator[Stored]:
         self._check_writable()
         prefix = folder + "/"
-        with self._failures(f"list {folder}", missing=True):
+        with self._failures(f"list {folder}", "list", missing=True):
             for found in self._store.list(prefix, chunk_size=LIST_CHUNK_KEYS):
                 for item in found:
                     name = item["path"].removeprefix(prefix)
@@ -145,11 +173,13 @@ class Bucket:
 
     def delete(self, keys: Sequence[str]) -> None:
         self._check_writable()
-        with self._failures(f"delete {len(keys)} values"):
+        with self._failures(f"delete {len(keys)} values", "delete"):
             try:
                 if keys:
                     self._store.delete([*keys])
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if missing_storage(read_answer(error)):
+                    raise
                 # Google and Azure, unlike S3, end at one that another collection has deleted already.
                 for key in keys:
                     with contextlib.suppress(FileNotFoundError):
@@ -171,40 +201,25 @@ class Bucket:
             )
 
     @contextlib.contextmanager
-    def _failures(self, what: str, *, missing: bool = False) -> Iterator[None]:
-        """Name what failed. FileNotFoundError passes unless `missing`: then the bucket itself is not there."""
+    def _failures(self, what: str, right: str, *, missing: bool = False) -> Iterator[None]:
+        """Name what failed, which takes `right` (answer.RIGHTS). FileNotFoundError passes where it is about one key, unless `missing`:
+        then the bucket itself is not there."""
         try:
             yield
         except (P2PDistError, AlreadyExistsError, PreconditionError):
             raise
-        except FileNotFoundError as error:
-            if not missing:
-                raise
-            raise NotFound(
-                f"cannot {what}: there is no {self.url}", remedy="Create the bucket or correct it"
-            ) from error
-        except (PermissionDeniedError, UnauthenticatedError) as error:
-            raise Refused(
-                f"{self.url} refused to {what}", remedy=_WEB_REMEDY if self._web else _CLOUD_REMEDY
-            ) from error
         except NotSupportedError as error:
             raise Unavailable(
                 f"{self.url} cannot {what}: it does not serve byte ranges", remedy="Use a web server that honours Range"
             ) from error
-        except BaseError as error:
-            raise self._unavailable(what, error) from error
-
-    def _unavailable(self, what: str, error: Exception) -> P2PDistError:
-        said = str(error)
-        if "169.254.169.254" in said or "metadata.google.internal" in said:
-            return Refused(
-                f"no credentials for {self.url}",
-                remedy="Set them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-            )
-        return Unavailable(
-            f"cannot {what} at {self.url}: {_reason(said)}",
-            remedy="Check that the address is right and the server is up",
-        )
+        except (BaseError, FileNotFoundError) as error:
+            answer = read_answer(error)
+            absent = isinstance(error, FileNotFoundError) or answer.status == 410
+            if absent and not missing and not missing_storage(answer):
+                raise FileNotFoundError(what) from error
+            if absent:
+                answer = dataclasses.replace(answer, code=answer.code if missing_storage(answer) else "NoSuchBucket")
+            raise failure(answer, what, self.url, self._cloud, right) from error
 
 
 def _open_store(url: str, *, web: bool) -> ObjectStore:
@@ -229,27 +244,9 @@ def _open_store(url: str, *, web: bool) -> ObjectStore:
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
         client["default_headers"] = {"authorization": "Basic " + base64.b64encode(pair).decode()}
-    return HTTPStore(redacted(url), client_options=options, retry_config=retry)
+    query = f"?{parts.query}" if parts.query else ""  # such as a signature; it goes with every request
+    return HTTPStore(redacted(url) + query, client_options=options, retry_config=retry)
 
 
 def _first_line(error: Exception) -> str:
     return str(error).split("\n", 1)[0][:300]
-
-
-def _reason(said: str) -> str:
-    """The telling part of an obstore message: the HTTP status, or what went wrong with the connection."""
-    _, found, status = said.partition("non-2xx status code: ")
-    if found:
-        return "it answered " + status.split(":", 1)[0].strip()[:80]
-    lowered = said.lower()
-    for sign, meaning in (
-        ("connectionrefused", "connection refused"),
-        ("connection refused", "connection refused"),
-        ("timedout", "no answer in time"),
-        ("timed out", "no answer in time"),
-        ("dns error", "the host name is unknown"),
-        ("certificate", "its TLS certificate is not trusted"),
-    ):
-        if sign in lowered:
-            return meaning
-    return redacted(said.split("\n", 1)[0].rpartition(" - ")[2])[:200]

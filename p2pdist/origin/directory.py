@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote_from_bytes
 
-from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, Refused, TooLarge, Unavailable
+from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, Refused, TooLarge, Unavailable, foreseen
 from p2pdist.origin.drafts import abandoned, new_directory, new_file
 from p2pdist.origin.objects import Stored
 
@@ -39,6 +39,10 @@ class Directory:
     def path(self, key: str) -> Path:
         """Where the value of `key` lies."""
         return self.root / key
+
+    @property
+    def writable(self) -> bool:
+        return True
 
     def read(self, key: str, limit: int) -> bytes | None:
         with self._failures(key):
@@ -228,8 +232,11 @@ class Directory:
     def _failure(self, key: str, error: OSError, needed: int) -> P2PDistError:
         said = f"{key} at {self.url}: {error.strerror or error}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = os.statvfs(self.root)
-            return DiskFull(self.url, needed=needed, free=free.f_bavail * free.f_frsize)
+            return DiskFull.on(self.url, os.statvfs(self.root), needed=needed, code=error.errno)
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return Refused(f"no access to {said}", remedy="Check the owner and the mode of the directory")
-        return Unavailable(f"cannot use {said}", remedy="Check the directory and the disk under it")
+            remedy = "Check the owner and the mode of the directory"
+            if error.errno == errno.EROFS:
+                remedy = "Mount the file system writable; where the kernel made it read-only, dmesg says why"
+            return Refused(f"no access to {said}", remedy=remedy)
+        told = foreseen(error)
+        return Unavailable(f"cannot use {said}", remedy=told.remedy if told else "Check the disk under the directory")

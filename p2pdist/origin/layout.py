@@ -134,7 +134,7 @@ class LayoutOrigin:
     async def roots(self) -> list[tuple[str, Descriptor]]:
         data = await self._call(self._objects.read, INDEX_KEY, INDEX_BYTES_MAX)
         if data is None:
-            raise NotFound(f"there is no image layout at {self.url}: it has no {INDEX_KEY}", remedy="Check the address")
+            raise self._no_layout()
         return Index(data, self.url).roots()
 
     async def blobs(self) -> list[tuple[Digest, int, float]]:
@@ -181,7 +181,13 @@ class LayoutOrigin:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _index(self) -> Index:
-        return Index(await self._call(self._objects.read, INDEX_KEY, INDEX_BYTES_MAX), self.url)
+        data = await self._call(self._objects.read, INDEX_KEY, INDEX_BYTES_MAX)
+        if data is None and not self._objects.writable:
+            raise self._no_layout()
+        return Index(data, self.url)
+
+    def _no_layout(self) -> NotFound:
+        return NotFound(f"there is no image layout at {self.url}: it has no {INDEX_KEY}", remedy="Check the address")
 
     async def _call(self, function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> Result:
         loop = asyncio.get_running_loop()

@@ -27,6 +27,10 @@ class Objects(Protocol):
     def url(self) -> str:
         """Where this is, for messages; without credentials."""
 
+    @property
+    def writable(self) -> bool:
+        """Whether a first write may make what is missing; False where this is only read."""
+
     def read(self, key: str, limit: int) -> bytes | None:
         """The whole value; raises TooLarge when it is over `limit` bytes."""
 

@@ -115,5 +115,8 @@ def open_origin(url: str, *, serving: bool = False) -> Origin:
 
         if not host:
             raise UsageError(f"{redacted(url)!r} names no host or bucket", remedy=_REMEDY)
+        if parts.fragment or (parts.query and scheme in BUCKET_SCHEMES):
+            remedy = "Leave out what follows ? and #; settings and credentials of a bucket come from the environment"
+            raise UsageError(f"the URL of {redacted(url)!r} has a part that is not used", remedy=remedy)
         return LayoutOrigin(Bucket(url))
     raise UsageError(f"{redacted(url)!r} is not the URL of an origin", remedy=_REMEDY)

@@ -361,8 +361,8 @@ def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
             partial.unlink(missing_ok=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = os.statvfs(output.parent)
-            raise DiskFull(str(output.parent), needed=needed, free=free.f_bavail * free.f_frsize) from error
+            space = os.statvfs(output.parent)
+            raise DiskFull.on(str(output.parent), space, needed=needed, code=error.errno) from error
         raise P2PDistError(f"cannot write {output}: {error.strerror}", remedy="Name another file with -o") from error
 
 

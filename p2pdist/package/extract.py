@@ -78,9 +78,8 @@ def write_objects(
                     report(entry.size)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = os.statvfs(objects)
             needed = sum(entry.size for entry in entries if isinstance(entry, File))
-            raise DiskFull(str(objects), needed=needed, free=free.f_bavail * free.f_frsize) from error
+            raise DiskFull.on(str(objects), os.statvfs(objects), needed=needed, code=error.errno) from error
         raise P2PDistError(f"cannot write the files of the package: {error.strerror}") from error
     finally:
         for handle in handles.values():

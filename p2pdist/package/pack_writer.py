@@ -80,8 +80,8 @@ class PackWriter:
 
     def _failure(self, error: OSError) -> P2PDistError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = os.statvfs(self._directory)
-            return DiskFull(str(self._directory), needed=self._limit, free=free.f_bavail * free.f_frsize)
+            space = os.statvfs(self._directory)
+            return DiskFull.on(str(self._directory), space, needed=self._limit, code=error.errno)
         return P2PDistError(f"cannot write to {self._directory}: {error.strerror}", remedy="Check the disk under it")
 
 

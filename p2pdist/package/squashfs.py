@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import sys
@@ -197,8 +198,8 @@ async def _tail(process: asyncio.subprocess.Process) -> str:
 
 def _failure(source: Path, output: Path, said: str, size_estimate: int) -> P2PDistError:
     if "No space left" in said or "Disk quota" in said:
-        free = os.statvfs(output.parent)
-        return DiskFull(str(output.parent), needed=size_estimate, free=free.f_bavail * free.f_frsize)
+        code = errno.EDQUOT if "Disk quota" in said else errno.ENOSPC
+        return DiskFull.on(str(output.parent), os.statvfs(output.parent), needed=size_estimate, code=code)
     if "invalid option" in said:
         return P2PDistError("the installed mksquashfs is too old", remedy="Install squashfs-tools 4.5 or later")
     lines = [line.strip() for line in said.splitlines() if line.strip()]

@@ -94,9 +94,8 @@ def stage(
         return _Stage(source, target, replaced or {}, plain_modes).make(ignore, only)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = os.statvfs(target.parent)
             needed = sum(found.status.st_size for found in walk(source, ignore=ignore, only=only))
-            raise DiskFull(str(target.parent), needed=needed, free=free.f_bavail * free.f_frsize) from error
+            raise DiskFull.on(str(target.parent), os.statvfs(target.parent), needed=needed, code=error.errno) from error
         where = printable(os.fsdecode(error.filename or b""))
         raise P2PDistError(f"cannot stage {source}: {where}: {error.strerror}") from error
 

@@ -121,7 +121,7 @@ def apply_tar(
         raise Corrupt(f"the archive is damaged: {error}", remedy="Make it again") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _full(target, applied.size) from error
+            raise _full(target, applied.size, error.errno) from error
         if error.errno is None:
             raise Corrupt(f"the archive is damaged: {error}", remedy="Make it again") from error
         raise P2PDistError(f"cannot unpack {printable(str(error.filename or target))}: {error.strerror}") from error
@@ -529,9 +529,8 @@ def _wrong(path: bytes, what: str) -> Corrupt:
     return Corrupt(f"the archive is not safe to unpack: {shown!r} {what}", remedy=_REMEDY)
 
 
-def _full(target: Path, needed: int) -> DiskFull:
-    free = os.statvfs(target)
-    return DiskFull(str(target), needed=needed, free=free.f_bavail * free.f_frsize)
+def _full(target: Path, needed: int, code: int | None = errno.ENOSPC) -> DiskFull:
+    return DiskFull.on(str(target), os.statvfs(target), needed=needed, code=code)
 
 
 _REMEDY = "Make it again; nothing was imported"

@@ -1,7 +1,9 @@
 """One blob in a store, partial or complete.
 
 Invariants: a piece enters `have` after its bytes, verified, were written; a complete blob has every piece in `have`; `have` is one object
-for the blob's whole life, read by anyone and changed under the blob's lock. A blob that is held is neither evicted nor removed.
+for the blob's whole life, read by anyone and changed under the blob's disk lock. A blob that is held is neither evicted nor removed.
+A disk may hang at any call, and what hangs keeps the disk lock. So hold(), release(), and fileno() of a file that is open, which the event
+loop calls, take the other lock only, and under that nothing waits for the disk. Order: disk lock, then the other.
 
 A blob of one piece has no bitmap on disk: it has everything or nothing, and after a crash a look at its content tells.
 
@@ -42,13 +44,15 @@ _Bytes = TypeVar("_Bytes", bytes, memoryview)
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """What the blobs of one store share. `load` reads a piece list (raises Corrupt), `settle` is told of blobs that became complete."""
+    """What the blobs of one store share. `load` reads a piece list (raises Corrupt), `settle` is told of blobs that became complete;
+    `in_memory` says whether the store is on no disk, so that no call waits for one."""
 
     paths: Paths
     index: Index
     boot: UUID
     load: Callable[[Digest], PieceList]
     settle: Callable[[Blob], None]
+    in_memory: bool = False
 
 
 class Blob:
@@ -65,7 +69,8 @@ class Blob:
         self.last_used = entry.last_used
         self._shelf = shelf
         self._pieces = pieces
-        self._lock = threading.RLock()
+        self._disk = threading.RLock()
+        self._lock = threading.Lock()
         self._holds = 0
         self._gone = ""
         self._found: tuple[bool, Path] | None = None
@@ -85,6 +90,11 @@ class Blob:
     def marked(self) -> bool:
         """Whether, as long as the blob is partial, a bitmap on disk says which pieces it has."""
         return self.layout.count > 1
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether a piece can be written without waiting for a disk, which may hang: only then the event loop may."""
+        return self._shelf.in_memory
 
     @property
     def pieces(self) -> PieceList:
@@ -133,10 +143,19 @@ class Blob:
             self.release()
 
     def fileno(self) -> int:
-        """A descriptor of the content, for sendfile and pread. Only while the blob is held; it then stays valid, also across finish()."""
+        """A descriptor of the content, for sendfile and pread. Only while the blob is held; it then stays valid, also across finish().
+        Waits for the disk unless `opened`."""
         with self._lock:
             assert self._holds > 0, "fileno() needs a hold"
+            if self._fd >= 0:
+                return self._fd
+        with self._disk:
             return self._data()
+
+    @property
+    def opened(self) -> bool:
+        """Whether the file is open, and stays so while the blob is held."""
+        return self._fd >= 0
 
     # -- pieces
 
@@ -153,11 +172,9 @@ class Blob:
         try:
             if not self.pieces.verify(piece, data):
                 return False
-            with self._lock:
-                if piece in self.have:
-                    return True
-                fd = self._fd if self._fd >= 0 else self._data()
-            pwrite_all(fd, data, self.layout.offset(piece))
+            if piece in self.have:
+                return True
+            pwrite_all(self.fileno(), data, self.layout.offset(piece))
             self._mark(piece)
         except OSError as error:
             needed = min(self.size, (self.have.count - len(self.have)) * self.layout.piece_size)
@@ -201,7 +218,7 @@ class Blob:
 
     def finish(self) -> None:
         """Make the blob complete: every piece is held. Idempotent; raises Conflict when pieces are missing."""
-        with self._lock:
+        with self._disk:
             if self.complete:
                 return
             if not self.have.complete:
@@ -216,8 +233,9 @@ class Blob:
                 data.rename(shelf.paths.complete(self.digest))
                 self.complete = True
                 self._remove_marks()
-            if self._holds == 0:
-                self._close_data()
+            with self._lock:
+                if self._holds == 0:
+                    self._close_data()
         shelf.settle(self)
 
     # -- checking and giving
@@ -290,7 +308,7 @@ class Blob:
 
     def open_new(self) -> None:
         """Create the files of a new partial blob, bitmap first; raises OSError. The space is reserved by the store."""
-        with self._lock:
+        with self._disk:
             paths = self._shelf.paths
             if self.marked:
                 self._marks = HaveFile.create(paths.have(self.digest), self.have, self._shelf.boot)
@@ -307,7 +325,7 @@ class Blob:
             self._unread = threading.Lock()
             if self.have.complete:
                 self.recheck()
-        with self._lock:
+        with self._disk:
             if self.complete and not self.have.complete:
                 self._reopen_as_partial()
             elif self.complete:
@@ -326,24 +344,30 @@ class Blob:
             if self._holds:
                 raise Conflict(f"{self.digest} is in use", remedy="Wait until pulls and mounts of it have ended")
             self._gone = "was removed from the store; pull it again"
+        with self._disk:
             self._close_marks()
-            self._close_data()
+            with self._lock:
+                self._close_data()
 
     def close(self) -> None:
         """Close the files at the end of the store. A partial blob is synchronised and marked clean, so that it is trusted after a
         restart of the machine too. Raises OSError."""
-        with self._lock:
-            self._gone = "cannot be used: the store is closed"
+        with self._disk:
+            with self._lock:
+                self._gone = "cannot be used: the store is closed"
             try:
                 if self._marks is not None:
                     os.fdatasync(self._data())
                     self._marks.stamp(self._shelf.boot, clean=True)
             finally:
                 self._close_marks()
-                if self._holds == 0:  # else a thread may be using the number, which must not come to mean another file
-                    self._close_data()
+                with self._lock:
+                    if (
+                        self._holds == 0
+                    ):  # else a thread may be using the number, which must not come to mean another file
+                        self._close_data()
 
-    # -- inner workings; those below are called with the lock held, but for the checks
+    # -- inner workings; those below are called with the disk lock held, but for the checks
 
     def _check(self, piece: int) -> None:
         if not 0 <= piece < self.layout.count:
@@ -363,8 +387,8 @@ class Blob:
         return data
 
     def _mark(self, piece: int) -> None:
-        """Its bytes are in place and verified. Called without the lock; raises OSError."""
-        with self._lock:
+        """Its bytes are in place and verified. Called without a lock; raises OSError."""
+        with self._disk:
             self._require_present()
             if piece not in self.have:
                 if self.marked:
@@ -382,7 +406,9 @@ class Blob:
     def _data(self) -> int:
         if self._fd < 0:
             with failures(path := self.path):
-                self._fd = os.open(path, (os.O_RDONLY if self.complete else os.O_RDWR) | os.O_CLOEXEC)
+                opened = os.open(path, (os.O_RDONLY if self.complete else os.O_RDWR) | os.O_CLOEXEC)
+            with self._lock:
+                self._fd = opened
         return self._fd
 
     def _open_marks(self) -> HaveFile:
@@ -397,7 +423,7 @@ class Blob:
         return self._marks
 
     def _drop(self, bad: list[int]) -> None:
-        with self._lock, failures(self.path):
+        with self._disk, failures(self.path):
             for piece in bad:
                 if self.marked and not self.complete:
                     self._open_marks().store(self.have, piece, False)
@@ -414,14 +440,15 @@ class Blob:
         writable = os.open(old, os.O_RDWR | os.O_CLOEXEC)
         old.rename(shelf.paths.data(self.digest))
         self.complete = False
-        # The number stays the same: somebody may be sending from it.
-        if self._fd < 0:
-            self._fd = writable
-        else:
-            os.dup2(writable, self._fd, inheritable=False)
-            os.close(writable)
+        with self._lock:
+            # The number stays the same: somebody may be sending from it.
+            if self._fd < 0:
+                self._fd = writable
+            else:
+                os.dup2(writable, self._fd, inheritable=False)
+                os.close(writable)
 
-    def _close_data(self) -> None:
+    def _close_data(self) -> None:  # with both locks, or the other one alone
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -29,7 +29,7 @@ from p2pdist.model.errors import Conflict, Corrupt, NotFound
 from p2pdist.model.package import decode_manifest
 from p2pdist.model.pieces import PieceList, PieceSet, encoded_size
 from p2pdist.store.blob import Blob, Shelf
-from p2pdist.store.disk import boot_id, failures, free_bytes
+from p2pdist.store.disk import Pulse, boot_id, failures, free_bytes, in_memory
 from p2pdist.store.durability import Settler
 from p2pdist.store.index import Entry, Index, PackageRecord
 from p2pdist.store.lock import lock_directory
@@ -72,6 +72,7 @@ class BlobStore:
         with failures(root):
             self._paths.make()
             self._lock_fd = lock_directory(self._paths)
+        self.pulse = Pulse(self._lock_fd, len(str(os.getpid())))  # the end of the line that the file holds
         try:
             self._open()
         except BaseException:
@@ -90,6 +91,7 @@ class BlobStore:
                 boot_id(),
                 self._load_pieces,
                 lambda blob: self._settler.add(blob.digest, blob.pieces_digest),
+                in_memory(self._lock_fd),
             )
             self._blobs = recover(self._shelf)
             self._packages = {record.reference: record for record in self._index.packages()}

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
-from p2pdist.model.errors import DiskFull, P2PDistError
+from p2pdist.model.errors import DiskFull, P2PDistError, foreseen
 
 RESERVE_BYTES = 64 << 20
 """A store leaves this much of the disk free, or a hundredth of a disk smaller than 6.4 GB: logs, the index and others need some."""
+
+HANGS_S = 1.0
+"""A disk that has not taken a byte for so long hangs."""
+
+log = logging.getLogger(__name__)
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _TMPFS, _STATFS_BYTES = 0x01021994, 256  # linux/magic.h; more than a struct statfs
@@ -42,14 +50,15 @@ def usable_bytes(path: Path) -> int:
 def allocate(fd: int, size: int) -> None:
     """Make the file `size` bytes long with its space reserved, or sparse where the filesystem cannot reserve, or only by writing zeros: in
     memory that takes 0.8 ms a MiB at the moment when everybody waits for the first piece. Raises OSError."""
-    if _in_memory(fd):
+    if in_memory(fd):
         os.ftruncate(fd, size)
     else:
         reserve(fd, size)
 
 
-def _in_memory(fd: int) -> bool:
-    """Whether a file is on tmpfs (fstatfs(2), whose first word is the type of the filesystem)."""
+def in_memory(fd: int) -> bool:
+    """Whether a file is on tmpfs (fstatfs(2), whose first word is the type of the filesystem): there no call waits for a disk, and none for
+    a snapshot either, since tmpfs cannot be frozen. Raises OSError."""
     found = ctypes.create_string_buffer(_STATFS_BYTES)
     if _libc.fstatfs(fd, found) != 0:
         code = ctypes.get_errno()
@@ -85,6 +94,40 @@ def pwrite_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> No
         rest = rest[written:]
 
 
+class Pulse:
+    """Tells whether the disk below a file answers: writes one byte of it, in a thread, when it is asked. `fd` is open for writing, and what
+    its byte at `offset` is does not matter. Thread-safe."""
+
+    def __init__(self, fd: int, offset: int) -> None:
+        self._fd, self._offset = fd, offset
+        self._lock = threading.Lock()
+        self._began: float | None = None
+
+    def hangs_s(self) -> float:
+        """For how many seconds the disk has not answered, 0 while it does; begins to find out for the next time. Returns at once."""
+        with self._lock:
+            if self._began is None:
+                self._began = time.monotonic()
+                threading.Thread(target=self._beat, name="disk-pulse", daemon=True).start()
+                return 0.0
+            waited_s = time.monotonic() - self._began
+        return waited_s if waited_s >= HANGS_S else 0.0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it is being found out."""
+        return self._began is not None
+
+    def _beat(self) -> None:
+        try:
+            os.pwrite(self._fd, b"\n", self._offset)
+        except OSError as error:
+            log.debug("the disk cannot be written to: %s", error)  # which each write tells; here it only has to answer
+        finally:
+            with self._lock:
+                self._began = None
+
+
 def sync_path(path: Path) -> None:
     """Flush a file or a directory to the disk; raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -107,15 +150,14 @@ def sync_filesystem(path: Path) -> None:
 
 
 def failure(error: OSError, path: Path, *, needed: int = 0) -> P2PDistError:
-    """What an OSError at `path` means to a user: DiskFull (with `needed` bytes), else a plain failure."""
+    """What an OSError at `path` means to a user: DiskFull (with `needed` bytes), else what `foreseen` says."""
     if error.errno in _FULL:
         directory = path if path.is_dir() else path.parent
         try:
-            free = free_bytes(directory)
+            return DiskFull.on(str(directory), os.statvfs(directory), needed=needed, code=error.errno)
         except OSError:
-            free = 0
-        return DiskFull(str(directory), needed=needed, free=free)
-    return P2PDistError(
+            return DiskFull(str(directory), needed=needed, free=0)
+    return foreseen(error, str(path)) or P2PDistError(
         f"{path} cannot be used: {error.strerror or error}",
         remedy="Check the disk and the permissions of the directory",
     )

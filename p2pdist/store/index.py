@@ -6,6 +6,7 @@ index stays consistent, and recovery reconciles it with the files. Nothing is wr
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
@@ -18,7 +19,6 @@ from typing import Any
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError
 from p2pdist.model.tree import HASH_SIZE
-from p2pdist.store.disk import free_bytes
 
 _VERSION = 4
 _SCHEMA = """
@@ -321,7 +321,8 @@ class Index:
         except sqlite3.DatabaseError as error:
             code = getattr(error, "sqlite_errorcode", None)
             if code == sqlite3.SQLITE_FULL:
-                raise DiskFull(str(self._path.parent), needed=1 << 20, free=free_bytes(self._path.parent)) from error
+                parent = self._path.parent
+                raise DiskFull.on(str(parent), os.statvfs(parent), needed=1 << 20) from error
             if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
                 raise Corrupt(
                     f"the index {self._path} is damaged: {error}",

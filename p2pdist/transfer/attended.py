@@ -2,11 +2,14 @@
 
 Theory. A thread that waits for a piece, stores it and tells the loop costs two switches of threads a piece, and the two wait for each other
 at the interpreter's lock. On slow links, where pieces come one by one, that is more than hashing and storing take. So the loop takes the
-pieces itself, and hands them on in the same wake-up, where this fills little of its time. Where pieces come fast, or the disk is slow, a
-thread takes them: the loop is free for others meanwhile.
+pieces itself, and hands them on in the same wake-up, where this fills little of its time. Where pieces come fast, or storing is slow, a
+thread takes them: the loop is free for others meanwhile. So it does for a store on a disk, always: any write to it may hang, such as while
+the file system is frozen for a snapshot, no call tells beforehand (ext4 knows no RWF_NOWAIT for writes, which waits for a frozen file
+system all the same), and with the loop all of the agent would hang. A second thread that writes for the loop, which waits for it 50 ms at
+most, was tried, and takes as much of the processor as a thread for each stream.
 
 What counts is the share of the time that goes by in storing, over a window of pieces; or one piece that takes very long, since then the
-disk makes writers wait. Who has left the loop comes back after a longer window each time. Many streams that each take little may take all
+store makes writers wait. Who has left the loop comes back after a longer window each time. Many streams that each take little may take all
 of the loop's time together, and then nothing tells them so: each of them gets fewer pieces. So their shares are added up, and who finds no
 room stays with its thread.
 """

@@ -17,6 +17,7 @@ import asyncio
 import errno
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Literal
 
@@ -32,6 +33,12 @@ TLS_BLOCK_BYTES = 256 << 10
 """Most that is read and encrypted in one go; the event loop does nothing else meanwhile."""
 
 LOOK_AGAIN_S = 0.1
+
+_readers = ThreadPoolExecutor(8, thread_name_prefix="disk-read")
+"""Threads that wait for the disk: their own, so that on a disk that hangs they keep no others from working."""
+
+_BYTE = (bytearray(1),)
+"""Where a byte goes that is read to see whether it can be; what it is does not matter."""
 
 _BROKEN = {
     errno.EPIPE,
@@ -52,7 +59,7 @@ class Connection:
     `unsent_max` (bytes) bounds what the kernel holds unsent (TCP_NOTSENT_LOWAT, tcp(7)); with `small_buffer` so does a send buffer that
     grows with the rate (see SendBuffer);
     a client that acknowledges nothing for `dead_after_s` is dropped by the kernel (TCP_USER_TIMEOUT). With `strict`, bytes that the
-    client sends meanwhile break a plain connection.
+    client sends meanwhile break a plain connection. Without `disk` the files that are sent lie in memory, and need not be waited for.
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class Connection:
         small_buffer: bool = False,
         dead_after_s: float = 30.0,
         strict: bool = False,
+        disk: bool = True,
     ) -> None:
         self.gone = False
         self._tls = request.get_extra_info("sslcontext") is not None
@@ -73,6 +81,7 @@ class Connection:
         self._small_buffer = small_buffer
         self._buffer: SendBuffer | None = None
         self._strict = strict
+        self._disk = disk
         self._since_wait = 0
         self._watching: asyncio.TimerHandle | None = None
         self._socket: socket.socket | None = None
@@ -169,9 +178,13 @@ class Connection:
             raise _as_connection_error(error) from error
 
     def send_file_now(self, file: int, offset: int, count: int) -> int:
-        """How many bytes of a file descriptor the kernel takes without waiting; none with TLS. Raises what `send_file` raises."""
-        if self._tls:
+        """How many bytes of a file descriptor the kernel takes without waiting for the client or the disk; none with TLS. Raises what
+        `send_file` raises."""
+        if self._tls or (self._disk and not _in_page_cache(file, offset, count)):
             return 0
+        return self._send_file_now(file, offset, count)
+
+    def _send_file_now(self, file: int, offset: int, count: int) -> int:
         try:
             sent = os.sendfile(self._fd, file, offset, count)
         except BlockingIOError:
@@ -201,19 +214,29 @@ class Connection:
             await self._encrypt_file(file, offset, count)
             return
         while count:
-            sent = self.send_file_now(file, offset, count)
+            ready = await self._ready(file, offset, count)
+            sent = self._send_file_now(file, offset, ready)
             offset += sent
             count -= sent
             self._since_wait += sent
-            if count:
+            if sent < ready:
                 await self._writable()  # it took a part, so it is full: asking again at once would only be refused
             elif self._since_wait >= TURN_BYTES:
                 self._since_wait = 0
                 await asyncio.sleep(0)
 
+    async def _ready(self, file: int, offset: int, count: int) -> int:
+        """Have bytes of a file brought to memory, by a thread if the disk must be waited for: it may hang, and the loop must not hang with
+        it. Returns how many of `count` are there. Raises OSError."""
+        if not self._disk or _in_page_cache(file, offset, count):
+            return count
+        count = min(count, TURN_BYTES)
+        await self._loop.run_in_executor(_readers, os.pread, file, count, offset)
+        return count
+
     async def _encrypt_file(self, file: int, offset: int, count: int) -> None:
         while count:
-            data = os.pread(file, min(count, TLS_BLOCK_BYTES), offset)
+            data = os.pread(file, await self._ready(file, offset, min(count, TLS_BLOCK_BYTES)), offset)
             if not data:
                 raise Corrupt(f"a file in the store ends {count} bytes early, at byte {offset}")
             await self._write(data)
@@ -243,6 +266,19 @@ class Connection:
             await waiter
         finally:
             self._loop.remove_writer(self._fd)
+
+
+def _in_page_cache(file: int, offset: int, count: int) -> bool:
+    """Whether these bytes can be read without waiting for the disk: looks at both ends, with which what is between has come. False where
+    the file system does not say (preadv2(2), RWF_NOWAIT), as FUSE, NFS and overlays do not."""
+    try:
+        for place in (offset + count - 1, offset):
+            os.preadv(file, _BYTE, place, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        return error.errno != errno.EOPNOTSUPP  # any other one the read itself meets as well, and tells
+    return True
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -12,9 +12,19 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from p2pdist.model.errors import PROBLEM_BASE, NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
+from p2pdist.model.errors import (
+    PROBLEM_BASE,
+    NotFound,
+    P2PDistError,
+    Refused,
+    TooLarge,
+    Unavailable,
+    UsageError,
+    foreseen,
+)
 from p2pdist.model.request_id import HEADER, REQUEST_ID, is_sane
 
 PROBLEM_TYPE = "application/problem+json"
@@ -50,6 +60,18 @@ def _of_http(request: web.BaseRequest, error: web.HTTPException) -> web.Response
     return response
 
 
+def _unreadable(request: web.BaseRequest, error: Exception) -> UsageError:
+    """A body that cannot be read as its header fields say it is to be read."""
+    said = getattr(error, "message", "") or str(error)
+    coding = request.headers.get("Content-Encoding", "")
+    what = f"a body that is said to be {coding[:50]!r}" if coding else "the body"
+    why = " ".join(said.split())[:200]
+    return UsageError(
+        f"{request.method} {request.path[:200]}: {what} cannot be read: {why}",
+        remedy="Send it as its header fields say",
+    )
+
+
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware that answers every failure of a handler with a problem document; an unexpected exception is logged with its
@@ -83,13 +105,18 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         response = _of_http(request, error)
     except P2PDistError as error:
         response = problem_response(error)
+    except (web.RequestPayloadError, HttpProcessingError) as error:
+        response = problem_response(_unreadable(request, error))
+        request.content.feed_eof()  # or aiohttp reads on after the answer, and logs that it cannot
+        response.force_close()
     except ConnectionError:
         # The client went away while its request was being read; nobody hears the answer.
         response = problem_response(Unavailable("the client closed the connection"))
-    except Exception:
+    except Exception as error:
         _logger.exception("unexpected failure of %s %s", request.method, request.path)
+        known = foreseen(error) if isinstance(error, OSError) else None
         response = problem_response(
-            P2PDistError("an internal failure", remedy="The log of the service has the details")
+            known or P2PDistError("an internal failure", remedy="The log of the service has the details")
         )
     if request.writer.output_size > 0 and request.transport is not None:
         request.transport.abort()

@@ -69,13 +69,14 @@ async def serve_range(
     wait_for: WaitFor | None = None,
     turn: Turn | None = None,
     dead_after_s: float = 300.0,
+    disk: bool = True,
 ) -> web.StreamResponse:
     """Answer GET or HEAD for a blob: whole, or the one range that the request names.
 
     `have` is the live set of pieces that may be sent (None: all); for any other piece `wait_for(piece)` is awaited, which returns once
     the piece is in the file and verified. If it raises before the head has been sent, the error is passed on (a problem document);
     later, the connection is broken so that the client sees a truncated body. With `turn` every block waits for its own, and what the kernel
-    holds is kept small. `blob_file` stays open until this returns.
+    holds is kept small. `blob_file` stays open until this returns; `disk`: see Connection.
     """
     headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
     early = _precondition(request, digest, headers)
@@ -98,8 +99,7 @@ async def serve_range(
         await response.prepare(request)
         return response
     body = _Body(descriptor_of(blob_file), layout, have, wait_for, turn)
-    unsent_max = UNSENT_BYTES if turn is not None else None
-    connection = Connection(request, unsent_max=unsent_max, small_buffer=turn is not None, dead_after_s=dead_after_s)
+    connection = _connection(request, turn, dead_after_s, disk=disk)
     try:
         with connection:
             await body.available(start)
@@ -119,6 +119,12 @@ async def serve_range(
     if connection.gone:
         connection.abort()
     return response
+
+
+def _connection(request: web.Request, turn: Turn | None, dead_after_s: float, *, disk: bool) -> Connection:
+    """With turns little is kept in the kernel, or they mean nothing."""
+    unsent_max, small = (UNSENT_BYTES, True) if turn is not None else (None, False)
+    return Connection(request, unsent_max=unsent_max, small_buffer=small, dead_after_s=dead_after_s, disk=disk)
 
 
 def _precondition(request: web.Request, digest: Digest, headers: dict[str, str]) -> web.StreamResponse | None:

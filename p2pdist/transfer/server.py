@@ -88,13 +88,14 @@ async def serve_stream(
     length: int | None = None,
     unsent_max: int = UNSENT_BYTES,
     dead_after_s: float = 30.0,
+    disk: bool = True,
 ) -> web.StreamResponse:
     """Answer a stream request with the blocks that `stream` names, until it names no more or the child goes away.
 
     `length` is that of the whole stream (frames.py) where the connection is to be kept for further requests; without it the stream ends
     with the connection. `blob_file` stays open until this returns. `unsent_max` (bytes) and a small send buffer keep what the kernel
-    holds small, or turns mean nothing: see Connection. Never raises for what the network does; a failure on our side is logged, and the
-    child sees a truncated stream.
+    holds small, or turns mean nothing, and `disk` says whether the file is on one: see Connection. Never raises for what the network does;
+    a failure on our side is logged, and the child sees a truncated stream.
     """
     response = _FrameResponse(headers={"Content-Type": STREAM_TYPE, "Cache-Control": "no-store"})
     if length is None:
@@ -102,7 +103,9 @@ async def serve_stream(
     else:
         response.content_length = length
     file = descriptor_of(blob_file)
-    connection = Connection(request, unsent_max=unsent_max, small_buffer=True, dead_after_s=dead_after_s, strict=True)
+    connection = Connection(
+        request, unsent_max=unsent_max, small_buffer=True, dead_after_s=dead_after_s, strict=True, disk=disk
+    )
     try:
         with connection:
             await response.prepare(request)

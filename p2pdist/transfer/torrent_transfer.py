@@ -24,7 +24,7 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
-import shutil
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -384,7 +384,7 @@ class TorrentTransfer:
         if alert.error.value() in _FULL:
             layout, held = self._blob.layout, len(self._blob.have)
             needed = max(0, layout.size - held * layout.piece_size)
-            return DiskFull(str(path.parent), needed=needed, free=shutil.disk_usage(path.parent).free)
+            return DiskFull.on(str(path.parent), os.statvfs(path.parent), needed=needed, code=alert.error.value())
         return P2PDistError(
             f"{path} cannot be used: {alert.error.message()}",
             remedy="Check the disk and the permissions of the directory",

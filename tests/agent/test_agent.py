@@ -241,6 +241,7 @@ class SlowBlob:
     def __init__(self, blob: Blob) -> None:
         self.blob, self.layout, self.digest, self.have = blob, blob.layout, blob.digest, blob.have
         self.writing, self.go = threading.Event(), threading.Event()
+        self.in_memory = True
 
     def write(self, piece: int, data: bytes) -> bool:
         self.writing.set()
@@ -255,7 +256,8 @@ async def at_once(length: int) -> None:
 class NotedBlob:
     """A blob that notes in which thread each piece is written; number `slow` takes long."""
 
-    def __init__(self, blob: Blob, slow: int) -> None:
+    def __init__(self, blob: Blob, slow: int, *, in_memory: bool) -> None:
+        self.in_memory = in_memory
         self.blob, self.layout, self.digest, self.have = blob, blob.layout, blob.digest, blob.have
         self.slow, self.on_loop = slow, list[bool]()
         self.loop = threading.get_ident()
@@ -267,10 +269,14 @@ class NotedBlob:
         return self.blob.write(piece, data)
 
 
-async def test_short_pieces_of_the_origin_are_stored_on_the_loop_until_the_disk_is_slow(rig: Rig) -> None:
+@pytest.mark.parametrize("in_memory", [False, True])
+async def test_short_pieces_of_the_origin_are_stored_on_the_loop_where_no_disk_may_hang(
+    rig: Rig, in_memory: bool
+) -> None:
+    """And there until storing them is slow."""
     digest = await rig.publish(rig.data)
     blob, _ = await rig.fetch(digest)
-    noted, events = NotedBlob(blob, slow=2), list[StreamEvent]()
+    noted, events = NotedBlob(blob, slow=2, in_memory=in_memory), list[StreamEvent]()
     reader = OriginReader(
         rig.layout,
         noted,  # type: ignore[arg-type]
@@ -285,7 +291,7 @@ async def test_short_pieces_of_the_origin_are_stored_on_the_loop_until_the_disk_
     await until(lambda: events and isinstance(events[-1], StreamClosed))
     assert events[-1] == StreamClosed(1, "done")
     assert len(noted.on_loop) == blob.layout.count > 2
-    assert noted.on_loop == [True, True] + [False] * (blob.layout.count - 2)
+    assert noted.on_loop == [in_memory, in_memory] + [False] * (blob.layout.count - 2)
 
 
 async def test_a_reader_of_the_origin_that_is_closed_tells_of_every_piece_it_stored(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -125,6 +126,28 @@ def test_failures_become_a_line_and_an_exit_code(
     assert json.loads(said.out)["detail"] in said.err
     output.report(error, as_json=False)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (errno.EROFS, "read-only"),
+        (errno.EIO, "dmesg"),
+        (errno.ENOSPC, "df -i"),
+        (errno.EDQUOT, "quota"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.ESTALE, "Mount the file system again"),
+        (errno.ENOTCONN, "not connected"),
+        (errno.EACCES, "owner"),
+        (errno.ENOTDIR, "no directory"),
+    ],
+)
+def test_what_any_machine_may_meet_is_not_unexpected(code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert output.report(OSError(code, os.strerror(code), "/srv/file"), as_json=False) == 1
+    said = capsys.readouterr().err
+    assert "/srv/file" in said
+    assert words in said
+    assert "unexpected" not in said
 
 
 @pytest.mark.parametrize("debug", [False, True])

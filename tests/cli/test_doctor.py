@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import errno
 import json
+import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -167,6 +170,47 @@ def test_a_place_without_room_or_right_to_write_fails(tmp_path: Path) -> None:
     space, disk = diagnosis.store(tmp_path / "not" / "yet" / "there")
     assert "free for" in space.detail and disk.state in ("ok", "warning") and str(tmp_path) in disk.detail
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.root
+def test_a_place_without_inodes_fails(tmp_path: Path) -> None:
+    """Space is free, and still no file can be made."""
+    place = tmp_path / "small"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m,nr_inodes=50", "tmpfs", place], check=True)
+    try:
+        found = only(diagnosis.store(place), "inodes")
+        assert (found.state, "inodes free" in found.detail, "df -i" in found.remedy) == ("failed", True, True)
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.mark.root
+async def test_a_read_only_store_is_a_finding_among_the_others(tmp_path: Path) -> None:
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", place], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+        code, out = await run("--store", place / "store", "--socket", tmp_path / "none.sock", "--json")
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+    checks = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert code == 1
+    assert "read-only" in checks["store"]["detail"]
+    assert "dmesg" in checks["store"]["remedy"]
+    assert {"versions", "port", "overlay", "user namespaces"} <= checks.keys()
+
+
+async def test_what_any_disk_may_meet_is_a_finding() -> None:
+    """Not the end of doctor, which has more to say."""
+
+    async def look() -> list[Finding]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/dev/disk")
+
+    (found,) = await diagnosis.looked("mounts", look())
+    assert (found.name, found.state) == ("mounts", "failed")
+    assert "/dev/disk" in found.detail
 
 
 @pytest.mark.parametrize("way", sorted(probe.WAYS))

@@ -451,3 +451,20 @@ def test_who_may_read_the_origin() -> None:
     assert pull.core.readers() == Readers(BLOB, "A", 2, frozenset({1}), ("A", "B", "C"), dealt=True)
     pull(TrackerChanged(False))
     assert pull.core.readers().alone
+
+
+def test_what_a_pull_waits_for_is_told_while_nothing_comes() -> None:
+    """Not for a moment's failure, and not after pieces have come again."""
+    pull = Pull(count=4)
+    pull.plan(0, ORIGIN)
+    pull(Tick(), 9.0)
+    assert pull.core.trouble(pull.now) == ""
+    pull(StreamEnded(1, "unavailable", error=Unavailable("the origin answered 503")))
+    assert pull.core.trouble(pull.now) == "origin: the origin answered 503"
+    opened = pull(Tick(), 60.0)
+    assert isinstance(opened[0], OpenStream)
+    pull(PieceStored(opened[0].stream, 0))
+    assert pull.core.trouble(pull.now + 60.0) == ""
+    pull(StreamEnded(opened[0].stream, "unavailable", error=Unavailable("the origin answered 500")), 0.5)
+    assert pull.core.trouble(pull.now) == ""
+    assert pull.core.trouble(pull.now + 2.0) == "origin: the origin answered 500"

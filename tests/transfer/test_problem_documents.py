@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import gzip
 import json
+import os
+from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import ClientPayloadError, ClientSession, web
 
-from p2pdist.model.errors import Conflict, DiskFull, P2PDistError, from_problem
+from p2pdist.model.errors import Conflict, DiskFull, P2PDistError, UsageError, from_problem
 from p2pdist.transfer.problems import problem_response
 
 
@@ -85,3 +90,68 @@ async def test_a_failure_in_the_middle_of_a_body_breaks_the_connection(start_app
 def test_details_that_json_does_not_know_are_told_as_text() -> None:
     error = P2PDistError("it broke", where=ValueError("x"))
     assert json.loads(problem_response(error).body)["where"] == "x"  # type: ignore[arg-type]
+
+
+GOOD = gzip.compress(b"{}" * 100)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"abc", GOOD + b"no gzip", GOOD[:10] + b"abc" + GOOD[10:], b""],
+    ids=["garbage", "trailing", "damaged", "empty"],
+)
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_that_is_not_what_it_is_said_to_be_is_the_client_s_fault(
+    start_app,  # type: ignore[no-untyped-def]
+    caplog: pytest.LogCaptureFixture,
+    body: bytes,
+    chunked: bool,
+) -> None:
+    """Neither 500 nor a traceback in the log, which strangers could fill so."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if await request.read() == b"":
+            raise UsageError("nothing came")
+        return web.Response(status=500)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield body
+
+    port = await start_app("POST", "/x", handler)
+    headers = {"Content-Encoding": "gzip"}
+    status, problem, _ = await get(port, method="POST", data=chunks() if chunked else body, headers=headers)
+    assert (status, problem["type"]) == (400, "urn:p2pdist:problem:bad-request")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize(
+    "request_head",
+    [
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n0\r\n\r\n",
+        b"Transfer-Encoding: other\r\n\r\nabc",
+        b"Content-Encoding: br\r\nContent-Length: 3\r\n\r\nabc",
+        b"Content-Encoding: deflate\r\nContent-Length: 4\r\n\r\nabcd",
+        b"Content-Length: -3\r\n\r\nabc",
+    ],
+)
+async def test_a_request_that_breaks_http_is_the_client_s_fault(start_app, request_head: bytes) -> None:  # type: ignore[no-untyped-def]
+    async def handler(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        return web.Response()
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", await start_app("POST", "/x", handler))
+    writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + request_head)
+    line = await reader.readline()
+    assert line.split()[1] == b"400"
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_what_may_happen_to_any_disk_is_named(start_app) -> None:  # type: ignore[no-untyped-def]
+    async def handler(request: web.Request) -> web.StreamResponse:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/srv/store/x")
+
+    status, problem, _ = await get(await start_app("GET", "/x", handler))
+    assert status == 500
+    assert problem["detail"] == "/srv/store/x cannot be used: the file system is read-only"
+    assert "dmesg" in problem["remedy"]
