@@ -23,7 +23,7 @@ from p2pdist.package.ignore import Ignore, matcher, read_patterns
 from p2pdist.package.pack import OnProgress, Packed, Settings, pack
 from p2pdist.package.project import Format, Project, ProjectFile
 from p2pdist.package.reproducible import recompile
-from p2pdist.package.scan import Dropped
+from p2pdist.package.scan import Dropped, source_directory
 from p2pdist.package.split import split
 from p2pdist.package.squashfs import LEVEL, check_apart
 from p2pdist.package.stage import stage, walk, with_parents
@@ -62,7 +62,7 @@ def project_layers(file: ProjectFile, form: Format, patterns: Sequence[str] = ()
         return [plain_layer(file.path.parent, form, patterns, project)]
     layers = []
     for described in project.layer:
-        source = file.source(described)
+        source = source_directory(file.source(described))
         outer = [*project.ignore, *described.ignore, *read_patterns(source), *patterns]
         ignore = matcher(outer, where=f"the patterns of layer {described.source!r}")
         only = None
@@ -75,6 +75,7 @@ def project_layers(file: ProjectFile, form: Format, patterns: Sequence[str] = ()
 
 def plain_layer(source: Path, form: Format, patterns: Sequence[str] = (), project: Project | None = None) -> Layer:
     """One layer of all that is in `source` but what the patterns leave out."""
+    source = source_directory(source)
     told = project.ignore if project else ()
     return Layer(source, form, matcher([*told, *read_patterns(source), *patterns]))
 

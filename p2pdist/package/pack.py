@@ -31,7 +31,7 @@ from p2pdist.model.package import (
 )
 from p2pdist.package.content import read_content
 from p2pdist.package.depot import Depot, LocalDepot, read_manifest, read_small
-from p2pdist.package.scan import Dropped, Ignore, check_directory
+from p2pdist.package.scan import Dropped, Ignore, source_directory
 from p2pdist.package.squashfs import LEVEL, build_image, check_apart
 from p2pdist.package.survey import survey
 from p2pdist.package.tree_pack import Base, Options, pack_tree
@@ -138,7 +138,7 @@ async def pack(
     started = time.monotonic()
     if not reference.tag:
         raise UsageError(f"{reference} names a digest, which packing decides", remedy="Name the package as name:tag")
-    check_directory(source)
+    source = source_directory(source)
     check_apart(source, layout.directory)
     async with layout.packing():
         below = await _read_base(base, layout, origin)

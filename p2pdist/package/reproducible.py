@@ -105,6 +105,7 @@ def recompile(
 ) -> Replaced:
     """Compile every .pyc file among `files` of `source` anew, into the empty directory `work`. `report` hears of bytes of source. Blocks.
     Never writes to `source`."""
+    source, work = Path(os.path.abspath(source)), Path(os.path.abspath(work))  # the interpreter runs elsewhere
     taken = {found.path: found.status.st_size for found in files if _is_file(source, found)}
     replaced = Replaced()
     jobs: dict[tuple[bytes, str], list[_Job]] = {}

@@ -11,17 +11,26 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
+from p2pdist.package.memory import address_limit, memory_limit
+from p2pdist.package.scan import source_directory
 
 LEVEL = 6
 """zstd level: about 7 % smaller than level 3 at half its speed; a package is packed once and moved thousands of times."""
 LEVEL_MAX = 22
 MTIME_MAX = (1 << 32) - 1
 POLL_S = 0.2
+MEMORY_MIN = 16 << 20
+"""Bytes; mksquashfs refuses to plan with less."""
+MEMORY_DIVISOR = 4
+"""The part of memory that mksquashfs plans with by itself, of the whole machine's."""
+PROCESSOR_BYTES = 128 << 20
+"""Address space for the threads of one processor: two stacks, and what zstd works in."""
 _OUTPUT_KEPT_BYTES = 64 << 10
 
 # Becomes the program whose parent's pid, path and arguments it is given, and which is killed (PR_SET_PDEATHSIG, SIGKILL) when that parent
@@ -67,16 +76,15 @@ async def build_image(
         raise UsageError(f"{level} is not a zstd level", remedy=f"Choose one from 1 to {LEVEL_MAX}")
     if mtime is not None and not 0 <= mtime <= MTIME_MAX:
         raise UsageError(f"{mtime} is not a modification time", remedy=f"Give seconds since 1970, at most {MTIME_MAX}")
+    memory = _memory_arguments(memory_limit(), address_limit(), processors)
     program = shutil.which("mksquashfs")
     if program is None:
         raise P2PDistError("mksquashfs is not installed", remedy="Install the Debian package squashfs-tools")
     try:
         with _exclude_options(output, exclude) as options:
-            said, code = await _run(
-                [program, *_arguments(source, output, level, mtime, processors), *options], on_bytes
-            )
+            said, code = await _run([program, *_arguments(source, output, level, mtime), *memory, *options], on_bytes)
         if code != 0:
-            raise _failure(source, output, said, size_estimate)
+            raise _failure(source, output, said, code, size_estimate)
     except BaseException:
         output.unlink(missing_ok=True)
         raise
@@ -92,7 +100,8 @@ async def _run(command: list[str], on_bytes: Callable[[int], None] | None) -> tu
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={**environment, "LC_ALL": "C"},
+        # Threads with heaps of their own would reserve 64 MiB of address space each (mallopt(3)).
+        env={**environment, "LC_ALL": "C", **({"MALLOC_ARENA_MAX": "1"} if address_limit() else {})},
     )
     watch = asyncio.create_task(_watch_reads(process.pid, on_bytes)) if on_bytes else None
     try:
@@ -107,17 +116,37 @@ async def _run(command: list[str], on_bytes: Callable[[int], None] | None) -> tu
             watch.cancel()
 
 
-def _arguments(source: Path, output: Path, level: int, mtime: int | None, processors: int | None) -> list[str]:
-    arguments = [str(source.absolute()), str(output.absolute()), "-comp", "zstd", "-Xcompression-level", str(level)]
+def _arguments(source: Path, output: Path, level: int, mtime: int | None) -> list[str]:
+    arguments = [
+        str(source_directory(source)),
+        str(output.absolute()),
+        "-comp",
+        "zstd",
+        "-Xcompression-level",
+        str(level),
+    ]
     arguments += ["-b", "131072", "-all-root", "-no-xattrs", "-no-hardlinks", "-noappend", "-reproducible"]
     arguments += ["-mkfs-time", "0", "-root-mode", "755", "-root-time", str(mtime or 0)]
     if mtime is not None:
         arguments += ["-all-time", str(mtime)]
-    if processors is not None:
-        arguments += ["-processors", str(processors)]
     # Actions see types and modes only, so no name has to be quoted.
     arguments += ["-action", "exclude@type(b)||type(s)||type(p)", "-action", "chmod(ug-s)@type(f)||type(d)"]
     return [*arguments, "-exit-on-error", "-no-progress", "-quiet"]
+
+
+def _memory_arguments(memory: int | None, address_space: int | None, processors: int | None) -> list[str]:
+    """By itself mksquashfs plans with a quarter of the machine's memory, whatever this process may have of it."""
+    arguments = []
+    if address_space is not None:
+        processors = processors or max(1, min(os.cpu_count() or 1, address_space // PROCESSOR_BYTES))
+    limits = [limit for limit in (memory, address_space) if limit is not None]
+    if limits:
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        planned = max(MEMORY_MIN, min(machine, *limits) // MEMORY_DIVISOR)
+        arguments += ["-mem", f"{planned >> 20}M"]
+    if processors is not None:
+        arguments += ["-processors", str(processors)]
+    return arguments
 
 
 @contextlib.contextmanager
@@ -170,12 +199,29 @@ async def _tail(process: asyncio.subprocess.Process) -> str:
     return kept.decode("utf-8", "backslashreplace")
 
 
-def _failure(source: Path, output: Path, said: str, size_estimate: int) -> P2PDistError:
+def _failure(source: Path, output: Path, said: str, code: int, size_estimate: int) -> P2PDistError:
+    if code < 0 or "Out of memory" in said or "Cannot allocate memory" in said:
+        return _without_memory(source, code)
     if "No space left" in said or "Disk quota" in said:
         free = os.statvfs(output.parent)
         return DiskFull(str(output.parent), needed=size_estimate, free=free.f_bavail * free.f_frsize)
     if "invalid option" in said:
         return P2PDistError("the installed mksquashfs is too old", remedy="Install squashfs-tools 4.5 or later")
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if "exit" not in line.lower()] or lines or ["it gave no reason"]
+    telling = [line for line in lines if "exit" not in line.lower()] or lines or [f"it ended with exit code {code}"]
     return P2PDistError(f"mksquashfs cannot pack {source}: {telling[0][:500]}")
+
+
+def _without_memory(source: Path, code: int) -> P2PDistError:
+    """The failure of mksquashfs that a signal (a negative exit code) or want of memory ended."""
+    if code >= 0 or -code == signal.SIGKILL:
+        what = (
+            "it ran out of memory"
+            if code >= 0
+            else "signal 9 (SIGKILL) ended it, as the kernel does when memory runs out"
+        )
+        return P2PDistError(
+            f"mksquashfs cannot pack {source}: {what}",
+            remedy="Give the job more memory (cgroup, ulimit -v), or pack with --format tree",
+        )
+    return P2PDistError(f"mksquashfs cannot pack {source}: signal {-code} ({signal.strsignal(-code)}) ended it")

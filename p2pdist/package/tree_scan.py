@@ -23,7 +23,7 @@ from blake3 import blake3
 from p2pdist.model.errors import Corrupt, UsageError
 from p2pdist.model.printable import printable
 from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX
-from p2pdist.package.scan import Ignore, check_directory, leaves_out, unreadable, with_parents
+from p2pdist.package.scan import Ignore, leaves_out, source_directory, unreadable, with_parents
 
 _S_IFMT = 0o170000
 _DEVICES = (stat.S_IFCHR, stat.S_IFBLK)
@@ -74,9 +74,8 @@ class TreeScan:
 def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] | None = None) -> TreeScan:
     """Look at everything below `source` but what `ignore` leaves out and, with `only`, what is neither one of these paths nor a directory
     above one. Raises NotFound, UsageError when it is no directory or over a limit, and P2PDistError naming what cannot be read."""
-    check_directory(source)
     wanted = None if only is None else with_parents(only)
-    root = os.fsencode(source.absolute())
+    root = os.fsencode(source_directory(source))
     found: dict[bytes, bytes] = {}
     digests: dict[bytes, bytes] = {}
     names: dict[bytes, bytes] = {}
