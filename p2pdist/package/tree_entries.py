@@ -26,7 +26,7 @@ from p2pdist.model.tree import (
 )
 from p2pdist.package.scan import KINDS_DROPPED, unreadable
 from p2pdist.package.tree_draft import Draft, Kept, Known, Looked
-from p2pdist.package.tree_read import Wanted, settled
+from p2pdist.package.tree_read import ChangeTimes, Wanted, settled
 from p2pdist.package.tree_scan import Row, TreeScan, changed
 from p2pdist.package.tree_state import Remembered, Stamp
 
@@ -53,6 +53,7 @@ class Assembler:
         self._xattrs = xattrs
         self._latest_ns = (1 << 63) - 1 if mtime is None else mtime * 1_000_000_000
         self._draft = Draft()
+        self._times = ChangeTimes()
         self._links: dict[tuple[int, int], bytes] = {}
 
     def assemble(self) -> Draft:
@@ -106,6 +107,8 @@ class Assembler:
                 yield len(entries) - 1, path
             elif kind == stat.S_IFLNK:
                 entries.append(Symlink(path, self._time(path, row), self._target(path)))
+                with self._failures(path):
+                    looked.settled &= self._times.count(row, self._scan.path(looked.path))
             elif kind == stat.S_IFCHR and row.size == 0:
                 entries.append(Whiteout(path))
             else:
@@ -150,9 +153,10 @@ class Assembler:
         with self._failures(path):
             hides = opaque and is_opaque(where)
             found = _user_attributes(where) if self._xattrs else ()
+            counts = self._times.count(row, where)
         if sum(len(name) + len(value) for name, value in found) > XATTR_BYTES_MAX:
             raise UsageError(f"{self._shown(path)} has more than {XATTR_BYTES_MAX} bytes of extended attributes")
-        if not settled(row, now):
+        if not counts or not settled(row, now):
             looked.settled = False
         return hides, found
 
