@@ -83,7 +83,9 @@ class _Wanted:
     "--ignore", multiple=True, metavar="PATTERN", help="Leave out what matches, as in .gitignore; may be repeated."
 )
 @click.option(
-    "--split", is_flag=True, help="Make two layers of a virtual environment: third-party below, one's own code on top."
+    "--split",
+    is_flag=True,
+    help="Make layers of a virtual environment: third-party below, then what a run compiled of it, one's own code on top.",
 )
 @click.option("--first-party", multiple=True, metavar="NAME", help="With --split: a distribution that is one's own.")
 @click.option(

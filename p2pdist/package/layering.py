@@ -41,6 +41,9 @@ class Layer:
     ignore: Ignore | None = None
     only: frozenset[bytes] | None = None
     target: str = ""
+    split: bool = False
+    """The rest of the directory is in other layers: sources of compiled files may be there, and the times of directories, which change
+    with what is written for the other layers, are 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +104,14 @@ def used_layer(layer: Layer, trace: Trace) -> tuple[Layer, list[str]]:
 
 
 def split_layer(layer: Layer, first_party: Sequence[str]) -> tuple[list[Layer], list[str]]:
-    """Two layers of a virtual environment, one when all of it belongs to one of them; and notes. Raises UsageError."""
+    """The layers of a virtual environment, up to three, of which none is empty; and notes. Raises UsageError."""
     found = split(layer.source, first_party=first_party, ignore=layer.ignore)
     notes = [
         *found.notes,
         f"third-party: {len(found.third_party)} distributions; first-party: {', '.join(found.first_party) or 'no distribution'}",
     ]
-    parts = [part if layer.only is None else part & layer.only for part in (found.lower, found.upper)]
-    return [replace(layer, only=part) for part in parts if part], notes
+    parts = [part if layer.only is None else part & layer.only for part in (found.lower, found.compiled, found.upper)]
+    return [replace(layer, only=part, split=True) for part in parts if part], notes
 
 
 async def pack_layers(
@@ -143,6 +146,7 @@ async def pack_layers(
                     xattrs=making.xattrs,
                     ignore=None if staged else layer.ignore,
                     only=None if staged else layer.only,
+                    timeless=layer.split and not staged,
                     on_progress=on_progress,
                 )
             notes += more
@@ -207,10 +211,19 @@ def _make(
         (work / "compiled").mkdir()
         files = walk(layer.source, ignore=layer.ignore, only=layer.only)
         report = on_progress or (lambda what, done, total: None)
-        found = recompile(layer.source, files, work / "compiled", report=report)
+        others = walk(layer.source, ignore=layer.ignore) if layer.split else ()
+        found = recompile(layer.source, files, work / "compiled", others=others, report=report)
         replaced, notes = found.files, found.notes
     where = work / "tree" / layer.target
-    lost = stage(layer.source, where, ignore=layer.ignore, only=layer.only, replaced=replaced, plain_modes=reproducible)
+    lost = stage(
+        layer.source,
+        where,
+        ignore=layer.ignore,
+        only=layer.only,
+        replaced=replaced,
+        plain_modes=reproducible,
+        timeless=layer.split,
+    )
     while where != work / "tree":
         where = where.parent
         where.chmod(0o755)

@@ -122,6 +122,7 @@ async def pack(
     xattrs: bool = False,
     ignore: Ignore | None = None,
     only: Collection[bytes] | None = None,
+    timeless: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Packed:
     """Pack the directory `source` as `reference` into `layout`, on top of `base` (looked up in the layout, then at the origin).
@@ -129,7 +130,8 @@ async def pack(
     `mtime`, in seconds since 1970, replaces all modification times of an image, and the later ones of a tree. Without it an image keeps
     times from 1970 to 2106, and UsageError names what has another one. Corrupt names what changes in the source meanwhile.
     `ignore` leaves entries out by path below the source; `only` keeps these paths and the directories above them (a directory named there
-    is kept without what is in it). `xattrs` carries extended attributes `user.*`, in trees alone; `level` is for images alone.
+    is kept without what is in it). With `timeless` the directories of a tree have the time 0. `xattrs` carries extended attributes
+    `user.*`, in trees alone; `level` is for images alone.
 
     The base's layers and parts are named, not copied; its piece lists and catalogs are copied. No collection runs in the layout meanwhile,
     which may remove what is drawn on and not named yet. Raises NotFound, UsageError, DiskFull, Conflict during a collection, and what
@@ -143,7 +145,7 @@ async def pack(
     async with layout.packing():
         below = await _read_base(base, layout, origin)
         config = (settings or Settings()).over(below.config if below else Config())
-        options = Options(xattrs=xattrs, ignore=ignore, only=only, mtime=mtime)
+        options = Options(xattrs=xattrs, ignore=ignore, only=only, mtime=mtime, timeless=timeless)
         if format == "tree":
             layer = await _add_tree(source, reference, layout, base, below, options, on_progress)
         else:

@@ -86,12 +86,13 @@ def stage(
     only: Collection[bytes] | None = None,
     replaced: Mapping[bytes, Path | None] | None = None,
     plain_modes: bool = False,
+    timeless: bool = False,
 ) -> list[Dropped]:
     """Make the new directory `target` a stand-in for `source`. In the place of a file in `replaced` stands the file named there, or
     nothing. With `plain_modes` permissions say no more than Git keeps of them (git-fast-import(1)): whether the owner may execute a file.
-    Returns what could not be carried. Raises DiskFull, and what walk raises."""
+    With `timeless` all directories have the time 0. Returns what could not be carried. Raises DiskFull, and what walk raises."""
     try:
-        return _Stage(source, target, replaced or {}, plain_modes).make(ignore, only)
+        return _Stage(source, target, replaced or {}, plain_modes, timeless).make(ignore, only)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = os.statvfs(target.parent)
@@ -107,6 +108,7 @@ class _Stage:
     target: Path
     replaced: Mapping[bytes, Path | None]
     plain_modes: bool
+    timeless: bool
     dropped: list[Dropped] = field(default_factory=list)
     copies: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """Where a file with several names was copied to, by device and inode."""
@@ -186,6 +188,8 @@ class _Stage:
         mtime_ns = found.status.st_mtime_ns
         if len(os.listdir(here)) != self.kept.get(found.path, 0):
             mtime_ns = self.newest_ns.get(found.path, 0)
+        if self.timeless:
+            mtime_ns = 0
         os.utime(there, ns=(mtime_ns, mtime_ns))
         if found.path:
             parent = os.path.dirname(found.path)

@@ -38,7 +38,7 @@ _NONE = (errno.ENODATA, errno.ENOTSUP, errno.EPERM, errno.EACCES)
 class Assembler:
     """Makes the draft of a tree. `known` are the directories of the last packing; `available` says whether contents of one of them need
     not be read because packs have them, and of one of its files; `mtime` is the latest modification time, in seconds, that an entry may
-    have."""
+    have; with `timeless` directories have the time 0."""
 
     def __init__(
         self,
@@ -48,9 +48,10 @@ class Assembler:
         *,
         xattrs: bool = False,
         mtime: int | None = None,
+        timeless: bool = False,
     ) -> None:
         self._scan, self._known, self._available = scan, known, available
-        self._xattrs = xattrs
+        self._xattrs, self._timeless = xattrs, timeless
         self._latest_ns = (1 << 63) - 1 if mtime is None else mtime * 1_000_000_000
         self._draft = Draft()
         self._times = ChangeTimes()
@@ -102,7 +103,8 @@ class Assembler:
             elif kind == stat.S_IFDIR:
                 self._drop_bits(looked, path, row.mode)
                 opaque, xattrs = self._attributes(looked, path, row, opaque=True)
-                entries.append(Directory(path, row.mode & MODE_MASK, self._time(path, row), opaque, xattrs))
+                time_ns = 0 if self._timeless else self._time(path, row)
+                entries.append(Directory(path, row.mode & MODE_MASK, time_ns, opaque, xattrs))
                 looked.below.append((len(entries) - 1, row.name))
                 yield len(entries) - 1, path
             elif kind == stat.S_IFLNK:

@@ -30,12 +30,14 @@ SECONDS_MAX = (1 << 63) // 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What of a directory becomes a tree. `mtime`: the latest modification time that an entry may have, in seconds since 1970."""
+    """What of a directory becomes a tree. `mtime`: the latest modification time that an entry may have, in seconds since 1970; with
+    `timeless` directories have the time 0."""
 
     xattrs: bool = False
     ignore: Ignore | None = None
     only: Collection[bytes] | None = None
     mtime: int | None = None
+    timeless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,14 @@ async def pack_tree(
     if options.mtime is not None and not 0 <= options.mtime < SECONDS_MAX:
         raise UsageError(f"{options.mtime} is not a modification time", remedy="Give seconds since 1970")
     scan = await asyncio.to_thread(scan_tree, source, ignore=options.ignore, only=options.only)
-    key = (scan.source, options.xattrs, options.mtime, options.only is not None, base.name if base else None)
+    key = (
+        scan.source,
+        options.xattrs,
+        options.mtime,
+        options.only is not None,
+        options.timeless,
+        base.name if base else None,
+    )
     work = _Work(scan, name, layout, base, options, on_bytes, StateFile(layout.directory, key))
     try:
         return await _with_notes(work)
@@ -131,7 +140,14 @@ def _assemble(built: Built, work: _Work, pool: Pool, notes: Notes, stopped: thre
     """On a thread: bring the tree's entries together, and what is new into packs."""
     options = work.options
     ledger = Ledger(pool, notes)
-    assembler = Assembler(work.scan, ledger.known, ledger.available, xattrs=options.xattrs, mtime=options.mtime)
+    assembler = Assembler(
+        work.scan,
+        ledger.known,
+        ledger.available,
+        xattrs=options.xattrs,
+        mtime=options.mtime,
+        timeless=options.timeless,
+    )
     draft = assembler.assemble()
     total = sum(wanted.row.size for wanted in draft.wanted)
     reader = ContentReader(
