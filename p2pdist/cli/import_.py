@@ -11,7 +11,8 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.depots import layout_option, opened_layout
-from p2pdist.cli.pack import format_option, parse_entrypoint, settings_options, show_packed
+from p2pdist.cli.pack import content_options, format_option, parse_entrypoint, settings_options, show_packed
+from p2pdist.model.errors import UsageError
 from p2pdist.model.package import Config, parse_reference
 
 if TYPE_CHECKING:
@@ -25,10 +26,20 @@ if TYPE_CHECKING:
 @click.option("--image", default="", metavar="NAME", help="Which image, where the archive holds several.")
 @format_option
 @settings_options
+@content_options
 @layout_option
 @output.json_option
 def command(
-    source: Path, *, tag: str, image: str, form: Format | None, layout: Path, as_json: bool, **settings: Any
+    source: Path,
+    *,
+    tag: str,
+    image: str,
+    form: Format | None,
+    follow_links: bool,
+    world_readable: bool,
+    layout: Path,
+    as_json: bool,
+    **settings: Any,
 ) -> None:
     """Make a package of SOURCE: a directory, a tar (also .gz, .zst, .xz, .bz2), an OCI image layout, or what docker save writes,
     unpacked or not.
@@ -42,26 +53,36 @@ def command(
       p2pdist import trainer.tar -t team/trainer:v3 --format tree
     """
     from p2pdist.package.archive import unpack_source
-    from p2pdist.package.pack import pack
+    from p2pdist.package.layering import Layer, Making, pack_layers
+    from p2pdist.package.scan import source_directory
 
     reference = parse_reference(tag)
     parse_entrypoint(settings["entrypoint"])
 
-    async def work(progress: output.Progress) -> tuple[Packed, str]:
+    async def work(progress: output.Progress) -> tuple[Packed, list[str], str]:
         async with opened_layout(layout) as local:
             with local.staging(f"{source.absolute()} imported") as stage:
                 found = await asyncio.to_thread(unpack_source, source, stage, image=image, report=progress)
-                chosen = _settings(found.config, **settings)
-                packed = await pack(
-                    found.root, reference, local, settings=chosen, format=form or "squashfs", on_progress=progress
+                if follow_links and found.kind != "directory":
+                    raise UsageError(
+                        f"the links of an archive ({source}) are not followed", remedy="Leave --follow-links away"
+                    )
+                making = Making(
+                    settings=_settings(found.config, **settings),
+                    world_readable=world_readable,
+                    follow_links=follow_links,
                 )
+                # In an image modes and absolute links are meant for a system of its own.
+                told = found.kind in ("directory", "tar")
+                layer = Layer(source_directory(found.root), form or "squashfs", told=told)
+                packed, notes = await pack_layers([layer], reference, local, making, on_progress=progress)
         dropped = (*found.seen.dropped, *packed.dropped)
         total = found.seen.dropped_total + packed.dropped_total
-        return replace(packed, dropped=dropped, dropped_total=total), found.kind
+        return replace(packed, dropped=dropped, dropped_total=total), notes, found.kind
 
     with output.Progress(quiet=as_json) as progress:
-        packed, kind = asyncio.run(work(progress))
-    show_packed(packed, [], as_json=as_json, kind=kind)
+        packed, notes, kind = asyncio.run(work(progress))
+    show_packed(packed, notes, as_json=as_json, kind=kind)
 
 
 def _settings(config: Config, *, entrypoint: str | None, env: tuple[str, ...], working_dir: str | None) -> Settings:

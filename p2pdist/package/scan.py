@@ -36,6 +36,15 @@ class Dropped:
     what: str
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link of a source: its path relative to it, the path it holds, and what of that a user should know."""
+
+    path: str
+    target: str
+    what: str
+
+
 @dataclass(slots=True)
 class Scan:
     """`files` regular files of `bytes_total` bytes; `dropped` holds the first DROPPED_SHOWN_MAX of `dropped_total`. `excluded` are the

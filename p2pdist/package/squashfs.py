@@ -61,6 +61,7 @@ async def build_image(
     mtime: int | None = None,
     processors: int | None = None,
     exclude: Collection[bytes] = (),
+    world_readable: bool = False,
     size_estimate: int = 0,
     on_bytes: Callable[[int], None] | None = None,
 ) -> None:
@@ -68,7 +69,8 @@ async def build_image(
 
     `mtime` (seconds since 1970) replaces all modification times. Block devices, sockets, FIFOs and setuid/setgid bits are left out;
     character devices are not, since one that is 0/0 is a whiteout. `exclude` holds paths below the source that are left out, of a directory
-    with all that is in it. `size_estimate` is what DiskFull says is needed.
+    with all that is in it. `world_readable` lets everybody read, and execute what anybody may (chmod a+rX). `size_estimate` is what
+    DiskFull says is needed.
     `on_bytes` hears of source bytes as they are read. Raises UsageError, DiskFull, or P2PDistError with what mksquashfs said.
     """
     check_apart(source, output)
@@ -82,7 +84,9 @@ async def build_image(
         raise P2PDistError("mksquashfs is not installed", remedy="Install the Debian package squashfs-tools")
     try:
         with _exclude_options(output, exclude) as options:
-            said, code = await _run([program, *_arguments(source, output, level, mtime), *memory, *options], on_bytes)
+            said, code = await _run(
+                [program, *_arguments(source, output, level, mtime, world_readable), *memory, *options], on_bytes
+            )
         if code != 0:
             raise _failure(source, output, said, code, size_estimate)
     except BaseException:
@@ -116,7 +120,7 @@ async def _run(command: list[str], on_bytes: Callable[[int], None] | None) -> tu
             watch.cancel()
 
 
-def _arguments(source: Path, output: Path, level: int, mtime: int | None) -> list[str]:
+def _arguments(source: Path, output: Path, level: int, mtime: int | None, world_readable: bool) -> list[str]:
     arguments = [
         str(source_directory(source)),
         str(output.absolute()),
@@ -131,6 +135,8 @@ def _arguments(source: Path, output: Path, level: int, mtime: int | None) -> lis
         arguments += ["-all-time", str(mtime)]
     # Actions see types and modes only, so no name has to be quoted.
     arguments += ["-action", "exclude@type(b)||type(s)||type(p)", "-action", "chmod(ug-s)@type(f)||type(d)"]
+    if world_readable:
+        arguments += ["-action", "chmod(a+rX)@type(f)||type(d)"]
     return [*arguments, "-exit-on-error", "-no-progress", "-quiet"]
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
 from p2pdist.model.printable import printable
 from p2pdist.package.ignore import Ignore
+from p2pdist.package.links import Followed
 from p2pdist.package.scan import DEPTH_MAX, KINDS_DROPPED, Dropped
 from p2pdist.package.tree_scan import changed
 
@@ -87,12 +88,14 @@ def stage(
     replaced: Mapping[bytes, Path | None] | None = None,
     plain_modes: bool = False,
     timeless: bool = False,
+    followed: Mapping[bytes, Followed] | None = None,
 ) -> list[Dropped]:
     """Make the new directory `target` a stand-in for `source`. In the place of a file in `replaced` stands the file named there, or
     nothing. With `plain_modes` permissions say no more than Git keeps of them (git-fast-import(1)): whether the owner may execute a file.
-    With `timeless` all directories have the time 0. Returns what could not be carried. Raises DiskFull, and what walk raises."""
+    With `timeless` all directories have the time 0. In the place of a link in `followed` stands the file named
+    there. Returns what could not be carried. Raises DiskFull, and what walk raises."""
     try:
-        return _Stage(source, target, replaced or {}, plain_modes, timeless).make(ignore, only)
+        return _Stage(source, target, replaced or {}, plain_modes, timeless, followed or {}).make(ignore, only)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = os.statvfs(target.parent)
@@ -109,6 +112,7 @@ class _Stage:
     replaced: Mapping[bytes, Path | None]
     plain_modes: bool
     timeless: bool
+    followed: Mapping[bytes, Followed]
     dropped: list[Dropped] = field(default_factory=list)
     copies: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """Where a file with several names was copied to, by device and inode."""
@@ -120,9 +124,11 @@ class _Stage:
         self.target.mkdir(parents=True)
         top = os.stat(self.source)
         directories = [Found(b"", top)]
-        for found in walk(self.source, ignore=ignore, only=only):
-            if self.replaced.get(found.path, self.source) is None:
+        for entry in walk(self.source, ignore=ignore, only=only):
+            if self.replaced.get(entry.path, self.source) is None:
                 continue
+            followed = self.followed.get(entry.path)
+            found = Found(entry.path, followed.status) if followed else entry
             self._keep(found)
             if found.is_directory:
                 os.mkdir(self._to(found.path))
@@ -144,6 +150,8 @@ class _Stage:
 
     def _place(self, found: Found) -> None:
         here, there = os.path.join(os.fsencode(self.source), found.path), self._to(found.path)
+        if found.path in self.followed:
+            here = self.followed[found.path].path
         other = self.replaced.get(found.path)
         if other is not None:
             shutil.copyfile(other, there)

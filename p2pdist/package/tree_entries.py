@@ -38,7 +38,8 @@ _NONE = (errno.ENODATA, errno.ENOTSUP, errno.EPERM, errno.EACCES)
 class Assembler:
     """Makes the draft of a tree. `known` are the directories of the last packing; `available` says whether contents of one of them need
     not be read because packs have them, and of one of its files; `mtime` is the latest modification time, in seconds, that an entry may
-    have; with `timeless` directories have the time 0."""
+    have; with `timeless` directories have the time 0; `world_readable` gives all the
+    right to read, and to execute what anybody may execute."""
 
     def __init__(
         self,
@@ -49,9 +50,10 @@ class Assembler:
         xattrs: bool = False,
         mtime: int | None = None,
         timeless: bool = False,
+        world_readable: bool = False,
     ) -> None:
         self._scan, self._known, self._available = scan, known, available
-        self._xattrs, self._timeless = xattrs, timeless
+        self._xattrs, self._timeless, self._world_readable = xattrs, timeless, world_readable
         self._latest_ns = (1 << 63) - 1 if mtime is None else mtime * 1_000_000_000
         self._draft = Draft()
         self._times = ChangeTimes()
@@ -104,7 +106,7 @@ class Assembler:
                 self._drop_bits(looked, path, row.mode)
                 opaque, xattrs = self._attributes(looked, path, row, opaque=True)
                 time_ns = 0 if self._timeless else self._time(path, row)
-                entries.append(Directory(path, row.mode & MODE_MASK, time_ns, opaque, xattrs))
+                entries.append(Directory(path, self._mode(row), time_ns, opaque, xattrs))
                 looked.below.append((len(entries) - 1, row.name))
                 yield len(entries) - 1, path
             elif kind == stat.S_IFLNK:
@@ -128,7 +130,7 @@ class Assembler:
         stamp = Stamp(row.inode, row.device, row.mtime_ns, row.ctime_ns)
         looked.stamps.append(stamp)
         _, xattrs = self._attributes(looked, path, row)
-        head = (path, row.mode & MODE_MASK, self._time(path, row), row.size)
+        head = (path, self._mode(row), self._time(path, row), row.size)
         if not row.size:
             return File(*head, EMPTY, b"", xattrs)
         if before and before[1] == stamp and before[0].size == row.size and self._available(before[0]):
@@ -136,6 +138,12 @@ class Assembler:
         self._draft.places.append((looked, len(looked.entries), len(looked.stamps) - 1))
         self._draft.wanted.append(Wanted(self._scan.path(path), row))
         return File(*head, b"", b"", xattrs)
+
+    def _mode(self, row: Row) -> int:
+        mode = row.mode & MODE_MASK
+        if self._world_readable:
+            mode |= 0o555 if stat.S_ISDIR(row.mode) or mode & 0o111 else 0o444
+        return mode
 
     def _time(self, path: bytes, row: Row) -> int:
         if not -(1 << 63) <= row.mtime_ns < 1 << 63:
