@@ -54,10 +54,11 @@ def command(
     """
     from p2pdist.package.archive import unpack_source
     from p2pdist.package.layering import Layer, Making, pack_layers
-    from p2pdist.package.scan import source_directory
+    from p2pdist.package.scan import source_directory, source_path
 
     reference = parse_reference(tag)
     parse_entrypoint(settings["entrypoint"])
+    source = source_path(source, "directory or archive")
 
     async def work(progress: output.Progress) -> tuple[Packed, list[str], str]:
         async with opened_layout(layout) as local:

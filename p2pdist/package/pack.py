@@ -230,7 +230,7 @@ def _warnings(links: Sequence[Link], narrow: Sequence[str]) -> list[str]:
     """What a user hears of links and permissions, a line a kind."""
     found = []
     for what, advice in (
-        (OUT, "on hosts they may lead nowhere; --follow-links packs the files that they lead to"),
+        (OUT, "on hosts such a link may lead nowhere; --follow-links packs files instead"),
         (NOWHERE, "they are packed as they are"),
     ):
         if some := [f"{link.path} -> {link.target}" for link in links if link.what == what]:

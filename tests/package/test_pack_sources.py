@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import py_compile
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -104,3 +106,25 @@ async def test_reproducible_layers_do_not_depend_on_how_a_directory_is_named(
     assert len({packed.digest for packed, _ in found}) == 1
     assert [(packed.files, notes) for packed, notes in found] == 3 * [(2, [])]
     assert os.path.isdir("two")
+
+
+@pytest.mark.root
+def test_a_source_that_cannot_be_reached_is_said(tmp_path: Path) -> None:
+    """By every verb that takes a directory, and without a traceback."""
+    (tmp_path / "closed/in").mkdir(parents=True)
+    tmp_path.chmod(0o755)
+    (tmp_path / "closed").chmod(0o700)
+    (tmp_path / "mine").mkdir()
+    os.chown(tmp_path / "mine", 65534, 65534)
+    program = [sys.executable, "-m", "p2pdist"]
+    for verb in ("pack", "import"):
+        done = subprocess.run(
+            [*program, verb, tmp_path / "closed/in", "-t", "a:b", "--layout", tmp_path / "mine"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            user=65534,
+        )
+        assert done.returncode == 1
+        assert "cannot read" in done.stderr and "permission denied" in done.stderr
