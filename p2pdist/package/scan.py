@@ -72,8 +72,8 @@ def source_directory(source: Path) -> Path:
 
 
 def source_path(source: Path, kind: str = "directory") -> Path:
-    """The path of `source`, absolute and without symbolic links. `kind` is what should be there. Raises NotFound, UsageError and P2PDistError
-    saying why there is nothing."""
+    """The path of `source`, absolute and without symbolic links. `kind` is what should be there. Raises NotFound, UsageError and
+    P2PDistError saying why there is nothing."""
     try:
         return Path(os.path.realpath(source, strict=True))
     except ValueError as error:  # a NUL
