@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from p2pdist.model.errors import UsageError
+from p2pdist.model.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from p2pdist.origin.layout import LocalLayout
@@ -87,6 +87,13 @@ async def opened_layout(directory: Path) -> AsyncIterator[LocalLayout]:
     """The local layout in `directory`, which need not exist yet."""
     from p2pdist.origin.layout import LocalLayout
 
+    try:
+        directory = directory.absolute()
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"cannot look for the layout {directory}: the working directory was removed",
+            remedy="Name an absolute path with --layout",
+        ) from error
     layout = LocalLayout(directory)
     try:
         yield layout

@@ -12,8 +12,8 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.depots import layout_option, opened_layout
-from p2pdist.cli.pack import format_option, parse_entrypoint, settings_options, show_packed
-from p2pdist.model.errors import P2PDistError
+from p2pdist.cli.pack import content_options, format_option, parse_entrypoint, settings_options, show_packed
+from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.package import Config, parse_reference
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 @format_option
 @settings_options
+@content_options
 @layout_option
 @output.json_option
 def command(
@@ -43,6 +44,8 @@ def command(
     image: str,
     platform: str,
     form: Format | None,
+    follow_links: bool,
+    world_readable: bool,
     layout: Path,
     as_json: bool,
     **settings: Any,
@@ -60,34 +63,39 @@ def command(
       p2pdist import trainer.tar -t team/trainer:v3 --format tree
     """
     from p2pdist.package.archive import unpack_source
-    from p2pdist.package.pack import pack
+    from p2pdist.package.layering import Layer, Making, pack_layers
+    from p2pdist.package.scan import source_directory, source_path
 
     reference = parse_reference(tag)
     parse_entrypoint(settings["entrypoint"])
+    source = source_path(source, "directory or archive")
 
-    async def work(progress: output.Progress) -> tuple[Packed, str, list[str]]:
+    async def work(progress: output.Progress) -> tuple[Packed, list[str], str]:
         async with opened_layout(layout) as local:
             with local.staging(f"{source.absolute()} imported") as stage:
                 found = await asyncio.to_thread(
                     unpack_source, source, stage, image=image, platform=platform, report=progress
                 )
-                chosen = _settings(found, **settings)
-                notes = await asyncio.to_thread(_notes, found, replaced=settings["entrypoint"] is not None)
-                packed = await pack(
-                    found.root,
-                    reference,
-                    local,
-                    settings=chosen,
-                    format=form or "squashfs",
-                    modes=found.modes,
-                    on_progress=progress,
+                if follow_links and found.kind != "directory":
+                    raise UsageError(
+                        f"the links of an archive ({source}) are not followed", remedy="Leave --follow-links away"
+                    )
+                said = await asyncio.to_thread(_notes, found, replaced=settings["entrypoint"] is not None)
+                making = Making(
+                    settings=_settings(found, **settings),
+                    world_readable=world_readable,
+                    follow_links=follow_links,
                 )
+                # In an image modes and absolute links are meant for a system of its own.
+                told = found.kind in ("directory", "tar")
+                layer = Layer(source_directory(found.root), form or "squashfs", told=told, modes=found.modes)
+                packed, notes = await pack_layers([layer], reference, local, making, on_progress=progress)
         dropped = (*found.seen.dropped, *packed.dropped)
         total = found.seen.dropped_total + packed.dropped_total
-        return replace(packed, dropped=dropped, dropped_total=total), found.kind, [*found.notes, *notes]
+        return replace(packed, dropped=dropped, dropped_total=total), [*found.notes, *said, *notes], found.kind
 
     with output.Progress(quiet=as_json) as progress:
-        packed, kind, notes = asyncio.run(work(progress))
+        packed, notes, kind = asyncio.run(work(progress))
     show_packed(packed, notes, as_json=as_json, kind=kind)
 
 

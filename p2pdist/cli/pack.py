@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from p2pdist.package.layering import Layer, Making
     from p2pdist.package.pack import Packed, Settings
     from p2pdist.package.project import Format, Project, ProjectFile
+    from p2pdist.package.scan import Link
 
 DROPPED_SHOWN_MAX = 20
+NAMED_MAX = 1000
+"""Links and files that --json names, of each kind."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -50,6 +53,24 @@ def format_option(function: Function) -> Function:
     )(function)
 
 
+def content_options(function: Function) -> Function:
+    """The options that change what of a directory hosts see."""
+    for option in (
+        click.option(
+            "--world-readable",
+            is_flag=True,
+            help="Let everybody read all files, and execute what anybody may (chmod a+rX): owners become root.",
+        ),
+        click.option(
+            "--follow-links",
+            is_flag=True,
+            help="Pack the files that symbolic links out of the package lead to in their place.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """The options of this verb, except those that only say where things are."""
@@ -68,6 +89,8 @@ class _Wanted:
     first_party: tuple[str, ...]
     only_used: tuple[Path, ...]
     reproducible: bool
+    world_readable: bool
+    follow_links: bool
 
 
 @click.command("pack")
@@ -83,7 +106,9 @@ class _Wanted:
     "--ignore", multiple=True, metavar="PATTERN", help="Leave out what matches, as in .gitignore; may be repeated."
 )
 @click.option(
-    "--split", is_flag=True, help="Make two layers of a virtual environment: third-party below, one's own code on top."
+    "--split",
+    is_flag=True,
+    help="Make layers of a virtual environment: third-party below, then what a run compiled of it, one's own code on top.",
 )
 @click.option("--first-party", multiple=True, metavar="NAME", help="With --split: a distribution that is one's own.")
 @click.option(
@@ -104,6 +129,7 @@ class _Wanted:
 )
 @click.option("--level", type=int, help="zstd level of images, 1 to 22.  [default: 6]")
 @click.option("--xattrs", is_flag=True, help="Keep extended attributes user.* (trees only).")
+@content_options
 @layout_option
 @origin_option
 @output.json_option
@@ -114,7 +140,9 @@ def command(
 
     Equal files, modes and modification times give an equal package. Device nodes, sockets, FIFOs and setuid bits are left out and
     named; of character devices those that are whiteouts (0/0) stay where there is a --base.
-    What matches a pattern in SOURCE/.p2pdistignore is left out, too.
+    What matches a pattern in SOURCE/.p2pdistignore is left out, too. Symbolic links are packed as links; those that lead out of the
+    package or nowhere are named, as are files that others than their owner may not read. The links of a Hugging Face snapshot to the
+    blobs of its cache are packed as files.
 
     The project file p2pdist.toml in SOURCE, or without SOURCE in this directory, may say most of this: name, tag, base, entrypoint,
     working_dir, format, ignore, a table [env], and for several layers tables [[layer]] with source, format, only, ignore and target.
@@ -171,6 +199,8 @@ def _making(wanted: _Wanted, said: Project | None) -> Making:
         mtime=mtime,
         xattrs=wanted.xattrs,
         reproducible=wanted.reproducible,
+        world_readable=wanted.world_readable,
+        follow_links=wanted.follow_links,
     )
 
 
@@ -230,6 +260,12 @@ def layer_fields(layer: Descriptor) -> dict[str, object]:
     return {"digest": layer.digest, "size": layer.size, "mediaType": layer.media_type}
 
 
+def _link_fields(link: Link) -> dict[str, str]:
+    from p2pdist.model.printable import printable
+
+    return {"path": printable(link.path), "target": printable(link.target), "what": link.what}
+
+
 def show_packed(packed: Packed, notes: list[str], *, as_json: bool, **more: object) -> None:
     """Tell what was packed; `more` are further fields of the JSON document."""
     from p2pdist.model.printable import printable
@@ -255,6 +291,12 @@ def show_packed(packed: Packed, notes: list[str], *, as_json: bool, **more: obje
                 "seconds": round(packed.seconds, 3),
                 "dropped": [{"path": printable(item.path), "what": item.what} for item in packed.dropped],
                 "dropped_total": packed.dropped_total,
+                "links": [_link_fields(link) for link in packed.links[:NAMED_MAX]],
+                "links_total": len(packed.links),
+                "followed": [_link_fields(link) for link in packed.followed[:NAMED_MAX]],
+                "followed_total": len(packed.followed),
+                "owner_only": [printable(path) for path in packed.narrow[:NAMED_MAX]],
+                "owner_only_total": len(packed.narrow),
                 "notes": notes,
                 **more,
             }

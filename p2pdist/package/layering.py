@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Sequence
+import stat
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,11 @@ from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.package import LAYERS_MAX, Descriptor, Reference
 from p2pdist.package.depot import Depot, LocalDepot
 from p2pdist.package.ignore import Ignore, matcher, read_patterns
-from p2pdist.package.pack import OnProgress, Packed, Settings, pack
+from p2pdist.package.links import FOLLOWED, Followed, followed_links, snapshot_blobs
+from p2pdist.package.pack import OnProgress, Packed, Settings, Shown, examples, pack
 from p2pdist.package.project import Format, Project, ProjectFile
 from p2pdist.package.reproducible import recompile
-from p2pdist.package.scan import Dropped
+from p2pdist.package.scan import Dropped, Link, source_directory
 from p2pdist.package.split import split
 from p2pdist.package.squashfs import LEVEL, check_apart
 from p2pdist.package.stage import stage, walk, with_parents
@@ -41,11 +43,19 @@ class Layer:
     ignore: Ignore | None = None
     only: frozenset[bytes] | None = None
     target: str = ""
+    split: bool = False
+    """The rest of the directory is in other layers: sources of compiled files may be there, and the times of directories, which change
+    with what is written for the other layers, are 0."""
+    told: bool = True
+    """The user hears of links and permissions that mean something else on a host."""
+    modes: Mapping[bytes, int] = field(default_factory=dict)
+    """Those that entries get, by path, in the place of their own: of a source that is packed itself, not a stand-in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How all layers are made. `mtime` as pack takes it; `reproducible` replaces compiled Python."""
+    """How all layers are made. `mtime` and `world_readable` as pack takes them; `reproducible` replaces compiled Python;
+    `follow_links` packs files in the place of links that lead out of the package."""
 
     base: Reference | None = None
     settings: Settings = field(default_factory=Settings)
@@ -53,6 +63,8 @@ class Making:
     mtime: int | None = None
     xattrs: bool = False
     reproducible: bool = False
+    world_readable: bool = False
+    follow_links: bool = False
 
 
 def project_layers(file: ProjectFile, form: Format, patterns: Sequence[str] = ()) -> list[Layer]:
@@ -62,7 +74,7 @@ def project_layers(file: ProjectFile, form: Format, patterns: Sequence[str] = ()
         return [plain_layer(file.path.parent, form, patterns, project)]
     layers = []
     for described in project.layer:
-        source = file.source(described)
+        source = source_directory(file.source(described))
         outer = [*project.ignore, *described.ignore, *read_patterns(source), *patterns]
         ignore = matcher(outer, where=f"the patterns of layer {described.source!r}")
         only = None
@@ -75,6 +87,7 @@ def project_layers(file: ProjectFile, form: Format, patterns: Sequence[str] = ()
 
 def plain_layer(source: Path, form: Format, patterns: Sequence[str] = (), project: Project | None = None) -> Layer:
     """One layer of all that is in `source` but what the patterns leave out."""
+    source = source_directory(source)
     told = project.ignore if project else ()
     return Layer(source, form, matcher([*told, *read_patterns(source), *patterns]))
 
@@ -100,14 +113,14 @@ def used_layer(layer: Layer, trace: Trace) -> tuple[Layer, list[str]]:
 
 
 def split_layer(layer: Layer, first_party: Sequence[str]) -> tuple[list[Layer], list[str]]:
-    """Two layers of a virtual environment, one when all of it belongs to one of them; and notes. Raises UsageError."""
+    """The layers of a virtual environment, up to three, of which none is empty; and notes. Raises UsageError."""
     found = split(layer.source, first_party=first_party, ignore=layer.ignore)
     notes = [
         *found.notes,
         f"third-party: {len(found.third_party)} distributions; first-party: {', '.join(found.first_party) or 'no distribution'}",
     ]
-    parts = [part if layer.only is None else part & layer.only for part in (found.lower, found.upper)]
-    return [replace(layer, only=part) for part in parts if part], notes
+    parts = [part if layer.only is None else part & layer.only for part in (found.lower, found.compiled, found.upper)]
+    return [replace(layer, only=part, split=True) for part in parts if part], notes
 
 
 async def pack_layers(
@@ -127,8 +140,7 @@ async def pack_layers(
     async with layout.packing():  # no tag leads to the lower layers yet
         for number, layer in enumerate(layers, 1):
             last = number == len(layers)
-            async with _shown(layer, number, layout, making, on_progress) as (source, lost, more):
-                staged = source != layer.source
+            async with _shown(layer, number, layout, making, on_progress) as (source, staged):
                 packed = await pack(
                     source,
                     reference,
@@ -142,12 +154,21 @@ async def pack_layers(
                     xattrs=making.xattrs,
                     ignore=None if staged else layer.ignore,
                     only=None if staged else layer.only,
+                    modes=layer.modes,
+                    timeless=layer.split and not staged,
+                    world_readable=making.world_readable,
+                    shown=Shown(layer.source, layer.target, layer.told),
                     on_progress=on_progress,
                 )
-            notes += more
-            sums.append(
-                replace(packed, dropped=(*packed.dropped, *lost), dropped_total=packed.dropped_total + len(lost))
-            )
+            if staged:
+                notes += staged.notes
+                packed = replace(
+                    packed,
+                    dropped=(*packed.dropped, *staged.lost),
+                    dropped_total=packed.dropped_total + len(staged.lost),
+                    followed=tuple(staged.followed),
+                )
+            sums.append(packed)
             below = Reference(reference.name, digest=Digest(packed.digest))
     return _summed(sums), notes
 
@@ -162,34 +183,60 @@ def _summed(sums: Sequence[Packed]) -> Packed:
         dropped_total=sum(each.dropped_total for each in sums),
         bytes_written=sum(each.bytes_written for each in sums),
         warnings=tuple(dict.fromkeys(warning for each in sums for warning in each.warnings)),
+        links=tuple(link for each in sums for link in each.links),
+        followed=tuple(link for each in sums for link in each.followed),
+        narrow=tuple(path for each in sums for path in each.narrow),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """What came of a stand-in: what of the source it could not carry, notes, and the links in whose place files stand."""
+
+    lost: list[Dropped]
+    notes: list[str]
+    followed: list[Link]
 
 
 @contextlib.asynccontextmanager
 async def _shown(
     layer: Layer, number: int, layout: LocalDepot, making: Making, on_progress: OnProgress | None
-) -> AsyncIterator[tuple[Path, list[Dropped], list[str]]]:
-    """The directory to pack for a layer, what of the source it could not carry, and notes."""
+) -> AsyncIterator[tuple[Path, _Staged | None]]:
+    """The directory to pack for a layer, and what came of it where that is a stand-in."""
     image_of_part = layer.form == "squashfs" and (layer.ignore is not None or layer.only is not None)
-    if not (layer.target or making.reproducible or image_of_part):
-        yield layer.source, [], []
+    followed = await asyncio.to_thread(_followed, layer, making)
+    if not (layer.target or making.reproducible or image_of_part or followed):
+        yield layer.source, None
         return
     check_apart(layer.source, layout.directory)
     purpose = f"{layer.source.absolute()} as layer {number}"
     with layout.staging(purpose) as work:
-        lost, notes = await asyncio.to_thread(_stage, layer, work, making.reproducible, on_progress)
-        yield work / "tree", lost, notes
+        staged = await asyncio.to_thread(_stage, layer, work, making.reproducible, followed, on_progress)
+        yield work / "tree", staged
+
+
+def _followed(layer: Layer, making: Making) -> dict[bytes, Followed]:
+    """What is packed in the place of links. Raises UsageError."""
+    if not layer.told or not (making.follow_links or snapshot_blobs(layer.source)):
+        return {}
+    walked = walk(layer.source, ignore=layer.ignore, only=layer.only)
+    links = [found.path for found in walked if stat.S_ISLNK(found.status.st_mode)]
+    return followed_links(layer.source, links, target=layer.target, wanted=making.follow_links)
 
 
 def _stage(
-    layer: Layer, work: Path, reproducible: bool, on_progress: OnProgress | None
-) -> tuple[list[Dropped], list[str]]:
+    layer: Layer,
+    work: Path,
+    reproducible: bool,
+    followed: dict[bytes, Followed],
+    on_progress: OnProgress | None,
+) -> _Staged:
     """Make the stand-in for a layer in `work`/tree. Raises Corrupt when something in its source changes meanwhile."""
     before = scan_tree(layer.source, ignore=layer.ignore, only=layer.only)
     whole = layer.ignore is None and layer.only is None
     look_again = partial(check_unchanged, before, ignore=layer.ignore, only=layer.only, times_of_directories=whole)
     try:
-        made = _make(layer, work, reproducible, on_progress)
+        made = _make(layer, work, reproducible, followed, on_progress)
     except P2PDistError:
         look_again()  # what has vanished is the better reason
         raise
@@ -198,23 +245,45 @@ def _stage(
 
 
 def _make(
-    layer: Layer, work: Path, reproducible: bool, on_progress: OnProgress | None
-) -> tuple[list[Dropped], list[str]]:
+    layer: Layer,
+    work: Path,
+    reproducible: bool,
+    followed: dict[bytes, Followed],
+    on_progress: OnProgress | None,
+) -> _Staged:
     replaced: dict[bytes, Path | None] = {}
     notes: list[str] = []
     if reproducible:
         (work / "compiled").mkdir()
         files = walk(layer.source, ignore=layer.ignore, only=layer.only)
         report = on_progress or (lambda what, done, total: None)
-        found = recompile(layer.source, files, work / "compiled", report=report)
+        others = walk(layer.source, ignore=layer.ignore) if layer.split else ()
+        found = recompile(layer.source, files, work / "compiled", others=others, report=report)
         replaced, notes = found.files, found.notes
+    links = [
+        Link(os.fsdecode(path), os.fsdecode(os.readlink(layer.source / os.fsdecode(path))), FOLLOWED)
+        for path in followed
+        if replaced.get(path, layer.source) is not None
+    ]
     where = work / "tree" / layer.target
-    lost = stage(layer.source, where, ignore=layer.ignore, only=layer.only, replaced=replaced, plain_modes=reproducible)
+    lost = stage(
+        layer.source,
+        where,
+        ignore=layer.ignore,
+        only=layer.only,
+        replaced=replaced,
+        plain_modes=reproducible,
+        timeless=layer.split,
+        followed=followed,
+    )
     while where != work / "tree":
         where = where.parent
         where.chmod(0o755)
         os.utime(where, (0, 0))
-    return lost, notes
+    if links:
+        names = examples([f"{link.path} -> {link.target}" for link in links])
+        notes.append(f"packed the files that {len(links)} symbolic links lead to in their place: {names}")
+    return _Staged(lost, notes, links)
 
 
 class _Untagged:

@@ -29,14 +29,19 @@ from p2pdist.model.package import (
     encode_config,
     encode_manifest,
 )
+from p2pdist.model.printable import printable
 from p2pdist.package.content import read_content
 from p2pdist.package.depot import Depot, LocalDepot, read_manifest, read_small
-from p2pdist.package.scan import Dropped, Ignore, check_directory
+from p2pdist.package.links import NOWHERE, OUT, strange_links
+from p2pdist.package.scan import Dropped, Ignore, Link, source_directory
 from p2pdist.package.squashfs import LEVEL, build_image, check_apart
 from p2pdist.package.survey import survey
 from p2pdist.package.tree_pack import Base, Options, pack_tree
-from p2pdist.package.tree_scan import check_unchanged, scan_tree
+from p2pdist.package.tree_scan import TreeScan, check_unchanged, scan_tree
 from p2pdist.package.tree_store import write_small
+
+EXAMPLES = 3
+"""Names that a warning gives of many."""
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what is going on, and bytes done and in all; possibly on another thread."""
@@ -80,6 +85,22 @@ class Packed:
     parts: tuple[Descriptor, ...] = ()
     bytes_written: int = 0
     warnings: tuple[str, ...] = ()
+    links: tuple[Link, ...] = ()
+    """Symbolic links that lead out of the package or nowhere."""
+    followed: tuple[Link, ...] = ()
+    """Those in whose place the files are packed that they lead to."""
+    narrow: tuple[str, ...] = ()
+    """Files and directories that their owner may read or execute and others may not; owners become root."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the directory that is packed stands for: a source that appears below `target` of the package. `told`: the user hears of links
+    and permissions that mean something else on a host."""
+
+    source: Path
+    target: str = ""
+    told: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +126,7 @@ class _Layer:
     dropped: tuple[Dropped, ...]
     dropped_total: int
     written: int
+    scan: TreeScan
     warnings: tuple[str, ...] = ()
 
 
@@ -123,6 +145,9 @@ async def pack(
     ignore: Ignore | None = None,
     only: Collection[bytes] | None = None,
     modes: Mapping[bytes, int] | None = None,
+    timeless: bool = False,
+    world_readable: bool = False,
+    shown: Shown | None = None,
     on_progress: OnProgress | None = None,
 ) -> Packed:
     """Pack the directory `source` as `reference` into `layout`, on top of `base` (looked up in the layout, then at the origin).
@@ -130,22 +155,30 @@ async def pack(
     `mtime`, in seconds since 1970, replaces all modification times of an image, and the later ones of a tree. Without it an image keeps
     times from 1970 to 2106, and UsageError names what has another one. Corrupt names what changes in the source meanwhile.
     `ignore` leaves entries out by path below the source; `only` keeps these paths and the directories above them (a directory named there
-    is kept without what is in it). `xattrs` carries extended attributes `user.*`, in trees alone; `level` is for images alone.
-    `modes` are those that files and directories get in the package, by path below the source, in the place of their own.
+    is kept without what is in it). With `timeless` the directories of a tree have the time 0. `xattrs` carries extended attributes
+    `user.*`, in trees alone; `level` is for images alone. `modes` are those that files and directories get in the package, by path below
+    the source, in the place of their own; `world_readable` then gives everybody the right to read, and to execute what anybody may
+    execute. `shown` is what `source` stands for, by default itself.
 
-    The base's layers and parts are named, not copied; its piece lists and catalogs are copied. No collection runs in the layout meanwhile,
-    which may remove what is drawn on and not named yet. Raises NotFound, UsageError, DiskFull, Conflict during a collection, and what
-    build_image and pack_tree raise.
+    The base's layers and parts are named, not copied; its piece lists and catalogs are copied. No collection runs in the layout meanwhile.
+    Raises NotFound, UsageError, DiskFull, Conflict during a collection, and what build_image and pack_tree raise.
     """
-    started = time.monotonic()
+    started, source = time.monotonic(), source_directory(source)
     if not reference.tag:
         raise UsageError(f"{reference} names a digest, which packing decides", remedy="Name the package as name:tag")
-    check_directory(source)
     check_apart(source, layout.directory)
     async with layout.packing():
         below = await _read_base(base, layout, origin)
         config = (settings or Settings()).over(below.config if below else Config())
-        options = Options(xattrs=xattrs, ignore=ignore, only=only, mtime=mtime, modes=modes or {})
+        options = Options(
+            xattrs=xattrs,
+            ignore=ignore,
+            only=only,
+            mtime=mtime,
+            modes=modes or {},
+            timeless=timeless,
+            world_readable=world_readable,
+        )
         if format == "tree":
             layer = await _add_tree(source, reference, layout, base, below, options, on_progress)
         else:
@@ -153,20 +186,75 @@ async def pack(
                 raise UsageError("an image carries no extended attributes", remedy="Pack a tree with --format tree")
             layer = await _add_image(source, layout, level, options, on_progress, whiteouts=below is not None)
         manifest, written = await _add_manifest(reference, layout, below, config, layer)
+        told = await asyncio.to_thread(_remarks, layer.scan, shown or Shown(source), below is None, world_readable)
         described, count = await _name(reference, layout, manifest)
+    written += count + layer.written + (below.written if below else 0)
+    return _packed(reference, described.digest, manifest, layer, written, time.monotonic() - started, *told)
+
+
+def _packed(
+    reference: Reference,
+    digest: str,
+    manifest: Manifest,
+    layer: _Layer,
+    written: int,
+    seconds: float,
+    links: tuple[Link, ...],
+    narrow: tuple[str, ...],
+) -> Packed:
     return Packed(
         reference,
-        described.digest,
+        digest,
         manifest.layers,
         layer.files,
         layer.bytes_total,
-        time.monotonic() - started,
+        seconds,
         layer.dropped,
         layer.dropped_total,
         manifest.parts,
-        written + count + layer.written + (below.written if below else 0),
-        layer.warnings,
+        written,
+        (*layer.warnings, *_warnings(links, narrow)),
+        links,
+        (),
+        narrow,
     )
+
+
+def _remarks(
+    scan: TreeScan, shown: Shown, whole: bool, world_readable: bool
+) -> tuple[tuple[Link, ...], tuple[str, ...]]:
+    """Links and permissions that a user is to hear of."""
+    if not shown.told:
+        return (), ()
+    above = os.fsencode(shown.target) + b"/" if shown.target else b""
+    paths = [path[len(above) :] for path in scan.links if path.startswith(above)]
+    links = strange_links(shown.source, paths, target=shown.target, whole=whole)
+    return tuple(links), () if world_readable else tuple(map(os.fsdecode, scan.narrow))
+
+
+def _warnings(links: Sequence[Link], narrow: Sequence[str]) -> list[str]:
+    """What a user hears of links and permissions, a line a kind."""
+    found = []
+    for what, advice in (
+        (OUT, "on hosts such a link may lead nowhere; --follow-links packs files instead"),
+        (NOWHERE, "they are packed as they are"),
+    ):
+        if some := [f"{link.path} -> {link.target}" for link in links if link.what == what]:
+            found.append(
+                f"{len(some)} symbolic {'links' if len(some) > 1 else 'link'} {what}: {examples(some)}; {advice}"
+            )
+    if narrow:
+        found.append(
+            f"{len(narrow)} {'entries have' if len(narrow) > 1 else 'entry has'} no rights for others: {examples(narrow)}; owners become "
+            "root, so users of hosts whose agent is root are shut out; --world-readable lets everybody read"
+        )
+    return found
+
+
+def examples(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - EXAMPLES}" if len(names) > EXAMPLES else ""
+    return ", ".join(printable(name)[:200] for name in names[:EXAMPLES]) + more
 
 
 async def _read_base(base: Reference | None, layout: LocalDepot, origin: Depot | None) -> _Below | None:
@@ -248,6 +336,7 @@ async def _add_tree(
         dropped,
         found.dropped_total,
         tree.bytes_written,
+        tree.scan,
         tree.warnings,
     )
 
@@ -279,6 +368,7 @@ async def _add_image(
                     mtime=options.mtime,
                     exclude=found.excluded,
                     modes=options.modes,
+                    world_readable=options.world_readable,
                     size_estimate=found.bytes_total,
                     on_bytes=lambda count: report("packing", count),
                 )
@@ -302,6 +392,7 @@ async def _add_image(
         tuple(found.dropped),
         found.dropped_total,
         written,
+        looked,
     )
 
 

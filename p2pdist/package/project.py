@@ -24,6 +24,7 @@ Keys may be written with hyphens, too. An unknown key is refused, since it would
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +34,7 @@ import msgspec
 from p2pdist.model.errors import NotFound, TooLarge, UsageError
 from p2pdist.model.package import LAYERS_MAX
 from p2pdist.package.regular import open_regular
+from p2pdist.package.scan import source_directory
 
 PROJECT_FILE = "p2pdist.toml"
 PROJECT_BYTES_MAX = 1 << 20
@@ -86,8 +88,8 @@ def find_project(source: Path | None, named: Path | None) -> ProjectFile | None:
     be there. Raises UsageError and what read_project raises."""
     if named is not None:
         return read_project(named)
-    file = (source or Path()) / PROJECT_FILE
-    if file.is_file():
+    file = (source_directory(source) if source else Path()) / PROJECT_FILE
+    if os.path.isfile(file):
         return read_project(file)
     if source is None:
         raise UsageError(

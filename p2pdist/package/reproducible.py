@@ -101,24 +101,32 @@ def clamp_time(environ: Mapping[str, str]) -> int:
 
 
 def recompile(
-    source: Path, files: Iterable[Found], work: Path, *, report: Report = lambda what, done, total: None
+    source: Path,
+    files: Iterable[Found],
+    work: Path,
+    *,
+    others: Iterable[Found] = (),
+    report: Report = lambda what, done, total: None,
 ) -> Replaced:
-    """Compile every .pyc file among `files` of `source` anew, into the empty directory `work`. `report` hears of bytes of source. Blocks.
+    """Compile every .pyc file among `files` of `source` anew, into the empty directory `work`; their sources are among `files` and
+    `others`. `report` hears of bytes of source. Blocks.
     Never writes to `source`."""
+    source, work = Path(os.path.abspath(source)), Path(os.path.abspath(work))  # the interpreter runs elsewhere
     taken = {found.path: found.status.st_size for found in files if _is_file(source, found)}
+    sources = {**{found.path: found.status.st_size for found in others if _is_file(source, found)}, **taken}
     replaced = Replaced()
     jobs: dict[tuple[bytes, str], list[_Job]] = {}
     for path in sorted(path for path in taken if path.endswith(b".pyc")):
         cached = _CACHED.match(path)
         name = os.path.join(cached[1] or b"", cached[2] + b".py") if cached else path[:-1]
         tag = os.fsdecode(cached[3]) if cached else ""
-        if name in taken:
+        if name in sources:
             jobs.setdefault((_magic(source, path), tag), []).append(_Job(path, name, int((cached and cached[4]) or 0)))
         elif cached:
             _leave_out(replaced, path, "there is no source for it")
         else:
             replaced.notes.append(f"kept as it is: {_shown(path)} (compiled Python without a source)")
-    total, done = sum(taken[job.source] for group in jobs.values() for job in group), 0
+    total, done = sum(sources[job.source] for group in jobs.values() for job in group), 0
     for (magic, tag), group in jobs.items():
         interpreter = _interpreter(magic, tag)
         for start in range(0, len(group), BATCH):
@@ -128,7 +136,7 @@ def recompile(
                     _leave_out(replaced, job.compiled, f"no interpreter here has its magic number {magic.hex()}")
             else:
                 _compile(source, interpreter, batch, work, replaced)
-            done += sum(taken[job.source] for job in batch)
+            done += sum(sources[job.source] for job in batch)
             report("compiling", done, total)
     return replaced
 

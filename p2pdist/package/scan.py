@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -34,6 +36,15 @@ class Dropped:
     what: str
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link of a source: its path relative to it, the path it holds, and what of that a user should know."""
+
+    path: str
+    target: str
+    what: str
+
+
 @dataclass(slots=True)
 class Scan:
     """`files` regular files of `bytes_total` bytes; `dropped` holds the first DROPPED_SHOWN_MAX of `dropped_total`. `excluded` are the
@@ -51,12 +62,45 @@ class Scan:
             self.dropped.append(Dropped(path, what))
 
 
-def check_directory(source: Path) -> None:
-    """Raises NotFound, or UsageError when `source` is something else."""
-    if not source.exists():
-        raise NotFound(f"there is no directory {source}")
-    if not source.is_dir():
+def source_directory(source: Path) -> Path:
+    """The path of the directory `source`, absolute and without symbolic links: mksquashfs packs a link as a link, whatever it leads to, and
+    programs that run in other directories are given this path. Raises NotFound, and UsageError when there is something else."""
+    real = source_path(source)
+    if not real.is_dir():
         raise UsageError(f"{source} is not a directory", remedy="Name the directory to pack")
+    return real
+
+
+def source_path(source: Path, kind: str = "directory") -> Path:
+    """The path of `source`, absolute and without symbolic links. `kind` is what should be there. Raises NotFound, UsageError and
+    P2PDistError saying why there is nothing."""
+    try:
+        return Path(os.path.realpath(source, strict=True))
+    except ValueError as error:  # a NUL
+        raise UsageError(f"{str(source)!r} is not a path", remedy="Name the directory to pack") from error
+    except OSError as error:
+        raise _not_there(source, kind, error) from error
+
+
+def _not_there(source: Path, kind: str, error: OSError) -> P2PDistError:
+    shown = printable(str(source))
+    if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        return unreadable(str(source), error.strerror or str(error))
+    if not source.is_absolute() and not _has_working_directory():
+        return NotFound(f"cannot look for {shown}: the working directory was removed", remedy="Name an absolute path")
+    if error.errno == errno.ELOOP:
+        return UsageError(f"{shown} is a link that leads to itself", remedy=f"Name the {kind}")
+    if source.is_symlink():
+        target = printable(os.readlink(source))
+        return NotFound(f"{shown} is a link to {target}, which is not there", remedy=f"Name the {kind}")
+    return NotFound(f"there is no {kind} {shown}")
+
+
+def _has_working_directory() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def with_parents(paths: Collection[bytes]) -> frozenset[bytes]:

@@ -1,9 +1,11 @@
-"""Splitting a virtual environment into two layers: third-party distributions below, one's own code on top.
+"""Splitting a virtual environment into layers: third-party distributions below, one's own code on top.
 
 The lower layer stays the same while only one's own code changes, so hosts that have it fetch the upper one alone. To the lower one go the
-files that the RECORD of a distribution lists, what was compiled from them, and the environment's own furniture (interpreter links,
-pyvenv.cfg, activation scripts). To the upper one goes everything else: distributions installed from a directory (editable ones,
-direct_url.json with dir_info), those named as first-party, and files that no distribution lists.
+files that the RECORD of a distribution lists and the environment's own furniture (interpreter links, pyvenv.cfg, activation scripts). To
+the upper one goes everything else: distributions installed from a directory (editable ones, direct_url.json with dir_info), those named
+as first-party, and files that no distribution lists. What was compiled from files of the lower layer and is in no RECORD gets a layer of
+its own between them: an interpreter writes it when a module is first imported, and neither the lower layer may change by that nor the
+upper one carry it with each edit.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Split:
     """What goes to each layer, directories included: paths relative to the source. Names of the distributions in each, and notes."""
 
     lower: frozenset[bytes]
+    compiled: frozenset[bytes]
     upper: frozenset[bytes]
     third_party: tuple[str, ...]
     first_party: tuple[str, ...]
@@ -60,10 +63,8 @@ def split(source: Path, *, first_party: Collection[str] = (), ignore: Ignore | N
         )
     ours = [each for each in installed if each.local or each.name in named or each.files is None]
     theirs = [each for each in installed if each not in ours]
-    lower, upper = _divide(source, environments, ours, theirs, ignore)
     return Split(
-        lower,
-        upper,
+        *_divide(source, environments, ours, theirs, ignore),
         tuple(sorted(each.name for each in theirs)),
         tuple(sorted(each.name for each in ours)),
         tuple(f"{each.name} has no RECORD and goes to the upper layer" for each in ours if each.files is None),
@@ -86,30 +87,37 @@ def _divide(
     ours: list[Distribution],
     theirs: list[Distribution],
     ignore: Ignore | None,
-) -> tuple[frozenset[bytes], frozenset[bytes]]:
+) -> tuple[frozenset[bytes], frozenset[bytes], frozenset[bytes]]:
+    """What goes to the lower layer, to that of compiled files, and to the upper one."""
     listed = {path for each in theirs for path in each.files or ()} - {
         path for each in ours for path in each.files or ()
     }
     infos = {each.info for each in theirs}
 
     def is_lower(path: bytes) -> bool:
-        if path in listed or os.path.dirname(path) in infos:
-            return True
-        if cached := _CACHED.match(path):
-            return cached[1] + cached[2] + b".py" in listed
-        return any(_is_furniture(path, place) for place in environments)
+        return (
+            path in listed
+            or os.path.dirname(path) in infos
+            or any(_is_furniture(path, place) for place in environments)
+        )
+
+    def is_compiled(path: bytes) -> bool:
+        cached = _CACHED.match(path)
+        return bool(cached and cached[1] + cached[2] + b".py" in listed)
 
     lower: set[bytes] = set()
+    compiled: set[bytes] = set()
     upper: set[bytes] = set()
     directories: set[bytes] = set()
     for found in walk(source, ignore=ignore):
         if found.is_directory and not any(_is_furniture(found.path, place) for place in environments):
             directories.add(found.path)
         else:
-            (lower if is_lower(found.path) else upper).add(found.path)
-    below, above = with_parents(lower), with_parents(upper)
+            layer = lower if is_lower(found.path) else compiled if is_compiled(found.path) else upper
+            layer.add(found.path)
+    below, between, above = with_parents(lower), with_parents(compiled), with_parents(upper)
     # A directory in which nothing lies is nobody's but ours.
-    return below, above | with_parents(directories - below - above)
+    return below, between, above | with_parents(directories - below - between - above)
 
 
 def _is_furniture(path: bytes, environment: bytes) -> bool:

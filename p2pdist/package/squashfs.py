@@ -12,17 +12,26 @@ import contextlib
 import errno
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
+from p2pdist.package.memory import address_limit, memory_limit
+from p2pdist.package.scan import source_directory
 
 LEVEL = 6
 """zstd level: about 7 % smaller than level 3 at half its speed; a package is packed once and moved thousands of times."""
 LEVEL_MAX = 22
 MTIME_MAX = (1 << 32) - 1
 POLL_S = 0.2
+MEMORY_MIN = 16 << 20
+"""Bytes; mksquashfs refuses to plan with less."""
+MEMORY_DIVISOR = 4
+"""The part of memory that mksquashfs plans with by itself, of the whole machine's."""
+PROCESSOR_BYTES = 128 << 20
+"""Address space for the threads of one processor: two stacks, and what zstd works in."""
 _OUTPUT_KEPT_BYTES = 64 << 10
 
 # Becomes the program whose parent's pid, path and arguments it is given, and which is killed (PR_SET_PDEATHSIG, SIGKILL) when that parent
@@ -54,6 +63,7 @@ async def build_image(
     processors: int | None = None,
     exclude: Collection[bytes] = (),
     modes: Mapping[bytes, int] | None = None,
+    world_readable: bool = False,
     size_estimate: int = 0,
     on_bytes: Callable[[int], None] | None = None,
 ) -> None:
@@ -61,8 +71,8 @@ async def build_image(
 
     `mtime` (seconds since 1970) replaces all modification times. Block devices, sockets, FIFOs and setuid/setgid bits are left out;
     character devices are not, since one that is 0/0 is a whiteout. `exclude` holds paths below the source that are left out, of a directory
-    with all that is in it. `modes` are those of files and directories, by path below the source, in the place of their own.
-    `size_estimate` is what DiskFull says is needed.
+    with all that is in it. `modes` are those of files and directories, by path below the source, in the place of their own;
+    `world_readable` lets everybody read, and execute what anybody may (chmod a+rX). `size_estimate` is what DiskFull says is needed.
     `on_bytes` hears of source bytes as they are read. Raises UsageError, DiskFull, or P2PDistError with what mksquashfs said.
     """
     check_apart(source, output)
@@ -70,16 +80,24 @@ async def build_image(
         raise UsageError(f"{level} is not a zstd level", remedy=f"Choose one from 1 to {LEVEL_MAX}")
     if mtime is not None and not 0 <= mtime <= MTIME_MAX:
         raise UsageError(f"{mtime} is not a modification time", remedy=f"Give seconds since 1970, at most {MTIME_MAX}")
+    memory = _memory_arguments(memory_limit(), address_limit(), processors)
     program = shutil.which("mksquashfs")
     if program is None:
         raise P2PDistError("mksquashfs is not installed", remedy="Install the Debian package squashfs-tools")
+    stated = modes or {}
+    if world_readable:  # whichever of the two mksquashfs does first
+        where = os.fsencode(source_directory(source))
+        stated = {
+            path: mode | (0o555 if mode & 0o111 or os.path.isdir(os.path.join(where, path)) else 0o444)
+            for path, mode in stated.items()
+        }
     try:
-        with _exclude_options(output, exclude) as options, _mode_options(output, modes or {}) as more:
+        with _exclude_options(output, exclude) as options, _mode_options(output, stated) as more:
             said, code = await _run(
-                [program, *_arguments(source, output, level, mtime, processors), *options, *more], on_bytes
+                [program, *_arguments(source, output, level, mtime, world_readable), *memory, *options, *more], on_bytes
             )
         if code != 0:
-            raise _failure(source, output, said, size_estimate)
+            raise _failure(source, output, said, code, size_estimate)
     except BaseException:
         output.unlink(missing_ok=True)
         raise
@@ -95,7 +113,8 @@ async def _run(command: list[str | bytes], on_bytes: Callable[[int], None] | Non
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={**environment, "LC_ALL": "C"},
+        # Threads with heaps of their own would reserve 64 MiB of address space each (mallopt(3)).
+        env={**environment, "LC_ALL": "C", **({"MALLOC_ARENA_MAX": "1"} if address_limit() else {})},
     )
     watch = asyncio.create_task(_watch_reads(process.pid, on_bytes)) if on_bytes else None
     try:
@@ -110,17 +129,39 @@ async def _run(command: list[str | bytes], on_bytes: Callable[[int], None] | Non
             watch.cancel()
 
 
-def _arguments(source: Path, output: Path, level: int, mtime: int | None, processors: int | None) -> list[str]:
-    arguments = [str(source.absolute()), str(output.absolute()), "-comp", "zstd", "-Xcompression-level", str(level)]
+def _arguments(source: Path, output: Path, level: int, mtime: int | None, world_readable: bool) -> list[str]:
+    arguments = [
+        str(source_directory(source)),
+        str(output.absolute()),
+        "-comp",
+        "zstd",
+        "-Xcompression-level",
+        str(level),
+    ]
     arguments += ["-b", "131072", "-all-root", "-no-xattrs", "-no-hardlinks", "-noappend", "-reproducible"]
     arguments += ["-mkfs-time", "0", "-root-mode", "755", "-root-time", str(mtime or 0)]
     if mtime is not None:
         arguments += ["-all-time", str(mtime)]
-    if processors is not None:
-        arguments += ["-processors", str(processors)]
     # Actions see types and modes only, so no name has to be quoted.
     arguments += ["-action", "exclude@type(b)||type(s)||type(p)", "-action", "chmod(ug-s)@type(f)||type(d)"]
+    if world_readable:
+        arguments += ["-action", "chmod(a+rX)@type(f)||type(d)"]
     return [*arguments, "-exit-on-error", "-no-progress", "-quiet"]
+
+
+def _memory_arguments(memory: int | None, address_space: int | None, processors: int | None) -> list[str]:
+    """By itself mksquashfs plans with a quarter of the machine's memory, whatever this process may have of it."""
+    arguments = []
+    if address_space is not None:
+        processors = processors or max(1, min(os.cpu_count() or 1, address_space // PROCESSOR_BYTES))
+    limits = [limit for limit in (memory, address_space) if limit is not None]
+    if limits:
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        planned = max(MEMORY_MIN, min(machine, *limits) // MEMORY_DIVISOR)
+        arguments += ["-mem", f"{planned >> 20}M"]
+    if processors is not None:
+        arguments += ["-processors", str(processors)]
+    return arguments
 
 
 @contextlib.contextmanager
@@ -196,12 +237,29 @@ async def _tail(process: asyncio.subprocess.Process) -> str:
     return kept.decode("utf-8", "backslashreplace")
 
 
-def _failure(source: Path, output: Path, said: str, size_estimate: int) -> P2PDistError:
+def _failure(source: Path, output: Path, said: str, code: int, size_estimate: int) -> P2PDistError:
+    if code < 0 or "Out of memory" in said or "Cannot allocate memory" in said:
+        return _without_memory(source, code)
     if "No space left" in said or "Disk quota" in said:
         code = errno.EDQUOT if "Disk quota" in said else errno.ENOSPC
         return DiskFull.on(str(output.parent), os.statvfs(output.parent), needed=size_estimate, code=code)
     if "invalid option" in said:
         return P2PDistError("the installed mksquashfs is too old", remedy="Install squashfs-tools 4.5 or later")
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if "exit" not in line.lower()] or lines or ["it gave no reason"]
+    telling = [line for line in lines if "exit" not in line.lower()] or lines or [f"it ended with exit code {code}"]
     return P2PDistError(f"mksquashfs cannot pack {source}: {telling[0][:500]}")
+
+
+def _without_memory(source: Path, code: int) -> P2PDistError:
+    """The failure of mksquashfs that a signal (a negative exit code) or want of memory ended."""
+    if code >= 0 or -code == signal.SIGKILL:
+        what = (
+            "it ran out of memory"
+            if code >= 0
+            else "signal 9 (SIGKILL) ended it, as the kernel does when memory runs out"
+        )
+        return P2PDistError(
+            f"mksquashfs cannot pack {source}: {what}",
+            remedy="Give the job more memory (cgroup, ulimit -v), or pack with --format tree",
+        )
+    return P2PDistError(f"mksquashfs cannot pack {source}: signal {-code} ({signal.strsignal(-code)}) ended it")

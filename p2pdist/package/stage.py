@@ -20,6 +20,7 @@ from pathlib import Path
 from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
 from p2pdist.model.printable import printable
 from p2pdist.package.ignore import Ignore
+from p2pdist.package.links import Followed
 from p2pdist.package.scan import DEPTH_MAX, KINDS_DROPPED, Dropped
 from p2pdist.package.tree_scan import changed
 
@@ -86,12 +87,15 @@ def stage(
     only: Collection[bytes] | None = None,
     replaced: Mapping[bytes, Path | None] | None = None,
     plain_modes: bool = False,
+    timeless: bool = False,
+    followed: Mapping[bytes, Followed] | None = None,
 ) -> list[Dropped]:
     """Make the new directory `target` a stand-in for `source`. In the place of a file in `replaced` stands the file named there, or
     nothing. With `plain_modes` permissions say no more than Git keeps of them (git-fast-import(1)): whether the owner may execute a file.
-    Returns what could not be carried. Raises DiskFull, and what walk raises."""
+    With `timeless` all directories have the time 0. In the place of a link in `followed` stands the file named
+    there. Returns what could not be carried. Raises DiskFull, and what walk raises."""
     try:
-        return _Stage(source, target, replaced or {}, plain_modes).make(ignore, only)
+        return _Stage(source, target, replaced or {}, plain_modes, timeless, followed or {}).make(ignore, only)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             needed = sum(found.status.st_size for found in walk(source, ignore=ignore, only=only))
@@ -106,6 +110,8 @@ class _Stage:
     target: Path
     replaced: Mapping[bytes, Path | None]
     plain_modes: bool
+    timeless: bool
+    followed: Mapping[bytes, Followed]
     dropped: list[Dropped] = field(default_factory=list)
     copies: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """Where a file with several names was copied to, by device and inode."""
@@ -117,9 +123,11 @@ class _Stage:
         self.target.mkdir(parents=True)
         top = os.stat(self.source)
         directories = [Found(b"", top)]
-        for found in walk(self.source, ignore=ignore, only=only):
-            if self.replaced.get(found.path, self.source) is None:
+        for entry in walk(self.source, ignore=ignore, only=only):
+            if self.replaced.get(entry.path, self.source) is None:
                 continue
+            followed = self.followed.get(entry.path)
+            found = Found(entry.path, followed.status) if followed else entry
             self._keep(found)
             if found.is_directory:
                 os.mkdir(self._to(found.path))
@@ -141,6 +149,8 @@ class _Stage:
 
     def _place(self, found: Found) -> None:
         here, there = os.path.join(os.fsencode(self.source), found.path), self._to(found.path)
+        if found.path in self.followed:
+            here = self.followed[found.path].path
         other = self.replaced.get(found.path)
         if other is not None:
             shutil.copyfile(other, there)
@@ -185,6 +195,8 @@ class _Stage:
         mtime_ns = found.status.st_mtime_ns
         if len(os.listdir(here)) != self.kept.get(found.path, 0):
             mtime_ns = self.newest_ns.get(found.path, 0)
+        if self.timeless:
+            mtime_ns = 0
         os.utime(there, ns=(mtime_ns, mtime_ns))
         if found.path:
             parent = os.path.dirname(found.path)

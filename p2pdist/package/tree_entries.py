@@ -26,7 +26,7 @@ from p2pdist.model.tree import (
 )
 from p2pdist.package.scan import KINDS_DROPPED, unreadable
 from p2pdist.package.tree_draft import Draft, Kept, Known, Looked
-from p2pdist.package.tree_read import Wanted, settled
+from p2pdist.package.tree_read import ChangeTimes, Wanted, settled
 from p2pdist.package.tree_scan import Row, TreeScan, changed
 from p2pdist.package.tree_state import Remembered, Stamp
 
@@ -38,7 +38,8 @@ _NONE = (errno.ENODATA, errno.ENOTSUP, errno.EPERM, errno.EACCES)
 class Assembler:
     """Makes the draft of a tree. `known` are the directories of the last packing; `available` says whether contents of one of them need
     not be read because packs have them, and of one of its files; `mtime` is the latest modification time, in seconds, that an entry may
-    have; `modes` are those of entries, by path, in the place of their own."""
+    have; `modes` are those of entries, by path, in the place of their own; with `timeless` directories have the time 0; `world_readable`
+    gives all the right to read, and to execute what anybody may execute."""
 
     def __init__(
         self,
@@ -49,11 +50,15 @@ class Assembler:
         xattrs: bool = False,
         mtime: int | None = None,
         modes: Mapping[bytes, int] | None = None,
+        timeless: bool = False,
+        world_readable: bool = False,
     ) -> None:
         self._scan, self._known, self._available = scan, known, available
-        self._xattrs, self._modes = xattrs, modes or {}
+        self._xattrs, self._timeless, self._world_readable = xattrs, timeless, world_readable
+        self._modes = modes or {}
         self._latest_ns = (1 << 63) - 1 if mtime is None else mtime * 1_000_000_000
         self._draft = Draft()
+        self._times = ChangeTimes()
         self._links: dict[tuple[int, int], bytes] = {}
 
     def assemble(self) -> Draft:
@@ -102,11 +107,14 @@ class Assembler:
             elif kind == stat.S_IFDIR:
                 self._drop_bits(looked, path, row.mode)
                 opaque, xattrs = self._attributes(looked, path, row, opaque=True)
-                entries.append(Directory(path, self._mode(path, row), self._time(path, row), opaque, xattrs))
+                time_ns = 0 if self._timeless else self._time(path, row)
+                entries.append(Directory(path, self._mode(path, row), time_ns, opaque, xattrs))
                 looked.below.append((len(entries) - 1, row.name))
                 yield len(entries) - 1, path
             elif kind == stat.S_IFLNK:
                 entries.append(Symlink(path, self._time(path, row), self._target(path)))
+                with self._failures(path):
+                    looked.settled &= self._times.count(row, self._scan.path(looked.path))
             elif kind == stat.S_IFCHR and row.size == 0:
                 entries.append(Whiteout(path))
             else:
@@ -134,7 +142,10 @@ class Assembler:
         return File(*head, b"", b"", xattrs)
 
     def _mode(self, path: bytes, row: Row) -> int:
-        return self._modes.get(path, row.mode) & MODE_MASK
+        mode = self._modes.get(path, row.mode) & MODE_MASK
+        if self._world_readable:
+            mode |= 0o555 if stat.S_ISDIR(row.mode) or mode & 0o111 else 0o444
+        return mode
 
     def _time(self, path: bytes, row: Row) -> int:
         if not -(1 << 63) <= row.mtime_ns < 1 << 63:
@@ -154,9 +165,10 @@ class Assembler:
         with self._failures(path):
             hides = opaque and is_opaque(where)
             found = _user_attributes(where) if self._xattrs else ()
+            counts = self._times.count(row, where)
         if sum(len(name) + len(value) for name, value in found) > XATTR_BYTES_MAX:
             raise UsageError(f"{self._shown(path)} has more than {XATTR_BYTES_MAX} bytes of extended attributes")
-        if not settled(row, now):
+        if not counts or not settled(row, now):
             looked.settled = False
         return hides, found
 

@@ -30,14 +30,17 @@ SECONDS_MAX = (1 << 63) // 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What of a directory becomes a tree. `mtime`: the latest modification time that an entry may have, in seconds since 1970.
-    `modes`: those that entries are to have, by path, in the place of their own; only for a source that no packing has seen."""
+    """What of a directory becomes a tree. `mtime`: the latest modification time that an entry may have, in seconds since 1970; with
+    `timeless` directories have the time 0. `modes`: those that entries are to have, by path, in the place of their own, only for a source
+    that no packing has seen; with `world_readable` everybody may read, and execute what anybody may."""
 
     xattrs: bool = False
     ignore: Ignore | None = None
     only: Collection[bytes] | None = None
     mtime: int | None = None
     modes: Mapping[bytes, int] = field(default_factory=dict)
+    timeless: bool = False
+    world_readable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,11 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A packed tree, `bytes_written` to the layout for it, and what the caller should be told."""
+    """A packed tree, `bytes_written` to the layout for it, what its directory looked like, and what the caller should be told."""
 
     outcome: Outcome
     bytes_written: int
+    scan: TreeScan
     warnings: tuple[str, ...] = ()
 
 
@@ -75,14 +79,15 @@ async def pack_tree(
     if options.mtime is not None and not 0 <= options.mtime < SECONDS_MAX:
         raise UsageError(f"{options.mtime} is not a modification time", remedy="Give seconds since 1970")
     scan = await asyncio.to_thread(scan_tree, source, ignore=options.ignore, only=options.only)
-    key = (scan.source, options.xattrs, options.mtime, options.only is not None, base.name if base else None)
+    kept = (options.xattrs, options.mtime, options.only is not None, options.timeless, options.world_readable)
+    key = (scan.source, *kept, base.name if base else None)
     work = _Work(scan, name, layout, base, options, on_bytes, StateFile(layout.directory, key))
     try:
         return await _with_notes(work)
     except Damaged as error:
         found = await _build(work, Notes())
         warning = f"the notes of the last packing are damaged and were not used: {error}"
-        return Tree(found.outcome, found.bytes_written, (warning,))
+        return Tree(found.outcome, found.bytes_written, scan, (warning,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ async def _with_notes(work: _Work) -> Tree:
     under = work.base.digest if work.base else ""
     unchanged = head and (head.fingerprint, head.base) == (work.scan.fingerprint, under)
     if head and unchanged and await asyncio.to_thread(_present, work.layout, head.outcome):
-        return Tree(head.outcome, 0)
+        return Tree(head.outcome, 0, work.scan)
     with contextlib.closing(await asyncio.to_thread(work.state.notes)) as notes:
         return await _build(work, notes)
 
@@ -126,7 +131,7 @@ async def _build(work: _Work, notes: Notes) -> Tree:
     fingerprint = work.scan.fingerprint if built.draft.settled else b""
     head = Head(fingerprint, base.digest if base else "", outcome)
     await asyncio.to_thread(remember, built, pool, work.state, notes, head)
-    return Tree(outcome, written)
+    return Tree(outcome, written, work.scan)
 
 
 def _assemble(built: Built, work: _Work, pool: Pool, notes: Notes, stopped: threading.Event) -> None:
@@ -134,7 +139,14 @@ def _assemble(built: Built, work: _Work, pool: Pool, notes: Notes, stopped: thre
     options = work.options
     ledger = Ledger(pool, notes)
     assembler = Assembler(
-        work.scan, ledger.known, ledger.available, xattrs=options.xattrs, mtime=options.mtime, modes=options.modes
+        work.scan,
+        ledger.known,
+        ledger.available,
+        xattrs=options.xattrs,
+        mtime=options.mtime,
+        modes=options.modes,
+        timeless=options.timeless,
+        world_readable=options.world_readable,
     )
     draft = assembler.assemble()
     total = sum(wanted.row.size for wanted in draft.wanted)

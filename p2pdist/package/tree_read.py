@@ -11,6 +11,10 @@ read again next time, as git does with entries that are as new as its index ("ra
 A store through a shared mapping gives a file new times only when its page is clean, which it is not again until it was written back. So
 what has changed lately is sent on its way to the disk before it is read: the next store, whoever has the page mapped, changes the times. On
 a file system that is all in memory nothing is ever written back, and the times never change: there no file is ever settled.
+
+Nor is one where changes set no ctime: sshfs, SMB, rclone, AFS or FAT show a ctime that is the mtime, and an image that
+is mounted in the place of another has the times that it was made with. So a ctime counts on file systems alone that are known to set one at
+each change.
 """
 
 from __future__ import annotations
@@ -46,8 +50,14 @@ SETTLED_COARSE_NS = 2_000_000_000
 WRITTEN_BACK_NS = 90_000_000_000
 """By then the kernel has written back what was changed: it begins after 30 s unless the machine is told otherwise
 (vm.dirty_expire_centisecs, proc_sys_vm(5))."""
-IN_MEMORY = {0x01021994, 0x858458F6}
-"""tmpfs and ramfs, by f_type (statfs(2), linux/magic.h)."""
+SET_CTIME = {
+    *(0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0xCA451A4E),  # ext2-4, XFS, Btrfs, F2FS, ZFS, bcachefs
+    *(0x3153464A, 0x3434, 0x01161970, 0x7461636F),  # JFS, NILFS, GFS2, OCFS2
+    *(0x6969, 0x00C36400, 0x0BD00BD0, 0x47504653),  # NFS, Ceph, Lustre, GPFS: their servers do
+}
+"""File systems that set a file's ctime at each change, by f_type (statfs(2), linux/magic.h)."""
+OVERLAY = 0x794C7630
+"""overlayfs shows the times of its layers, which may be images: there a ctime counts that is not the mtime."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _STATFS_BYTES_MAX = 256
@@ -76,6 +86,21 @@ class Read:
     settled: bool = False
 
 
+class ChangeTimes:
+    """Says whether the ctime of an entry tells of every change of it."""
+
+    def __init__(self) -> None:
+        self._types: dict[int, int] = {}
+        """The types of file systems, by device."""
+
+    def count(self, row: Row, path: bytes) -> bool:
+        """Of an entry on the file system of `path`. Raises OSError."""
+        kind = self._types.get(row.device)
+        if kind is None:
+            kind = self._types[row.device] = _file_system(path)
+        return kind in SET_CTIME or (kind == OVERLAY and row.ctime_ns != row.mtime_ns)
+
+
 @dataclass(slots=True)
 class ContentReader:
     """Reads files and adds to `writer` what `known` lacks. `chunk_lists` gathers the encoded lists of large files by BLAKE3.
@@ -88,8 +113,7 @@ class ContentReader:
     on_bytes: Callable[[int], None]
     stopped: threading.Event
     chunk_lists: dict[bytes, bytes] = field(default_factory=dict)
-    _in_memory: dict[int, bool] = field(default_factory=dict)
-    """By device, whether its files are in memory alone."""
+    times: ChangeTimes = field(default_factory=ChangeTimes)
     _depth: int = 2 * min(os.cpu_count() or 1, WORKERS_MAX)
     """Batches and windows that are under way at a time."""
     _waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = field(default_factory=deque)
@@ -159,10 +183,10 @@ class ContentReader:
         return chunk in self.known or chunk in self.writer.chunks
 
     def _settled(self, file: Wanted, now_ns: int) -> bool:
-        device = file.row.device
-        if device not in self._in_memory:
-            self._in_memory[device] = _file_system(file.path) in IN_MEMORY
-        return not self._in_memory[device] and settled(file.row, now_ns)
+        try:
+            return self.times.count(file.row, file.path) and settled(file.row, now_ns)
+        except OSError as error:
+            raise unreadable(os.fsdecode(file.path), error.strerror or str(error)) from error
 
     # -- large files
 
@@ -226,11 +250,11 @@ class ContentReader:
 
 
 def _file_system(path: bytes) -> int:
-    """The type of the file system that a file is on: f_type of statfs(2), the first word of what it fills in."""
+    """The type of the file system that a file is on: f_type of statfs(2), the first word of what it fills in. Raises OSError."""
     filled = ctypes.create_string_buffer(_STATFS_BYTES_MAX)
     if _libc.statfs(path, filled):
         number = ctypes.get_errno()
-        raise unreadable(os.fsdecode(path), os.strerror(number))
+        raise OSError(number, os.strerror(number), path)
     return ctypes.c_ulong.from_buffer(filled).value & _TYPE
 
 

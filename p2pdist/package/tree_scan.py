@@ -23,7 +23,7 @@ from blake3 import blake3
 from p2pdist.model.errors import Corrupt, UsageError
 from p2pdist.model.printable import printable
 from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX
-from p2pdist.package.scan import Ignore, check_directory, leaves_out, unreadable, with_parents
+from p2pdist.package.scan import Ignore, leaves_out, source_directory, unreadable, with_parents
 
 _S_IFMT = 0o170000
 _DEVICES = (stat.S_IFCHR, stat.S_IFBLK)
@@ -61,6 +61,10 @@ class TreeScan:
     fingerprint: bytes
     excluded: list[bytes]
     changed_ns: int
+    links: list[bytes]
+    """The paths of symbolic links."""
+    narrow: list[bytes]
+    """The paths of files and directories that their owner or group may read or execute, and others may not."""
 
     def rows(self, directory: bytes) -> list[Row]:
         """The entries of a directory, sorted by name."""
@@ -74,14 +78,14 @@ class TreeScan:
 def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] | None = None) -> TreeScan:
     """Look at everything below `source` but what `ignore` leaves out and, with `only`, what is neither one of these paths nor a directory
     above one. Raises NotFound, UsageError when it is no directory or over a limit, and P2PDistError naming what cannot be read."""
-    check_directory(source)
     wanted = None if only is None else with_parents(only)
-    root = os.fsencode(source.absolute())
+    root = os.fsencode(source_directory(source))
     found: dict[bytes, bytes] = {}
     digests: dict[bytes, bytes] = {}
     names: dict[bytes, bytes] = {}
     hasher = blake3()
     entries, excluded = 0, list[bytes]()
+    links, narrow = list[bytes](), list[bytes]()
     with _opened(root, b"") as handle:
         changed_ns = os.fstat(handle).st_mtime_ns
     pending = [(b"", 0)]
@@ -95,6 +99,9 @@ def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[by
         if entries > ENTRIES_MAX:
             raise UsageError(f"{source} has more than {ENTRIES_MAX} entries", remedy="Pack parts of it as layers")
         pending += ((path, depth + 1) for path in below)
+        prefix = directory + b"/" if directory else b""
+        links += [prefix + row[0] for row in rows if row[1] & _S_IFMT == stat.S_IFLNK]
+        narrow += [prefix + row[0] for row in rows if row[1] & 0o005 != 0o005 and _is_narrow(row[1])]
         try:
             data = _encode(rows)
         except OverflowError as error:
@@ -103,7 +110,9 @@ def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[by
         names[directory] = b"\0".join([row[0] for row in rows])
         digests[directory] = digest = blake3(data).digest()
         hasher.update(_encode((directory, digest)))
-    return TreeScan(root, found, digests, names, hasher.digest(), sorted(excluded), changed_ns)
+    return TreeScan(
+        root, found, digests, names, hasher.digest(), sorted(excluded), changed_ns, sorted(links), sorted(narrow)
+    )
 
 
 def check_unchanged(
@@ -196,6 +205,10 @@ def _list(
         others = [prefix + name for name in left]
         rows = [row for row in rows if row[0] not in left]
     return rows, [prefix + row[0] for row in rows if row[1] & _S_IFMT == stat.S_IFDIR], others
+
+
+def _is_narrow(mode: int) -> bool:
+    return bool((mode >> 6 | mode >> 3) & ~mode & 0o005) and mode & _S_IFMT in (stat.S_IFREG, stat.S_IFDIR)
 
 
 def _names(root: bytes, directory: bytes, ignore: Ignore | None, wanted: Collection[bytes] | None) -> bytes:

@@ -33,7 +33,7 @@ NEWER_DIVISOR = 8
 """What is newer than the volume is written at each packing; a new volume is made of all when that is more than a part of it."""
 
 _FORMAT = b"p2pdist-pack-state-"
-_MAGIC = _FORMAT + b"2\n"
+_MAGIC = _FORMAT + b"3\n"
 _SIZES = struct.Struct("<QQQ32s32s")
 _KEY_LENGTH = 32
 

@@ -1,11 +1,13 @@
-"""Virtual environments in two layers."""
+"""Virtual environments in layers."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from environments import install, install_editable, make_environment, make_wheel, site_of
@@ -61,16 +63,19 @@ def test_every_file_goes_to_one_layer(environment: Path) -> None:
     assert not {b"data", b"empty"} & found.lower
 
 
-def test_compiled_files_go_with_their_source(environment: Path) -> None:
-    """Also those that no RECORD lists, as when the interpreter compiled them later."""
+def test_compiled_files_that_no_record_lists_have_a_layer_of_their_own(environment: Path) -> None:
+    """As when the interpreter compiled them later; those of one's own code go with it."""
     site = site_of(environment)
     for name in ("thirdlib", "our_lib"):
         cache = site / name / "deep/__pycache__"
         cache.mkdir(exist_ok=True)
         (cache / "__init__.cpython-39.opt-2.pyc").write_bytes(b"")
     found = split(environment, first_party=["our_lib"])
+    assert not any(path.endswith(b"opt-2.pyc") for path in found.lower)
+    listed = {path for path in found.lower if path.endswith(b".pyc")}
+    assert listed and not listed & found.compiled
     prefix = os.fsencode(site.relative_to(environment))
-    assert prefix + b"/thirdlib/deep/__pycache__/__init__.cpython-39.opt-2.pyc" in found.lower
+    assert prefix + b"/thirdlib/deep/__pycache__/__init__.cpython-39.opt-2.pyc" in found.compiled
     assert prefix + b"/our_lib/deep/__pycache__/__init__.cpython-39.opt-2.pyc" in found.upper
 
 
@@ -139,9 +144,40 @@ async def test_only_the_upper_layer_changes_with_ones_own_code(
     (site_of(copy) / "our_lib/__init__.py").write_text("z = 3\n")
     (site_of(copy) / "loose.py").unlink()
     second = await packed("v2")
-    assert len(first.layers) == len(second.layers) == 2
-    assert first.layers[0] == second.layers[0]
-    assert first.layers[1] != second.layers[1]
+    assert len(first.layers) == len(second.layers)
+    assert first.layers[:-1] == second.layers[:-1]
+    assert first.layers[-1] != second.layers[-1]
     assert first.files == sum(1 for path in environment.rglob("*") if path.is_file() and not path.is_symlink())
     assert sorted(name for name, _ in await layout.tags()) == ["app:v1", "app:v2"]
     assert not [path for path in layout.scratch().iterdir() if path.name.startswith("stage")]
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+@pytest.mark.parametrize("form", ["squashfs", "tree"])
+async def test_a_first_run_leaves_the_lower_layer_as_it_is(
+    tmp_path: Path, layout: LocalLayout, form: Any, reproducible: bool
+) -> None:
+    """Where an installer compiled nothing the interpreter does, and with that changes the times of directories."""
+    made = make_environment(tmp_path / "venv")
+    site = site_of(made)
+    (site / "third/deep").mkdir(parents=True)
+    (site / "third-1.0.dist-info").mkdir()
+    listed = ["third/__init__.py", "third/deep/__init__.py", "third-1.0.dist-info/METADATA"]
+    for name in listed:
+        (site / name).write_text("Name: third\n" if name.endswith("METADATA") else "x = 1\n")
+    (site / "third-1.0.dist-info/RECORD").write_text("".join(f"{name},,\n" for name in [*listed, "../gone,,"]))
+    for directory in (site / "third", site / "third/deep"):
+        os.utime(directory, (1_500_000_000, 1_500_000_000))
+    found = []
+    for tag in ("v1", "v2"):
+        layers, _ = split_layer(plain_layer(made, form), [])
+        making = Making(reproducible=reproducible, mtime=315_532_800 if reproducible else None)
+        packed, notes = await pack_layers(layers, parse_reference(f"app:{tag}"), layout, making)
+        assert notes == []
+        found.append(packed)
+        (made / "app.py").write_text("import third.deep\n")
+        subprocess.run([made / "bin/python", made / "app.py"], check=True, timeout=60, env={"PATH": os.defpath})
+    first, second = found
+    assert first.layers[0] == second.layers[0]
+    assert len(second.layers) == 3
+    assert second.files == first.files + 3  # app.py, and two modules compiled

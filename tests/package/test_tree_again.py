@@ -124,7 +124,7 @@ async def test_the_same_comes_of_it_as_without_notes(
         counts.clear()
         expected = await without_notes(source, name, layout, tmp_path / "aside", **given)
         packed = await pack_tree(source, name, layout, **given)
-        assert packed.warnings == ()
+        assert set(packed.warnings) <= set(expected.warnings)
         assert packed.layers == expected.layers, (step, what)
         if len(counts) == 2:  # else the edit was of nothing that is packed, and what was packed last is named again
             assert (packed.digest, packed.parts) == (expected.digest, expected.parts), (step, what)
