@@ -166,11 +166,12 @@ class Agent:
             self.swarming.start()
         self._session_task = asyncio.create_task(self.session.run(), name="tracker-session")
         self._caching_task = asyncio.create_task(self._caching.run(), name="caching")
+        self.mounts.start()
         if self.neighbourhood is not None:
             await self.neighbourhood.start()
 
     async def stop(self) -> None:
-        """A clean stop: end pulls and streams, unmount what was mounted, close the store."""
+        """A clean stop: end pulls and streams, close the store. What is shown stays."""
         if self.neighbourhood is not None:
             await self.neighbourhood.stop()
         await self._stop_fetching()

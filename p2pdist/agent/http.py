@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 from typing import TypeVar
 
 import msgspec
@@ -160,6 +162,13 @@ async def _send_blob(request: web.Request, turn: RangeTurn | None) -> web.Stream
 # -- on the Unix socket only
 
 
+def peer_pid(request: web.Request) -> int:
+    """The process at the other end of the Unix socket (SO_PEERCRED in unix(7)); 0 when it is outside of this agent's process namespace."""
+    assert request.transport is not None, "the request has been answered"
+    credentials = request.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("=iII", credentials)[0])
+
+
 async def _pull(request: web.Request) -> web.Response:
     """POST /v1/pulls"""
     wanted = await _decode(request, PullRequest)
@@ -188,7 +197,7 @@ async def _pull_list(request: web.Request) -> web.Response:
 
 async def _mount(request: web.Request) -> web.Response:
     """POST /v1/mounts"""
-    return _answer(await request.app[AGENT].showing.mount(await _decode(request, MountRequest)))
+    return _answer(await request.app[AGENT].showing.mount(await _decode(request, MountRequest), peer_pid(request)))
 
 
 async def _mounts(request: web.Request) -> web.Response:

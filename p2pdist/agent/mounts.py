@@ -2,6 +2,10 @@
 
 An entry is made when a package is shown and goes when it is no longer; from before the mount until after the unmount its blobs are
 held. Entries are also made for callers that show the layer images to themselves ("images/<id>"). Mounting is done in threads.
+
+What is shown outlives the agent, since programs that read it may have nothing open at the moment: the next agent finds the records and
+takes it over. A view that belongs to a process (that of `run`) goes when the process and the programs started from the view have ended,
+however they end; any other view stays until it is unmounted.
 """
 
 from __future__ import annotations
@@ -11,23 +15,29 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, TooLarge, UsageError
 from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.model.package import Config
+from p2pdist.mount.holders import Process, process, user
 from p2pdist.mount.layers import Layer, SquashfsLayer
-from p2pdist.mount.show import Leftover, Shown, clean_leftovers, show, shown, unshow
+from p2pdist.mount.record import IMAGES
+from p2pdist.mount.show import Leftover, Shown, clean_leftovers, hand_out, show, unshow
 
 MOUNTS_MAX = 1000
 IMAGES_PREFIX = "images/"
 TREES_MOUNTED = "erofs"
 """The way of showing that reads the store's files by name as long as it lasts."""
+
+LOOK_S, LOOK_S_MAX = 1.0, 60.0
+"""How often it is looked whether the owner of a view has ended; and, when something uses the view then which this agent cannot see, how
+rarely at most it is tried to take the view away."""
 
 Release = Callable[[], None]
 
@@ -38,6 +48,8 @@ _log = logging.getLogger(__name__)
 class _Entry:
     status: MountStatus
     release: Release
+    owner: Process | None = None
+    """The process for which it is shown; None when it stays until it is unmounted."""
 
 
 def _nothing_held() -> None:
@@ -47,8 +59,8 @@ def _nothing_held() -> None:
 class Mounts:
     """What this agent shows. `work_dir` is created; records of mounts are below it, and packages for which no path was asked.
 
-    The constructor removes what a killed agent left behind. What is still in use stays, is listed, and can be removed with `unshow`.
-    Used from one event loop; one agent at a time may use a `work_dir`.
+    The constructor takes over what an earlier agent showed, and removes what a killed one had not finished. Used from one event loop;
+    one agent at a time may use a `work_dir`. `start` begins to look after views that belong to a process.
     """
 
     def __init__(self, work_dir: Path) -> None:
@@ -62,18 +74,27 @@ class Mounts:
         """Claims that are not given up any more."""
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._watches: set[asyncio.Task[None]] = set()
+        """One task for each view that belongs to a process."""
+        self._started = False
         self.leftovers: list[Leftover] = clean_leftovers(self._work)
         for leftover in self.leftovers:
-            outcome = "removed" if leftover.removed else f"kept: {leftover.note}"
-            _log.warning("a mount at %s was left by an earlier agent: %s", leftover.path, outcome)
-        for kept in shown(self._work):
-            self._entries[str(kept.path)] = _Entry(_adopted(kept), _nothing_held)
+            outcome = "removed" if leftover.removed else leftover.note or "kept"
+            _log.info("an earlier agent showed a package at %s: %s", leftover.path, outcome)
+            if not leftover.removed:
+                self._entries[str(leftover.path)] = _Entry(_adopted(leftover), _nothing_held, leftover.owner)
 
     def adopt(self, hold: Callable[[Digest], Release]) -> None:
-        """Claim what a package shown by an earlier agent, and still in use, is shown from: `hold` is given the manifest's digest."""
+        """Claim what the packages that an earlier agent showed are shown from: `hold` is given the manifest's digest."""
         for path, entry in self._entries.items():
             if entry.release is _nothing_held and entry.status.digest:
-                self._entries[path] = _Entry(entry.status, hold(Digest(entry.status.digest)))
+                self._entries[path] = replace(entry, release=hold(Digest(entry.status.digest)))
+
+    def start(self) -> None:
+        """Look after the views that belong to a process, those of an earlier agent among them."""
+        self._started = True
+        for key, entry in self._entries.items():
+            self._watch(key, entry)
 
     def list(self) -> list[MountStatus]:
         """What is shown now, and images that are handed out, by path."""
@@ -87,9 +108,11 @@ class Mounts:
         config: Config,
         request: MountRequest,
         hold: Callable[[], Release],
+        pid: int = 0,
     ) -> MountStatus:
-        """Show verified `layers`, bottom to top, as `request` says. `hold` claims them and returns what gives the claim up. Raises
-        what `p2pdist.mount.show.show` raises, and TooLarge over MOUNTS_MAX; then nothing is held."""
+        """Show verified `layers`, bottom to top, as `request` says. `hold` claims them and returns what gives the claim up. `pid` is the
+        process to which the view belongs, 0 for none. Raises what `p2pdist.mount.show.show` raises, and TooLarge over MOUNTS_MAX; then
+        nothing is held."""
         if self._closed:
             raise Conflict("the agent is stopping and shows nothing new", remedy="Start it again")
         if len(self._entries) + len(self._reserved) >= MOUNTS_MAX:
@@ -103,11 +126,12 @@ class Mounts:
             entrypoint=config.entrypoint,
             env=config.env,
             working_dir=config.working_dir,
+            pid=pid,
         )
         images = [layer.path for layer in layers if isinstance(layer, SquashfsLayer)]
         if len(images) == len(layers):
             if request.how == "userns" or (request.how == "images" and os.geteuid() != 0):
-                return self._hand_out(status, images, hold)
+                return await self._finish(self._hand_out(status, images, hold))
         elif request.how == "userns":
             raise UsageError("a package with tree layers cannot be shown in a user namespace", remedy="Leave out --how")
         target = self._target(request.path)
@@ -123,23 +147,45 @@ class Mounts:
         return await self._finish(self._unshow(key, force))
 
     async def close(self) -> None:
-        """A clean stop: nothing is shown any more. What is in use is taken out of sight; its users keep what they have open. A tree that
-        is in use stays, for the next agent to keep: the kernel looks its objects up by name when they are first opened."""
+        """A clean stop: what is shown stays, for the next agent to take over, and claims are given up."""
         self._closed = True
+        for watch in self._watches:
+            watch.cancel()
         while self._running:
             await asyncio.wait(self._running)
-        for key in list(self._entries):
+        for entry in self._entries.values():
+            entry.release()
+        self._entries.clear()
+
+    def _watch(self, key: str, entry: _Entry) -> None:
+        if entry.owner is None or not self._started or self._closed:
+            return
+        task = asyncio.create_task(self._outlast(key, entry, entry.owner), name=f"view {key}")
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+
+    async def _outlast(self, key: str, entry: _Entry, owner: Process) -> None:
+        """Take a view away when its last user has ended. A program that uses it after its owner is waited for as the owner was."""
+        pause = LOOK_S
+        while self._entries.get(key) is entry:
+            if owner.alive:
+                await asyncio.sleep(LOOK_S)
+                continue
+            found = None if key.startswith(IMAGES_PREFIX) else await asyncio.to_thread(user, Path(key))
+            if found is not None:
+                owner, pause = found, LOOK_S
+                continue
             try:
-                try:
-                    await self._unshow(key, False)
-                except Conflict as conflict:
-                    if self._entries[key].status.how == TREES_MOUNTED:
-                        _log.warning("%s; it stays until its users have ended", conflict.what)
-                        continue
-                    _log.warning("%s; unmounting it lazily", conflict.what)
-                    await self._unshow(key, True)
+                await self.unshow(key)
+            except NotFound:
+                return  # it was unmounted meanwhile
             except P2PDistError as error:
-                _log.error("%s", error)
+                level = logging.DEBUG if isinstance(error, Conflict) else logging.ERROR
+                _log.log(level, "the view of a process that has ended stays: %s", error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LOOK_S_MAX)
+            else:
+                _log.info("%s is no longer shown: its process has ended", key)
 
     async def _finish(self, work: Coroutine[Any, Any, MountStatus]) -> MountStatus:
         # A caller that goes away must not leave a mount behind that nobody knows of.
@@ -148,12 +194,31 @@ class Mounts:
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
 
-    def _hand_out(self, status: MountStatus, layers: Sequence[Path], hold: Callable[[], Release]) -> MountStatus:
+    async def _hand_out(self, status: MountStatus, layers: Sequence[Path], hold: Callable[[], Release]) -> MountStatus:
         key = IMAGES_PREFIX + secrets.token_hex(8)
-        fields = {"path": key, "how": "images", "images": tuple(str(path.resolve()) for path in layers)}
-        status = replace(status, **fields, why="images: the agent is not root, the caller shows them to itself")
-        self._entries[key] = _Entry(status, hold())
-        return status
+        images = tuple(str(path.resolve()) for path in layers)
+        why = "images: the agent is not root, the caller shows them to itself"
+        status = structs.replace(status, path=key, how=IMAGES, images=images, why=why)
+        owner, release = _owner(status), hold()
+        try:
+            await asyncio.to_thread(
+                hand_out,
+                key,
+                images,
+                work=self._work,
+                label=_label(status),
+                writable=status.writable,
+                owner=owner,
+            )
+        except BaseException:
+            release()
+            raise
+        return self._enter(key, _Entry(status, release, owner))
+
+    def _enter(self, key: str, entry: _Entry) -> MountStatus:
+        self._entries[key] = entry
+        self._watch(key, entry)
+        return entry.status
 
     def _target(self, path: str) -> Path:
         if not path:
@@ -165,8 +230,9 @@ class Mounts:
     async def _show(
         self, key: str, status: MountStatus, layers: Sequence[Layer], hold: Callable[[], Release]
     ) -> MountStatus:
-        how = None if status.how in ("", "images") else status.how
+        how = None if status.how in ("", IMAGES) else status.how
         release: Release = _nothing_held
+        owner = _owner(status)
         try:
             release = hold()
             done: Shown = await asyncio.to_thread(
@@ -176,29 +242,27 @@ class Mounts:
                 work=self._work,
                 writable=status.writable,
                 how=how,
-                label=f"{status.reference} {status.digest}",
+                label=_label(status),
                 checked=True,
+                owner=owner,
             )
         except BaseException:
             release()
             raise
         finally:
             self._reserved.discard(key)
-        status = replace(status, path=str(done.path), how=done.how, why=done.why)
-        self._entries[key] = _Entry(status, release)
-        return status
+        status = structs.replace(status, path=str(done.path), how=done.how, why=done.why)
+        return self._enter(key, _Entry(status, release, owner))
 
     async def _unshow(self, key: str, force: bool) -> MountStatus:
         entry = self._entries.get(key)
         if entry is None or key in self._reserved:
             raise NotFound(f"no package is shown at {key}", remedy="p2pdist status lists what is shown")
-        in_use = False
-        if not key.startswith(IMAGES_PREFIX):
-            self._reserved.add(key)
-            try:
-                in_use = await asyncio.to_thread(self._take_away, Path(key), force)
-            finally:
-                self._reserved.discard(key)
+        self._reserved.add(key)
+        try:
+            in_use = await asyncio.to_thread(self._take_away, Path(key), force)
+        finally:
+            self._reserved.discard(key)
         del self._entries[key]
         if in_use and entry.status.how == TREES_MOUNTED:
             _log.warning("%s is out of sight and in use; what it shows is kept until this agent ends", key)
@@ -219,6 +283,23 @@ class Mounts:
         return False
 
 
+def _label(status: MountStatus) -> str:
+    return f"{status.reference} {status.digest}"
+
+
+def _owner(status: MountStatus) -> Process | None:
+    return process(status.pid) if status.pid else None
+
+
 def _adopted(kept: Leftover) -> MountStatus:
     reference, _, digest = kept.label.partition(" ")
-    return MountStatus(reference, digest, str(kept.path), kept.how, why="left by an earlier agent and still in use")
+    return MountStatus(
+        reference,
+        digest,
+        str(kept.path),
+        kept.how,
+        why="shown by an earlier agent",
+        writable=kept.writable,
+        images=kept.images if kept.how == IMAGES else (),
+        pid=kept.owner.pid if kept.owner else 0,
+    )

@@ -42,11 +42,11 @@ class Showing:
         self._store, self._pulls, self._mounts = store, pulls, mounts
         mounts.adopt(self._hold_again)
 
-    async def mount(self, request: MountRequest) -> MountStatus:
-        """Pull a package and show it. Raises what pulling and showing raise."""
+    async def mount(self, request: MountRequest, pid: int = 0) -> MountStatus:
+        """Pull a package and show it, for the process `pid` where the request says so. Raises what pulling and showing raise."""
         package, release = await self._pulled(request.package)
         try:
-            return await self._show(package, request)
+            return await self._show(package, request, pid if request.until_exit else 0)
         finally:
             release()
 
@@ -59,13 +59,15 @@ class Showing:
         package = await self._pulls.package(reference)
         return package, self._hold(package.manifest)
 
-    async def _show(self, package: Package, request: MountRequest) -> MountStatus:
+    async def _show(self, package: Package, request: MountRequest, pid: int) -> MountStatus:
         layers = [self._layer(layer) for layer in package.manifest.layers]
 
         def hold() -> Callable[[], None]:
             return self._hold(package.manifest)
 
-        show = partial(self._mounts.show, str(package.reference), package.digest, layers, package.config, request, hold)
+        show = partial(
+            self._mounts.show, str(package.reference), package.digest, layers, package.config, request, hold, pid
+        )
         try:
             return await show()
         except Corrupt:

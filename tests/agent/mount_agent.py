@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from p2pdist.agent.http import peer_pid
 from p2pdist.agent.mounts import Mounts
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, P2PDistError
@@ -73,7 +74,8 @@ class MountAgent:
     async def mount(self, request: web.Request) -> web.Response:
         wanted = msgspec.json.decode(await request.read(), type=MountRequest)
         layers = [SquashfsLayer(image) for image in self.images]
-        return answer(await self.mounts.show("app:v1", DIGEST, layers, self.config, wanted, self.hold))
+        pid = peer_pid(request) if wanted.until_exit else 0
+        return answer(await self.mounts.show("app:v1", DIGEST, layers, self.config, wanted, self.hold, pid))
 
     async def unmount(self, request: web.Request) -> web.Response:
         return answer(await self.mounts.unshow(request.query["path"], request.query.get("force") == "1"))
@@ -114,6 +116,7 @@ async def serve(socket: Path, agent: MountAgent) -> None:
     runner = web.AppRunner(agent.app())
     await runner.setup()
     await web.UnixSite(runner, str(socket)).start()
+    agent.mounts.start()
     print("ready", flush=True)
     await stop.wait()
     await runner.cleanup()

@@ -14,6 +14,7 @@ import pytest
 
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
 from p2pdist.mount import kernel
+from p2pdist.mount.holders import Process
 from p2pdist.mount.show import clean_leftovers, show, shown, unshow
 
 Layer = Callable[..., Path]
@@ -184,10 +185,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize("how", ["overlay", "unpack", "half"])
 @pytest.mark.parametrize("existing", [True, False])
-def test_leftovers_of_a_killed_process_are_cleaned(
+def test_what_a_killed_process_left_is_known(
     layer: Layer, tmp_path: Path, work: Path, how: str, existing: bool
 ) -> None:
-    """After kill -9, also in the middle of unpacking, the next start finds the mount by its record and removes all of it."""
+    """After kill -9 the next start finds the mount by its record, keeps it and can remove it; what was half unpacked it removes."""
     images = [layer("base", {"a": "1"}), layer("app", {"b": "2"})]
     target = tmp_path / "view"
     if existing:
@@ -196,7 +197,10 @@ def test_leftovers_of_a_killed_process_are_cleaned(
     assert killed.returncode == -signal.SIGKILL
     assert any(entry.point == target for entry in kernel.mounted()) == (how == "overlay")
     found = clean_leftovers(work)
-    assert [(left.path, left.removed, left.label) for left in found] == [(target, True, "x")]
+    assert [(left.path, left.removed, left.label) for left in found] == [(target, how == "half", "x")]
+    if how != "half":
+        assert content(target) == {"a": "1", "b": "2"}
+        unshow(target, work=work)
     assert target.exists() == existing
     assert not existing or not list(target.iterdir())
     assert not list(work.iterdir())
@@ -205,9 +209,9 @@ def test_leftovers_of_a_killed_process_are_cleaned(
 
 
 def test_leftovers_in_use_stay_and_can_be_unshown(layer: Layer, tmp_path: Path, work: Path) -> None:
-    """A program that outlives its agent keeps its files; the mount is still known."""
+    """A program that outlives its agent and the process for which it was started keeps its view; the mount is still known."""
     target = tmp_path / "view"
-    show([layer("base", {"a": "1"})], target, work=work, label="job")
+    show([layer("base", {"a": "1"})], target, work=work, label="job", owner=Process(2**22 + 1))
     with (target / "a").open() as file:
         found = clean_leftovers(work)
         assert [left.removed for left in found] == [False]
