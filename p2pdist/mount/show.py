@@ -22,7 +22,7 @@ from p2pdist.model.package import LAYERS_MAX
 from p2pdist.mount import kernel, materialize
 from p2pdist.mount.holders import Process, holders, is_held, parse_process, run_from
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer, prepare
-from p2pdist.mount.overlay import mount_layers
+from p2pdist.mount.overlay import NoUpper, mount_layers
 from p2pdist.mount.record import IMAGES, Record, is_whole, new_id, records, save, take_down
 from p2pdist.mount.removal import remove_tree
 from p2pdist.mount.squashfs import Image, inspect
@@ -101,7 +101,8 @@ def show(
             try:
                 return _mount(package)
             except OSError as error:
-                if how or error.errno not in (_NO_TREES if trees else _NO_RIGHT):
+                possible = error.errno not in (_NO_TREES if trees else _NO_RIGHT)
+                if how or (possible and not isinstance(error, NoUpper)):
                     raise
                 blocked = f"mounting is not possible here ({error.strerror})"
         return _materialize(package, None if how == "unpack" else how, blocked)
@@ -159,10 +160,10 @@ def _check_target(target: Path) -> Path:
 
 def _failed(target: Path, error: OSError) -> P2PDistError:
     place = os.fsdecode(error.filename) if error.filename else str(target)
-    return P2PDistError(
-        f"the package cannot be shown at {target}: {place}: {error.strerror or error}",
-        remedy="Name another directory, or see that the agent may write there and mount",
-    )
+    remedy = "Name another directory, or see that the agent may write there and mount"
+    if isinstance(error, NoUpper):
+        remedy = "Leave out --how, or give the agent a --store on another file system"
+    return P2PDistError(f"the package cannot be shown at {target}: {place}: {error.strerror or error}", remedy=remedy)
 
 
 def _begin(record: Record, work: Path) -> Record:

@@ -64,6 +64,8 @@ def mount_image(image: Image, target: Path) -> None:
         except OSError as error:
             if error.errno in _NOT_SQUASHFS:
                 raise _corrupt(image.path, f"the kernel cannot mount it ({error.strerror})") from error
+            if error.errno == errno.ENODEV:
+                raise OSError(error.errno, "this kernel has no squashfs", os.fspath(target)) from error
             raise
 
 
