@@ -77,11 +77,17 @@ class _Tree:
 
 
 def materialize(
-    layers: Sequence[Image | TreeLayer], staging: Path, *, writable: bool, how: str | None = None, checked: bool = False
+    layers: Sequence[Image | TreeLayer],
+    staging: Path,
+    *,
+    writable: bool,
+    how: str | None = None,
+    checked: bool = False,
+    private: bool = False,
 ) -> Materialized:
-    """Write `layers`, bottom to top, below the empty directory `staging`. `how` forces a way; hard links are made only so, and never
-    where files are to be written to. Unless the caller has `checked` the objects of the trees, that is done before anything is written.
-    Raises Corrupt, DiskFull, P2PDistError or OSError."""
+    """Write `layers`, bottom to top, below the empty directory `staging`. `how` forces a way; hard links are made only so, or when the
+    files are `private`, seen by the caller alone; and never where files are to be written to. Unless the caller has `checked` the objects
+    of the trees, that is done before anything is written. Raises Corrupt, DiskFull, P2PDistError or OSError."""
     loaded = [
         _Tree(layer.entries(), layer.objects, layer.variants) if isinstance(layer, TreeLayer) else layer
         for layer in layers
@@ -90,7 +96,8 @@ def materialize(
     if not checked:
         for tree in trees:
             tree.check()
-    way, reasons = _choose(trees, staging, how, writable) if trees else ("unpack", [])
+    ways = (how,) if how else WAYS if private else _UNASKED
+    way, reasons = _choose(trees, staging, ways, writable) if trees else ("unpack", [])
     images = [layer for layer in loaded if isinstance(layer, Image)]
     listings = list_layers(images, lowest=images[0] if images and loaded[0] is images[0] else None) if images else []
     needed = sum(listing.size for listing in listings)
@@ -152,16 +159,16 @@ def _told(way: str, given: Given, *, forced: bool) -> str:
     return told if os.geteuid() != 0 else f"{told}; root can write through them into the store"
 
 
-def _choose(trees: Sequence[_Tree], staging: Path, how: str | None, writable: bool) -> tuple[str, list[str]]:
-    """The best way that works for all trees, or the one that is forced, and why those before it do not work."""
+def _choose(trees: Sequence[_Tree], staging: Path, ways: Sequence[str], writable: bool) -> tuple[str, list[str]]:
+    """The first of `ways` that works for all trees, and why those before it do not work."""
     reasons: list[str] = []
-    for way in _UNASKED if how is None else (how,):
+    for way in ways:
         reason = "the files may be written to" if way == "hardlink" and writable else _try(way, trees, staging)
         if not reason:
             return way, reasons
         reasons.append(f"no {way} ({reason})")
     raise P2PDistError(
-        f"the package cannot be shown by {how}: {reasons[-1]}",
+        f"the package cannot be shown by {ways[-1]}: {reasons[-1]}",
         remedy="Let the best way be chosen, or see that store and target are on one file system that can do it",
     )
 
