@@ -167,11 +167,12 @@ class Agent:
         self._session_task = asyncio.create_task(self.session.run(), name="tracker-session")
         self._caching_task = asyncio.create_task(self._caching.run(), name="caching")
         self._reached_task = asyncio.create_task(self.reached.run(), name="reachability")
+        self.mounts.start()
         if self.neighbourhood is not None:
             await self.neighbourhood.start()
 
     async def stop(self) -> None:
-        """A clean stop: end pulls and streams, unmount what was mounted, close the store."""
+        """A clean stop: end pulls and streams, close the store. What is shown stays."""
         if self.neighbourhood is not None:
             await self.neighbourhood.stop()
         await self._stop_fetching()

@@ -45,18 +45,20 @@ class Numbered(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A process by its user, its group and its further groups."""
+    """A process by its user, its group and its further groups. `pid` is 0 where it is outside of this agent's process namespace, or not
+    known."""
 
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
+    pid: int = 0
 
     @classmethod
     def of(cls, connection: Numbered) -> Caller:
         """The process at the other end of a Unix socket. Raises OSError."""
-        _, uid, gid = _UCRED.unpack(_option(connection, socket.SO_PEERCRED, _UCRED.size))
+        pid, uid, gid = _UCRED.unpack(_option(connection, socket.SO_PEERCRED, _UCRED.size))
         groups = _option(connection, _SO_PEERGROUPS, 4 * GROUPS_MAX)
-        return cls(uid, gid, struct.unpack(f"={len(groups) // 4}I", groups))
+        return cls(uid, gid, struct.unpack(f"={len(groups) // 4}I", groups), pid)
 
     @classmethod
     def agent(cls) -> Caller:

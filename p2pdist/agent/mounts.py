@@ -2,6 +2,10 @@
 
 An entry is made when a package is shown and goes when it is no longer; from before the mount until after the unmount its blobs are
 held. Entries are also made for callers that show the layer images to themselves ("images/<id>"). Mounting is done in threads.
+
+What is shown outlives the agent, since programs that read it may have nothing open at the moment: the next agent finds the records and
+takes it over. A view that belongs to a process (that of `run`) goes when the process and the programs started from the view have ended,
+however they end; any other view stays until it is unmounted.
 """
 
 from __future__ import annotations
@@ -26,14 +30,20 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, TooLarge, UsageError
 from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.model.package import Config
+from p2pdist.mount.holders import Process, process, user
 from p2pdist.mount.layers import Layer, SquashfsLayer
-from p2pdist.mount.show import Leftover, Shown, clean_leftovers, show, shown, unshow
+from p2pdist.mount.record import IMAGES
+from p2pdist.mount.show import Leftover, Shown, clean_leftovers, hand_out, show, unshow
 from p2pdist.mount.sight import NOTHING, Identity, seen
 
 MOUNTS_MAX = 1000
 IMAGES_PREFIX = "images/"
 TREES_MOUNTED = "erofs"
 """The way of showing that reads the store's files by name as long as it lasts."""
+
+LOOK_S, LOOK_S_MAX = 1.0, 60.0
+"""How often it is looked whether the owner of a view has ended; and, when something uses the view then which this agent cannot see, how
+rarely at most it is tried to take the view away."""
 
 Release = Callable[[], None]
 
@@ -42,12 +52,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """`owner` is the user for which it is shown, None where that is not known; `made`: the process that made the directory for it."""
-
     status: MountStatus
     release: Release
-    owner: int | None = None
+    owner: Process | None = None
+    """The process for which it is shown; None when it stays until it is unmounted."""
+    uid: int | None = None
+    """The user for which it is shown; None where that is not known."""
     made: Caller | None = None
+    """The process that made the directory for it; None where it was there."""
 
 
 def _nothing_held() -> None:
@@ -57,8 +69,8 @@ def _nothing_held() -> None:
 class Mounts:
     """What this agent shows. `work_dir` is created; records of mounts are below it, and packages for which no path was asked.
 
-    The constructor removes what a killed agent left behind. What is still in use stays, is listed, and can be removed with `unshow`.
-    Used from one event loop; one agent at a time may use a `work_dir`.
+    The constructor takes over what an earlier agent showed, and removes what a killed one had not finished. Used from one event loop;
+    one agent at a time may use a `work_dir`. `start` begins to look after views that belong to a process.
     """
 
     def __init__(self, work_dir: Path) -> None:
@@ -72,18 +84,29 @@ class Mounts:
         """Claims that are not given up any more."""
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._watches: set[asyncio.Task[None]] = set()
+        """One task for each view that belongs to a process."""
+        self._started = False
         self.leftovers: list[Leftover] = clean_leftovers(self._work)
         for leftover in self.leftovers:
-            outcome = "removed" if leftover.removed else f"kept: {leftover.note}"
-            _log.warning("a mount at %s was left by an earlier agent: %s", leftover.path, outcome)
-        for kept in shown(self._work):
-            self._entries[str(kept.path)] = _Entry(_adopted(kept), _nothing_held, _owner(kept))
+            outcome = "removed" if leftover.removed else leftover.note or "kept"
+            _log.info("an earlier agent showed a package at %s: %s", leftover.path, outcome)
+            if not leftover.removed:
+                self._entries[str(leftover.path)] = _Entry(
+                    _adopted(leftover), _nothing_held, leftover.owner, _user(leftover)
+                )
 
     def adopt(self, hold: Callable[[Digest], Release]) -> None:
-        """Claim what a package shown by an earlier agent, and still in use, is shown from: `hold` is given the manifest's digest."""
+        """Claim what the packages that an earlier agent showed are shown from: `hold` is given the manifest's digest."""
         for path, entry in self._entries.items():
             if entry.release is _nothing_held and entry.status.digest:
                 self._entries[path] = replace(entry, release=hold(Digest(entry.status.digest)))
+
+    def start(self) -> None:
+        """Look after the views that belong to a process, those of an earlier agent among them."""
+        self._started = True
+        for key, entry in self._entries.items():
+            self._watch(key, entry)
 
     def list(self) -> list[MountStatus]:
         """What is shown now, and images that are handed out, by path."""
@@ -116,18 +139,19 @@ class Mounts:
             entrypoint=config.entrypoint,
             env=config.env,
             working_dir=config.working_dir,
+            pid=caller.pid if request.until_exit else 0,
         )
         images = [layer.path for layer in layers if isinstance(layer, SquashfsLayer)]
         if len(images) == len(layers):
             if request.how == "userns" or (request.how == "images" and os.geteuid() != 0):
-                return self._hand_out(status, images, hold, caller)
+                return await self._finish(self._hand_out(status, images, hold, caller.uid))
         elif request.how == "userns":
             raise UsageError("a package with tree layers cannot be shown in a user namespace", remedy="Leave out --how")
         if request.path and not caller.trusted:
             return await self._finish(self._show_for(caller, request.path, status, layers, hold))
         target = self._target(request.path)
         self._reserve(target)
-        return await self._finish(self._show(str(target), status, layers, hold, owner=caller.uid))
+        return await self._finish(self._show(str(target), status, layers, hold, uid=caller.uid))
 
     def _reserve(self, target: Path) -> None:
         key = str(target)
@@ -145,7 +169,7 @@ class Mounts:
             real = Path(os.readlink(f"/proc/self/fd/{at}"))
             self._reserve(real)
             return await self._show(
-                str(real), status, layers, hold, owner=caller.uid, at=at, made=caller if made else None
+                str(real), status, layers, hold, uid=caller.uid, at=at, made=caller if made else None
             )
         except BaseException:
             if made:
@@ -161,7 +185,7 @@ class Mounts:
         or the caller sees something else at `path`, and not `force`."""
         key = path if path.startswith(IMAGES_PREFIX) else os.path.realpath(path)
         entry = self._entries.get(key)
-        if caller is not None and entry is not None and entry.owner != caller.uid:
+        if caller is not None and entry is not None and entry.uid != caller.uid:
             caller.require_trusted(f"unmount {key}, which is shown for another user")
         if caller_sees is not None and not force and entry is not None and seen(key) not in (None, caller_sees):
             raise Conflict(
@@ -171,23 +195,45 @@ class Mounts:
         return await self._finish(self._unshow(key, force))
 
     async def close(self) -> None:
-        """A clean stop: nothing is shown any more. What is in use is taken out of sight; its users keep what they have open. A tree that
-        is in use stays, for the next agent to keep: the kernel looks its objects up by name when they are first opened."""
+        """A clean stop: what is shown stays, for the next agent to take over, and claims are given up."""
         self._closed = True
+        for watch in self._watches:
+            watch.cancel()
         while self._running:
             await asyncio.wait(self._running)
-        for key in list(self._entries):
+        for entry in self._entries.values():
+            entry.release()
+        self._entries.clear()
+
+    def _watch(self, key: str, entry: _Entry) -> None:
+        if entry.owner is None or not self._started or self._closed:
+            return
+        task = asyncio.create_task(self._outlast(key, entry, entry.owner), name=f"view {key}")
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+
+    async def _outlast(self, key: str, entry: _Entry, owner: Process) -> None:
+        """Take a view away when its last user has ended. A program that uses it after its owner is waited for as the owner was."""
+        pause = LOOK_S
+        while self._entries.get(key) is entry:
+            if owner.alive:
+                await asyncio.sleep(LOOK_S)
+                continue
+            found = None if key.startswith(IMAGES_PREFIX) else await asyncio.to_thread(user, Path(key))
+            if found is not None:
+                owner, pause = found, LOOK_S
+                continue
             try:
-                try:
-                    await self._unshow(key, False)
-                except Conflict as conflict:
-                    if self._entries[key].status.how == TREES_MOUNTED:
-                        _log.warning("%s; it stays until its users have ended", conflict.what)
-                        continue
-                    _log.warning("%s; unmounting it lazily", conflict.what)
-                    await self._unshow(key, True)
+                await self.unshow(key)
+            except NotFound:
+                return  # it was unmounted meanwhile
             except P2PDistError as error:
-                _log.error("%s", error)
+                level = logging.DEBUG if isinstance(error, Conflict) else logging.ERROR
+                _log.log(level, "the view of a process that has ended stays: %s", error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LOOK_S_MAX)
+            else:
+                _log.info("%s is no longer shown: its process has ended", key)
 
     async def _finish(self, work: Coroutine[Any, Any, MountStatus]) -> MountStatus:
         # A caller that goes away must not leave a mount behind that nobody knows of.
@@ -196,14 +242,33 @@ class Mounts:
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
 
-    def _hand_out(
-        self, status: MountStatus, layers: Sequence[Path], hold: Callable[[], Release], caller: Caller
+    async def _hand_out(
+        self, status: MountStatus, layers: Sequence[Path], hold: Callable[[], Release], uid: int
     ) -> MountStatus:
         key = IMAGES_PREFIX + secrets.token_hex(8)
-        fields = {"path": key, "how": "images", "images": tuple(str(path.resolve()) for path in layers)}
-        status = structs.replace(status, **fields, why="images: the agent is not root, the caller shows them to itself")
-        self._entries[key] = _Entry(status, hold(), caller.uid)
-        return status
+        images = tuple(str(path.resolve()) for path in layers)
+        why = "images: the agent is not root, the caller shows them to itself"
+        status = structs.replace(status, path=key, how=IMAGES, images=images, why=why)
+        owner, release = _owner(status), hold()
+        try:
+            await asyncio.to_thread(
+                hand_out,
+                key,
+                images,
+                work=self._work,
+                label=_label(status, uid),
+                writable=status.writable,
+                owner=owner,
+            )
+        except BaseException:
+            release()
+            raise
+        return self._enter(key, _Entry(status, release, owner, uid))
+
+    def _enter(self, key: str, entry: _Entry) -> MountStatus:
+        self._entries[key] = entry
+        self._watch(key, entry)
+        return entry.status
 
     def _target(self, path: str) -> Path:
         if not path:
@@ -217,12 +282,13 @@ class Mounts:
         layers: Sequence[Layer],
         hold: Callable[[], Release],
         *,
-        owner: int,
+        uid: int,
         at: int | None = None,
         made: Caller | None = None,
     ) -> MountStatus:
-        how = None if status.how in ("", "images") else status.how
+        how = None if status.how in ("", IMAGES) else status.how
         release: Release = _nothing_held
+        owner = _owner(status)
         try:
             release = hold()
             done: Shown = await asyncio.to_thread(
@@ -232,9 +298,10 @@ class Mounts:
                 work=self._work,
                 writable=status.writable,
                 how=how,
-                label=f"{status.reference} {status.digest} {owner}",
+                label=_label(status, uid),
                 checked=True,
                 at=at,
+                owner=owner,
             )
         except BaseException:
             release()
@@ -243,21 +310,17 @@ class Mounts:
             self._reserved.discard(key)
         device, inode = seen(done.path) or NOTHING
         fields = {"path": str(done.path), "how": done.how, "why": done.why, "device": device, "inode": inode}
-        status = structs.replace(status, **fields)
-        self._entries[key] = _Entry(status, release, owner, made)
-        return status
+        return self._enter(key, _Entry(structs.replace(status, **fields), release, owner, uid, made))
 
     async def _unshow(self, key: str, force: bool) -> MountStatus:
         entry = self._entries.get(key)
         if entry is None or key in self._reserved:
             raise NotFound(f"no package is shown at {key}", remedy="p2pdist status lists what is shown")
-        in_use = False
-        if not key.startswith(IMAGES_PREFIX):
-            self._reserved.add(key)
-            try:
-                in_use = await asyncio.to_thread(self._take_away, Path(key), force)
-            finally:
-                self._reserved.discard(key)
+        self._reserved.add(key)
+        try:
+            in_use = await asyncio.to_thread(self._take_away, Path(key), force)
+        finally:
+            self._reserved.discard(key)
         del self._entries[key]
         if entry.made is not None:
             await entry.made.act(partial(_remove_empty, Path(key)), f"remove {key}")
@@ -324,12 +387,29 @@ def _remove_empty(path: Path) -> None:
         path.rmdir()
 
 
+def _label(status: MountStatus, uid: int) -> str:
+    return f"{status.reference} {status.digest} {uid}"
+
+
+def _owner(status: MountStatus) -> Process | None:
+    return process(status.pid) if status.pid else None
+
+
 def _adopted(kept: Leftover) -> MountStatus:
     reference, digest, *_ = [*kept.label.split(" "), "", ""]
-    return MountStatus(reference, digest, str(kept.path), kept.how, why="left by an earlier agent and still in use")
+    return MountStatus(
+        reference,
+        Digest(digest),
+        str(kept.path),
+        kept.how,
+        why="shown by an earlier agent",
+        writable=kept.writable,
+        images=kept.images if kept.how == IMAGES else (),
+        pid=kept.owner.pid if kept.owner else 0,
+    )
 
 
-def _owner(kept: Leftover) -> int | None:
+def _user(kept: Leftover) -> int | None:
     """The user for which it was shown; earlier releases did not note it."""
-    _, _, owner, *_ = [*kept.label.split(" "), "", "", ""]
-    return int(owner) if owner.isdecimal() else None
+    _, _, uid, *_ = [*kept.label.split(" "), "", "", ""]
+    return int(uid) if uid.isdecimal() else None

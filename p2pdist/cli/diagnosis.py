@@ -355,12 +355,21 @@ def mounts(directory: Path) -> list[Finding]:
             Finding("root", "warning", "not root", "Let the agent run as root to mount packages for everybody")
         )
     for way, needs, remedy in (
-        ("overlay", "layers of squashfs", "Load the module overlay, or use another file system for --store"),
-        ("erofs", "trees", "It takes Linux 6.12 and a --store on a disk; files are linked or copied instead"),
+        ("overlay", "layers of squashfs", "Load the module overlay"),
+        ("loop", "images", "Allow /dev/loop-control and loop devices; images are unpacked instead"),
+        ("writable", "views that programs write to", "Give --store a disk, no overlay; files are copied instead"),
+        ("erofs", "trees", "It takes Linux 6.12 and a --store on a disk; files are copied instead"),
     ):
         why = _probe(way, directory) if root else "takes root"
         state: State = "warning" if why else "ok"
         found.append(Finding(way, state, why or f"{needs} can be mounted", remedy if why else ""))
+    if why := _probe("reflink", directory):
+        mounted = found[-1].state == "ok"
+        told = f"none here ({why}): trees are copied where they are not mounted"
+        remedy = "" if mounted else "Give --store on Btrfs or XFS"
+        found.append(Finding("reflink", "ok" if mounted else "warning", told, remedy))
+    else:
+        found.append(Finding("reflink", "ok", "files of trees can share blocks with the store"))
     why = "" if "squashfs" in _filesystems() or shutil.which("modprobe") else "this kernel knows no squashfs"
     found.append(
         Finding(

@@ -158,7 +158,10 @@ class _Export:
         layers = await self._layers(manifest, layout, stage)
         (stage / "files").mkdir()
         try:
-            return (await asyncio.to_thread(materialize, layers, stage / "files", writable=writable)).path
+            made = await asyncio.to_thread(
+                materialize, layers, stage / "files", writable=writable, private=not writable
+            )
+            return made.path
         except OSError as error:
             raise P2PDistError(f"cannot unpack the package: {error.strerror}") from error
 

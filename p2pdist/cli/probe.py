@@ -5,22 +5,40 @@ Prints nothing when it works, else why not. What is mounted ends with the proces
 
 from __future__ import annotations
 
+import fcntl
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from p2pdist.mount import kernel
 
 
-def overlay(directory: Path) -> None:
-    """A writable overlay of two layers. Raises OSError."""
-    lower, upper, work, merged = (directory / name for name in ("lower", "upper", "work", "merged"))
-    for each in (lower, upper, work, merged):
+def overlay(directory: Path, *, writable: bool = False) -> None:
+    """An overlay of two layers, with `writable` one that can be written to. Raises OSError."""
+    lower, other, upper, work, merged = (directory / name for name in ("lower", "other", "upper", "work", "merged"))
+    for each in (lower, other, upper, work, merged):
         each.mkdir()
     (lower / "file").write_text("seen")
-    kernel.mount("overlay", merged, "overlay", 0, f"lowerdir={lower},upperdir={upper},workdir={work}")
+    uppers = f",upperdir={upper},workdir={work}" if writable else ""
+    kernel.mount("overlay", merged, "overlay", 0, f"lowerdir={lower}:{other}{uppers}")
     if (merged / "file").read_text() != "seen":
         raise OSError("an overlay does not show its lower layer")
+
+
+def loop(directory: Path) -> None:
+    """A loop device. Raises OSError."""
+    image = directory / "image"
+    image.write_bytes(bytes(4096))
+    with kernel.loop_device(image):
+        pass
+
+
+def reflink(directory: Path) -> None:
+    """Two files that share their blocks. Raises OSError."""
+    (directory / "one").write_bytes(bytes(4096))
+    with (directory / "one").open("rb") as shared, (directory / "two").open("wb") as file:
+        fcntl.ioctl(file, kernel.FICLONE, shared.fileno())
 
 
 def erofs(directory: Path) -> None:
@@ -37,14 +55,22 @@ def userns(directory: Path) -> None:
     """A user namespace, which `main` has made by now."""
 
 
-WAYS: dict[str, Callable[[Path], None]] = {"overlay": overlay, "erofs": erofs, "userns": userns}
+WAYS: dict[str, Callable[[Path], None]] = {
+    "overlay": overlay,
+    "writable": partial(overlay, writable=True),
+    "loop": loop,
+    "erofs": erofs,
+    "reflink": reflink,
+    "userns": userns,
+}
 
 
 def main(way: str, directory: Path) -> str:
     """Why a way does not work here; empty when it does."""
     try:
-        kernel.unshare(kernel.CLONE_NEWNS | (kernel.CLONE_NEWUSER if way == "userns" else 0))
-        kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
+        if way != "reflink":  # which takes no right
+            kernel.unshare(kernel.CLONE_NEWNS | (kernel.CLONE_NEWUSER if way == "userns" else 0))
+            kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
         WAYS[way](directory)
     except OSError as error:
         return error.strerror or str(error)

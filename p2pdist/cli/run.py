@@ -87,18 +87,28 @@ class _Run:
         return self._show_and_run("", f"a user namespace cannot be used: {reason}")
 
     def _show_and_run(self, how: str, reason: str = "") -> int:
-        shown = self._client.mount(MountRequest(self._name, "", self._writable, how))
+        shown = self._client.mount(MountRequest(self._name, "", self._writable, how, until_exit=True))
         try:
             check_seen(shown, _OTHER_MOUNTS)
             if shown.how == "images":
                 return self._run_inside(shown)
             note = f" ({reason})" if reason and shown.how == "unpack" else ""
             output.line(f"{shown.why}{note}")
-            from p2pdist.mount import program
-
-            return program.run(self._program(shown, Path(shown.path)))
+            return self._run_shown(shown)
         finally:
             self._unmount(shown)
+
+    def _run_shown(self, shown: MountStatus) -> int:
+        """The program inherits a hold on its view, and so do its children: whatever ends them, the agent sees when the last one is gone."""
+        from p2pdist.mount import program
+        from p2pdist.mount.holders import hold
+
+        held = hold(Path(shown.path)) if shown.pid else None
+        try:
+            return program.run(self._program(shown, Path(shown.path)), keep=() if held is None else (held,))
+        finally:
+            if held is not None:
+                os.close(held)
 
     def _run_inside(self, shown: MountStatus) -> int:
         from p2pdist.mount.userns import run_inside
@@ -122,16 +132,24 @@ class _Run:
     def _unmount(self, shown: MountStatus) -> None:
         """The program's exit code matters more than a mount that stays; so that is said, and no failure."""
         try:
-            self._take_away(shown.path)
+            self._take_away(shown)
+        except Unavailable as error:
+            until = " until the agent is back" if shown.pid else ""
+            output.line(f"p2pdist: the package stays shown{until}: {error}")
         except P2PDistError as error:
             output.line(f"p2pdist: the package stays shown: {error}")
 
-    def _take_away(self, path: str) -> None:
+    def _take_away(self, shown: MountStatus) -> None:
         try:
-            self._client.unmount(path)
+            self._client.unmount(shown.path)
         except Conflict as conflict:
-            output.line(f"p2pdist: {conflict.what}: the program left processes behind, which lose sight of the package")
-            self._client.unmount(path, force=True)
+            left = f"p2pdist: {conflict.what}: the program left processes behind"
+            if shown.pid:
+                output.line(f"{left}; the package stays shown until they end")
+                return
+            # An agent in a process namespace of its own cannot see when they end.
+            output.line(f"{left}, which lose sight of the package")
+            self._client.unmount(shown.path, force=True)
 
 
 class _NotHere(Exception):

@@ -325,18 +325,22 @@ WAYS_TO_SHOW = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")
 
 class MountRequest(msgspec.Struct, frozen=True):
     """Body of POST /v1/mounts. An empty path lets the agent choose one below its store. `how` forces a way (WAYS_TO_SHOW), or
-    asks for the layer images, for a caller that can show them to itself: "userns" always, "images" only when the agent cannot mount."""
+    asks for the layer images, for a caller that can show them to itself: "userns" always, "images" only when the agent cannot mount.
+    With `until_exit` the view belongs to the process that asks: it goes when that process, and the programs that were started from the
+    view, have ended. Otherwise it stays until it is unmounted."""
 
     package: str
     path: str = ""
     writable: bool = False
     how: str = ""
+    until_exit: bool = False
 
 
 class MountStatus(msgspec.Struct, frozen=True):
     """A package that is shown at `path`. `how` names the way, `why` says why that way. With `how` "images" nothing is shown: `images`
     are the verified layer images, bottom to top, kept until `path`, which is then a name beginning with "images/", is deleted. `device`
-    and `inode` are what the agent sees at `path`, for callers whose mounts may be others; 0 where nothing is shown."""
+    and `inode` are what the agent sees at `path`, for callers whose mounts may be others; 0 where nothing is shown. `pid` is the process
+    that the view belongs to; 0: it stays until it is unmounted."""
 
     reference: str
     digest: str
@@ -350,6 +354,7 @@ class MountStatus(msgspec.Struct, frozen=True):
     images: tuple[str, ...] = ()
     device: int = 0
     inode: int = 0
+    pid: int = 0
 
 
 class PinRequest(msgspec.Struct, frozen=True):

@@ -1,34 +1,153 @@
-"""Which processes keep a mount busy, for the message of an unmount that fails."""
+"""Which processes use a view: for the message of an unmount that fails, and to know when the view of a `run` may go.
+
+A view that was made for one process is used as long as that process lives, as long as a program that was started from it does (its
+environment names the view), and as long as a process has something of it open. A program that will only import a module later has nothing
+open, so the open files alone are not asked. Processes of other users may be hidden from an agent without root (hidepid in proc(5)), so a
+program also inherits a lock on the view (flock(2)), which every agent that may open the view can see.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+from p2pdist.model.package import ROOT_VARIABLE
 
 HOLDERS_MAX = 5
 SEARCH_S_MAX = 1.0
+_ENDED = (b"Z", b"X")
 
 
-def holders(target: Path) -> list[str]:
-    """Up to HOLDERS_MAX processes, as "name (pid 12)", with a file, directory or program open at or below `target` (a real path);
-    found on a best effort basis within SEARCH_S_MAX seconds. Processes of other users show only to root."""
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process. `started` is when it began, in clock ticks since the machine's start, because numbers are used again; 0 where this
+    user may not see it."""
+
+    pid: int
+    started: int = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs. One that is hidden from this user counts as running while its number is in use."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # it belongs to another user
+        found = _stat(self.pid)
+        if found is None:
+            return True
+        state, started = found
+        return state not in _ENDED and self.started in (0, started)
+
+    def __str__(self) -> str:
+        return f"{self.pid}:{self.started}"
+
+
+def process(pid: int) -> Process:
+    """The process that has the number `pid` now."""
+    found = _stat(pid)
+    return Process(pid, found[1] if found else 0)
+
+
+def parse_process(text: str) -> Process | None:
+    """What str() of a Process gave; None for the empty string. Raises ValueError."""
+    pid, _, started = text.partition(":")
+    return Process(int(pid), int(started)) if text else None
+
+
+def _stat(pid: int) -> tuple[bytes, int] | None:
+    """State and start of a process; None when there is none, or none that this user may see."""
+    try:
+        # The name of the program, in brackets, may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    return fields[0], int(fields[19])
+
+
+def user(target: Path) -> Process | None:
+    """A process that uses the view at `target` (a real path), or None when this user sees none."""
+    place = os.fsencode(target)
+    return run_from(target) or next((process(pid) for pid in _pids() if _uses(pid, place)), None)
+
+
+def run_from(target: Path) -> Process | None:
+    """A process whose program was started from the view at `target`, or None when this user sees none."""
+    return next((process(pid) for pid in _pids() if _started_from(pid, target)), None)
+
+
+def _started_from(pid: int, target: Path) -> bool:
+    """Whether the environment of a process, as it was when its program began, names the view at `target`."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False  # it ended, or belongs to another user
+    return os.fsencode(f"{ROOT_VARIABLE}={target}") in environment.split(b"\0")
+
+
+def hold(target: Path) -> int | None:
+    """A descriptor that keeps the view at `target` in use while any process has it open. None where this user may not read the view: its
+    programs are then known by their environment alone."""
+    try:
+        directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with contextlib.suppress(
+        OSError
+    ):  # a file system without locks; the open directory keeps a mount busy all the same
+        fcntl.flock(directory, fcntl.LOCK_SH)
+    return directory
+
+
+def is_held(target: Path) -> bool:
+    """Whether a process has what `hold` returned."""
+    try:
+        directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False  # it is not there any more
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks
+    finally:
+        os.close(directory)
+    return False
+
+
+def holders(target: Path, *, of_run: bool = False) -> list[str]:
+    """Up to HOLDERS_MAX processes, as "name (pid 12)", with a file, directory or program open at or below `target` (a real path), and
+    with `of_run` those that were started from it; found on a best effort basis within SEARCH_S_MAX seconds. Processes of other users
+    show only to root."""
     place = os.fsencode(target)
     found: list[str] = []
     deadline = time.monotonic() + SEARCH_S_MAX
-    for directory in Path("/proc").iterdir():
+    for pid in _pids():
         if len(found) >= HOLDERS_MAX or time.monotonic() > deadline:
             break
-        if directory.name.isdecimal() and _uses(directory, place):
-            found.append(f"{_name(directory)} (pid {directory.name})")
+        if (of_run and _started_from(pid, target)) or _uses(pid, place):
+            found.append(f"{_name(pid)} (pid {pid})")
     return found
 
 
-def _uses(process: Path, place: bytes) -> bool:
+def _pids() -> Iterator[int]:
+    return (int(entry) for entry in os.listdir("/proc") if entry.isdecimal())
+
+
+def _uses(pid: int, place: bytes) -> bool:
+    process = Path(f"/proc/{pid}")
     try:
         links = [process / name for name in ("cwd", "root", "exe")] + list((process / "fd").iterdir())
     except OSError:
-        return False  # it ended, or belongs to somebody else
+        return False  # it ended, or belongs to another user
     for link in links:
         try:
             path = os.readlink(os.fsencode(link))
@@ -42,8 +161,8 @@ def _uses(process: Path, place: bytes) -> bool:
         return False
 
 
-def _name(process: Path) -> str:
+def _name(pid: int) -> str:
     try:
-        return (process / "comm").read_text(errors="replace").strip()
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
         return "a process"

@@ -163,10 +163,15 @@ def backing_file(device: str) -> str:
 
 @contextmanager
 def loop_device(image: Path) -> Iterator[str]:
-    """A read-only loop device over `image`. It clears itself once the block ends and nothing mounted uses it. Raises OSError."""
+    """A read-only loop device over `image`. It clears itself once the block ends and nothing mounted uses it. Raises OSError,
+    ENXIO where there is no loop device to be had."""
     source = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        device, name = _attach(source)
+        try:
+            device, name = _attach(source)
+        except OSError as error:
+            reason = f"no loop device can be had: {error.strerror}"
+            raise OSError(errno.ENXIO, reason, error.filename or _LOOP_CONTROL) from error
         try:
             yield name
         finally:
@@ -194,4 +199,4 @@ def _attach(source: int) -> tuple[int, str]:
                 return device, name
     finally:
         os.close(control)
-    raise OSError(errno.EBUSY, "no loop device could be had", _LOOP_CONTROL)
+    raise OSError(errno.EBUSY, "other programs were quicker each time", _LOOP_CONTROL)

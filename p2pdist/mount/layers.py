@@ -18,7 +18,7 @@ from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import Entry, File
 from p2pdist.mount.erofs import is_image, object_name, write_image
 
-_REMEDY = "Pull the package again"
+_REMEDY = "Run p2pdist verify, which fetches again what is wrong"
 _writing = threading.Lock()
 """Two threads may show the same tree, and write_image is for one at a time; it computes, so together they would not be faster."""
 

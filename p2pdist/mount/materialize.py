@@ -1,6 +1,7 @@
 """A package as plain files, which needs no right to mount: squashfs layers unpacked, trees written, one over the other.
 
-In which way the files of trees are given is found out by trying it with an object: file systems, and who owns the objects, decide.
+In which way the files of trees are given is found out by trying it with an object: file systems, and who owns the objects, decide. Hard
+links are made only where they are asked for.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from p2pdist.mount.unpack import Listing, list_layers, unpack
 from p2pdist.mount.variants import Kept, varied
 
 WAYS = ("reflink", "hardlink", "copy")
-"""Ways to give the files of trees, best first."""
+"""Ways to give the files of trees."""
+
+_UNASKED = ("reflink", "copy")
+"""Those that are chosen without being asked for, best first. A hard link is the store's own file: root, and the owner of the store after a
+chmod, can write through it into every package that has the content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +77,17 @@ class _Tree:
 
 
 def materialize(
-    layers: Sequence[Image | TreeLayer], staging: Path, *, writable: bool, how: str | None = None, checked: bool = False
+    layers: Sequence[Image | TreeLayer],
+    staging: Path,
+    *,
+    writable: bool,
+    how: str | None = None,
+    checked: bool = False,
+    private: bool = False,
 ) -> Materialized:
-    """Write `layers`, bottom to top, below the empty directory `staging`. `how` forces a way; hard links are never made where files are
-    to be written to. Unless the caller has `checked` the objects of the trees, that is done before anything is written. Raises Corrupt,
-    DiskFull, P2PDistError or OSError."""
+    """Write `layers`, bottom to top, below the empty directory `staging`. `how` forces a way; hard links are made only so, or when the
+    files are `private`, seen by the caller alone; and never where files are to be written to. Unless the caller has `checked` the objects
+    of the trees, that is done before anything is written. Raises Corrupt, DiskFull, P2PDistError or OSError."""
     loaded = [
         _Tree(layer.entries(), layer.objects, layer.variants) if isinstance(layer, TreeLayer) else layer
         for layer in layers
@@ -85,7 +96,8 @@ def materialize(
     if not checked:
         for tree in trees:
             tree.check()
-    way, reasons = _choose(trees, staging, how, writable) if trees else ("unpack", [])
+    ways = (how,) if how else WAYS if private else _UNASKED
+    way, reasons = _choose(trees, staging, ways, writable) if trees else ("unpack", [])
     images = [layer for layer in loaded if isinstance(layer, Image)]
     listings = list_layers(images, lowest=images[0] if images and loaded[0] is images[0] else None) if images else []
     needed = sum(listing.size for listing in listings)
@@ -101,7 +113,9 @@ def materialize(
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull.on(str(staging), os.statvfs(staging), needed=needed, code=error.errno) from error
         raise
-    return Materialized(staging / "merged", way, "; ".join([*reasons, _told(way, given)]))
+    return Materialized(
+        staging / "merged", way, "; ".join([*reasons, _told(way, given, forced=how is not None or writable)])
+    )
 
 
 def _write(layers: Sequence[Image | _Tree], listings: Sequence[Listing], staging: Path, way: str) -> Given:
@@ -131,27 +145,30 @@ def _write(layers: Sequence[Image | _Tree], listings: Sequence[Listing], staging
     return given
 
 
-def _told(way: str, given: Given) -> str:
+def _told(way: str, given: Given, *, forced: bool) -> str:
     if way == "reflink":
         return "files of one's own that share their blocks with the store"
     if way != "hardlink":
-        return "a private copy of the files"
+        told = "a private copy of the files"
+        return told if forced or way == "unpack" else f"{told} (hard links take no space and must be asked for)"
     told = f"{given.files - given.copied} of {given.files} files are those of the store"
     if os.geteuid() != 0:
         told += ", without permission to write to them"
-    return f"{told}, {given.copied} are copies since mode, time or attributes differ" if given.copied else told
+    if given.copied:
+        told += f", {given.copied} are copies since mode, time or attributes differ"
+    return told if os.geteuid() != 0 else f"{told}; root can write through them into the store"
 
 
-def _choose(trees: Sequence[_Tree], staging: Path, how: str | None, writable: bool) -> tuple[str, list[str]]:
-    """The best way that works for all trees, or the one that is forced, and why those before it do not work."""
+def _choose(trees: Sequence[_Tree], staging: Path, ways: Sequence[str], writable: bool) -> tuple[str, list[str]]:
+    """The first of `ways` that works for all trees, and why those before it do not work."""
     reasons: list[str] = []
-    for way in WAYS if how is None else (how,):
+    for way in ways:
         reason = "the files may be written to" if way == "hardlink" and writable else _try(way, trees, staging)
         if not reason:
             return way, reasons
         reasons.append(f"no {way} ({reason})")
     raise P2PDistError(
-        f"the package cannot be shown by {how}: {reasons[-1]}",
+        f"the package cannot be shown by {ways[-1]}: {reasons[-1]}",
         remedy="Let the best way be chosen, or see that store and target are on one file system that can do it",
     )
 

@@ -22,6 +22,14 @@ from p2pdist.mount import erofs, kernel, squashfs
 from p2pdist.mount.layers import TreeLayer
 from p2pdist.mount.squashfs import Image
 
+_NO_UPPER = {errno.EINVAL, errno.EOPNOTSUPP, errno.EROFS}
+"""What mount(2) answers for a directory that cannot be an upper layer."""
+
+
+class NoUpper(OSError):
+    """The file system of the directory `filename` takes no upper layer of an overlay: it is an overlay itself, a network or FUSE one, or
+    keeps no attributes."""
+
 
 def merge(
     directory: Path,
@@ -35,7 +43,7 @@ def merge(
 ) -> None:
     """Mount an overlay of `directory`/0 .. `directory`/count-1 at `target`, writable when `uppers` names a directory for `upper` and
     `scratch`. Files may be redirected to `objects`. `source` is the name that mountinfo shows, `more` further options. Raises
-    OSError."""
+    OSError, NoUpper where `uppers` is the reason."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | (0 if uppers else kernel.MS_RDONLY)
     with ExitStack() as opened:
 
@@ -53,7 +61,13 @@ def merge(
             (uppers / "scratch").mkdir(exist_ok=True)
             upper = through(uppers)
             options += f",upperdir={upper}/upper,workdir={upper}/scratch"
-        kernel.mount(source, target, "overlay", flags, options + more)
+        try:
+            kernel.mount(source, target, "overlay", flags, options + more)
+        except OSError as error:
+            if uppers and not objects and error.errno in _NO_UPPER:
+                reason = f"an overlay cannot keep there what is written: {error.strerror}"
+                raise NoUpper(error.errno, reason, os.fspath(uppers)) from error
+            raise
 
 
 def mount_layers(

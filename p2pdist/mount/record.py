@@ -1,7 +1,7 @@
 """What is shown, written down before it is: one JSON file for each mount in the work directory.
 
-Whoever starts after a crash finds there what to clean up. The file `<id>.json` belongs to the directory `<id>` beside it, which holds
-layer mount points and what programs wrote. The record goes last, so that cleaning that fails half-way is taken up again.
+A process that starts later finds there what is shown, and what a crash left. The file `<id>.json` belongs to the directory `<id>` beside
+it, which holds layer mount points and what programs wrote. The record goes last, so that cleaning that fails half-way is taken up again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from p2pdist.mount.overlay import unmount_layers
 from p2pdist.mount.removal import remove_tree
 
 _ID = re.compile(r"[0-9a-f]{16}\Z")
+_OWNER = re.compile(r"([0-9]{1,9}:[0-9]{1,18})?\Z")
 _BYTES_MAX = 1 << 20
+IMAGES = "images"
+"""The `how` of images that are handed out: nothing is mounted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One mount. `target` is a real path; `created` says that this mount made the directory; `staging` is where unpacking happens
-    before it is renamed to `target`, and `inode` the number of that directory, by which it is known afterwards; `label` is free for
-    the caller."""
+    """One mount. `target` is a real path, or with `how` "images" the name under which images are handed out; `created` says that this
+    mount made the directory; `staging` is where unpacking happens before it is renamed to `target`, and `inode` the number of that
+    directory, by which it is known afterwards; `label` is free for the caller; `owner` is the process for which it was made, as
+    holders.Process writes it, empty for a mount that stays until it is unmounted."""
 
     id: str
     target: str
@@ -36,6 +40,8 @@ class Record:
     staging: str = ""
     inode: int = 0
     label: str = ""
+    writable: bool = False
+    owner: str = ""
 
     @property
     def source(self) -> str:
@@ -68,7 +74,8 @@ def _parse(path: Path) -> Record | None:
         record = Record(**{**fields, "images": tuple(fields["images"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return record if record.id == path.stem and _ID.match(record.id) else None
+    named = record.id == path.stem and _ID.match(record.id)
+    return record if named and _OWNER.match(record.owner) else None
 
 
 def records(work: Path) -> list[Record]:
@@ -81,6 +88,17 @@ def is_ours(record: Record, entry: kernel.Mounted) -> bool:
     if entry.kind == "overlay":
         return entry.source == record.source
     return entry.kind == "squashfs" and kernel.backing_file(entry.source) in record.images
+
+
+def is_whole(record: Record) -> bool:
+    """Whether what the record says is there: False when its process was killed before it was done, or the machine has started anew."""
+    if record.how == IMAGES:
+        return bool(record.owner)
+    target = Path(record.target)
+    if record.inode:
+        return _inode(target) == record.inode
+    entry = kernel.mounted_at(target)
+    return entry is not None and is_ours(record, entry)
 
 
 def _inode(path: Path) -> int:

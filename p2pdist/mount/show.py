@@ -20,10 +20,10 @@ from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused, Usag
 from p2pdist.model.messages import WAYS_TO_SHOW
 from p2pdist.model.package import LAYERS_MAX
 from p2pdist.mount import kernel, materialize
-from p2pdist.mount.holders import holders
+from p2pdist.mount.holders import Process, holders, is_held, parse_process, run_from
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer, prepare
-from p2pdist.mount.overlay import mount_layers
-from p2pdist.mount.record import Record, new_id, records, save, take_down
+from p2pdist.mount.overlay import NoUpper, mount_layers
+from p2pdist.mount.record import IMAGES, Record, is_whole, new_id, records, save, take_down
 from p2pdist.mount.removal import remove_tree
 from p2pdist.mount.squashfs import Image, inspect
 
@@ -48,13 +48,17 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What an earlier process left behind. `removed` is false when it is still in use, or could not be removed; `note` says why."""
+    """What an earlier process showed. `removed` is false when it is still shown, or could not be removed; `note` says why then. `owner` is
+    the process for which it was made, None when it stays until it is unmounted; `images` are the layer images."""
 
     path: Path
     removed: bool
     label: str = ""
     how: str = ""
     note: str = ""
+    writable: bool = False
+    owner: Process | None = None
+    images: tuple[str, ...] = ()
 
 
 def show(
@@ -67,14 +71,16 @@ def show(
     label: str = "",
     checked: bool = False,
     at: int | None = None,
+    owner: Process | None = None,
 ) -> Shown:
     """Show `layers`, bottom to top, at `target`, an empty directory or a name for a new one; a path is a squashfs image.
 
     `work` is an existing directory for records, layer mount points and what is written; one process at a time may use it. `how` forces
     a way. `checked`: the caller knows that the objects of all trees are there. `at` is a descriptor of the directory `target` where
-    another user may move it: it is mounted on, whatever the path leads to meanwhile, and never written into. Raises Corrupt for a layer
-    that is no squashfs, or an object that is not as its tree states, Conflict for a target in use, UsageError, NotFound, Refused where
-    nothing can be mounted `at` a place, DiskFull or P2PDistError; then nothing is left behind.
+    another user may move it: it is mounted on, whatever the path leads to meanwhile, and never written into. `owner` is the process for
+    which it is shown: what was started from the view counts as using it. Raises Corrupt for a layer that is no squashfs, or an object that
+    is not as its tree states, Conflict for a target in use, UsageError, NotFound, Refused where nothing can be mounted `at` a place,
+    DiskFull or P2PDistError; then nothing is left behind.
     """
     if how not in (None, *WAYS_TO_SHOW):
         raise UsageError(f"{how!r} is no way to show a package here", remedy=f"Use one of {', '.join(WAYS_TO_SHOW)}")
@@ -83,9 +89,8 @@ def show(
     trees = any(isinstance(layer, TreeLayer) for layer in layers)
     if how in _OF_TREES and not trees:
         raise UsageError(f"{how} is for packages with trees, and this has none", remedy="Use overlay or unpack")
-    package = _Package(
-        [_known(layer) for layer in layers], _check_target(target, at), work.resolve(), writable, label, checked, at
-    )
+    known = [_known(layer) for layer in layers]
+    package = _Package(known, _check_target(target, at), work.resolve(), writable, label, checked, at, owner)
     blocked = "" if how in (None, *_MOUNTED) else "as asked for"
     if how is None and os.geteuid() != 0:
         blocked = "not root"
@@ -97,7 +102,8 @@ def show(
             try:
                 return _mount(package)
             except OSError as error:
-                if how or error.errno not in (_NO_TREES if trees else _NO_RIGHT):
+                possible = error.errno not in (_NO_TREES if trees else _NO_RIGHT)
+                if how or (possible and not isinstance(error, NoUpper)):
                     raise
                 blocked = f"mounting is not possible here ({error.strerror})"
         if at is not None:
@@ -121,6 +127,7 @@ class _Package:
     label: str
     checked: bool
     at: int | None
+    owner: Process | None
 
     @property
     def place(self) -> Path:
@@ -129,7 +136,16 @@ class _Package:
 
     def record(self, how: str) -> Record:
         images = (layer.image if isinstance(layer, TreeLayer) else layer.path for layer in self.layers)
-        return Record(new_id(), str(self.target), how, tuple(map(str, images)), label=self.label)
+        owner = str(self.owner or "")
+        return Record(
+            new_id(),
+            str(self.target),
+            how,
+            tuple(map(str, images)),
+            label=self.label,
+            writable=self.writable,
+            owner=owner,
+        )
 
 
 def _known(layer: Layer | Path) -> Image | TreeLayer:
@@ -158,10 +174,10 @@ def _check_target(target: Path, at: int | None) -> Path:
 
 def _failed(target: Path, error: OSError) -> P2PDistError:
     place = os.fsdecode(error.filename) if error.filename else str(target)
-    return P2PDistError(
-        f"the package cannot be shown at {target}: {place}: {error.strerror or error}",
-        remedy="Name another directory, or see that the agent may write there and mount",
-    )
+    remedy = "Name another directory, or see that the agent may write there and mount"
+    if isinstance(error, NoUpper):
+        remedy = "Leave out --how, or give the agent a --store on another file system"
+    return P2PDistError(f"the package cannot be shown at {target}: {place}: {error.strerror or error}", remedy=remedy)
 
 
 def _begin(record: Record, work: Path) -> Record:
@@ -214,11 +230,20 @@ def _materialize(package: _Package, how: str | None, blocked: str) -> Shown:
     return Shown(package.target, made.how, f"{made.how}: {blocked}; {made.note}")
 
 
-def unshow(target: Path, *, work: Path, force: bool = False) -> None:
-    """Undo `show` at `target`. Raises NotFound when nothing of `work` is shown there, Conflict when it is in use; `force` takes it out
-    of sight at once and lets the processes that use it keep what they have open."""
-    work, target = work.resolve(), Path(os.path.realpath(target))
-    record = next((record for record in records(work) if record.target == str(target)), None)
+def hand_out(
+    name: str, images: Sequence[str], *, work: Path, label: str, writable: bool, owner: Process | None
+) -> None:
+    """Write down that a process has `images` under `name`, for a later agent; `unshow` forgets it."""
+    record = Record(new_id(), name, IMAGES, tuple(images), label=label, writable=writable, owner=str(owner or ""))
+    save(record, work.resolve())
+
+
+def unshow(target: Path | str, *, work: Path, force: bool = False) -> None:
+    """Undo `show` at `target`, or `hand_out`. Raises NotFound when nothing of `work` is shown there, Conflict when it is in use; `force`
+    takes it out of sight at once and lets the processes that use it keep what they have open."""
+    work = work.resolve()
+    found = {record.target: record for record in records(work)}
+    record = found.get(str(target)) or found.get(os.path.realpath(target))
     if record is None:
         raise NotFound(f"no package is shown at {target}", remedy="p2pdist status lists what is shown")
     _undo(record, work, force=force)
@@ -226,8 +251,8 @@ def unshow(target: Path, *, work: Path, force: bool = False) -> None:
 
 def _undo(record: Record, work: Path, *, force: bool) -> None:
     target = Path(record.target)
-    if record.staging and not force and (users := holders(target)):
-        raise _in_use(target, users)
+    if record.how != IMAGES and not force:
+        _require_unused(record, target)
     try:
         take_down(record, work, lazily=force)
     except OSError as error:
@@ -236,26 +261,53 @@ def _undo(record: Record, work: Path, *, force: bool) -> None:
         raise P2PDistError(f"{target} cannot be unmounted: {error.filename}: {error.strerror}") from error
 
 
+def _require_unused(record: Record, target: Path) -> None:
+    """Raises Conflict for what the kernel would let go although it is in use: plain files, and a view whose programs have nothing open."""
+    of_run = bool(record.owner)
+    if (of_run and (is_held(target) or run_from(target))) or (record.staging and holders(target)):
+        raise _in_use(target, holders(target, of_run=of_run))
+
+
 def _in_use(target: Path, users: list[str]) -> Conflict:
-    who = f"Used by {', '.join(users)}. " if users else ""
-    return Conflict(f"{target} is in use", remedy=f"{who}End what uses it, or use --force", users=users)
+    by = f"Used by {', '.join(users)}. " if users else ""
+    return Conflict(f"{target} is in use", remedy=f"{by}End what uses it, or use --force", users=users)
 
 
 def shown(work: Path) -> list[Leftover]:
-    """What is recorded in `work`, whoever showed it."""
-    return [Leftover(Path(found.target), False, found.label, found.how) for found in records(work.resolve())]
+    """What is recorded in `work`, by this process or an earlier one."""
+    return [_leftover(record) for record in records(work.resolve())]
 
 
 def clean_leftovers(work: Path) -> list[Leftover]:
-    """Remove what a killed process left shown. What is in use stays, so that a program which outlived its agent goes on; `unshow`
-    knows it. Mounts that are not ours are never touched."""
+    """Remove what an earlier process had not finished, what is no longer there, as after a restart of the machine, and views whose process
+    and programs have ended. All else stays as it is: a program that sees it may have nothing open. Mounts of others are never
+    touched. Returns everything that was recorded."""
     work = work.resolve()
     found = []
     for record in records(work):
+        owner = parse_process(record.owner)
         try:
+            if is_whole(record) and (owner is None or owner.alive):
+                if record.staging:
+                    remove_tree(Path(record.staging))
+                found.append(_leftover(record))
+                continue
             _undo(record, work, force=False)
-        except P2PDistError as error:
-            found.append(Leftover(Path(record.target), False, record.label, record.how, str(error)))
+        except (P2PDistError, OSError) as error:
+            found.append(_leftover(record, note=str(error)))
         else:
-            found.append(Leftover(Path(record.target), True, record.label, record.how))
+            found.append(replace(_leftover(record), removed=True))
     return found
+
+
+def _leftover(record: Record, note: str = "") -> Leftover:
+    return Leftover(
+        Path(record.target),
+        False,
+        record.label,
+        record.how,
+        note,
+        record.writable,
+        parse_process(record.owner),
+        record.images,
+    )

@@ -39,7 +39,9 @@ def inspect(path: Path) -> Image:
             head = file.read(SUPERBLOCK_BYTES)
             size = os.fstat(file.fileno()).st_size
     except FileNotFoundError as error:
-        raise NotFound(f"the layer image {path} does not exist", remedy="Pull the package again") from error
+        raise NotFound(
+            f"the layer image {path} does not exist", remedy="Run p2pdist verify, then pull the package again"
+        ) from error
     if len(head) < SUPERBLOCK_BYTES or struct.unpack_from("<I", head)[0] != _MAGIC:
         raise _corrupt(path, "it does not begin like one")
     inodes = struct.unpack_from("<I", head, 4)[0]
@@ -62,12 +64,14 @@ def mount_image(image: Image, target: Path) -> None:
         except OSError as error:
             if error.errno in _NOT_SQUASHFS:
                 raise _corrupt(image.path, f"the kernel cannot mount it ({error.strerror})") from error
+            if error.errno == errno.ENODEV:
+                raise OSError(error.errno, "this kernel has no squashfs", os.fspath(target)) from error
             raise
 
 
 def _corrupt(path: Path, reason: str) -> Corrupt:
     return Corrupt(
         f"the layer {path.name} is not a squashfs image: {reason}",
-        remedy="Pack and push the package again",
+        remedy="Run p2pdist verify; if that finds nothing wrong, pack and push the package again",
         image=path.name,
     )

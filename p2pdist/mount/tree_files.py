@@ -6,9 +6,10 @@ times and attributes, the deepest first.
 
 "reflink" (ioctl_ficlone(2): Btrfs, XFS) gives a file of its own that shares blocks with the object. "hardlink" gives the object itself
 another name, which costs no bytes, but it has one mode and one time: those of the entry that links it first, whichever thread that is. An
-entry that says otherwise, or has attributes, gets a copy, which may be kept to be linked next time (see variants.py). Who may write to such
-a file writes to the store, so nobody but root ever may: root links no file that group or others may write to, and for anybody else write
-permission is left out. "copy" keeps holes.
+entry that says otherwise, or has attributes, gets a copy, which may be kept to be linked next time (see variants.py). A process that may
+write to such a file writes to the store: root links no file that group or others may write to, and other agents leave write permission
+out. Root, and the agent's own user after a chmod, can write all the same, so this way is taken only when it is asked for. "copy" keeps
+holes.
 """
 
 from __future__ import annotations

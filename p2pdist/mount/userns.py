@@ -173,6 +173,11 @@ def _serve(task: dict[str, Any], report: int) -> int:
         try:
             _enter(0, user, 0, group, kernel.CLONE_NEWNS)
             _build([Path(image) for image in task["images"]], Path(task["scratch"]), task["writable"], daemons)
+        except overlay.NoUpper as error:
+            raise Unavailable(
+                f"the user namespace cannot be used: {error.filename}: {error.strerror}",
+                remedy="Set TMPDIR to a directory on another file system, or leave out --writable",
+            ) from error
         except OSError as error:
             raise Unavailable(
                 f"the user namespace cannot be used: {error.filename or ''} {error.strerror}", remedy=_INSTALL

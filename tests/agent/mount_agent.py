@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from p2pdist.agent.caller import Caller
 from p2pdist.agent.mounts import Mounts
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, P2PDistError
@@ -73,7 +74,9 @@ class MountAgent:
     async def mount(self, request: web.Request) -> web.Response:
         wanted = msgspec.json.decode(await request.read(), type=MountRequest)
         layers = [SquashfsLayer(image) for image in self.images]
-        return answer(await self.mounts.show("app:v1", DIGEST, layers, self.config, wanted, self.hold))
+        assert request.transport is not None
+        caller = Caller.of(request.transport.get_extra_info("socket"))
+        return answer(await self.mounts.show("app:v1", DIGEST, layers, self.config, wanted, self.hold, caller))
 
     async def unmount(self, request: web.Request) -> web.Response:
         query = request.query
@@ -116,6 +119,7 @@ async def serve(socket: Path, agent: MountAgent) -> None:
     runner = web.AppRunner(agent.app())
     await runner.setup()
     await web.UnixSite(runner, str(socket)).start()
+    agent.mounts.start()
     print("ready", flush=True)
     await stop.wait()
     await runner.cleanup()

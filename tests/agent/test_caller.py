@@ -74,7 +74,7 @@ def test_the_kernel_says_who_asks(place: Path) -> None:
         with connection:
             found = Caller.of(connection)
         os.waitpid(child, 0)
-    assert found == Caller(USER, GROUP, groups)
+    assert found == Caller(USER, GROUP, groups, child)
     assert not found.trusted and ROOT.trusted and Caller.agent().trusted
     with pytest.raises(Refused, match="may not drain"):
         found.require_trusted("drain")
@@ -193,6 +193,8 @@ async def test_packages_are_shown_where_the_user_may_write(place: Path, image: P
         with pytest.raises(Refused):
             await mounts.unshow(str(tmp_path / "view"), False, STRANGER)
     finally:
+        for left in mounts.list():
+            await mounts.unshow(left.path, True)
         await mounts.close()
 
 

@@ -12,6 +12,7 @@ import socket as sockets
 import subprocess
 import sys
 import tempfile
+import time
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -31,6 +32,8 @@ from p2pdist.mount.squashfuse import missing
 
 SCRIPT = """
 if [ "$1" = wait ]; then trap 'exit 9' TERM; echo ready; while :; do sleep 0.05; done; fi
+if [ "$1" = linger ]; then cd /; echo ready; while [ ! -e "$2" ]; do sleep 0.02; done; cat "$P2PDIST_ROOT/app"; exit; fi
+if [ "$1" = leave ]; then (cd /; while [ ! -e "$2" ]; do sleep 0.02; done; cat "$P2PDIST_ROOT/app") & exit 5; fi
 cat base app
 echo "$@" "$GREETING"
 test -d "$P2PDIST_ROOT" && exit 7
@@ -435,3 +438,56 @@ def test_layers_that_are_not_seen_are_not_said_to_be_missing(place: Path) -> Non
     with pytest.raises(Conflict, match="/store/of/agent, where this process does not see it"):
         check_seen(shown, "")
     check_seen(replace(shown, images=shown.images[:1]), "")
+
+
+def mounts(verbs: Verbs) -> list[MountStatus]:
+    return LocalClient(verbs.place / "home" / "s").mounts()
+
+
+def until_nothing_is_shown(verbs: Verbs) -> None:
+    deadline = time.monotonic() + 30
+    while mounts(verbs) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert mounts(verbs) == []
+
+
+def test_the_view_of_a_killed_run_goes_when_its_program_ends(verbs: Verbs) -> None:
+    """kill -9 of `run` alone: the program, which has nothing open of its view, goes on with it, and nobody need take it away."""
+    stop, how = verbs.place / "stop", ("--how", "unpack") if verbs.prefix or os.geteuid() else ()
+    with verbs.start(sys.executable, "-m", "p2pdist.cli.main", "run", *how, "app:v1", "--", "linger", str(stop)) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "ready\n"
+        (shown,) = mounts(verbs)
+        os.kill(shown.pid, signal.SIGKILL)
+        code, _, complained = verbs.verb("umount", shown.path)
+        assert code == 1 and "is in use" in complained
+        stop.touch()
+        assert run.communicate(timeout=30)[0] == "app\n"
+    until_nothing_is_shown(verbs)
+
+
+def test_the_view_of_a_run_stays_for_what_it_leaves_behind(verbs: Verbs) -> None:
+    """`run` ends with its program, and says that a process in the background goes on with the view."""
+    stop, how = verbs.place / "stop", ("--how", "unpack") if verbs.prefix or os.geteuid() else ()
+    with verbs.start(sys.executable, "-m", "p2pdist.cli.main", "run", *how, "app:v1", "--", "leave", str(stop)) as run:
+        assert run.wait(30) == 5
+        assert len(mounts(verbs)) == 1
+        stop.touch()
+        said, complained = run.communicate(timeout=30)
+    assert said == "app\n"
+    assert "the package stays shown until they end" in complained
+    until_nothing_is_shown(verbs)
+
+
+def test_images_that_a_killed_run_was_given_are_let_go(verbs: Verbs) -> None:
+    """In a user namespace the program ends with `run`, and the agent keeps nothing for it."""
+    if not namespaces(verbs):
+        pytest.skip("needs squashfuse and an open /dev/fuse: apt-get install squashfuse fuse3")
+    argv = (sys.executable, "-m", "p2pdist.cli.main", "run", "--how", "userns", "app:v1", "--", "wait")
+    with verbs.start(*argv) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "ready\n"
+        (shown,) = mounts(verbs)
+        os.kill(shown.pid, signal.SIGKILL)
+        run.communicate(timeout=30)
+    until_nothing_is_shown(verbs)

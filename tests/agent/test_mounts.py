@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from p2pdist.agent import mounts as agent_mounts
+from p2pdist.agent.caller import Caller
 from p2pdist.agent.mounts import Mounts
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
@@ -57,10 +62,13 @@ def images(tmp_path: Path) -> list[Path]:
     return made
 
 
-async def shown(mounts: Mounts, images: list[Path], claims: Claims, path: Path | str = "", **how: str) -> MountStatus:
-    request = MountRequest("app:v1", str(path), **how)
+async def shown(
+    mounts: Mounts, images: list[Path], claims: Claims, path: Path | str = "", pid: int = 0, **how: Any
+) -> MountStatus:
+    request = MountRequest("app:v1", str(path), until_exit=bool(pid), **how)
     layers = [SquashfsLayer(image) for image in images]
-    return await mounts.show("app:v1", DIGEST, layers, CONFIG, request, claims.hold)
+    caller = replace(Caller.agent(), pid=pid)
+    return await mounts.show("app:v1", DIGEST, layers, CONFIG, request, claims.hold, caller)
 
 
 async def test_shown_listed_and_gone(tmp_path: Path, images: list[Path], claims: Claims) -> None:
@@ -88,9 +96,11 @@ async def test_without_a_path_the_agent_chooses_one(tmp_path: Path, images: list
     found = await asyncio.gather(*(shown(mounts, images, claims, how="unpack") for _ in range(3)))
     assert len({status.path for status in found}) == 3
     assert all(status.path.startswith(f"{tmp_path}/mounts/shown/") for status in found)
-    await mounts.close()
+    for status in found:
+        await mounts.unshow(status.path)
     assert claims.count == 0
     assert not list((tmp_path / "mounts" / "shown").iterdir())
+    await mounts.close()
     with pytest.raises(Conflict, match="stopping"):
         await shown(mounts, images, claims)
 
@@ -128,15 +138,16 @@ async def test_images_are_handed_out_and_held(tmp_path: Path, images: list[Path]
 async def test_root_mounts_rather_than_hand_out_images(tmp_path: Path, images: list[Path], claims: Claims) -> None:
     """`images` is what a caller without root asks for; an agent with root does better."""
     mounts = Mounts(tmp_path / "mounts")
-    assert (await shown(mounts, images, claims, how="images")).how == "overlay"
-    await mounts.close()
+    status = await shown(mounts, images, claims, how="images")
+    assert status.how == "overlay"
+    await mounts.unshow(status.path)
 
 
 @pytest.mark.root
 async def test_a_caller_that_goes_away_leaves_nothing_unknown(
     tmp_path: Path, images: list[Path], claims: Claims
 ) -> None:
-    """A cancelled request either shows nothing or is listed, and a stop waits for it."""
+    """A cancelled request either shows nothing or is known to the next agent, and a stop waits for it."""
     mounts = Mounts(tmp_path / "mounts")
     task = asyncio.create_task(shown(mounts, images, claims, tmp_path / "view"))
     await asyncio.sleep(0)
@@ -146,22 +157,140 @@ async def test_a_caller_that_goes_away_leaves_nothing_unknown(
         await task
     await mounts.close()
     assert claims.count == 0
+    later = Mounts(tmp_path / "mounts")
+    for status in later.list():
+        await later.unshow(status.path)
     assert kernel.mounted_at(tmp_path / "view") is None
 
 
-@pytest.mark.root
-async def test_a_stop_unmounts_what_is_in_use(tmp_path: Path, images: list[Path], claims: Claims) -> None:
-    """A clean stop leaves no mount, whoever uses it; the user keeps its open file."""
-    mounts = Mounts(tmp_path / "mounts")
-    await shown(mounts, images, claims, tmp_path / "view")
-    with (tmp_path / "view" / "app").open() as file:
-        with pytest.raises(Conflict, match="in use"):
-            await mounts.unshow(str(tmp_path / "view"))
-        assert claims.count == 1
-        await mounts.close()
-        assert kernel.mounted_at(tmp_path / "view") is None
-        assert file.read() == "app"
+KINDS = [
+    pytest.param(1, {}, "squashfs", marks=pytest.mark.root),
+    pytest.param(2, {}, "overlay", marks=pytest.mark.root),
+    pytest.param(2, {"writable": True}, "overlay", marks=pytest.mark.root),
+    pytest.param(2, {"how": "unpack"}, "unpack"),
+]
+
+
+@pytest.mark.parametrize(("layers", "asked", "how"), KINDS)
+async def test_a_stop_leaves_what_is_shown_to_the_next_agent(
+    tmp_path: Path, images: list[Path], claims: Claims, layers: int, asked: dict[str, str], how: str
+) -> None:
+    """A program that reads it may have nothing open just then. The next agent lists it, keeps its blobs and can take it away."""
+    mounts, view = Mounts(tmp_path / "mounts"), tmp_path / "view"
+    before = await shown(mounts, images[-layers:], claims, view, **asked)
+    await mounts.close()
+    assert (view / "app").read_text() == "app"
     assert claims.count == 0
+    later = Mounts(tmp_path / "mounts")
+    later.adopt(lambda digest: claims.hold())
+    assert claims.count == 1
+    (after,) = later.list()
+    assert (after.reference, after.digest, after.path, after.how) == ("app:v1", DIGEST, str(view), how)
+    assert after.writable == before.writable
+    if before.writable:
+        (view / "new").write_text("x")
+    assert (view / "app").read_text() == "app"
+    await later.unshow(str(view))
+    assert not view.exists()
+    assert claims.count == 0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts processes that last; with `view`, as programs that were started from it and have nothing of it open."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(view: str = "") -> subprocess.Popen[bytes]:
+        environ = {**os.environ, **({"P2PDIST_ROOT": view} if view else {})}
+        started.append(subprocess.Popen(["sleep", "100"], cwd="/", env=environ))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(("layers", "asked", "how"), KINDS)
+async def test_the_view_of_a_process_goes_with_its_last_program(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    images: list[Path],
+    claims: Claims,
+    processes: Callable[..., subprocess.Popen[bytes]],
+    layers: int,
+    asked: dict[str, str],
+    how: str,
+) -> None:
+    """SIGKILL of the process leaves nothing behind; what it started from the view keeps it, also over a restart of the agent."""
+    monkeypatch.setattr(agent_mounts, "LOOK_S", 0.02)
+    mounts = Mounts(tmp_path / "mounts")
+    mounts.start()
+    owner = processes()
+    status = await shown(mounts, images[-layers:], claims, pid=owner.pid, **asked)
+    assert (status.how, status.pid) == (how, owner.pid)
+    program = processes(status.path)
+    owner.kill()  # and not waited for: a process that has ended is no user, whether or not its parent has asked
+    with pytest.raises(Conflict, match="in use") as refused:
+        await mounts.unshow(status.path)
+    assert f"sleep (pid {program.pid})" in refused.value.remedy
+    await mounts.close()
+    later = Mounts(tmp_path / "mounts")
+    later.adopt(lambda digest: claims.hold())
+    later.start()
+    assert [(kept.path, kept.how, kept.pid) for kept in later.list()] == [(status.path, how, owner.pid)]
+    assert (Path(status.path) / "app").read_text() == "app"
+    program.kill()
+    await until(lambda: not later.list())
+    assert not Path(status.path).exists()
+    assert claims.count == 0
+    await later.close()
+
+
+async def test_what_ended_while_no_agent_ran_is_gone_at_once(
+    tmp_path: Path, images: list[Path], claims: Claims, processes: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Also when another process has got the number since; images that were handed out go the same way."""
+    mounts = Mounts(tmp_path / "mounts")
+    ended, alive = processes(), processes()
+    gone = await shown(mounts, images, claims, pid=ended.pid, how="unpack")
+    reused = await shown(mounts, images, claims, pid=alive.pid, how="unpack")
+    await shown(mounts, images, claims, pid=ended.pid, how="userns")
+    stays = await shown(mounts, images, claims, pid=alive.pid, how="userns")
+    await shown(mounts, images, claims, how="userns")
+    await mounts.close()
+    ended.kill()
+    ended.wait()
+    (record,) = (path for path in (tmp_path / "mounts/records").glob("*.json") if reused.path in path.read_text())
+    record.write_text(re.sub(r'"owner": "(\d+):\d+"', r'"owner": "\1:1"', record.read_text()))
+    later = Mounts(tmp_path / "mounts")
+    assert [(kept.path, kept.images) for kept in later.list()] == [(stays.path, stays.images)]
+    assert not Path(gone.path).exists() and not Path(reused.path).exists()
+    await later.unshow(stays.path)
+    assert later.list() == []
+
+
+@pytest.mark.root
+async def test_what_an_agent_had_not_mounted_again_after_a_reboot_is_forgotten(
+    tmp_path: Path, images: list[Path], claims: Claims
+) -> None:
+    """The machine has started anew: records are there, and mounts are not. Unpacked files are."""
+    mounts = Mounts(tmp_path / "mounts")
+    for name, how in (("mounted", ""), ("unpacked", "unpack")):
+        await shown(mounts, images, claims, tmp_path / name, how=how)
+    await mounts.close()
+    kernel.unmount(tmp_path / "mounted")
+    later = Mounts(tmp_path / "mounts")
+    assert [kept.path for kept in later.list()] == [str(tmp_path / "unpacked")]
+    assert not (tmp_path / "mounted").exists()
+    await later.unshow(str(tmp_path / "unpacked"))
+    assert not list((tmp_path / "mounts/records").iterdir())
 
 
 _KILLED = """
@@ -181,20 +310,15 @@ asyncio.run(main())
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("in_use", [False, True])
-async def test_a_restart_after_kill_cleans_up(tmp_path: Path, images: list[Path], in_use: bool) -> None:
-    """What the killed agent showed is removed, or, in use, is listed under its name and can be removed later."""
+async def test_a_restart_after_kill_takes_over(tmp_path: Path, images: list[Path]) -> None:
+    """What the killed agent showed is listed under its name and can be removed."""
     target = tmp_path / "view"
     killed = subprocess.run([sys.executable, "-c", _KILLED, tmp_path / "mounts", target, *images])
     assert killed.returncode == -signal.SIGKILL
-    user = os.open(target, os.O_RDONLY) if in_use else -1
     mounts = Mounts(tmp_path / "mounts")
-    assert [(left.path, left.removed) for left in mounts.leftovers] == [(target, not in_use)]
-    if in_use:
-        assert [(status.reference, status.digest, status.how) for status in mounts.list()] == [
-            ("app:v1", DIGEST, "overlay")
-        ]
-        os.close(user)
-        await mounts.unshow(str(target))
+    assert [(left.path, left.removed) for left in mounts.leftovers] == [(target, False)]
+    assert [(each.reference, each.digest, each.how) for each in mounts.list()] == [("app:v1", DIGEST, "overlay")]
+    assert (target / "app").read_text() == "app"
+    await mounts.unshow(str(target))
     assert mounts.list() == []
     assert not target.exists()

@@ -21,6 +21,7 @@ from test_cli_main import run as run_quick
 
 from p2pdist.cli import diagnosis, probe
 from p2pdist.cli.diagnosis import Finding
+from p2pdist.mount import kernel
 
 
 @pytest.fixture
@@ -88,7 +89,8 @@ async def test_a_sound_host_ends_with_0(tmp_path: Path, free_port: int, origin: 
     space = {name: states.pop(name) for name in ("store", "disk", "BitTorrent port")}
     assert set(space.values()) <= {"ok", "warning"}, "it depends on the machine"
     assert {states[name] for name in sound} == {"ok"}
-    assert set(states) == {*sound, "agent", "root", "overlay", "erofs", "squashfs", "squashfuse", "user namespaces"}
+    mounts = {"root", "overlay", "loop", "writable", "erofs", "reflink", "squashfs", "squashfuse", "user namespaces"}
+    assert set(states) == {*sound, "agent", *mounts}
     assert all(bool(check["remedy"]) == (check["state"] != "ok") for check in found["checks"])
     assert "has 1 packages, and a manifest could be read" in plain and "FAILED" not in plain
     assert not (tmp_path / "store").exists() and not list(tmp_path.glob(".p2pdist-doctor*")), "nothing is left behind"
@@ -226,6 +228,28 @@ def test_as_root_an_overlay_can_be_mounted(tmp_path: Path) -> None:
     assert diagnosis._probe("overlay", tmp_path) == ""
     states = {finding.name: finding.state for finding in diagnosis.mounts(tmp_path)}
     assert states["root"] == states["overlay"] == "ok"
+
+
+@pytest.mark.root
+def test_a_store_on_an_overlay_shows_what_is_not_written_to(tmp_path: Path) -> None:
+    """As in a container without a volume: an overlay takes no other one for its upper layer."""
+    memory, merged = tmp_path / "memory", tmp_path / "merged"
+    memory.mkdir()
+    merged.mkdir()
+    kernel.mount("memory", memory, "tmpfs")
+    try:
+        for name in ("lower", "upper", "work"):
+            (memory / name).mkdir()
+        options = f"lowerdir={memory}/lower,upperdir={memory}/upper,workdir={memory}/work"
+        kernel.mount("overlay", merged, "overlay", 0, options)
+        try:
+            found = {finding.name: finding for finding in diagnosis.mounts(merged)}
+        finally:
+            kernel.unmount(merged)
+    finally:
+        kernel.unmount(memory, lazily=True)
+    assert (found["overlay"].state, found["writable"].state) == ("ok", "warning")
+    assert "--store" in found["writable"].remedy
 
 
 async def test_every_mistake_in_policies_is_named(tmp_path: Path) -> None:

@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from shown_trees import Store
 
-from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
+from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, UsageError
 from p2pdist.mount import kernel
+from p2pdist.mount.holders import Process
+from p2pdist.mount.layers import TreeLayer
 from p2pdist.mount.show import clean_leftovers, show, shown, unshow
 
 Layer = Callable[..., Path]
@@ -184,10 +187,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize("how", ["overlay", "unpack", "half"])
 @pytest.mark.parametrize("existing", [True, False])
-def test_leftovers_of_a_killed_process_are_cleaned(
+def test_what_a_killed_process_left_is_known(
     layer: Layer, tmp_path: Path, work: Path, how: str, existing: bool
 ) -> None:
-    """After kill -9, also in the middle of unpacking, the next start finds the mount by its record and removes all of it."""
+    """After kill -9 the next start finds the mount by its record, keeps it and can remove it; what was half unpacked it removes."""
     images = [layer("base", {"a": "1"}), layer("app", {"b": "2"})]
     target = tmp_path / "view"
     if existing:
@@ -196,7 +199,10 @@ def test_leftovers_of_a_killed_process_are_cleaned(
     assert killed.returncode == -signal.SIGKILL
     assert any(entry.point == target for entry in kernel.mounted()) == (how == "overlay")
     found = clean_leftovers(work)
-    assert [(left.path, left.removed, left.label) for left in found] == [(target, True, "x")]
+    assert [(left.path, left.removed, left.label) for left in found] == [(target, how == "half", "x")]
+    if how != "half":
+        assert content(target) == {"a": "1", "b": "2"}
+        unshow(target, work=work)
     assert target.exists() == existing
     assert not existing or not list(target.iterdir())
     assert not list(work.iterdir())
@@ -205,9 +211,9 @@ def test_leftovers_of_a_killed_process_are_cleaned(
 
 
 def test_leftovers_in_use_stay_and_can_be_unshown(layer: Layer, tmp_path: Path, work: Path) -> None:
-    """A program that outlives its agent keeps its files; the mount is still known."""
+    """A program that outlives its agent and the process for which it was started keeps its view; the mount is still known."""
     target = tmp_path / "view"
-    show([layer("base", {"a": "1"})], target, work=work, label="job")
+    show([layer("base", {"a": "1"})], target, work=work, label="job", owner=Process(2**22 + 1))
     with (target / "a").open() as file:
         found = clean_leftovers(work)
         assert [left.removed for left in found] == [False]
@@ -231,3 +237,84 @@ def test_mounts_of_others_are_never_touched(layer: Layer, tmp_path: Path, work: 
         assert [path.name for path in work.iterdir()] == ["notes.json"]
     finally:
         kernel.unmount(target)
+
+
+@pytest.fixture
+def over(tmp_path: Path) -> Iterator[Path]:
+    """A directory on an overlay, as the store of an agent in a container without a volume."""
+    memory, merged = tmp_path / "memory", tmp_path / "merged"
+    memory.mkdir()
+    merged.mkdir()
+    kernel.mount("memory", memory, "tmpfs")
+    for name in ("lower", "upper", "work"):
+        (memory / name).mkdir()
+    kernel.mount("o", merged, "overlay", 0, f"lowerdir={memory}/lower,upperdir={memory}/upper,workdir={memory}/work")
+    yield merged
+    kernel.unmount(merged)
+    kernel.unmount(memory)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_where_an_overlay_cannot_keep_what_is_written_files_are_unpacked(layer: Layer, over: Path, count: int) -> None:
+    """And it is said why; what is only read is mounted all the same. The mount point may be anywhere."""
+    images = [layer("base", {"a": "base"}), layer("app", {"b": "app"})][:count]
+    work = over / "records"
+    work.mkdir()
+    done = show(images, over / "view", work=work, writable=True)
+    assert done.how == "unpack"
+    assert "an overlay cannot keep there what is written: Invalid argument" in done.why
+    (done.path / "a").write_text("changed")
+    (done.path / "new").write_text("x")
+    unshow(done.path, work=work)
+    assert show(images, over / "view", work=work).how == ("squashfs" if count == 1 else "overlay")
+    assert (over / "view" / "a").read_text() == "base"
+    unshow(over / "view", work=work)
+    with pytest.raises(P2PDistError, match="cannot keep there") as refused:
+        show(images, over / "view", work=work, writable=True, how="overlay")
+    assert "--store" in refused.value.remedy
+    assert not list(work.iterdir()) and not (over / "view").exists()
+
+
+def test_a_tree_that_is_written_to_is_copied_on_an_overlay(store: Store, over: Path) -> None:
+    """No EROFS image is mounted from there."""
+    work, entry = over / "records", store.file(b"a", b"1")
+    work.mkdir()
+    tree = TreeLayer(lambda: [entry], over / "image", store.layer("tree", [entry]).objects)
+    done = show([tree], over / "view", work=work, writable=True)
+    assert done.how in ("copy", "reflink")
+    assert "mounting is not possible here" in done.why
+    unshow(done.path, work=work)
+
+
+_WITHOUT_LOOPS = """
+import sys
+from pathlib import Path
+from p2pdist.mount.show import show, unshow
+done = show([Path(sys.argv[1])], Path(sys.argv[2]), work=Path(sys.argv[3]))
+print(done.why)
+unshow(done.path, work=Path(sys.argv[3]))
+"""
+
+
+def test_without_loop_devices_files_are_unpacked(layer: Layer, tmp_path: Path, work: Path) -> None:
+    """In a container, or where all are in use: the reason names them."""
+    words = [sys.executable, "-c", _WITHOUT_LOOPS, layer("base", {"a": "1"}), tmp_path / "view", work]
+    hide = 'mount --bind /dev/null /dev/loop-control && exec "$@"'
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", hide, "sh", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("unpack: mounting is not possible here (no loop device can be had: ")
+
+
+def test_on_a_tmpfs_a_view_can_be_written_to(layer: Layer, tmp_path: Path) -> None:
+    """A store in memory."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    kernel.mount("memory", memory, "tmpfs")
+    try:
+        (memory / "records").mkdir()
+        done = show([layer("base", {"a": "1"})], memory / "view", work=memory / "records", writable=True)
+        assert done.how == "overlay"
+        (done.path / "a").write_text("2")
+        unshow(done.path, work=memory / "records")
+    finally:
+        kernel.unmount(memory)

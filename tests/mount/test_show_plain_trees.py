@@ -16,7 +16,7 @@ import pytest
 from shown_trees import MTIME_NS, Seen, Store, expected, random_tree, squashed, walk, without_groups
 from unprivileged import NOBODY, as_nobody
 
-from p2pdist.model.errors import DiskFull, P2PDistError
+from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError
 from p2pdist.model.tree import Directory, Entry, Symlink, Whiteout
 from p2pdist.mount import kernel, tree_files
 from p2pdist.mount.layers import TreeLayer
@@ -164,7 +164,7 @@ def test_objects_on_another_file_system(store: Store, tmp_path: Path, work: Path
             show([store.layer("tree", entries)], small / "view", work=work, how="hardlink")
         done = show([store.layer("tree", entries)], small / "view", work=work, how="unpack")
         assert done.how == "copy"
-        assert "no reflink" in done.why and "no hardlink (Invalid cross-device link)" in done.why
+        assert "no reflink" in done.why
         unshow(done.path, work=work)
         more = store.file(b"huge", b"y" * 800_000)
         with pytest.raises(DiskFull) as failure:
@@ -315,7 +315,7 @@ entries = [
 ]
 above = [Directory(b"closed", 0, 9), store.file(b"closed/more", b"more", 0o600, 5), Directory(b"trap", 0o500, 3)]
 layers = [store.layer("base", entries), store.layer("app", above)]
-done = show(layers, home / "view", work=home / "work")
+done = show(layers, home / "view", work=home / "work", how=sys.argv[4] or None)
 print(done.why)
 for name in ("plain", "marked", "unreadable", "closed", "trap"):
     print(oct((home / "view" / name).lstat().st_mode), (home / "view" / name).lstat().st_nlink > 1)
@@ -332,9 +332,10 @@ print(os.listdir(home / "work"), (home / "view").exists())
 """
 
 
-def as_nobody_shows(home: Path, store: Path) -> list[str]:
+def as_nobody_shows(home: Path, store: Path, how: str = "") -> list[str]:
     """What NOBODY is told when a package is shown from `store`."""
-    command = as_nobody(home.parent / "hold", sys.executable, "-c", _AS_NOBODY, str(Path(__file__).parent), home, store)
+    words = (sys.executable, "-c", _AS_NOBODY, str(Path(__file__).parent), home, store, how)
+    command = as_nobody(home.parent / "hold", *words)
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -342,8 +343,8 @@ def as_nobody_shows(home: Path, store: Path) -> list[str]:
 
 def test_without_root_objects_are_linked_but_never_writable(home: Path) -> None:
     """Even to the agent's own user; closed directories are no hindrance, neither for a layer above nor for removing them."""
-    why, plain, marked, unreadable, closed, trap, *rest = as_nobody_shows(home, home / "store")
-    assert why.startswith("hardlink: not root; no reflink (")
+    why, plain, marked, unreadable, closed, trap, *rest = as_nobody_shows(home, home / "store", "hardlink")
+    assert why.startswith("hardlink: as asked for; ")
     assert why.endswith(
         "3 of 5 files are those of the store, without permission to write to them, "
         "2 are copies since mode, time or attributes differ"
@@ -360,8 +361,52 @@ def test_without_root_objects_of_somebody_else_are_copied(home: Path) -> None:
         store.put(data)
     why, plain, *_ = as_nobody_shows(home, store.path)
     assert why.startswith("copy: not root; no reflink (")
-    assert "no hardlink (the objects belong to somebody else)" in why
     assert plain == "0o100644 False"
+
+
+def test_without_root_nothing_is_linked_unasked(home: Path) -> None:
+    """The agent's own user may give itself the right to write, and does so to the file of the store."""
+    why, plain, *_ = as_nobody_shows(home, home / "store")
+    assert why.partition(":")[0] in ("copy", "reflink")
+    assert plain.endswith(" False")
+
+
+@pytest.mark.parametrize("how", [None, "unpack", "copy", "reflink", "hardlink"])
+def test_what_root_writes_in_place_reaches_the_store_only_by_a_link_that_was_asked_for(
+    store: Store, tmp_path: Path, work: Path, how: str | None
+) -> None:
+    """Writing in place, appending, and writing after a chmod: a second showing and another package have what was packed."""
+    entries = [store.file(name, name * 100, 0o444, MTIME_NS) for name in (b"append", b"chmod", b"place")]
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    kernel.mount("memory", memory, "tmpfs")  # where no EROFS image can be mounted
+    try:
+        one = TreeLayer(lambda: entries, memory / "one", store.layer("one", entries).objects)
+        other = TreeLayer(lambda: [*entries, store.file(b"x", b"more")], memory / "other", one.objects)
+        try:
+            done = show([one], tmp_path / "first", work=work, how=how)
+        except P2PDistError:
+            assert how == "reflink", "this file system has none"
+            return
+        for name in ("append", "place", "chmod"):
+            (tmp_path / "first" / name).chmod(0o644)
+            with (tmp_path / "first" / name).open("ab" if name == "append" else "r+b") as file:
+                file.write(b"changed")
+        assert (done.how == "hardlink") == (how == "hardlink")
+        if how == "hardlink":
+            assert done.why.endswith("root can write through them into the store")
+            with pytest.raises(Corrupt, match="append") as failure:
+                show([one], tmp_path / "second", work=work, how=how)
+            assert "p2pdist verify" in failure.value.remedy
+        else:
+            for number, layer in enumerate((one, other)):
+                show([layer], tmp_path / f"again{number}", work=work, how=how)
+                for entry in entries:
+                    assert (tmp_path / f"again{number}" / os.fsdecode(entry.path)).read_bytes() == entry.path * 100
+                unshow(tmp_path / f"again{number}", work=work)
+        unshow(tmp_path / "first", work=work)
+    finally:
+        kernel.unmount(memory)
 
 
 def test_an_object_goes_on_when_what_is_shown_is_removed(store: Store, view: Path, work: Path) -> None:

@@ -139,7 +139,7 @@ def publish(layout: Path, sources: Path) -> list[Kept]:
 
 @dataclass
 class Shown:
-    """A package at a directory; a shown file that is kept open, so that an agent which is restarted lets it be."""
+    """A package at a directory, perhaps with a shown file that is kept open, so that it cannot be unmounted."""
 
     package: Kept
     opened: int | None = None
@@ -377,8 +377,6 @@ class Host:
         outcome = flight.exception(30)
         assert outcome is None or isinstance(outcome, P2PDistError), outcome
         self.broken_off.append(package)
-        if number == 0 and outcome is None:
-            self.mounts[place] = Shown(package)
         if number == 1:
             known = self.pins.get(package.reference)
             self.restart()
@@ -389,19 +387,19 @@ class Host:
                 self.client.unpin(package.reference)
             return
         self.restart()
-        assert place not in {mount.path for mount in self.client.mounts()}
+        if place in {mount.path for mount in self.client.mounts()}:
+            self.compare(place, package)
+            self.mounts[place] = Shown(package)
+        else:
+            assert number != 0 or outcome is not None
+            assert not os.path.lexists(place)
 
     def restart(self) -> None:
-        """Start the agent again. What is in use is shown as before, what is not is gone; pins stay."""
+        """Start the agent again. What was shown is shown as before, in use or not; pins stay."""
         self.broken_off += [package for package, _ in self.flights]
         self.agent.start()
         self.land(wait=True, killed=True)
-        for place, shown in list(self.mounts.items()):
-            if shown.opened is None:
-                assert not os.path.lexists(place)
-                del self.mounts[place]
-            else:
-                self.compare(place, shown.package)
+        self.read()
 
     # -- what must hold
 
