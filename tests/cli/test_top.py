@@ -9,6 +9,7 @@ import pty
 import re
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from fleet_rig import BLOB, PIECES, Hosts, fleet_of, join_all, tracker_of
 
 from p2pdist.cli.fleet_watch import EVENT_BYTES_MAX, FleetState, follow
-from p2pdist.cli.top import picture
+from p2pdist.cli.top import _story, picture
 from p2pdist.model.errors import Unavailable, UsageError
 from tracker.core.view import GONE_S, View
 
@@ -180,6 +181,23 @@ async def test_what_is_kept_is_what_the_tracker_sees(hosts: Hosts) -> None:
         assert sorted((h.name, h.done, h.flags) for h in state.hosts.values()) == sorted(
             (h.name, h.done, h.flags) for h in fresh.hosts.values()
         )
+
+
+def test_the_time_of_what_happened_stays_while_it_is_shown(hosts: Hosts) -> None:
+    """A tracker says how long ago something was; a second later that is no longer so, and the time shown is the same."""
+    view, state = View(hosts.fleet), FleetState()
+    view.update(now=hosts.now)
+    state.take(view.since(0, now=hosts.now + 3600.0))
+    happened, shown = [line.at for line in state.story], list(_story(state))
+    assert happened and all(abs(time.time() - 3600.0 - at) < 120.0 for at in happened)
+    time.sleep(1.1)
+    hosts.pass_time(1.0)
+    version = view.version
+    view.update(now=hosts.now)
+    state.take(view.since(version, now=hosts.now))
+    assert [line.at for line in state.story] == happened and list(_story(state)) == shown
+    ages = [line["age_s"] for line in state.document()["story"]]
+    assert all(3601.0 < age < 3720.0 for age in ages), "scripts are told how long ago it is by now"
 
 
 def test_hosts_that_are_forgotten_go(hosts: Hosts) -> None:
