@@ -243,6 +243,8 @@ def _at_fault(error: P2PDistError, socket: Path) -> bool:
     nor for a tracker or an origin that is away, which its agent reports."""
     from p2pdist.agent.client import LocalClient
 
+    if "socket" in error.details:
+        return True  # the prolog's user may not use the agent's socket
     if isinstance(error, OF_THE_PACKAGE):
         return False
     if not isinstance(error, Unavailable):
