@@ -268,7 +268,7 @@ async def _status(request: web.Request) -> web.Response:
                 "connected": agent.session.connected,
                 "problem": agent.session.problem,
             },
-            "store": {"path": str(agent.settings.store), "usage": usage},
+            "store": {"path": str(agent.settings.store), "usage": usage, "capacity": agent.store.capacity},
             "streams": agent.turns.streams,
             "leaving": agent.departure.leaving,
             "pulls": agent.pulls.list(),

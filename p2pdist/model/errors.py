@@ -84,17 +84,29 @@ class Corrupt(P2PDistError):
 
 
 class DiskFull(P2PDistError):
-    """Not enough space. `needed` and `free` are bytes."""
+    """Not enough space. `needed` and `free` are bytes, and so is `capacity`, which is given where what is needed would not fit if nothing
+    else were there: then no retry helps, here or on another machine like this one."""
 
     slug, title, http_status = "disk-full", "Not enough disk space", 507
 
-    def __init__(self, where: str, *, needed: int, free: int) -> None:
+    def __init__(self, where: str, *, needed: int, free: int, capacity: int | None = None) -> None:
+        what = f"{where} lacks space: {needed} bytes needed, {free} bytes free"
+        if capacity is None:
+            remedy = "Free some space or give the store another disk; what has arrived is kept for a retry"
+            super().__init__(what, remedy=remedy, needed=needed, free=free)
+            return
         super().__init__(
-            f"{where} lacks space: {needed} bytes needed, {free} bytes free",
-            remedy="Free some space or give the store another disk; what has arrived is kept for a retry",
+            f"{what}, at most {capacity} bytes in all",
+            remedy="Make it smaller, or give the store a larger --capacity or disk",
             needed=needed,
             free=free,
+            capacity=capacity,
         )
+
+    @property
+    def never_fits(self) -> bool:
+        """Whether freeing space would not help."""
+        return "capacity" in self.details
 
 
 class Conflict(P2PDistError):
@@ -115,7 +127,8 @@ def from_problem(body: dict[str, Any]) -> P2PDistError:
     kind = _tree(P2PDistError).get(str(body.get("type", "")).removeprefix(PROBLEM_BASE), P2PDistError)
     what = str(body.get("detail") or body.get("title") or "unknown failure")
     if kind is DiskFull:
-        return DiskFull(what.split(" lacks space", 1)[0], needed=_count(body, "needed"), free=_count(body, "free"))
+        where, capacity = what.split(" lacks space", 1)[0], _count(body, "capacity") or None
+        return DiskFull(where, needed=_count(body, "needed"), free=_count(body, "free"), capacity=capacity)
     known = {"type", "title", "status", "detail", "remedy"}
     error = kind(what, remedy=str(body.get("remedy", "")))
     error.details = {key: value for key, value in body.items() if key not in known}

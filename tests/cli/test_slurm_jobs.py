@@ -129,6 +129,8 @@ def test_the_record_of_a_job(tmp_path: Path) -> None:
         (Corrupt("not what its digest says"), False),
         (Refused("not for you"), False),
         (DiskFull("/var", needed=2, free=1), True),
+        (DiskFull("/var", needed=9, free=7, capacity=7), False),
+        (Refused("not your socket", socket="/run/p2pdist/agent.sock"), True),
         (P2PDistError("the agent failed"), True),
         (Unavailable("no agent answers"), True),
     ],

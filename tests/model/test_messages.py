@@ -178,7 +178,12 @@ def test_stream_requests_carry_the_bitmap(count: int, data: st.DataObject) -> No
 
 def test_failures_survive_the_wire() -> None:
     """A problem document (RFC 9457) becomes the failure it was, with its numbers; an unknown one becomes a plain failure."""
-    for failure in (UsageError("a", remedy="b"), Corrupt("c", blob=BLOB), DiskFull("/store", needed=10, free=3)):
+    for failure in (
+        UsageError("a", remedy="b"),
+        Corrupt("c", blob=BLOB),
+        DiskFull("/store", needed=10, free=3),
+        DiskFull("/store", needed=10, free=7, capacity=7),
+    ):
         again = from_problem(failure.problem())
         assert type(again) is type(failure)
         assert (again.what, again.remedy, again.details) == (failure.what, failure.remedy, failure.details)
