@@ -67,6 +67,7 @@ class Pull:
     seconds: float | None = None
     error: P2PDistError | None = None
     package: Package | None = None
+    parts: frozenset[Digest] = frozenset()  # of the package, once its manifest is known
     blobs: list[BlobPull] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
@@ -140,6 +141,10 @@ class Pulls:
     def list(self) -> list[PullStatus]:
         return [pull.status() for pull in self._pulls.values()]
 
+    def parts(self) -> set[Digest]:
+        """The blobs of packages that are being pulled."""
+        return {digest for pull in self._pulls.values() if pull.seconds is None for digest in pull.parts}
+
     async def stop(self) -> None:
         """Cancel what runs and begin no more; what has arrived stays in the store."""
         self._stopped = True
@@ -212,6 +217,7 @@ class Pulls:
         pull.digest, pull.bytes_cached = package.digest, 0
         pull.bytes_total = sum(blob.size for blob in manifest.blobs)
         pull.state, pull.note = "running", ""
+        pull.parts = frozenset(blob.digest for blob in manifest.blobs)
         # What must be here at the same moment. Else everything would be evicted for what cannot fit in the end.
         self._check_fits(sum(blob.size for blob in manifest.blobs if blob.media_type != PACK_TYPE))
         large, small = asyncio.Semaphore(BLOBS_AT_ONCE), asyncio.Semaphore(SMALL_BLOBS_AT_ONCE)

@@ -1,5 +1,5 @@
 """An agent that no tracker answers and that looks for no neighbours: alone it reads its own origin; with a tracker that is away it waits,
-says so, and gives up. And what can never fit into its store, which it says before it evicts anything."""
+says so, and gives up. What can never fit into its store it refuses before it evicts anything; and what it does with single blobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from test_many_blobs import push
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.pulls import Pull
-from p2pdist.model.errors import DiskFull, Unavailable
+from p2pdist.model.errors import Conflict, DiskFull, NotFound, Unavailable, UsageError
 from p2pdist.model.messages import PullRequest
 from p2pdist.model.package import parse_reference
 from p2pdist.origin.layout import LocalLayout
@@ -139,3 +139,73 @@ async def test_what_others_keep_from_fitting_may_fit_later(start: Start, origin:
     assert isinstance(error, DiskFull) and not error.never_fits, error
     agent.store.unpin("somebody")
     assert (await pulled(agent, package=str(TAG))).error is None
+
+
+async def test_a_blob_by_itself_is_listed_pinned_verified_and_removed(
+    start: Start, origin: LocalLayout, tmp_path: Path
+) -> None:
+    """One that was pulled by its digest has no package here; one of a package is removed with that alone."""
+    await push(origin, TAG, [os.urandom(2 * PIECE)])
+    digests = []
+    for name in ("one", "two", "three"):
+        (tmp_path / name).write_bytes(os.urandom(3 * PIECE))
+        digests.append((await push_blob(tmp_path / name, origin)).digest)
+    one, two, three = digests
+    agent = await start()
+    tidy = agent.housekeeping
+    package = (await pulled(agent, package=str(TAG))).package
+    assert package is not None
+    layer = package.manifest.layers[0].digest
+    for digest in (one, two, three):
+        assert (await pulled(agent, blob=digest)).error is None
+    listed = {each["reference"]: each for each in await tidy.packages()}
+    assert list(listed) == [str(TAG), *sorted(f"blob:{each.replace(':', '-')}" for each in digests)]
+    assert all(each["complete"] and not each["pinned"] for each in listed.values())
+
+    kept = await tidy.pin(two)
+    assert kept.layers == (two,) and kept.owner == f"pin:blob:{two.replace(':', '-')}"
+    with pytest.raises(Conflict, match="is pinned") as pinned:
+        await tidy.remove(two)
+    assert pinned.value.remedy == f"p2pdist pin --remove {two}"
+    for digest, what in ((layer, "is a part of the package app:v1"), (package.digest, "is the package app:v1")):
+        with pytest.raises(Conflict, match=what) as part:
+            await tidy.remove(digest)
+        assert part.value.remedy == "p2pdist rm app:v1"
+
+    assert (await tidy.remove(one)).bytes_freed >= 3 * PIECE
+    with pytest.raises(NotFound, match="is not on this host"):
+        await tidy.remove(f"blob:{one.replace(':', '-')}")
+    path = agent.store.get(three).path  # type: ignore[union-attr]
+    path.chmod(0o600)
+    path.write_bytes(bytes(3 * PIECE))
+    *_, found = [each async for each in tidy.verify(repair=True)]
+    assert (found.wrong, found.repaired, found.failed) == ((three,), (three,), ())
+
+    await tidy.collect()
+    assert agent.store.get(three) is None and agent.store.get(layer) is not None and agent.store.get(two) is not None
+    await tidy.unpin(two)
+    await tidy.remove(two)
+    assert [each["reference"] for each in await tidy.packages()] == [str(TAG)]
+
+
+async def test_a_layer_of_what_a_tag_meant_before_is_a_blob_by_itself(start: Start, origin: LocalLayout) -> None:
+    """It takes room that no package accounts for, until it is collected; what a pull is about to need stays."""
+    await push(origin, TAG, [os.urandom(2 * PIECE)])
+    agent = await start()
+    before = (await pulled(agent, package=str(TAG))).package
+    await push(origin, TAG, [os.urandom(2 * PIECE)])
+    after = (await pulled(agent, package=str(TAG))).package
+    assert before is not None and after is not None
+    old, new = before.manifest.layers[0].digest, after.manifest.layers[0].digest
+    assert [each["digest"] for each in await agent.housekeeping.packages()] == [after.digest, old]
+    with agent.store.get(old).held():  # type: ignore[union-attr]
+        await agent.housekeeping.collect()
+        assert agent.store.get(old) is not None
+    await agent.housekeeping.collect()
+    assert agent.store.get(old) is None and agent.store.get(new) is not None
+
+
+def test_a_digest_alone_names_no_package() -> None:
+    with pytest.raises(UsageError, match="is a digest without the name of a package") as refused:
+        parse_reference("sha256:" + "a" * 64)
+    assert "name@sha256" in refused.value.remedy and "blob pull" in refused.value.remedy
