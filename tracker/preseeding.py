@@ -59,7 +59,9 @@ class Preseeding:
         fleet = sessions.fleet
         self._spared = SparedBlobs()
         self.affinity = Affinity(fleet.hosts, fleet.swarms, fleet.capacities, self._spared.hosts)
-        self.core = Preseeds(self.affinity, started_at=time.time(), shared=database.shared, grace_s=grace_s)
+        self.core = Preseeds(
+            self.affinity, started_at=time.time(), shared=database.shared, grace_s=grace_s, lost=fleet.lost
+        )
         self._sessions, self._database = sessions, database
         self._saving: set[asyncio.Task[None]] = set()
         self._parts: OrderedDict[Digest, dict[Digest, int]] = OrderedDict()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from p2pdist.origin.origin import redacted
 from p2pdist.transfer.problems import name_request, problems
 from tracker.http import announce, content, policies, scheduler, sessions, torrents
 from tracker.http.keys import PRESEEDING, REGISTRY, SERVICE
@@ -14,6 +17,7 @@ from tracker.preseeding import Preseeding
 from tracker.service import Service
 
 BODY_BYTES_MAX = 1 << 20
+VERSION = version("p2pdist")
 
 
 async def _health(request: web.Request) -> web.Response:
@@ -23,6 +27,9 @@ async def _health(request: web.Request) -> web.Response:
     return web.json_response(
         {
             "status": "ok",
+            "version": VERSION,
+            "origin": redacted(service.fleet.origin),
+            "lag_s": round(service.lag_s, 4),
             "sessions": service.sessions,
             "swarms": len(service.fleet.swarms),
             "policies": {"count": len(book.table.policies), "problem": book.problem},
