@@ -94,8 +94,10 @@ def _tracker(urls: str, *, as_json: bool) -> None:
     hosts, swarms, preseeds = found["hosts"], found["swarms"], found["preseeds"]
     absent = [each for each in hosts if not each["present"]]
     zones = sorted({each["zone"] for each in hosts} - {""})
-    known = [f"{name} {found[name]}" for name in ("version", "origin") if found.get(name)]
-    output.say(f"tracker  {'  '.join([found['tracker'], *known])}  {1000 * found.get('lag_s', 0.0):.0f} ms late")
+    # A tracker of an older version says less of itself.
+    output.say(
+        f"tracker  {found['tracker']}  version {found.get('version', '-')}  {1000 * found.get('lag_s', 0.0):.0f} ms late"
+    )
     where = f" in zones {', '.join(zones[:SHOWN_MAX])}" if zones else ""
     output.say(f"hosts    {len(hosts) - len(absent)} connected, {len(absent)} absent{where}")
     for each in absent[:SHOWN_MAX]:

@@ -236,3 +236,37 @@ def test_a_large_fleet_fits_a_screen(tmp_path: Path) -> None:
     lines = (tmp_path / "out").read_text().splitlines()
     assert len(lines) < 90 and all(len(line) <= 120 for line in lines)
     assert sum("more" in line for line in lines) >= 3
+
+
+async def test_status_asks_a_tracker_where_no_agent_is(hosts: Hosts, tmp_path: Path) -> None:
+    """Hosts that are lost are named, in the API as well; a variable that names the tracker does not change what the verb is about."""
+    hosts.close("h5")
+    hosts.pass_time(10.0)
+
+    async def status(*words: str, **more: str) -> tuple[int, str, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(*TOP[:-1], "status", "--socket", str(tmp_path / "none"), *words),
+            env={**os.environ, **more},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, errors = await asyncio.wait_for(process.communicate(), 30)
+        return process.returncode or 0, out.decode(), errors.decode()
+
+    async with tracker_of(hosts) as (_, url), aiohttp.ClientSession() as http:
+        code, out, errors = await status("--tracker", f"http://127.0.0.1:9,{url}")
+        assert (code, errors) == (0, "") and out.startswith(f"tracker  {url}  version ")
+        assert "hosts    6 connected, 1 absent in zones z0, z1\n" in out and re.search(
+            r"^absent   h5 for \d+ s$", out, re.M
+        )
+        assert f"swarm    {BLOB}  512.0 MiB  0 of 6 hosts done, 50.0 %" in out
+        code, out, _ = await status("--tracker", url, "--json")
+        found = {each["host"]: each for each in json.loads(out)["hosts"]}
+        assert code == 0 and not found["h5"]["present"] and found["h5"]["absent_s"] > 0 and found["h0"]["present"]
+        async with http.get(f"{url}/v1/hosts/h5") as answer:
+            assert answer.status == 200 and (await answer.json())["zone"] == found["h5"]["zone"]
+        async with http.get(f"{url}/v1/hosts/hh1") as answer:
+            assert answer.status == 404 and (await answer.json())["remedy"] == "Did you mean h1?"
+        code, out, errors = await status(P2PDIST_TRACKER=url)
+    assert (code, out) == (5, "") and "no agent answers" in errors and f"p2pdist status --tracker {url}" in errors
+    assert (await status("--tracker", "http://127.0.0.1:9"))[0] == 5

@@ -112,7 +112,7 @@ def _notes(
         yield f"{request.count} hosts are wanted, {len(pool)} that may be taken are connected"
     zones = Counter(host.zone for host in pool)
     for zone in sorted(zone for zone, number in zones.items() if number < (request.replicas or 0)):
-        yield f"{request.replicas} copies are wanted in each zone, {zone or 'the one without a name'} has {zones[zone]} hosts"
+        yield f"{request.replicas} copies are wanted in each zone, {zone or 'the one without a name'} has {zones[zone]}"
 
 
 def _bytes_done(

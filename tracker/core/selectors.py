@@ -51,8 +51,8 @@ def nobody_fits(selector: Selector, hosts: Iterable[Host]) -> str:
             found = sorted(there - {""})
             what = ", ".join(found[:NAMES_TOLD_MAX]) + (" and others" if len(found) > NAMES_TOLD_MAX else "")
             guess = near(min(wanted), there)
-            told += [f"did you mean {guess}?"] if guess else []
             told += [f"{key}s here: {what or 'none'}"] if key != "host" else []
+            told += [f"did you mean {guess}?"] if guess else []
     return "; ".join(told)
 
 

@@ -7,7 +7,6 @@ from importlib.metadata import version
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from p2pdist.origin.origin import redacted
 from p2pdist.transfer.problems import name_request, problems
 from tracker.http import announce, content, policies, scheduler, sessions, torrents
 from tracker.http.keys import PRESEEDING, REGISTRY, SERVICE
@@ -28,7 +27,6 @@ async def _health(request: web.Request) -> web.Response:
         {
             "status": "ok",
             "version": VERSION,
-            "origin": redacted(service.fleet.origin),
             "lag_s": round(service.lag_s, 4),
             "sessions": service.sessions,
             "swarms": len(service.fleet.swarms),
