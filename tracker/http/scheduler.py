@@ -26,7 +26,9 @@ def _answer(body: Any, status: int = 200) -> web.Response:
 
 
 def _host(host: Host) -> dict[str, Any]:
-    absent_s = time.monotonic() - host.absent_since if host.session is None and host.absent_since is not None else None
+    absent_s = None
+    if host.session is None and host.absent_since is not None:
+        absent_s = max(0.0, time.monotonic() - host.absent_since)
     return {
         "host": host.name,
         "address": host.address,
