@@ -62,9 +62,9 @@ def command(
     wanted |= {key: value for key, value in given.items() if value}
     answer = asyncio.run(_ask(tracker, wanted))
     if references and not answer:
-        raise NotFound(
-            asyncio.run(_nobody(tracker, selector)), remedy="p2pdist status --tracker URL says which hosts there are"
-        )
+        what = asyncio.run(_nobody(tracker, selector))
+        asks = what.endswith("?")  # which says already what to do
+        raise NotFound(what, remedy="" if asks else "p2pdist status --tracker URL says which hosts there are")
     if as_json:
         output.print_json(answer)
     elif references:
