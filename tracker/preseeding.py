@@ -72,7 +72,9 @@ class Preseeding:
         self._spared = SparedBlobs()
         self.affinity = Affinity(fleet.hosts, fleet.swarms, fleet.capacities, self._spared.hosts)
         self._clock = _Clock(shared=database.shared)
-        self.core = Preseeds(self.affinity, started_at=self._clock.now(), shared=database.shared, grace_s=grace_s)
+        self.core = Preseeds(
+            self.affinity, started_at=self._clock.now(), shared=database.shared, grace_s=grace_s, lost=fleet.lost
+        )
         self._sessions, self._database = sessions, database
         self._saving: set[asyncio.Task[None]] = set()
         self._parts: OrderedDict[Digest, dict[Digest, int]] = OrderedDict()

@@ -26,12 +26,13 @@ from p2pdist.agent.pulls import Pulls
 from p2pdist.agent.reachability import Reached
 from p2pdist.agent.showing import Showing
 from p2pdist.agent.swarming import SwarmSettings, open_swarming
-from p2pdist.agent.tasks import in_thread
+from p2pdist.agent.tasks import Tasks, in_thread
 from p2pdist.agent.tracker_session import TrackerSession
 from p2pdist.agent.turns import Turn, Turns
 from p2pdist.core.bucket import Bucket
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.eviction import choose
+from p2pdist.core.neighbours import Announcement, plan_without_tracker
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, from_problem
@@ -151,11 +152,11 @@ class Agent:
         self._caching = Caching(self.store, self.policies, self.housekeeping, order)
         self.writers: Counter[Digest] = Counter()
         self._fetching: dict[Digest, BlobPull] = {}
-        self._served: set[Digest] = set()
-        self._unwanted: set[Digest] = set()
+        self._served, self._unwanted = set[Digest](), set[Digest]()
         self._session_task: asyncio.Task[None] | None = None
         self._caching_task: asyncio.Task[None] | None = None
         self._reached_task: asyncio.Task[None] | None = None
+        self._waits = Tasks(_logger, "waiting for a tracker failed")
 
     async def start(self) -> None:
         """Serve what the store holds and begin to look for a tracker."""
@@ -176,6 +177,7 @@ class Agent:
         if self.neighbourhood is not None:
             await self.neighbourhood.stop()
         await self._stop_fetching()
+        await self._waits.stop()
         if self.swarming is not None:
             await self.swarming.stop()
         self.turns.stop()
@@ -232,7 +234,30 @@ class Agent:
         fetching.start()
         if self.neighbourhood is not None:
             self.neighbourhood.plan(fetching)
+        elif not self.session.connected:
+            self._plan_alone(fetching)
         return blob, fetching
+
+    def _plan_alone(self, fetching: BlobPull) -> None:
+        """A pull begins while no tracker answers, and this agent looks for no neighbours. An agent that was given trackers waits for one of
+        them: others wait like it, and all would read the origin at once. One that was given none is alone and reads its own origin."""
+        if self.session.urls:
+            self._waits.spawn(self._wait_for_tracker(fetching))
+        elif self.own_origin is not None:
+            blob = fetching.blob
+            me = Announcement("alone", self.host, self.settings.address, origin=True)
+            fetching.planned(plan_without_tracker(blob.digest, blob.layout, me, ()))
+
+    async def _wait_for_tracker(self, fetching: BlobPull) -> None:
+        """Say what the pull waits for, and end it when no tracker answered for as long as a new pull may wait."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.settings.tracker_wait_s
+        while not fetching.done.done() and not self.session.connected:
+            fetching.note, failure = self._packages.no_tracker()
+            if loop.time() >= deadline:
+                fetching.reject(failure)
+            await self.session.wait_connected(max(0.0, min(1.0, deadline - loop.time())))
+        fetching.note = ""
 
     def _claim(self, layer: Descriptor, selection: Selection | None) -> Blob:
         """The blob of a layer in the store, new if need be, held; waits for the disk."""

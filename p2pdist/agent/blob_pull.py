@@ -93,6 +93,7 @@ class BlobPull:
         self._loop = loop = asyncio.get_running_loop()
         self.blob, self.priority, self._selection = blob, priority, selection
         self.done: asyncio.Future[None] = loop.create_future()
+        self.note = ""  # what it waits for before its first piece, for people
         self.bytes_by_source = {"origin": 0, "peer": 0}
         self.unreached: dict[str, str] = {}
         """Hosts that have some of the blob and could not be reached, and how that ended."""

@@ -93,11 +93,11 @@ class Caching:
 
     async def _let_go(self, reference: str) -> None:
         try:
-            try:
+            if self._store.package(reference) is not None:
                 freed = (await self._housekeeping.remove(reference)).bytes_freed
-            except NotFound:  # a blob that was pulled alone leaves no package
+            else:  # a blob that was pulled alone leaves no package
                 freed = await asyncio.to_thread(self._remove_alone, self._policies.blobs(reference))
-        except Conflict as error:
+        except (Conflict, NotFound) as error:  # or somebody else removes it at this moment
             self._retry_at[reference] = time.time() + RETRY_S
             _logger.debug("%s stays for now: %s", reference, error)
             return

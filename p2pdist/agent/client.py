@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from p2pdist.model.errors import P2PDistError, Unavailable, UsageError, from_problem
+from p2pdist.model.errors import P2PDistError, Refused, Unavailable, UsageError, from_problem
 from p2pdist.model.messages import (
     DRAIN_S_MAX,
     Drained,
@@ -68,8 +68,8 @@ class _Pins(msgspec.Struct):
 
 
 class LocalClient:
-    """A client of one agent. Every call raises the failure that the agent reports, or Unavailable when no agent answers, in
-    `answer_s` seconds where the call itself does not take long. May be used by several threads."""
+    """A client of one agent. Every call raises the failure that the agent reports; Unavailable when no agent answers, in `answer_s` seconds
+    where the call itself does not take long; Refused when this user may not use the socket. May be used by several threads."""
 
     def __init__(self, socket_path: Path = DEFAULT_SOCKET, *, answer_s: float = REQUEST_S_MAX) -> None:
         length = len(os.fsencode(socket_path))
@@ -206,15 +206,53 @@ class LocalClient:
                 remedy="See what listens there, and that agent and command have the same version",
             ) from error
 
-    def _no_answer(self, error: OSError) -> Unavailable:
+    def _no_answer(self, error: OSError) -> P2PDistError:
         if isinstance(error, PermissionError):
-            reason, remedy = "permission denied", "Ask to be let into the group of the socket, or use sudo"
-        elif isinstance(error, TimeoutError):
+            return _refused(self._path)
+        if isinstance(error, TimeoutError):
             reason, remedy = "it took too long", "See the agent's log"
         else:
             reason = str(error.strerror or error or type(error).__name__)
+            if isinstance(error, FileNotFoundError) and not self._path.parent.is_dir():
+                reason = f"there is no directory {self._path.parent}"
             remedy = "Start `p2pdist agent`, or name its socket with --socket or P2PDIST_SOCKET"
         return Unavailable(f"no agent answers on {self._path} ({reason})", remedy=remedy)
+
+
+def _refused(path: Path) -> Refused:
+    """This user may not connect to the socket, or not enter a directory on its way: says which of them, and which group may. The detail
+    `socket` tells this refusal from those that an agent, a tracker or an origin speaks."""
+    import grp
+    import pwd
+
+    barred, found = path, None
+    for parent in (*reversed(path.absolute().parents), path.absolute()):
+        try:
+            found, barred = os.stat(parent), parent
+        except OSError:
+            break  # what is found last bars the way
+    kind, bit = ("socket", 0o020) if barred == path.absolute() else ("directory", 0o010)
+    if found is None:
+        return Refused(f"this user may not use the agent's socket {path}", remedy="Use sudo", socket=str(path))
+    try:
+        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(found.st_gid)
+        owner = pwd.getpwuid(found.st_uid).pw_name
+    except KeyError:
+        user, group, owner = "", None, str(found.st_uid)
+    group_name = group.gr_name if group is not None else str(found.st_gid)
+    if not found.st_mode & bit or found.st_gid == 0:
+        remedy = "Use sudo, or have the agent started in a group that you are in (Group= of its systemd unit)"
+    elif group is not None and user in group.gr_mem:
+        remedy = f"You are in the group {group_name}, but not yet in this session: log in anew"
+    else:
+        remedy = (
+            f"Ask to be let into the group {group_name} (usermod -aG {group_name} {user or 'USER'}), then log in anew"
+        )
+    return Refused(
+        f"this user may not use the agent's socket {path}: the {kind} {barred} belongs to {owner}:{group_name}",
+        remedy=remedy,
+        socket=str(path),
+    )
 
 
 class _Exchange:

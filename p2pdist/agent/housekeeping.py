@@ -1,4 +1,8 @@
-"""What an operator does with the packages of this host: list, pin, remove, collect, verify."""
+"""What an operator does with the packages of this host: list, pin, remove, collect, verify.
+
+A blob in the store that no package here names is a single blob: it was pulled by its digest, or belongs to what a tag meant before, or to a
+package of which the rest never came. It is listed, pinned and removed by its digest or as `blob:sha256-<hex>`; collecting removes it.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pulls import Pulls
-from p2pdist.model.digest import Digest
+from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.messages import MountStatus, PinStatus, PullRequest, Removed, Verified
-from p2pdist.model.package import TREE_TYPE, Descriptor, Manifest, decode_manifest, parse_reference
+from p2pdist.model.package import TREE_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, parse_reference
 from p2pdist.mount.erofs_patch import is_intact
+from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
 from p2pdist.store.verification import Checked
 
@@ -31,10 +36,11 @@ class Housekeeping:
         self._store, self._pulls, self._mounts = store, pulls, mounts
 
     async def packages(self) -> list[dict[str, object]]:
-        """The packages that were pulled here; `complete` says whether all their layers are still there."""
-        return await asyncio.to_thread(self._packages)
+        """The packages that were pulled here; `complete` says whether all their layers are still there. Then the single blobs, whose
+        reference is `blob:sha256-<hex>`."""
+        return await asyncio.to_thread(self._packages, self._pulls.parts())
 
-    def _packages(self) -> list[dict[str, object]]:
+    def _packages(self, arriving: set[Digest]) -> list[dict[str, object]]:
         listed: list[dict[str, object]] = []
         pinned = {digest for digests in self._store.pins().values() for digest in digests}
         for record in self._store.packages():
@@ -49,7 +55,29 @@ class Housekeeping:
                     "last_used": record.last_used,
                 }
             )
+        for blob in self._single_blobs(arriving):
+            listed.append(
+                {
+                    "reference": str(blob_reference(blob.digest)),
+                    "digest": blob.digest,
+                    "size": blob.size,
+                    "complete": blob.complete,
+                    "pinned": blob.digest in pinned,
+                    "last_used": blob.last_used,
+                }
+            )
         return listed
+
+    def _single_blobs(self, arriving: set[Digest]) -> list[Blob]:
+        """The blobs that no package here names, that belong to no tree and to no package that is `arriving`, by digest."""
+        trees = self._store.trees
+        named = arriving | trees.needed_by().keys() | trees.claimed() | trees.spare()
+        named |= {tree.root for tree in trees.list()} | self._parts_of_packages()
+        return sorted((blob for blob in self._store.blobs() if blob.digest not in named), key=lambda blob: blob.digest)
+
+    def _parts_of_packages(self) -> set[Digest]:
+        found = (self._manifest(record.manifest_digest) for record in self._store.packages())
+        return {blob.digest for manifest in found if manifest is not None for blob in manifest.blobs}
 
     def _manifest(self, digest: Digest) -> Manifest | None:
         data = self._store.read_small(digest)
@@ -67,6 +95,9 @@ class Housekeeping:
     async def pin(self, reference: str, owner: str = "") -> PinStatus:
         """Pull a package and keep its layers until `owner` gives them up; without one until the package is unpinned by its name. Raises
         what pulling raises."""
+        digest = _blob_named(reference)
+        if digest is not None and self._store.package(reference) is None:
+            return await self._pin_blob(digest, owner or PIN_PREFIX + str(blob_reference(digest)))
         name = str(parse_reference(reference))
         owner = owner or PIN_PREFIX + name
         package = await self._pulls.package(name)
@@ -82,9 +113,22 @@ class Housekeeping:
                 raise
         return PinStatus(owner, tuple(layer.digest for layer in package.manifest.layers))
 
+    async def _pin_blob(self, digest: Digest, owner: str) -> PinStatus:
+        pinned = owner in self._store.owners(digest)
+        await asyncio.to_thread(self._store.pin, digest, owner)  # it must not be evicted as soon as it has come
+        pull = self._pulls.start(PullRequest(blob=digest))
+        assert pull.task is not None
+        await asyncio.wait([pull.task])
+        if pull.error is not None:
+            if not pinned:
+                await asyncio.to_thread(self._store.unpin, owner)
+            raise pull.error
+        return PinStatus(owner, (digest,))
+
     async def unpin(self, reference: str = "", owner: str = "") -> PinStatus:
         """Give up what `pin` keeps. Raises NotFound."""
-        owner = owner or PIN_PREFIX + str(parse_reference(reference))
+        digest = _blob_named(reference)
+        owner = owner or PIN_PREFIX + str(blob_reference(digest) if digest else parse_reference(reference))
         digests = self._store.pins().get(owner)
         if not digests:
             raise NotFound(f"nothing is pinned by {owner}", remedy="p2pdist pin --list says what is")
@@ -98,10 +142,36 @@ class Housekeeping:
     # -- removing
 
     async def remove(self, reference: str) -> Removed:
-        """Remove a package with what no other package here needs. Raises NotFound, Conflict when it is pinned or in use."""
+        """Remove a package with what no other package here needs, or a single blob. Raises NotFound, Conflict when it is pinned or in use
+        or belongs to a package."""
+        digest = _blob_named(reference)
+        if digest is not None and self._store.package(reference) is None:
+            return await asyncio.to_thread(self._remove_blob, digest, self._pulls.parts())
         name = str(parse_reference(reference))
         self._require_free(name)
         return await asyncio.to_thread(self._remove, name)
+
+    def _remove_blob(self, digest: Digest, arriving: set[Digest]) -> Removed:
+        records = self._store.packages()
+        for record in records:
+            if record.manifest_digest == digest:
+                raise Conflict(f"{digest} is the package {record.reference}", remedy=f"p2pdist rm {record.reference}")
+        blob = self._store.get(digest)
+        if blob is None:
+            raise NotFound(f"the blob {digest} is not on this host", remedy="p2pdist ls says what is")
+        if digest not in {each.digest for each in self._single_blobs(arriving)}:
+            manifests = ((record.reference, self._manifest(record.manifest_digest)) for record in records)
+            of = [name for name, found in manifests if found and digest in {each.digest for each in found.blobs}]
+            what = f"the package {of[0]}" if of else "a package that is being pulled, or a tree that is shown"
+            remedy = f"p2pdist rm {of[0]}" if of else "Wait for that to end"
+            raise Conflict(f"{digest} is a part of {what}", remedy=remedy)
+        if blob.in_use:
+            raise Conflict(f"{digest} is in use", remedy="Wait for its pulls and transfers to end")
+        if PIN_PREFIX + str(blob_reference(digest)) in self._store.owners(digest):
+            raise Conflict(f"{digest} is pinned", remedy=f"p2pdist pin --remove {digest}")
+        before = self._store.usage().bytes_total
+        self._store.remove(digest)
+        return Removed(str(blob_reference(digest)), max(0, before - self._store.usage().bytes_total))
 
     def _require_free(self, reference: str) -> None:
         """Raises Conflict for a package that is pinned by this name, shown or being pulled, even where another one has all its layers."""
@@ -173,12 +243,16 @@ class Housekeeping:
                         self._store.remove(digest)
 
     async def collect(self) -> Removed:
-        """Remove what nothing names."""
-        return await asyncio.to_thread(self._collect)
+        """Remove what nothing names, single blobs too; those in use or pinned stay."""
+        return await asyncio.to_thread(self._collect, self._pulls.parts())
 
-    def _collect(self) -> Removed:
+    def _collect(self, arriving: set[Digest]) -> Removed:
         before = self._store.usage().bytes_total
         self._remove_nameless()
+        for blob in self._single_blobs(arriving):
+            if not self._store.owners(blob.digest) and not blob.in_use:
+                with contextlib.suppress(Conflict, NotFound):  # taken into use meanwhile, or gone
+                    self._store.remove(blob.digest)
         self._store.collect()
         return Removed("", max(0, before - self._store.usage().bytes_total))
 
@@ -188,6 +262,7 @@ class Housekeeping:
         """Read everything that is stored and compare it with its name: what was found so far, again and again, and in the end all of it.
         What is wrong is dropped; with `repair` the packages that lost something are pulled again."""
         loop, stop = asyncio.get_running_loop(), threading.Event()
+        single = {blob.digest for blob in await asyncio.to_thread(self._single_blobs, self._pulls.parts())}
         found: asyncio.Queue[list[Checked] | None] = asyncio.Queue(4)
 
         def put(batch: list[Checked] | None) -> None:
@@ -210,7 +285,7 @@ class Housekeeping:
                 await asyncio.wait([reading], timeout=0.05)
         wrong += await asyncio.to_thread(self._drop_images)
         shown = await asyncio.to_thread(self._showing, wrong, self._mounts.list()) if wrong else []
-        repaired, failed = await self._repair() if repair and wrong else ([], [])
+        repaired, failed = await self._repair(sorted(single & set(wrong))) if repair and wrong else ([], [])
         yield Verified(count, size, tuple(wrong), True, tuple(repaired), tuple(failed), tuple(shown))
 
     def _drop_images(self) -> list[str]:
@@ -231,14 +306,16 @@ class Housekeeping:
         found = ((mount.path, self._manifest(Digest(mount.digest))) for mount in mounts)
         return [path for path, manifest in found if manifest and any(one.digest in layers for one in manifest.layers)]
 
-    async def _repair(self) -> tuple[list[str], list[str]]:
-        """Pull the packages that are no longer complete: which ones are again, and which are not and why."""
+    async def _repair(self, single: Sequence[Digest]) -> tuple[list[str], list[str]]:
+        """Pull the packages that are no longer complete, and those single blobs: which ones are again, and which are not and why."""
         repaired, failed = [], []
-        for package in await self.packages():
-            if package["complete"]:
-                continue
-            name = str(package["reference"])
-            pull = self._pulls.start(PullRequest(package=name))
+        packages = {record.reference for record in self._store.packages()}
+        lacking = [str(each["reference"]) for each in await self.packages() if not each["complete"]]
+        wanted = [PullRequest(package=name) for name in lacking if name in packages]
+        wanted += [PullRequest(blob=digest) for digest in single]
+        for request in wanted:
+            name = request.package or request.blob or ""
+            pull = self._pulls.start(request)
             assert pull.task is not None
             await asyncio.shield(pull.task)
             if pull.error is None:
@@ -246,6 +323,14 @@ class Housekeeping:
             else:
                 failed.append(f"{name}: {pull.error.what}")
         return repaired, failed
+
+
+def _blob_named(text: str) -> Digest | None:
+    """The blob that a digest names, or the reference under which a blob is pushed alone."""
+    if is_digest(text):
+        return Digest(text)
+    digest = text.removeprefix("blob:sha256-")
+    return Digest(f"sha256:{digest}") if digest != text and is_digest(f"sha256:{digest}") else None
 
 
 def _read(

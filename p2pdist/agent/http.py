@@ -340,7 +340,12 @@ async def _status(request: web.Request) -> web.Response:
                 "clock_ahead_s": agent.session.clock_ahead_s,
             },
             "unreachable": agent.reached.problem,
-            "store": {"path": str(agent.settings.store), "usage": usage, "disk": _disk_words(hangs_s)},
+            "store": {
+                "path": str(agent.settings.store),
+                "usage": usage,
+                "capacity": agent.store.capacity,
+                "disk": _disk_words(hangs_s),
+            },
             "streams": agent.turns.streams,
             "leaving": agent.departure.leaving,
             "pulls": agent.pulls.list(),

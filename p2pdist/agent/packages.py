@@ -200,7 +200,7 @@ class Packages:
         deadline = loop.time() + self._wait_s
         pause = PAUSE_FIRST_S
         while True:
-            waiting, failure = self._no_tracker()
+            waiting, failure = self.no_tracker()
             if self._session.connected:
                 try:
                     return await tracker()
@@ -215,7 +215,7 @@ class Packages:
             pause = min(PAUSE_MAX_S, pause * 1.5)
             await self._session.wait_connected(1.0)
 
-    def _no_tracker(self) -> tuple[str, Unavailable]:
+    def no_tracker(self) -> tuple[str, Unavailable]:
         """What to say while none answers, and in the end."""
         if not self._session.urls and self._session.searching:
             return "looking for a tracker on this network", Unavailable(

@@ -19,9 +19,9 @@ from p2pdist.agent.packages import Package, Packages
 from p2pdist.agent.tree_pull import TreePull, together
 from p2pdist.agent.whole_digest import check_whole
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable, UsageError, foreseen
+from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Unavailable, UsageError, foreseen
 from p2pdist.model.messages import Priority, PullRequest, PullStatus
-from p2pdist.model.package import TREE_TYPE, Descriptor, parse_reference
+from p2pdist.model.package import PACK_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
 from p2pdist.model.selection import Selection
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
@@ -69,6 +69,7 @@ class Pull:
     seconds: float | None = None
     error: P2PDistError | None = None
     package: Package | None = None
+    parts: frozenset[Digest] = frozenset()  # of the package, once its manifest is known
     blobs: list[BlobPull] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
@@ -94,7 +95,7 @@ class Pull:
             by["peer"],
             self.bytes_cached + before,
             round(self.seconds if self.seconds is not None else time.monotonic() - self.started, 3),
-            self.note or self._trouble(),
+            self.note or next((blob.note for blob in self.blobs if blob.note), "") or self._trouble(),
             self.output,
             self.error.problem() if self.error else None,
             self._warning() if by["origin"] else "",
@@ -167,6 +168,10 @@ class Pulls:
 
     def list(self) -> list[PullStatus]:
         return [pull.status() for pull in self._pulls.values()]
+
+    def parts(self) -> set[Digest]:
+        """The blobs of packages that are being pulled."""
+        return {digest for pull in self._pulls.values() if pull.seconds is None for digest in pull.parts}
 
     async def stop(self) -> None:
         """Cancel what runs and begin no more; what has arrived stays in the store."""
@@ -242,6 +247,9 @@ class Pulls:
         pull.digest, pull.bytes_cached = package.digest, 0
         pull.bytes_total = sum(blob.size for blob in manifest.blobs)
         pull.state, pull.note = "running", ""
+        pull.parts = frozenset(blob.digest for blob in manifest.blobs)
+        # What must be here at the same moment. Else everything would be evicted for what cannot fit in the end.
+        self._check_fits(sum(blob.size for blob in manifest.blobs if blob.media_type != PACK_TYPE))
         large, small = asyncio.Semaphore(BLOBS_AT_ONCE), asyncio.Semaphore(SMALL_BLOBS_AT_ONCE)
         with ExitStack() as holds:
             for blob in manifest.blobs:  # first of all, so that what is here does not make room for what is not
@@ -256,8 +264,23 @@ class Pulls:
 
             images = {layer.digest: layer for layer in manifest.layers if layer.media_type != TREE_TYPE}
             trees = TreePull(manifest, self._store, fetch, self._packages.pieces, holds, pull.skip)
-            await together([*map(fetch, images.values()), trees.run()])
+            try:
+                await together([*map(fetch, images.values()), trees.run()])
+            except DiskFull as full:
+                self._check_fits(self._held_bytes(manifest) + trees.bytes_content + full.details["needed"])
+                raise
             await asyncio.to_thread(self._store.record_package, pull.reference, package.digest)
+
+    def _held_bytes(self, manifest: Manifest) -> int:
+        """Bytes of the parts of a package that are held in the store, by its own pull or another one."""
+        found = (self._store.get(blob.digest) for blob in manifest.blobs)
+        return sum(blob.size for blob in found if blob is not None and blob.in_use)
+
+    def _check_fits(self, needed: int) -> None:
+        """Raises DiskFull when so many bytes would not fit if nothing else were in the store."""
+        capacity = self._store.capacity
+        if needed > capacity:
+            raise DiskFull(str(self._store.root), needed=needed, free=capacity, capacity=capacity)
 
     async def _run_blob(self, pull: Pull, digest: Digest) -> None:
         pull.digest = digest
@@ -269,6 +292,7 @@ class Pulls:
             else:
                 layer = await self._packages.find_blob(digest, lambda text: setattr(pull, "note", text))
                 pull.bytes_total, pull.state, pull.note = layer.size, "running", ""
+                self._check_fits(layer.size)
                 blob = await self._fetch(pull, layer, asyncio.Semaphore(1), holds, whole=True)
             if pull.request.output is not None:
                 pull.output = await self._give(blob, Path(pull.request.output), pull.caller)

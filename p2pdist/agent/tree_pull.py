@@ -54,6 +54,7 @@ class TreePull:
         self._manifest, self._store, self._fetch, self._pieces = manifest, store, fetch, pieces
         self._holds, self._skipped = holds, skipped
         self._filling = asyncio.Lock()
+        self.bytes_content = 0  # of the contents that are made of packs, for which room is kept
 
     async def run(self) -> None:
         """Bring everything that is lacking, and hold the trees. Raises what fetching raises, Corrupt for a package that contradicts itself,
@@ -71,6 +72,7 @@ class TreePull:
             for root in absent:
                 lack = await self._opened(root, [catalog.digest for catalog in catalogs])
                 lacks.append(open_lacks.enter_context(lack))
+                self.bytes_content += lack.bytes_content
             await self._bring_packs(lacks)
             await self._fill(lacks)  # also what needs no pack
             for lack in lacks:

@@ -10,14 +10,13 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.depots import origin_option, required_origin
+from p2pdist.cli.local import socket_option
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, P2PDistError, from_problem
 from p2pdist.model.messages import PullRequest, PullStatus
 
 if TYPE_CHECKING:
     from p2pdist.package.push import Pushed
-
-DEFAULT_SOCKET = Path("/run/p2pdist/agent.sock")
 
 
 @click.group("blob")
@@ -68,9 +67,7 @@ def push(file: Path, origin: str | None, torrent: bool, as_json: bool) -> None:
 @command.command("pull")
 @click.argument("digest")
 @click.option("-o", "--output", "target", required=True, type=click.Path(path_type=Path), help="Where to put the file.")
-@click.option(
-    "--socket", type=click.Path(path_type=Path), default=DEFAULT_SOCKET, show_default=True, help="The agent's socket."
-)
+@socket_option
 @output.json_option
 def pull(digest: str, target: Path, socket: Path, as_json: bool) -> None:
     """Bring the blob DIGEST to a file through the agent of this host.

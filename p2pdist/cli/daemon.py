@@ -19,7 +19,7 @@ import uvloop
 from aiohttp import web
 
 from p2pdist.agent.links import DiscoverySettings
-from p2pdist.model.errors import Conflict, P2PDistError, UsageError
+from p2pdist.model.errors import Conflict, P2PDistError, Refused, UsageError
 from p2pdist.transfer.dial import parse_address
 
 SHUTDOWN_S = 2.0
@@ -91,7 +91,7 @@ async def listen(app: web.Application, address: tuple[str, int], *, tls: ssl.SSL
             await web.TCPSite(runner, each, port, backlog=1024, reuse_address=True, ssl_context=tls).start()
     except (OSError, UnicodeError) as error:
         await runner.cleanup()
-        raise _taken(address_text(host, port), error) from error
+        raise _taken(address_text(host, port), error, "--listen") from error
     return runner
 
 
@@ -132,7 +132,12 @@ async def listen_unix(app: web.Application, path: Path) -> web.AppRunner:
         path.chmod(0o660)
     except OSError as error:
         await runner.cleanup()
-        raise _taken(str(path), error) from error
+        if isinstance(error, PermissionError):
+            raise Refused(
+                f"this user may not make the socket {path}: {error.strerror}",
+                remedy="Run the agent as root, or give --socket in a directory of yours, such as $XDG_RUNTIME_DIR",
+            ) from error
+        raise _taken(str(path), error, "--socket") from error
     except P2PDistError:
         await runner.cleanup()
         raise
@@ -142,6 +147,8 @@ async def listen_unix(app: web.Application, path: Path) -> web.AppRunner:
 async def _replace_stale(path: Path) -> None:
     try:
         _, writer = await asyncio.open_unix_connection(path)
+    except PermissionError:
+        raise  # that of another user, whose agent may well run
     except OSError:
         path.unlink(missing_ok=True)
         return
@@ -149,10 +156,10 @@ async def _replace_stale(path: Path) -> None:
     raise Conflict(f"another agent answers on {path}", remedy="Stop it, or give this one another --socket")
 
 
-def _taken(where: str, error: Exception) -> P2PDistError:
+def _taken(where: str, error: Exception, option: str) -> P2PDistError:
     return Conflict(
         f"cannot listen on {where}: {getattr(error, 'strerror', None) or error}",
-        remedy="Choose another address with --listen or --socket",
+        remedy=f"Choose another one with {option}",
     )
 
 

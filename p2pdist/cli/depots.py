@@ -82,6 +82,13 @@ async def opened_elsewhere(at_origin: bool, origin: str | None, layout: Path | N
             yield central
 
 
+def asks_origin_first() -> bool:
+    """Whether the verb that runs was given --origin on the command line: then it asks this origin before the local layout. An origin that a
+    variable or file names for all verbs comes after the layout, where a package was packed a moment ago."""
+    source = click.get_current_context().get_parameter_source("origin")
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
 @contextlib.asynccontextmanager
 async def opened_layout(directory: Path) -> AsyncIterator[LocalLayout]:
     """The local layout in `directory`, which need not exist yet."""

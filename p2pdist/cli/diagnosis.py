@@ -180,7 +180,11 @@ async def agent(path: Path) -> list[Finding]:
     """Whether an agent answers on its socket, and whether it has a tracker."""
     from p2pdist.agent.client import LocalClient
 
-    if not path.exists():
+    try:
+        there = path.exists()
+    except PermissionError:
+        there = True  # in a directory that this user may not enter; what asks it says so
+    if not there:
         return [
             Finding("agent", "warning", f"none runs: there is no {path}", "Start `p2pdist agent`, or name its --socket")
         ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.depots import layout_option, opened_layout, opened_origin, origin_option
+from p2pdist.cli.depots import asks_origin_first, layout_option, opened_layout, opened_origin, origin_option
 from p2pdist.model.errors import UsageError
 from p2pdist.model.package import parse_reference
 from p2pdist.model.printable import printable
@@ -41,14 +41,15 @@ KINDS = ("added", "changed", "removed")
 def command(old: str, new: str, only_used: tuple[Path, ...], layout: Path, origin: str | None, as_json: bool) -> None:
     """Print what the second package has that a host which holds the first one lacks, and how many bytes will move.
 
-    Packages with tree layers are compared path by path, others layer by layer.
+    Packages with tree layers are compared path by path, others layer by layer. They are looked up in the local layout and then at the
+    origin; with --origin on the command line at this origin and then in the layout.
 
     \b
     Example:
       p2pdist diff team/trainer:v1 team/trainer:v2
       p2pdist diff team/trainer:v1 team/trainer:v2 --only-used train.json
     """
-    found, paths = asyncio.run(_compare(old, new, layout, origin))
+    found, paths = asyncio.run(_compare(old, new, layout, origin, origin_first=asks_origin_first()))
     layers = dict(zip(KINDS, (found.added, found.changed, found.removed), strict=True))
     shown = layers if paths is None else dict(zip(KINDS, map(_texts, paths), strict=True))
     if only_used:
@@ -79,13 +80,17 @@ def _used(traces: tuple[Path, ...]) -> set[str]:
     return set(_texts(tuple(map(os.fsencode, merge([read_trace(trace) for trace in traces]).files))))
 
 
-async def _compare(old: str, new: str, layout: Path, origin: str | None) -> tuple[Difference, PathChanges | None]:
+async def _compare(
+    old: str, new: str, layout: Path, origin: str | None, *, origin_first: bool
+) -> tuple[Difference, PathChanges | None]:
     from p2pdist.package.depot import Depot, read_manifest
     from p2pdist.package.tree_diff import compare_packages
 
     first, second = parse_reference(old), parse_reference(new)
     async with opened_layout(layout) as local, opened_origin(origin) as central:
         depots: list[Depot] = [local, central] if central else [local]
+        if origin_first:
+            depots.reverse()
         _, before, _ = await read_manifest(first, depots)
         _, after, _ = await read_manifest(second, depots)
         return await compare_packages(before, after, depots)

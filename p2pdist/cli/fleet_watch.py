@@ -6,6 +6,7 @@ Events are those of the HTML standard (9.2, server-sent events): lines `event:` 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import msgspec
 
 from p2pdist.model.errors import UNDECODABLE, Unavailable, UsageError, from_problem
 from tracker.core.stripe_view import ABSENT
-from tracker.core.view import AWAY, BLAMED, RECEIVING, SHUNNED, SLOW, Change, StoryLine, SwarmRow, Totals
+from tracker.core.view import AWAY, BLAMED, RECEIVING, SHUNNED, SLOW, Change, SwarmRow, Totals
 
 if TYPE_CHECKING:
     import aiohttp
@@ -40,6 +41,16 @@ class HostState:
     flags: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """One line of what happened. A tracker tells how long ago that was at the moment when it tells the line; `at` is the time itself, in
+    seconds since the epoch by this machine's clock, so the line stays true however long it is shown. `swarm` is a digest, or empty."""
+
+    at: float
+    swarm: str
+    event: str
+
+
 @dataclass(slots=True)
 class FleetState:
     """All that is known of a fleet; the tree is (thousandths, parent's number) by host number."""
@@ -48,7 +59,7 @@ class FleetState:
     swarms: list[SwarmRow] = field(default_factory=list)
     hosts: dict[int, HostState] = field(default_factory=dict)
     troubled: list[tuple[int, str]] = field(default_factory=list)
-    story: deque[StoryLine] = field(default_factory=lambda: deque(maxlen=STORY_MAX))
+    story: deque[Happening] = field(default_factory=lambda: deque(maxlen=STORY_MAX))
     tree: dict[int, tuple[int, int]] = field(default_factory=dict)
     preseeds: list[dict[str, Any]] = field(default_factory=list)
 
@@ -72,7 +83,8 @@ class FleetState:
             else:
                 self.tree[number] = (done, parent)
         self.totals, self.swarms, self.troubled = change.totals, change.swarms, change.troubled
-        self.story.extend(change.story)
+        now = time.time()
+        self.story.extend(Happening(now - line.age_s, line.swarm, line.event) for line in change.story)
 
     def name(self, number: int) -> str:
         """A host's name; empty when it is known no more."""
@@ -80,6 +92,7 @@ class FleetState:
 
     def document(self) -> dict[str, Any]:
         """All of it, for scripts."""
+        now = time.time()
         return {
             "totals": self.totals,
             "swarms": self.swarms,
@@ -103,7 +116,9 @@ class FleetState:
                 for number, (done, parent) in self.tree.items()
             ],
             "preseeds": self.preseeds,
-            "story": [{"age_s": line.age_s, "swarm": line.swarm, "event": line.event} for line in self.story],
+            "story": [
+                {"age_s": round(now - line.at, 3), "swarm": line.swarm, "event": line.event} for line in self.story
+            ],
         }
 
 

@@ -57,7 +57,8 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Remove from the store what no package needs, such as the remains of pulls that were broken off.
+    """Remove from the store what no package needs: remains of pulls that were broken off, blobs that were pulled by their digest, and those
+    of what a tag meant before. What is pinned or in use stays.
 
     An agent does this by itself when it needs room. Pulls and mounts may go on meanwhile.
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.depots import layout_option, opened_layout, opened_origin, origin_option
+from p2pdist.cli.depots import asks_origin_first, layout_option, opened_layout, opened_origin, origin_option
 from p2pdist.model.package import MANIFEST_BYTES_MAX, Descriptor, decode_config, parse_reference
 from p2pdist.model.printable import printable
 
@@ -20,13 +20,14 @@ from p2pdist.model.printable import printable
 @origin_option
 @output.json_option
 def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
-    """Print the layers and the settings of the package REF, from the local layout or else from an origin.
+    """Print the layers and the settings of the package REF: as it is at the origin that --origin names; without --origin as it is in the
+    local layout, or else at the origin of P2PDIST_ORIGIN.
 
     \b
     Example:
       p2pdist inspect team/trainer:v1 --origin s3://packages/prod
     """
-    found = asyncio.run(_inspect(ref, layout, origin))
+    found, contents = asyncio.run(_inspect(ref, layout, origin, only_origin=asks_origin_first()))
     if as_json:
         output.print_json(found)
         return
@@ -37,20 +38,24 @@ def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
         click.echo(f"env           {printable(entry)}")
     if found["working_dir"]:
         click.echo(f"working dir   {printable(found['working_dir'])}")
-    for layer in found["layers"]:
-        click.echo(f"layer         {layer['digest']}  {output.amount(layer['size'])}  {printable(layer['mediaType'])}")
-    click.echo(f"total         {output.amount(found['bytes_total'])} in {len(found['layers'])} layers")
+    for kind, blobs in (("layer", found["layers"]), ("part", found["parts"])):
+        for blob in blobs:
+            click.echo(f"{kind:13} {blob['digest']}  {output.amount(blob['size'])}  {printable(blob['mediaType'])}")
+    click.echo(f"total         {contents}")
 
 
-async def _inspect(ref: str, layout: Path, origin: str | None) -> dict[str, Any]:
+async def _inspect(ref: str, layout: Path, origin: str | None, *, only_origin: bool) -> tuple[dict[str, Any], str]:
+    """The package for scripts, and what it consists of for people."""
     from p2pdist.package.depot import Depot, read_manifest, read_small
 
     reference = parse_reference(ref)
     async with opened_layout(layout) as local, opened_origin(origin) as central:
         depots: list[Depot] = [local, central] if central else [local]
+        if central and only_origin:
+            depots = [central]
         described, manifest, depot = await read_manifest(reference, depots)
         config = decode_config(await read_small(manifest.config.digest, depots, limit=MANIFEST_BYTES_MAX))
-    return {
+    found = {
         "reference": str(reference),
         "digest": described.digest,
         "at": depot.url,
@@ -58,9 +63,11 @@ async def _inspect(ref: str, layout: Path, origin: str | None) -> dict[str, Any]
         "env": list(config.env),
         "working_dir": config.working_dir,
         "layers": [_layer(layer) for layer in manifest.layers],
+        "parts": [_layer(part) for part in manifest.parts],
         "config": manifest.config.digest,
-        "bytes_total": sum(layer.size for layer in manifest.layers),
+        "bytes_total": sum(blob.size for blob in manifest.blobs),
     }
+    return found, output.contents(manifest.layers, manifest.parts)
 
 
 def _layer(layer: Descriptor) -> dict[str, Any]:

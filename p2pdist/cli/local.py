@@ -28,7 +28,8 @@ HOW_HELP = (
 def socket_option(function: Function) -> Function:
     return click.option(
         "--socket",
-        type=click.Path(path_type=Path),
+        # Whether this user may use it the call says, with the group that may.
+        type=click.Path(path_type=Path, readable=False),
         default=Path("/run/p2pdist/agent.sock"),
         show_default=True,
         help="The agent's socket. Also from P2PDIST_SOCKET.",

@@ -20,7 +20,8 @@ from p2pdist.model.printable import printable
 @socket_option
 @output.json_option
 def command(at_origin: bool, origin: str | None, socket: Path, as_json: bool) -> None:
-    """List the packages in the store of this host's agent.
+    """List the packages in the store of this host's agent, then the blobs that are there by themselves: pulled by their digest, or of what
+    a tag meant before. p2pdist rm takes such a digest.
 
     \b
     Example:
@@ -34,12 +35,17 @@ def command(at_origin: bool, origin: str | None, socket: Path, as_json: bool) ->
     tagged = {entry["digest"] for entry in found if "@" not in entry["reference"]}
     # A package that was asked for by its digest too is one package.
     found = [entry for entry in found if "@" not in entry["reference"] or entry["digest"] not in tagged]
-    names = [printable(entry["reference"]) for entry in found]
+    names = ["blob" if _is_blob(entry) else printable(entry["reference"]) for entry in found]
     width = max(map(len, names), default=0)
     for name, entry in zip(names, found, strict=True):
         size = output.amount(entry["size"]) if "size" in entry else ""
         state = "" if entry.get("complete", True) else "  incomplete"
         click.echo(f"{name:<{width}}  {entry['digest']}  {size:>10}{state}".rstrip())
+
+
+def _is_blob(entry: dict[str, Any]) -> bool:
+    """Whether it is a blob by itself: what is pushed alone is a package of its own at the origin."""
+    return bool(entry["reference"] == f"blob:{entry['digest'].replace(':', '-')}")
 
 
 def _here(socket: Path) -> list[dict[str, Any]]:

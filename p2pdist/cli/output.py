@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import click
 import msgspec
 
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError, foreseen
+from p2pdist.model.package import CATALOG_TYPE, Descriptor
 from p2pdist.model.printable import printable
 
 if TYPE_CHECKING:
@@ -64,6 +65,22 @@ def amount(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 layer`, `2 layers`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def contents(layers: Sequence[Descriptor], parts: Sequence[Descriptor]) -> str:
+    """How many bytes a host brings for a package that lacks all of it, and what they are: layers, and the catalogs and packs that its trees
+    draw on. What is named twice moves once."""
+    size = sum({blob.digest: blob.size for blob in (*layers, *parts)}.values())
+    catalogs = sum(part.media_type == CATALOG_TYPE for part in parts)
+    words = [counted(len(layers), "layer")]
+    words += [counted(catalogs, "catalog")] if catalogs else []
+    words += [counted(len(parts) - catalogs, "pack")] if len(parts) > catalogs else []
+    return f"{amount(size)} in {', '.join(words)}"
 
 
 class Progress:

@@ -303,7 +303,9 @@ def show_packed(packed: Packed, notes: list[str], *, as_json: bool, **more: obje
         )
         return
     click.echo(f"{packed.reference}  {packed.digest}")
-    click.echo(
-        f"{packed.files} files, {output.amount(packed.bytes_total)} -> layer {output.amount(packed.layers[-1].size)}, "
-        f"{len(packed.layers)} {'layer' if len(packed.layers) == 1 else 'layers'}, {packed.seconds:.1f} s"
-    )
+    if packed.parts:  # the layer of a tree is a list; what moves are packs
+        became = f"package of {output.contents(packed.layers, packed.parts)}"
+    else:
+        layers = output.counted(len(packed.layers), "layer")
+        became = f"layer {output.amount(packed.layers[-1].size)}, {layers}"
+    click.echo(f"{packed.files} files, {output.amount(packed.bytes_total)} -> {became}, {packed.seconds:.1f} s")

@@ -124,6 +124,8 @@ async def _order(tracker: str, wanted: dict[str, Any], share: float | None, *, q
 
     async with TrackerClient(tracker) as client:
         found: dict[str, Any] = await client.ask("POST", "/v1/preseeds", wanted)
+        told: set[str] = set()
+        _tell_notes(found, told)
         if share is None:
             return found
         with output.Progress(quiet=quiet) as progress:
@@ -131,6 +133,7 @@ async def _order(tracker: str, wanted: dict[str, Any], share: float | None, *, q
                 progress(found["package"].partition("@")[0], found["bytes_done"], found["bytes_total"])
                 await asyncio.sleep(POLL_S)
                 found = await _again(client, found["id"])
+                _tell_notes(found, told)
     return found
 
 
@@ -149,6 +152,14 @@ async def _again(client: TrackerClient, identifier: str) -> dict[str, Any]:
             if loop.time() - since > 10 * POLL_S:
                 raise
         await asyncio.sleep(POLL_S)
+
+
+def _tell_notes(found: dict[str, Any], told: set[str]) -> None:
+    """Say once each for what the preseed waits that may never come, also with --json, whose document comes at the end."""
+    for note in found.get("notes", ()):  # an older tracker has none
+        if note not in told:
+            told.add(note)
+            output.line(f"preseed {found['id']}: {note}")
 
 
 def _tell_failures(found: dict[str, Any]) -> None:

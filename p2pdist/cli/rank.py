@@ -10,7 +10,7 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.trackers import hosts_options, tracker_option
-from p2pdist.model.errors import UsageError
+from p2pdist.model.errors import NotFound, UsageError
 from p2pdist.model.package import parse_reference
 
 
@@ -61,6 +61,10 @@ def command(
     given = {"hosts": list(hosts), "selector": selector, "count": count, "coherent": coherent}
     wanted |= {key: value for key, value in given.items() if value}
     answer = asyncio.run(_ask(tracker, wanted))
+    if references and not answer:
+        what = asyncio.run(_nobody(tracker, selector))
+        asks = what.endswith("?")  # which says already what to do
+        raise NotFound(what, remedy="" if asks else "p2pdist status --tracker URL says which hosts there are")
     if as_json:
         output.print_json(answer)
     elif references:
@@ -82,6 +86,21 @@ def _show(ranked: Iterable[Mapping[str, Any]]) -> None:
             f"{row['host']:24} lacks {output.amount(row['bytes_missing']):>10} of {output.amount(row['bytes_total'])}, "
             f"about {row['seconds_estimated']:.1f} s{away}"
         )
+
+
+async def _nobody(tracker: str, selector: str | None) -> str:
+    """Why there is no host to rank."""
+    from p2pdist.cli.trackers import TrackerClient
+    from tracker.core.host import Host
+    from tracker.core.selectors import nobody_fits, parse_selector
+
+    async with TrackerClient(tracker) as client:
+        rows = [row for row in await client.ask("GET", "/v1/hosts") if row["present"]]
+    if selector is None or not rows:
+        return "no host is connected to this tracker"
+    return nobody_fits(
+        parse_selector(selector), [Host(row["host"], zone=row["zone"], rack=row["rack"]) for row in rows]
+    )
 
 
 async def _ask(tracker: str, wanted: dict[str, Any]) -> Any:

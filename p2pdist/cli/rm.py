@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 @socket_option
 @output.json_option
 def command(ref: str, *, at_origin: bool, origin: str | None, layout: Path | None, socket: Path, as_json: bool) -> None:
-    """Remove the package REF from the store of this host's agent, with everything that no other package there needs.
+    """Remove the package REF from the store of this host's agent, with everything that no other package there needs. REF may also be the
+    digest of a blob that is there by itself.
 
     A package that is shown, pinned or being pulled stays, and this says so. What lies at the origin is not touched.
 

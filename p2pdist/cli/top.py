@@ -273,6 +273,6 @@ def _tree(state: FleetState) -> Iterator[str]:
 
 def _story(state: FleetState) -> Iterator[str]:
     for line in list(state.story)[-STORY_SHOWN:]:
-        at = time.strftime("%H:%M:%S", time.localtime(time.time() - line.age_s))
+        at = time.strftime("%H:%M:%S", time.localtime(line.at))
         swarm = f"{line.swarm.removeprefix('sha256:')[:6]}: " if line.swarm else ""
         yield f"  {at}  {swarm}{line.event}"

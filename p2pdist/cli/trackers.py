@@ -52,6 +52,7 @@ class TrackerClient:
         if not self._urls or not all(url.startswith(("http://", "https://")) for url in self._urls):
             raise UsageError("--tracker names no tracker", remedy="Write http://host:7070")
         self._session: aiohttp.ClientSession | None = None
+        self.answered = ""  # the tracker that answered last, for people
 
     async def __aenter__(self) -> TrackerClient:
         import aiohttp
@@ -83,6 +84,7 @@ class TrackerClient:
         from p2pdist.model.url import redacted
 
         assert self._session is not None, "a TrackerClient is used inside `async with`"
+        self.answered = redacted(url)
         try:
             async with self._session.request(method, url + path, json=body) as answer:
                 data = bytearray()

@@ -98,11 +98,15 @@ class Space(Protocol):
 
 
 class DiskFull(P2PDistError):
-    """Not enough space, or no inode for another file. `needed` and `free` are bytes; `short_of` says what there is too little of."""
+    """Not enough space, or no inode for another file. `needed` and `free` are bytes, and so is `capacity`, which is given where what is
+    needed would not fit if nothing else were there: then no retry helps, here or on another machine like this one. `short_of` says what
+    there is too little of."""
 
     slug, title, http_status = "disk-full", "Not enough disk space", 507
 
-    def __init__(self, where: str, *, needed: int, free: int, short_of: str = "space") -> None:
+    def __init__(
+        self, where: str, *, needed: int, free: int, short_of: str = "space", capacity: int | None = None
+    ) -> None:
         kept = "what has arrived is kept for a retry"
         if short_of == "inodes":
             what = f"{where} lacks inodes: no more files can be made there, though {free} bytes are free"
@@ -113,9 +117,14 @@ class DiskFull(P2PDistError):
         else:
             what = f"{where} lacks space: {needed} bytes needed, {free} bytes free"
             remedy = f"Free some space or give the store another disk; {kept}"
+        if capacity is not None:
+            what += f", at most {capacity} bytes in all"
+            remedy = "Make it smaller, or give the store a larger --capacity or disk"
         super().__init__(what, remedy=remedy, needed=needed, free=free)
         if short_of != "space":
             self.details["short_of"] = short_of
+        if capacity is not None:
+            self.details["capacity"] = capacity
 
     @classmethod
     def on(cls, where: str, found: Space, *, needed: int, code: int | None = errno.ENOSPC) -> DiskFull:
@@ -123,6 +132,11 @@ class DiskFull(P2PDistError):
         without_inodes = found.f_files and not found.f_favail  # where their number is not fixed it is said to be 0 of 0
         short_of = "quota" if code == errno.EDQUOT else "inodes" if without_inodes else "space"
         return cls(where, needed=needed, free=found.f_bavail * found.f_frsize, short_of=short_of)
+
+    @property
+    def never_fits(self) -> bool:
+        """Whether freeing space would not help."""
+        return "capacity" in self.details
 
 
 class Conflict(P2PDistError):
@@ -199,6 +213,7 @@ def from_problem(body: dict[str, Any]) -> P2PDistError:
             needed=_count(body, "needed"),
             free=_count(body, "free"),
             short_of=short_of if isinstance(short_of, str) else "space",
+            capacity=_count(body, "capacity") or None,
         )
     known = {"type", "title", "status", "detail", "remedy"}
     error = kind(what, remedy=str(body.get("remedy", "")))

@@ -116,6 +116,11 @@ _REMEDY = "A reference reads name:tag or name@sha256:<hex>; names are lower case
 
 def parse_reference(text: str) -> Reference:
     """Parse a reference; the tag defaults to `latest`. Raises UsageError."""
+    if is_digest(text):  # it would be a tag of a package named sha256
+        raise UsageError(
+            f"{text} is a digest without the name of a package",
+            remedy="Write name@sha256:<hex>; a single blob is brought by p2pdist blob pull",
+        )
     name, at, digest = text.partition("@")
     tag = ""
     if not at:

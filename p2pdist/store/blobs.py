@@ -29,7 +29,7 @@ from p2pdist.model.errors import Conflict, Corrupt, NotFound
 from p2pdist.model.package import decode_manifest
 from p2pdist.model.pieces import PieceList, PieceSet, encoded_size
 from p2pdist.store.blob import Blob, Shelf
-from p2pdist.store.disk import Pulse, boot_id, failures, free_bytes, in_memory
+from p2pdist.store.disk import Pulse, boot_id, failures, free_bytes, in_memory, largest_bytes
 from p2pdist.store.durability import Settler
 from p2pdist.store.index import Entry, Index, PackageRecord
 from p2pdist.store.lock import lock_directory
@@ -320,6 +320,13 @@ class BlobStore:
             self._packages.pop(reference, None)
 
     # -- room
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that fit into the store when nothing else is in it or on its disk."""
+        with failures(self.root):
+            disk = largest_bytes(self.root)
+        return disk if self._capacity is None else min(disk, self._capacity)
 
     def usage(self) -> Usage:
         sizes = {True: 0, False: 0}

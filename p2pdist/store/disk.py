@@ -40,6 +40,13 @@ def free_bytes(path: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+def largest_bytes(path: Path) -> int:
+    """What usable_bytes would be if nothing were on the filesystem."""
+    found = os.statvfs(path)
+    size = found.f_blocks * found.f_frsize
+    return size - min(RESERVE_BYTES, size // 100)
+
+
 def usable_bytes(path: Path) -> int:
     """Free bytes less the reserve; never negative."""
     found = os.statvfs(path)

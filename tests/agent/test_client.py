@@ -132,6 +132,65 @@ def test_nobody_answers(place: Path) -> None:
         LocalClient(Path("/" + "x" * 107))
 
 
+ASKING = """
+import asyncio, sys
+from pathlib import Path
+from aiohttp import web
+from p2pdist.agent.client import LocalClient
+from p2pdist.cli.daemon import listen_unix
+from p2pdist.cli.main import main
+from p2pdist.model.errors import P2PDistError
+for name in sys.argv[1:]:
+    try:
+        LocalClient(Path(name)).status()
+    except P2PDistError as error:
+        print(error.exit_code, error)
+try:
+    asyncio.run(listen_unix(web.Application(), Path(sys.argv[1])))
+except P2PDistError as error:
+    print(error.exit_code, error)
+sys.argv[1:] = ["ls", "--socket", sys.argv[1]]
+main()
+"""
+
+
+@pytest.mark.root
+def test_who_may_not_use_the_socket_is_told_whose_it_is(place: Path) -> None:
+    """A socket of a group, one of root's own, one in a directory that is closed to others, and no directory at all."""
+    place.chmod(0o755)
+    listening = []
+    for name, owner in (("group", 1), ("root", 0), ("closed/agent", 1)):
+        (place / name).parent.mkdir(mode=0o755, exist_ok=True)
+        listening.append(sockets.socket(sockets.AF_UNIX))
+        listening[-1].bind(str(place / name))
+        os.chown(place / name, 0, owner)
+        (place / name).chmod(0o660)
+    os.chown(place / "closed", 0, 1)
+    (place / "closed").chmod(0o750)
+    names = [str(place / name) for name in ("group", "root", "closed/agent", "missing/agent")]
+    asked = subprocess.run(
+        [sys.executable, "-c", ASKING, *names],
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        text=True,
+        capture_output=True,
+    )
+    for each in listening:
+        each.close()
+    assert asked.returncode == 4 and asked.stderr.startswith("p2pdist: this user may not use"), (
+        "no verb calls it wrong usage"
+    )
+    group, root, closed, missing, second = asked.stdout.splitlines()
+    may_not = "4 this user may not use the agent's socket"
+    asks = "Ask to be let into the group daemon (usermod -aG daemon nobody), then log in anew"
+    assert group == f"{may_not} {names[0]}: the socket {names[0]} belongs to root:daemon. {asks}"
+    assert root.startswith(f"{may_not} {names[1]}: the socket {names[1]} belongs to root:root. Use sudo")
+    assert closed == f"{may_not} {names[2]}: the directory {place}/closed belongs to root:daemon. {asks}"
+    assert missing.startswith(f"5 no agent answers on {names[3]} (there is no directory {place}/missing). Start")
+    assert second.startswith(f"4 this user may not make the socket {names[0]}") and (place / "group").is_socket()
+
+
 async def test_answers_that_are_none(place: Path) -> None:
     """A failed pull, a server error without a problem document, other JSON, and an answer that is cut off."""
     problem = NotFound("gone", remedy="Pull again").problem()

@@ -168,3 +168,30 @@ def test_what_others_chose_does_not_reach_the_terminal_as_it_is(place: Path, wor
     printed = finished.stdout + finished.stderr
     assert [char for char in printed if not char.isprintable() and char != "\n"] == []
     assert "\\x1b" in printed
+
+
+def test_the_origin_that_is_named_is_told_of(place: Path) -> None:
+    """The layout has another package of the same tag. An origin that a variable names comes after what was just packed."""
+    old = done(place, "pack", place / "app", "-t", "trainer:v1")["digest"]
+    done(place, "push", "trainer:v1")
+    (place / "app/run").write_text("#!/bin/sh\necho another\n")
+    new = done(place, "pack", place / "app", "-t", "trainer:v1")["digest"]
+    named = ("--origin", (place / "origin").as_uri())
+    assert done(place, "inspect", "trainer:v1", *named)["digest"] == old != new
+    assert done(place, "inspect", "trainer:v1", *named, "--layout", place / "layout")["digest"] == old
+    assert done(place, "inspect", "trainer:v1")["digest"] == new
+    done(place, "pack", place / "app", "-t", "trainer:v2")
+    assert done(place, "diff", "trainer:v1", "trainer:v2")["bytes_to_move"] == 0
+    assert done(place, "diff", "trainer:v1", "trainer:v2", *named)["bytes_to_move"] > 0, "v2 is in the layout alone"
+    assert "is not at" in done(place, "inspect", "trainer:v2", *named, code=3)["detail"]
+
+
+def test_the_total_of_a_tree_is_what_a_host_brings(place: Path) -> None:
+    """Its layer is the list of its files; the bytes are in packs."""
+    packed = run("pack", place / "env", "-t", "env:1", "--format", "tree", P2PDIST_LAYOUT=str(place / "layout"))
+    assert "-> package of 293" in packed.stdout and "KiB in 1 layer, 1 catalog, 1 pack, " in packed.stdout
+    found = done(place, "inspect", "env:1")
+    assert found["bytes_total"] == sum(blob["size"] for blob in (*found["layers"], *found["parts"])) > 300_000
+    assert {part["mediaType"].rpartition(".")[0].rpartition(".")[2] for part in found["parts"]} == {"catalog", "pack"}
+    told = run("inspect", "env:1", P2PDIST_LAYOUT=str(place / "layout")).stdout
+    assert "KiB in 1 layer, 1 catalog, 1 pack\n" in told and told.count("\npart ") == 2

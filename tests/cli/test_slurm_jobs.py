@@ -3,6 +3,7 @@ tests/system/test_slurm.py."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -128,6 +129,8 @@ def test_the_record_of_a_job(tmp_path: Path) -> None:
         (Corrupt("not what its digest says"), False),
         (Refused("not for you"), False),
         (DiskFull("/var", needed=2, free=1), True),
+        (DiskFull("/var", needed=9, free=7, capacity=7), False),
+        (Refused("not your socket", socket="/run/p2pdist/agent.sock"), True),
         (P2PDistError("the agent failed"), True),
         (Unavailable("no agent answers"), True),
     ],
@@ -164,11 +167,16 @@ def test_what_is_no_role(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["prolog", "epilog"])
 def test_the_scripts_to_install_start_what_there_is(name: str) -> None:
-    """Their options exist; slurm.conf names both, and leaves the prolog more time than it takes."""
-    first, line = (DEPLOY / f"{name}.sh").read_text().splitlines()
+    """They call what the units call, and the agent where the unit has it; their options exist; slurm.conf names both, and leaves the prolog
+    more time than it takes."""
+    first, comment, tracker, line = (DEPLOY / f"{name}.sh").read_text().splitlines()
+    unit = (DEPLOY.parent / "systemd/p2pdist-agent.service").read_text()
+    program = re.findall(r"^ExecStart=(\S+) agent$", unit, re.MULTILINE)
+    assert comment[0] == "#" and tracker == "export P2PDIST_TRACKER=http://tracker.example.org:7070"
+    assert tracker.partition("=")[2] in (DEPLOY.parent / "systemd/agent.env.example").read_text()
     words = shlex.split(line.partition(" 2>>")[0])
     group = main.get_command(click.Context(main), "slurm")
-    assert (first, words[:4]) == ("#!/bin/sh", ["exec", "/usr/bin/p2pdist", "slurm", name])
+    assert (first, words[:4]) == ("#!/bin/sh", ["exec", *program, "slurm", name])
     assert isinstance(group, click.Group)
     options = group.commands[name].make_context(name, words[4:]).params
     settings = dict(
@@ -178,3 +186,7 @@ def test_the_scripts_to_install_start_what_there_is(name: str) -> None:
     )
     assert settings[name.capitalize()] == f"/etc/slurm/{name}.sh"
     assert float(settings["PrologEpilogTimeout"]) >= options["timeout"] + 60
+    assert f"P2PDIST_AGENT_SOCKET=%t{str(options['socket']).removeprefix('/run')}\n" in unit
+    # What is shown to jobs lies in the agent's own directory: their programs pass through it, and a stop of the agent leaves it there.
+    assert options["jobs_dir"].parent == options["socket"].parent
+    assert "RuntimeDirectoryMode=0751\nRuntimeDirectoryPreserve=yes\n" in unit

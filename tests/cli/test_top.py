@@ -9,6 +9,7 @@ import pty
 import re
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from fleet_rig import BLOB, PIECES, Hosts, fleet_of, join_all, tracker_of
 
 from p2pdist.cli.fleet_watch import EVENT_BYTES_MAX, FleetState, follow
-from p2pdist.cli.top import picture
+from p2pdist.cli.top import _story, picture
 from p2pdist.model.errors import Unavailable, UsageError
 from tracker.core.view import GONE_S, View
 
@@ -182,6 +183,23 @@ async def test_what_is_kept_is_what_the_tracker_sees(hosts: Hosts) -> None:
         )
 
 
+def test_the_time_of_what_happened_stays_while_it_is_shown(hosts: Hosts) -> None:
+    """A tracker says how long ago something was; a second later that is no longer so, and the time shown is the same."""
+    view, state = View(hosts.fleet), FleetState()
+    view.update(now=hosts.now)
+    state.take(view.since(0, now=hosts.now + 3600.0))
+    happened, shown = [line.at for line in state.story], list(_story(state))
+    assert happened and all(abs(time.time() - 3600.0 - at) < 120.0 for at in happened)
+    time.sleep(1.1)
+    hosts.pass_time(1.0)
+    version = view.version
+    view.update(now=hosts.now)
+    state.take(view.since(version, now=hosts.now))
+    assert [line.at for line in state.story] == happened and list(_story(state)) == shown
+    ages = [line["age_s"] for line in state.document()["story"]]
+    assert all(3601.0 < age < 3720.0 for age in ages), "scripts are told how long ago it is by now"
+
+
 def test_hosts_that_are_forgotten_go(hosts: Hosts) -> None:
     view, state = View(hosts.fleet), FleetState()
     tree = view.stripe(0)
@@ -218,3 +236,37 @@ def test_a_large_fleet_fits_a_screen(tmp_path: Path) -> None:
     lines = (tmp_path / "out").read_text().splitlines()
     assert len(lines) < 90 and all(len(line) <= 120 for line in lines)
     assert sum("more" in line for line in lines) >= 3
+
+
+async def test_status_asks_a_tracker_where_no_agent_is(hosts: Hosts, tmp_path: Path) -> None:
+    """Hosts that are lost are named, in the API as well; a variable that names the tracker does not change what the verb is about."""
+    hosts.close("h5")
+    hosts.pass_time(10.0)
+
+    async def status(*words: str, **more: str) -> tuple[int, str, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(*TOP[:-1], "status", "--socket", str(tmp_path / "none"), *words),
+            env={**os.environ, **more},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, errors = await asyncio.wait_for(process.communicate(), 30)
+        return process.returncode or 0, out.decode(), errors.decode()
+
+    async with tracker_of(hosts) as (_, url), aiohttp.ClientSession() as http:
+        code, out, errors = await status("--tracker", f"http://127.0.0.1:9,{url}")
+        assert (code, errors) == (0, "") and out.startswith(f"tracker  {url}  version ")
+        assert "hosts    6 connected, 1 absent in zones z0, z1\n" in out and re.search(
+            r"^absent   h5 for \d+ s$", out, re.M
+        )
+        assert f"swarm    {BLOB}  512.0 MiB  0 of 6 hosts done, 50.0 %" in out
+        code, out, _ = await status("--tracker", url, "--json")
+        found = {each["host"]: each for each in json.loads(out)["hosts"]}
+        assert code == 0 and not found["h5"]["present"] and found["h5"]["absent_s"] >= 0 and found["h0"]["present"]
+        async with http.get(f"{url}/v1/hosts/h5") as answer:
+            assert answer.status == 200 and (await answer.json())["zone"] == found["h5"]["zone"]
+        async with http.get(f"{url}/v1/hosts/hh1") as answer:
+            assert answer.status == 404 and (await answer.json())["remedy"] == "Did you mean h1?"
+        code, out, errors = await status(P2PDIST_TRACKER=url)
+    assert (code, out) == (5, "") and "no agent answers" in errors and f"p2pdist status --tracker {url}" in errors
+    assert (await status("--tracker", "http://127.0.0.1:9"))[0] == 5

@@ -70,9 +70,8 @@ class Slurm:
         """The scripts of deploy/slurm with the places of this cluster."""
         common = " ".join([*self.options("$SLURMD_NODENAME"), "--agent-wait", "0.5"])
         changes = {
-            "/usr/bin/p2pdist": " ".join(P2PDIST),
-            "--tracker http://tracker:7070": common,
-            "/var/log/p2pdist-slurm.log": str(self.log),
+            "/opt/p2pdist/bin/p2pdist": " ".join(P2PDIST),
+            " 2>>/var/log/p2pdist-slurm.log": f" {common} 2>>{self.log}",
         }
         for name in ("prolog.sh", "epilog.sh"):
             text = (DEPLOY / name).read_text()

@@ -64,6 +64,8 @@ def test_whole_racks_and_roles_over_http_and_as_commands(site: Site) -> None:
     assert list(missing(coherent)) == ["h4", "h3", "h1", "h2"]
     assert site.command("rank", one, two, "--count", "4", "--coherent", "rack", *tracker)[1] == coherent
     assert list(missing(ask(site, body | {"count": 2, "coherent": "rack"}))) == ["h4", "h3"]
+    code, nobody, _ = site.command("rank", one, "--selector", "rack=r9", *tracker)
+    assert (code, nobody["detail"]) == (3, "no host has rack=r9; racks here: r1, r2")
 
     roles = [
         {"name": "trainers", "packages": [one, two], "count": 1},

@@ -29,7 +29,7 @@ class Tracker:
         self.fleet = Fleet(-1000.0)
         self.sessions: dict[str, int] = {}
         affinity = Affinity(self.fleet.hosts, self.fleet.swarms, self.fleet.capacities)
-        self.core = Preseeds(affinity, started_at=world.now, shared=world.shared)
+        self.core = Preseeds(affinity, started_at=world.now, shared=world.shared, lost=self.fleet.lost)
         self.told: list[tuple[str, Keep | Release]] = []
         self.unsaved: list[PreseedRecord] = []
         self.handle(Loaded(tuple(world.rows.values())))

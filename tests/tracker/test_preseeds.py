@@ -13,6 +13,7 @@ from p2pdist.model.errors import Conflict, NotFound, UsageError
 from p2pdist.model.messages import Keep, Kept, Release
 from p2pdist.model.preseed import PreseedRequest, canonical
 from tracker.core import preseeds as module
+from tracker.core.events import Tick as FleetTick
 from tracker.core.preseed import RETRY_S, TRIES_MAX
 from tracker.core.preseed_events import Said, SaveFailed, Synced
 from tracker.core.preseeds import GRACE_S, REPLACE_S
@@ -38,6 +39,36 @@ def test_named_hosts_are_asked_when_they_are_there_and_when_they_come(world: Wor
     assert (found.state, found.hosts_total, found.hosts_done, found.bytes_done) == ("done", 2, 2, 2 * SIZE)
     assert (found.eta_s, found.failures) == (0.0, [])
     assert world.rows["p"].state == "done"
+
+
+def test_for_whom_it_waits_that_may_never_come_is_said(world: World) -> None:
+    """A selector that no host fits, names that no host has, hosts that are lost, more than there are; nothing of the others."""
+
+    def notes(**asked: Any) -> tuple[str, ...]:
+        world.ask("p", **asked)
+        found = world.progress("p").notes
+        world.cancel("p")
+        assert world.progress("p").notes == ()
+        del world.rows["p"], world.tracker.core.known["p"]
+        return tuple(found)
+
+    world.join("eu-1/r1/node1", "eu-1/r2/node2", "eu-2/r1/node3")
+    assert notes(selector="zone=eu1") == ("no host has zone=eu1; zones here: eu-1, eu-2; did you mean eu-1?",)
+    assert notes(selector="zone=eu-2,rack=r2") == ("no host has zone=eu-2,rack=r2",)
+    assert notes(hosts=["node1", "nodd2"]) == ("no host called nodd2 is connected; did you mean node2?",)
+    assert notes(hosts=["node1", "other"]) == ("no host called other is connected",)
+    assert notes(count=4) == ("4 hosts are wanted, 3 that may be taken are connected",)
+    assert notes(replicas=2) == ("2 copies are wanted in each zone, eu-2 has 1",)
+    assert notes(selector="zone=eu-1") == notes(hosts=["node1"]) == notes(count=3) == ()
+
+    world.leave("node2")
+    world.wait(5.0)
+    world.tracker.fleet.handle(FleetTick(), now=world.now)
+    world.ask("q", selector="zone=eu-1")
+    world.finish("q")
+    found = world.progress("q")
+    assert (found.state, found.hosts_total, found.hosts_absent) == ("done", 1, 1), "a lost host counts as absent"
+    assert notes(hosts=["node1", "node2"]) == ("not connected: node2",)
 
 
 def test_nobody_is_there_yet(world: World) -> None:

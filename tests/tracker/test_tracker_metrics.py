@@ -9,9 +9,12 @@ from fleet_rig import BLOB, PIECES, Hosts, fleet_of, join_all
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from p2pdist.model.messages import Leaving
 from tracker.content import Content
+from tracker.core.events import Received
 from tracker.core.fleet import Fleet
 from tracker.core.preseed import ShownState
+from tracker.core.presence import LOST_S
 from tracker.core.swarm_rates import STALLED_S
 from tracker.core.view import View
 from tracker.http.metrics import ZONES_MAX, registry
@@ -90,3 +93,32 @@ def test_zones_beyond_the_limit_are_one_label() -> None:
     assert ZONES_MAX == 32 and len({zone for _, zone in found}) == ZONES_MAX + 1
     assert found["present", "other"] == 10
     assert sum(found.values()) == ZONES_MAX + 10
+
+
+def test_a_host_that_came_and_went_unseen_is_counted_for_an_hour() -> None:
+    """The page looks every few seconds and a scrape comes every 15: a host that ended without a word is in both, one that took its leave in
+    neither, nor one that is back."""
+    scraped = Scraped(fleet_of(3, zones=1))
+    hosts = scraped.hosts
+    for name in ("h0", "h1"):
+        hosts.open(name, zone="z0")
+    hosts.fleet.handle(Received(hosts.sessions["h1"], Leaving()), now=hosts.now)
+    for name in ("h0", "h1"):
+        hosts.close(name)
+    hosts.pass_time(10.0)
+    assert set(hosts.fleet.hosts) == {"h2"} and set(hosts.fleet.lost) == {"h0"}
+    assert scraped.samples()["p2pdist_tracker_hosts"] == {("present", "z0"): 1, ("absent", "z0"): 1}
+    change = scraped.view.since(0, now=hosts.now)
+    assert change.totals.away == 1 and [why for _, why in change.troubled] == ["away: its session ended"]
+    hosts.pass_time(120.0)
+    scraped.samples()
+    assert [why for _, why in scraped.view.since(0, now=hosts.now).troubled] == ["away: its session ended 2 min ago"]
+    hosts.pass_time(LOST_S)
+    assert scraped.samples()["p2pdist_tracker_hosts"] == {("present", "z0"): 1, ("absent", "z0"): 0}
+    hosts.close("h2")
+    hosts.pass_time(10.0)
+    hosts.open("h2", zone="z0")
+    assert not hosts.fleet.lost and scraped.samples()["p2pdist_tracker_hosts"] == {
+        ("present", "z0"): 1,
+        ("absent", "z0"): 0,
+    }

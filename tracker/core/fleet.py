@@ -140,6 +140,11 @@ class Fleet:
         self._plan_due(now, out)  # Due asks for nothing else
         return out
 
+    @property
+    def lost(self) -> dict[str, Host]:
+        """Hosts that ended without a word in the last hour, by name; for people, and nothing is planned with them."""
+        return self._presence.gone
+
     def leases(self) -> int:
         """Origin leases that are out."""
         return sum(swarm.leases() for swarm in self.swarms.values())
@@ -158,6 +163,7 @@ class Fleet:
             out += [Send(session, Reject(UsageError("this tracker has too many hosts").problem())), Drop(session)]
             return
         host = self.hosts.setdefault(hello.host, Host(hello.host))
+        self.lost.pop(hello.host, None)
         if host.session is not None:
             self._sessions.pop(host.session, None)
             out.append(Drop(host.session))
@@ -461,6 +467,7 @@ class Fleet:
     def _tick(self, now: float, out: list[Command]) -> None:
         self._lateness.count(self.hosts, interval_s=self._interval_s, now=now)
         self.standing.pardon(now=now)
+        self._presence.expire(now)
         for host, blob in self._presence.overdue(now):
             self.standing.leave(host, self.swarms[blob], "absent", now=now)
             if host.session is not None:

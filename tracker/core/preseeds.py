@@ -57,12 +57,14 @@ LEFT_MAX = 200_000
 
 @dataclass(slots=True)
 class Preseeds:
-    """See the module's text. `affinity` brings the fleet's hosts and who holds what; `shared`: other trackers use the database, too."""
+    """See the module's text. `affinity` brings the fleet's hosts and who holds what, `lost` the hosts that ended without a word; `shared`:
+    other trackers use the database, too."""
 
     affinity: Affinity
     started_at: float
     shared: bool = False
     grace_s: float = GRACE_S
+    lost: Mapping[str, Host] = field(default_factory=dict)
     known: dict[str, Preseed] = field(default_factory=dict)
     _dirty: dict[str, None] = field(default_factory=dict)
     _left_at: dict[str, float] = field(default_factory=dict)
@@ -334,7 +336,7 @@ class Preseeds:
     def progress(self, identifier: str, *, now: float) -> Progress:
         """Raises NotFound."""
         preseed = self.find(identifier)
-        return progress(preseed, self.affinity, settled=self._settled(preseed, now), now=now)
+        return progress(preseed, self.affinity, self.lost, settled=self._settled(preseed, now), now=now)
 
     def said_here(self, *, now: float) -> dict[str, dict[str, HostSaid]]:
         """What this tracker tells the others: its own hosts of each preseed that goes on, once they have had time to return."""

@@ -2,6 +2,9 @@
 
 A host whose session breaks is absent in its swarms until it has said again what it holds; what it does not confirm within ABSENCE_S is
 taken from it. For GRACE_S after the tracker's start nobody is given up, since many may still be on their way back.
+
+A host that ended without a word and has nothing left is forgotten by all that plans. For LOST_S it stays among the lost ones, at which only
+people and metrics look.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from tracker.core.swarm import Swarm
 
 ABSENCE_S = 2.5
 GRACE_S = 3.5
+LOST_S = 3600.0
+LOST_MAX = 20_000
+"""How long, and how many, hosts are remembered that ended without a word."""
 
 
 @dataclass(slots=True)
@@ -24,6 +30,7 @@ class Presence:
     hosts: dict[str, Host]
     swarms: dict[Digest, Swarm]
     started_at: float
+    gone: dict[str, Host] = field(default_factory=dict)  # the lost ones, in the order in which they were forgotten
     _absent: dict[str, None] = field(default_factory=dict)
 
     def lost(self, host: Host, now: float) -> None:
@@ -81,10 +88,25 @@ class Presence:
                 and self._over(host.absent_since, now)
                 and not host.swarms
             ):
-                del self.hosts[name]
+                self._forget(host)
                 waits = False
             if not waits:
                 del self._absent[name]
+
+    def _forget(self, host: Host) -> None:
+        del self.hosts[host.name]
+        if host.leaving or not host.address:  # it said so; or it never spoke for itself
+            return
+        self.gone[host.name] = host
+        if len(self.gone) > LOST_MAX:
+            del self.gone[next(iter(self.gone))]
+
+    def expire(self, now: float) -> None:
+        """Forget the lost ones for good in time."""
+        for name, host in list(self.gone.items()):
+            if host.absent_since is not None and now - host.absent_since < LOST_S:
+                return
+            del self.gone[name]
 
     def _over(self, absent_since: float, now: float) -> bool:
         return now - absent_since >= ABSENCE_S and now - self.started_at >= GRACE_S

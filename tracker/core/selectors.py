@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import islice
 
 from p2pdist.model.errors import UsageError
 from tracker.core.host import Host
 
 KEYS = ("zone", "rack", "host")
 TERMS_MAX = 64
+NAMES_TOLD_MAX = 12
+NAMES_COMPARED_MAX = 2000
+"""So many names are compared with one that nobody has; more would keep the tracker from its sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,10 @@ class Selector:
     racks: frozenset[str] = frozenset()
     hosts: frozenset[str] = frozenset()
 
+    def __str__(self) -> str:
+        values = zip(KEYS, (self.zones, self.racks, self.hosts), strict=True)
+        return ",".join(f"{key}={value}" for key, found in values for value in sorted(found)[:NAMES_TOLD_MAX])
+
     def matches(self, host: Host) -> bool:
         """Whether the host stands where the selector says."""
         return (
@@ -27,6 +36,31 @@ class Selector:
             and (not self.racks or host.rack in self.racks)
             and (not self.hosts or host.name in self.hosts)
         )
+
+
+def nobody_fits(selector: Selector, hosts: Iterable[Host]) -> str:
+    """Says that no host stands where the selector says, and which value nobody has."""
+    known = list(hosts)
+    told = [f"no host has {selector}"]
+    for key, wanted, there in (
+        ("zone", selector.zones, {host.zone for host in known}),
+        ("rack", selector.racks, {host.rack for host in known}),
+        ("host", selector.hosts, {host.name for host in known}),
+    ):
+        if wanted and wanted.isdisjoint(there):
+            found = sorted(there - {""})
+            what = ", ".join(found[:NAMES_TOLD_MAX]) + (" and others" if len(found) > NAMES_TOLD_MAX else "")
+            guess = near(min(wanted), there)
+            told += [f"{key}s here: {what or 'none'}"] if key != "host" else []
+            told += [f"did you mean {guess}?"] if guess else []
+    return "; ".join(told)
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """What may have been meant by `name`, which is not known; empty where nothing is like it."""
+    alike = (each for each in known if abs(len(each) - len(name)) <= 2)
+    found = get_close_matches(name, islice(alike, NAMES_COMPARED_MAX), n=1, cutoff=0.75)
+    return found[0] if found else ""
 
 
 def parse_selector(text: str | Mapping[str, str]) -> Selector:

@@ -4,7 +4,8 @@ Theory. Whoever watches wants to hear only of what changed. So each row carries 
 knows a version is told the rows with later ones: watchers need no state here, and a slow one simply skips versions. An update goes over
 all hosts once, a microsecond or so each; swarms are looked at in turn (swarm_rates.py).
 
-The fleet forgets a host some seconds after its session ended. Here it stays for GONE_S, as somebody may want to know where it is.
+The fleet forgets a host some seconds after its session ended. Here it stays, as somebody may want to know where it is: one that is lost as
+long as the fleet remembers it (Fleet.lost), one that said that it leaves for LEFT_S.
 
 The view reads the fleet and changes nothing of it.
 """
@@ -20,6 +21,7 @@ from itertools import islice
 from p2pdist.model.digest import Digest
 from tracker.core.fleet import Fleet
 from tracker.core.host import Host
+from tracker.core.presence import LOST_S
 from tracker.core.stripe_view import Row, StripeView
 from tracker.core.swarm import Swarm
 from tracker.core.swarm_rates import SwarmRates, SwarmState
@@ -30,7 +32,8 @@ TROUBLED_SHOWN_MAX = 200
 STORY_MAX = 500
 STORY_PER_UPDATE_MAX = 100
 FORGOTTEN_MAX = 20_000
-GONE_S = 600.0
+GONE_S = LOST_S
+LEFT_S = 600.0
 BLOBS_COUNTED_MAX = 8
 """Of the blobs that a host is receiving, how many count for how far it is."""
 
@@ -51,6 +54,7 @@ class HostRow:
     done: int = 1000
     flags: int = 0
     gone_at: float | None = None
+    left: bool = False  # it said that it was about to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,9 @@ class View:
                     continue
                 row = self._take_in(host)
             self._refresh(row, host, host.name in slow, now)
+        for host in self.fleet.lost.values():
+            if host.name not in self._rows and len(self._rows) < HOSTS_SHOWN_MAX:
+                self._take_in(host)  # it came and went between two looks
         for name in [row.name for row in self._rows.values() if row.name not in self.fleet.hosts]:
             self._gone(self._rows[name], now)
         self._read_stories(now)
@@ -156,7 +163,7 @@ class View:
         self._totals = self._count(running)
         troubled = (row for row in self._rows.values() if row.flags & ~RECEIVING)
         self._troubled = [
-            (row.number, "; ".join(self._reasons(row, self.fleet.hosts.get(row.name))))
+            (row.number, "; ".join(self._reasons(row, self.fleet.hosts.get(row.name), now)))
             for row in islice(troubled, TROUBLED_SHOWN_MAX)
         ]
 
@@ -197,7 +204,7 @@ class View:
     def _refresh(self, row: HostRow, host: Host, slow: bool, now: float) -> None:
         if row.zone != host.zone or row.rack != host.rack:
             row.zone, row.rack, row.named = host.zone, host.rack, self.version
-        flags, done = 0, 1000
+        flags, done, row.left = 0, 1000, host.leaving
         if host.receiving:
             flags, done = RECEIVING, self._done(host)
         if host.session is None:
@@ -225,9 +232,10 @@ class View:
             wanted += sum(swarm.totals) * piece_size
         return 1000 * held // wanted if wanted else 1000
 
-    def _reasons(self, row: HostRow, host: Host | None) -> Iterator[str]:
+    def _reasons(self, row: HostRow, host: Host | None, now: float) -> Iterator[str]:
         if row.flags & AWAY:
-            yield "away: its session ended"
+            minutes = int((now - row.gone_at) // 60) if row.gone_at is not None else 0
+            yield "away: its session ended" + (f" {minutes} min ago" if minutes else "")
         if host is None:
             return
         if host.leaving:
@@ -246,10 +254,11 @@ class View:
         if not row.flags & AWAY:  # it went and was forgotten between two looks
             self._tell(now, "", f"{row.name} is away")
         if row.gone_at is None:
-            row.gone_at = now
+            lost = self.fleet.lost.get(row.name)
+            row.gone_at = lost.absent_since if lost is not None and lost.absent_since is not None else now
         if row.flags != AWAY:
             row.flags, row.changed = AWAY, self.version
-        if now - row.gone_at >= GONE_S:
+        if now - row.gone_at >= (LEFT_S if row.left else GONE_S):
             del self._rows[row.name]
             self._forgotten.append((self.version, row.number))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -14,6 +16,7 @@ from tracker.preseeding import Preseeding
 from tracker.service import Service
 
 BODY_BYTES_MAX = 1 << 20
+VERSION = version("p2pdist")
 
 
 async def _health(request: web.Request) -> web.Response:
@@ -23,6 +26,8 @@ async def _health(request: web.Request) -> web.Response:
     return web.json_response(
         {
             "status": "ok",
+            "version": VERSION,
+            "lag_s": round(service.lag_s, 4),
             "sessions": service.sessions,
             "swarms": len(service.fleet.swarms),
             "policies": {"count": len(book.table.policies), "problem": book.problem},

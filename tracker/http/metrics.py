@@ -43,10 +43,14 @@ class TrackerCollector(Collector):
         yield replans
 
     def _hosts(self) -> Iterator[Metric]:
-        hosts = GaugeMetricFamily("p2pdist_tracker_hosts", "Hosts known", labels=["zone", "state"])
+        hosts = GaugeMetricFamily(
+            "p2pdist_tracker_hosts", "Hosts connected, and those lost within an hour", labels=["zone", "state"]
+        )
         shown: Counter[tuple[str, str]] = Counter()
         for host in self._service.fleet.hosts.values():
             shown[self._zone(host.zone), "present" if host.session is not None else "absent"] += 1
+        for host in self._service.fleet.lost.values():
+            shown[self._zone(host.zone), "absent"] += 1
         for zone in {zone for zone, _ in shown} or {""}:
             for state in ("present", "absent"):
                 hosts.add_metric([zone, state], shown[zone, state])

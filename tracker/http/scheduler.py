@@ -16,6 +16,7 @@ from p2pdist.model.digest import parse_digest
 from p2pdist.model.errors import NotFound, UsageError
 from p2pdist.model.preseed import PreseedRequest, RankRequest, decode_request
 from tracker.core.host import Host
+from tracker.core.selectors import near
 from tracker.core.swarm import Swarm
 from tracker.http.keys import PRESEEDING, SERVICE
 
@@ -25,12 +26,16 @@ def _answer(body: Any, status: int = 200) -> web.Response:
 
 
 def _host(host: Host) -> dict[str, Any]:
+    absent_s = None
+    if host.session is None and host.absent_since is not None:
+        absent_s = max(0.0, time.monotonic() - host.absent_since)
     return {
         "host": host.name,
         "address": host.address,
         "zone": host.zone,
         "rack": host.rack,
         "present": host.session is not None,
+        "absent_s": round(absent_s, 1) if absent_s is not None else None,
         "leaving": host.leaving,
         "blobs": len(host.swarms),
         "blamed": {by: reason for by, (reason, _) in host.blamed.items()},
@@ -53,17 +58,21 @@ def _swarm(swarm: Swarm) -> dict[str, Any]:
 
 
 async def hosts(request: web.Request) -> web.Response:
-    """GET /v1/hosts"""
-    return _answer([_host(host) for host in request.app[SERVICE].fleet.hosts.values()])
+    """GET /v1/hosts: those connected, and those that ended without a word in the last hour."""
+    fleet = request.app[SERVICE].fleet
+    return _answer([_host(host) for host in (*fleet.hosts.values(), *fleet.lost.values())])
 
 
 async def host(request: web.Request) -> web.Response:
     """GET /v1/hosts/{name}"""
     name = request.match_info["name"]
-    found = request.app[SERVICE].fleet.hosts.get(name)
+    fleet = request.app[SERVICE].fleet
+    found = fleet.hosts.get(name) or fleet.lost.get(name)
     if found is None:
-        raise NotFound(f"no host named {name[:255]!r} is known here")
-    return _answer(_host(found) | {"swarms": [request.app[SERVICE].fleet.swarms[key].blob for key in found.swarms]})
+        guess = near(name[:255], fleet.hosts)
+        raise NotFound(f"no host named {name[:255]!r} is known here", remedy=f"Did you mean {guess}?" if guess else "")
+    swarms = [fleet.swarms[key].blob for key in found.swarms if key in fleet.swarms]
+    return _answer(_host(found) | {"swarms": swarms})
 
 
 async def reachability(request: web.Request) -> web.Response:

@@ -39,7 +39,15 @@ from p2pdist.cli.slurm.node import (
     wait_for_agent,
 )
 from p2pdist.cli.trackers import TrackerClient, tracker_option
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable, UsageError
+from p2pdist.model.errors import (
+    Corrupt,
+    DiskFull,
+    NotFound,
+    P2PDistError,
+    Refused,
+    Unavailable,
+    UsageError,
+)
 from p2pdist.model.messages import MountRequest, PullStatus
 from p2pdist.model.preseed import ENDED, PreseedRequest, canonical, fingerprint
 from p2pdist.model.quantities import parse_duration
@@ -111,12 +119,12 @@ def prolog(
     The job names them in its comment: --comment "p2pdist:team/trainer:v3,team/weights:v7". A job that names none goes on at once.
     Where the packages cannot be had through no fault of this node, as when there is none of that name or the tracker is away, a batch
     job is requeued and held, and any other cancelled; its AdminComment says why, and the exit code is 0. Any other exit code is the
-    node's fault, as when its agent is away or its disk full, and Slurm drains the node.
+    node's fault, as when its agent is away or its disk is full of other things, and Slurm drains the node.
 
     \b
     Example, the script that Prolog= of slurm.conf names (PrologFlags=Alloc,DeferBatch):
       #!/bin/sh
-      exec /usr/bin/p2pdist slurm prolog --tracker http://tracker:7070 2>>/var/log/p2pdist-slurm.log
+      exec /opt/p2pdist/bin/p2pdist slurm prolog --tracker http://tracker:7070 2>>/var/log/p2pdist-slurm.log
     """
     job = job_of(os.environ)
     ttl_s = parse_duration(ttl)
@@ -169,8 +177,28 @@ def _bring_all(job: Job, hosts: Sequence[str], places: dict[Reference, Path], se
         late.details["node_at_fault"] = _at_fault(late, settings.socket)
         raise late from None
     except P2PDistError as error:
-        error.details["node_at_fault"] = _at_fault(error, settings.socket)
+        too_many = (
+            isinstance(error, DiskFull) and not error.never_fits and _never_fit(client, job, list(places), settings)
+        )
+        error.details["node_at_fault"] = not too_many and _at_fault(error, settings.socket)
         raise
+
+
+def _never_fit(client: LocalClient, job: Job, packages: Sequence[Reference], settings: _Settings) -> bool:
+    """Whether a job names more packages than a store of this capacity can hold together, though each of them alone would fit. Without an
+    answer of tracker and agent that is not so."""
+
+    async def bytes_of_all() -> int:
+        async with asyncio.timeout(TRACKER_S_MAX), TrackerClient(settings.tracker) as tracker:
+            wanted = {"packages": list(map(str, packages)), "hosts": [job.node]}
+            return int((await tracker.ask("POST", "/v1/rank", wanted))[0]["bytes_total"])
+
+    try:
+        capacity = int(client.status()["store"]["capacity"])
+        return len(packages) > 1 and asyncio.run(bytes_of_all()) > capacity
+    except (P2PDistError, TimeoutError) as error:
+        output.line(f"p2pdist: whether the packages of job {job.id} fit together is not known: {error}")
+        return False
 
 
 async def _order(job: Job, packages: list[Reference], hosts: Sequence[str], settings: _Settings) -> list[str]:
@@ -243,7 +271,9 @@ def _at_fault(error: P2PDistError, socket: Path) -> bool:
     nor for a tracker or an origin that is away, which its agent reports."""
     from p2pdist.agent.client import LocalClient
 
-    if isinstance(error, OF_THE_PACKAGE):
+    if "socket" in error.details:
+        return True  # the prolog's user may not use the agent's socket
+    if isinstance(error, OF_THE_PACKAGE) or (isinstance(error, DiskFull) and error.never_fits):
         return False
     if not isinstance(error, Unavailable):
         return True

@@ -1,0 +1,211 @@
+"""An agent that no tracker answers and that looks for no neighbours: alone it reads its own origin; with a tracker that is away it waits,
+says so, and gives up. What can never fit into its store it refuses before it evicts anything; and what it does with single blobs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from test_many_blobs import push
+
+from p2pdist.agent.agent import Agent, AgentSettings
+from p2pdist.agent.pulls import Pull
+from p2pdist.model.errors import Conflict, DiskFull, NotFound, Unavailable, UsageError
+from p2pdist.model.messages import PullRequest
+from p2pdist.model.package import parse_reference
+from p2pdist.origin.layout import LocalLayout
+from p2pdist.package.layering import Making, pack_layers, plain_layer
+from p2pdist.package.push import push_blob
+
+Start = Callable[..., Awaitable[Agent]]
+TAG = parse_reference("app:v1")
+PIECE = 64 << 10
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> LocalLayout:
+    made = LocalLayout(tmp_path / "origin")
+    made.scratch()
+    return made
+
+
+@pytest.fixture
+async def start(tmp_path: Path, origin: LocalLayout) -> AsyncIterator[Start]:
+    """Starts agents that look for nobody; they end with the test."""
+    async with AsyncExitStack() as agents:
+
+        async def make(*trackers: str, tracker_wait_s: float = 60.0, capacity: int | None = None) -> Agent:
+            made = Agent(
+                AgentSettings(
+                    trackers,
+                    "h1",
+                    "127.0.0.1:1",
+                    tmp_path / "store",
+                    origin=origin.url,
+                    tracker_wait_s=tracker_wait_s,
+                    capacity_bytes=capacity,
+                )
+            )
+            agents.push_async_callback(made.stop)
+            await made.start()
+            return made
+
+        yield make
+
+
+async def ended(pull: Pull) -> Pull:
+    assert pull.task is not None
+    await asyncio.wait([pull.task], timeout=30)
+    return pull
+
+
+async def pulled(agent: Agent, **what: str) -> Pull:
+    return await ended(agent.pulls.start(PullRequest(**what)))
+
+
+async def pack_tree(place: Path, origin: LocalLayout, contents: list[bytes]) -> None:
+    source = place / "source"
+    source.mkdir()
+    for number, content in enumerate(contents):
+        (source / f"f{number}").write_bytes(content)
+    await pack_layers([plain_layer(source, "tree", ())], TAG, origin, Making())
+
+
+async def test_alone_it_reads_its_own_origin(start: Start, origin: LocalLayout, tmp_path: Path) -> None:
+    """A blob of many stripes, and a tree with its packs; without a tracker nothing else can bring them."""
+    (tmp_path / "weights").write_bytes(os.urandom(64 * PIECE + 1))
+    blob = (await push_blob(tmp_path / "weights", origin)).digest
+    await pack_tree(tmp_path, origin, [os.urandom(3 * PIECE), b"small"])
+    agent = await start()
+    for what in ({"blob": blob}, {"package": str(TAG)}):
+        status = (await pulled(agent, **what)).status()
+        assert status.state == "done" and status.bytes_origin == status.bytes_total > 0, status
+
+
+async def test_with_a_tracker_that_is_away_it_waits_and_leaves_the_origin_alone(
+    start: Start, origin: LocalLayout, tmp_path: Path
+) -> None:
+    """Thousands of agents may wait like it. It says for what, and ends as a new pull does that waits for a tracker."""
+    (tmp_path / "weights").write_bytes(os.urandom(PIECE))
+    blob = (await push_blob(tmp_path / "weights", origin)).digest
+    agent = await start(NOBODY, tracker_wait_s=1.0)
+    pull = agent.pulls.start(PullRequest(blob=blob))
+    notes = set()
+    while pull.seconds is None:
+        notes.add(pull.status().note)
+        await asyncio.sleep(0.02)
+    assert any(note.startswith(f"waiting for a tracker ({NOBODY}") for note in notes), notes
+    assert isinstance(pull.error, Unavailable) and "no tracker answered for 1 s" in pull.error.what
+    status = pull.status()
+    assert (status.bytes_origin, status.note) == (0, "") and not agent.received_bytes
+
+
+@pytest.mark.parametrize("form", ["blob", "layers", "tree"])
+async def test_what_can_never_fit_is_told_from_what_does_not_fit_now(
+    start: Start, origin: LocalLayout, tmp_path: Path, form: str
+) -> None:
+    """Each part would fit by itself, and what is here already stays: it would be evicted to no avail."""
+    (tmp_path / "kept").write_bytes(os.urandom(2 * PIECE))
+    kept = (await push_blob(tmp_path / "kept", origin)).digest
+    what = {"package": str(TAG)}
+    if form == "blob":
+        (tmp_path / "weights").write_bytes(os.urandom(17 * PIECE))
+        what = {"blob": (await push_blob(tmp_path / "weights", origin)).digest}
+    elif form == "layers":
+        await push(origin, TAG, [os.urandom(6 * PIECE) for _ in range(3)])
+    else:
+        await pack_tree(tmp_path, origin, [bytes([number]) * (1 << 20) for number in range(17)])
+    agent = await start(capacity=16 * PIECE)
+    assert (await pulled(agent, blob=kept)).error is None
+    error = (await pulled(agent, **what)).error
+    assert isinstance(error, DiskFull) and error.never_fits, error
+    assert error.details["needed"] > error.details["capacity"] == 16 * PIECE
+    assert agent.store.get(kept) is not None
+
+
+async def test_what_others_keep_from_fitting_may_fit_later(start: Start, origin: LocalLayout, tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(os.urandom(10 * PIECE))
+    kept = (await push_blob(tmp_path / "kept", origin)).digest
+    await push(origin, TAG, [os.urandom(5 * PIECE) for _ in range(2)])
+    agent = await start(capacity=16 * PIECE)
+    assert (await pulled(agent, blob=kept)).error is None
+    agent.store.pin(kept, "somebody")
+    error = (await pulled(agent, package=str(TAG))).error
+    assert isinstance(error, DiskFull) and not error.never_fits, error
+    agent.store.unpin("somebody")
+    assert (await pulled(agent, package=str(TAG))).error is None
+
+
+async def test_a_blob_by_itself_is_listed_pinned_verified_and_removed(
+    start: Start, origin: LocalLayout, tmp_path: Path
+) -> None:
+    """One that was pulled by its digest has no package here; one of a package is removed with that alone."""
+    await push(origin, TAG, [os.urandom(2 * PIECE)])
+    digests = []
+    for name in ("one", "two", "three"):
+        (tmp_path / name).write_bytes(os.urandom(3 * PIECE))
+        digests.append((await push_blob(tmp_path / name, origin)).digest)
+    one, two, three = digests
+    agent = await start()
+    tidy = agent.housekeeping
+    package = (await pulled(agent, package=str(TAG))).package
+    assert package is not None
+    layer = package.manifest.layers[0].digest
+    for digest in (one, two, three):
+        assert (await pulled(agent, blob=digest)).error is None
+    listed = {each["reference"]: each for each in await tidy.packages()}
+    assert list(listed) == [str(TAG), *sorted(f"blob:{each.replace(':', '-')}" for each in digests)]
+    assert all(each["complete"] and not each["pinned"] for each in listed.values())
+
+    kept = await tidy.pin(two)
+    assert kept.layers == (two,) and kept.owner == f"pin:blob:{two.replace(':', '-')}"
+    with pytest.raises(Conflict, match="is pinned") as pinned:
+        await tidy.remove(two)
+    assert pinned.value.remedy == f"p2pdist pin --remove {two}"
+    for digest, what in ((layer, "is a part of the package app:v1"), (package.digest, "is the package app:v1")):
+        with pytest.raises(Conflict, match=what) as part:
+            await tidy.remove(digest)
+        assert part.value.remedy == "p2pdist rm app:v1"
+
+    assert (await tidy.remove(one)).bytes_freed >= 3 * PIECE
+    with pytest.raises(NotFound, match="is not on this host"):
+        await tidy.remove(f"blob:{one.replace(':', '-')}")
+    path = agent.store.get(three).path  # type: ignore[union-attr]
+    path.chmod(0o600)
+    path.write_bytes(bytes(3 * PIECE))
+    *_, found = [each async for each in tidy.verify(repair=True)]
+    assert (found.wrong, found.repaired, found.failed) == ((three,), (three,), ())
+
+    await tidy.collect()
+    assert agent.store.get(three) is None and agent.store.get(layer) is not None and agent.store.get(two) is not None
+    await tidy.unpin(two)
+    await tidy.remove(two)
+    assert [each["reference"] for each in await tidy.packages()] == [str(TAG)]
+
+
+async def test_a_layer_of_what_a_tag_meant_before_is_a_blob_by_itself(start: Start, origin: LocalLayout) -> None:
+    """It takes room that no package accounts for, until it is collected; what a pull is about to need stays."""
+    await push(origin, TAG, [os.urandom(2 * PIECE)])
+    agent = await start()
+    before = (await pulled(agent, package=str(TAG))).package
+    await push(origin, TAG, [os.urandom(2 * PIECE)])
+    after = (await pulled(agent, package=str(TAG))).package
+    assert before is not None and after is not None
+    old, new = before.manifest.layers[0].digest, after.manifest.layers[0].digest
+    assert [each["digest"] for each in await agent.housekeeping.packages()] == [after.digest, old]
+    with agent.store.get(old).held():  # type: ignore[union-attr]
+        await agent.housekeeping.collect()
+        assert agent.store.get(old) is not None
+    await agent.housekeeping.collect()
+    assert agent.store.get(old) is None and agent.store.get(new) is not None
+
+
+def test_a_digest_alone_names_no_package() -> None:
+    with pytest.raises(UsageError, match="is a digest without the name of a package") as refused:
+        parse_reference("sha256:" + "a" * 64)
+    assert "name@sha256" in refused.value.remedy and "blob pull" in refused.value.remedy
