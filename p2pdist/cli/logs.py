@@ -46,6 +46,9 @@ _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x
 }
 _PLAIN = re.compile(r"[^\s\"=\\]+")
 
+EARLY: list[str] = []
+"""Warnings of a daemon from before it was known how it logs."""
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -81,6 +84,8 @@ def set_up_logging(level: str, form: Format = "text") -> None:
     handler.addFilter(_note_request)
     logging.basicConfig(level=getattr(logging, level.upper()), handlers=[handler])
     logging.getLogger("aiohttp.server").addFilter(_malformed_in_one_line)
+    while EARLY:
+        logging.getLogger("p2pdist.cli").warning("%s", EARLY.pop(0))
 
 
 def set_level(level: str) -> None:

@@ -58,6 +58,7 @@ which is a keyword of Python ends in an underscore); a verb whose module is abse
 
 CONFIG_BYTES_MAX = 1 << 20
 CONFIGURED = "p2pdist.configured"
+DAEMONS = frozenset(["tracker", "agent"])
 
 
 class Verbs(click.Group):
@@ -151,12 +152,18 @@ def _conceal(given: list[str]) -> None:
         found, still = conceal(given), ""
     except OSError as error:
         found, still = True, f", and stands there still ({error.strerror})"
-    if found:
-        click.echo(
-            f"warning: a password or signature was given on the command line, where every user of this host can read it{still}; give the "
-            "URL in the environment (P2PDIST_ORIGIN for --origin) or in the file that --config names",
-            err=True,
-        )
+    if not found:
+        return
+    warning = (
+        f"a password or signature was given on the command line, where every user of this host can read it{still}; give the URL in "
+        "the environment (P2PDIST_ORIGIN for --origin) or in the file that --config names"
+    )
+    if DAEMONS.isdisjoint(given):
+        click.echo(f"warning: {warning}", err=True)
+    else:
+        from p2pdist.cli import logs
+
+        logs.EARLY.append(warning)  # a line of its log, in the format that was asked for
 
 
 def _use_utf8() -> None:
