@@ -274,7 +274,10 @@ def _refusal(answer: Answer, cause: str, what: str, cloud: Cloud, right: str, pr
     elif answer.status == 451:
         remedy = "Its server may not give it away for legal reasons"
     elif not remedy and cloud == "web":
-        remedy = "Give this host the URL as http://user:password@host/, or with its query, in P2PDIST_ORIGIN or in the file that --config names"
+        remedy = (
+            "Give this host the URL as http://user:password@host/, or with its query, in P2PDIST_ORIGIN or in the file that "
+            "--config names"
+        )
         if proxy:
             remedy += ", and what the proxy allows; NO_PROXY names hosts that are asked directly"
     elif not remedy:
