@@ -195,7 +195,7 @@ def _check_readable(built: Built, pool: Pool, root: Root, heads: Iterable[tuple[
         raise UsageError(f"no host would take the package: {error.what}", remedy=_FEWER) from error
 
 
-_FEWER = "Pack an image (--format squashfs), or fewer files into each package"
+_FEWER = "Pack an image (--format squashfs), fewer files into each package, or into a layout without large packages (--layout)"
 _PARTS = "Pack parts of it as layers, one on the other with --base"
 
 
