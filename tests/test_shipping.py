@@ -29,7 +29,7 @@ RUNNING: dict[str, dict[str, Any]] = {
     name: service for name, service in COMPOSE["services"].items() if "profiles" not in service
 }
 OURS = {name: service for name, service in COMPOSE["services"].items() if "build" in service}
-AGENT_CAPABILITIES = ["SYS_ADMIN", "SETFCAP", "CHOWN", "DAC_OVERRIDE", "FOWNER"]
+AGENT_CAPABILITIES = ["SYS_ADMIN", "SETFCAP", "CHOWN", "DAC_OVERRIDE", "FOWNER", "SETUID", "SETGID"]
 # fmt: off
 OWN_MOUNT_NAMESPACE = frozenset([
     "BindPaths", "BindReadOnlyPaths", "DynamicUser", "ExecPaths", "InaccessiblePaths", "MountAPIVFS", "MountFlags",

@@ -151,16 +151,15 @@ class _Export:
             write_tar(tree, file, modes=modes, report=report)
 
     async def _merged(self, manifest: Manifest, layout: LocalLayout, stage: Path, *, writable: bool) -> Path:
-        """All layers merged, below `stage`."""
+        """All layers merged, below `stage`. As another user than root hard links would lose the permission to write."""
         from p2pdist.mount.materialize import materialize
 
         stage.mkdir(exist_ok=True)
         layers = await self._layers(manifest, layout, stage)
         (stage / "files").mkdir()
         try:
-            made = await asyncio.to_thread(
-                materialize, layers, stage / "files", writable=writable, private=not writable
-            )
+            private = not writable and os.geteuid() == 0
+            made = await asyncio.to_thread(materialize, layers, stage / "files", writable=writable, private=private)
             return made.path
         except OSError as error:
             raise P2PDistError(f"cannot unpack the package: {error.strerror}") from error

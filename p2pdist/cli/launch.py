@@ -11,6 +11,7 @@ Streams. A daemon may have closed them. The next file that is opened would get t
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 PYTHON_VARIABLES = (
@@ -21,6 +22,9 @@ PYTHON_VARIABLES = (
     "PYTHONINSPECT",  # would wait for input at the end
 )
 """They change which modules a program has, or what these do."""
+
+_FLAGS = re.compile(r"-[bBdEhiIOPqRsSuvVx?]*\Z")
+"""Options of Python without values, which may stand in one word with -m, as its module may: -Im, -mp2pdist."""
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -40,8 +44,11 @@ def _is_module() -> bool:
     if sys.argv[0] != "-m":  # which it is while Python looks for the module
         return sys.argv[0] == os.path.join(_OWN, "__main__.py")
     words = sys.orig_argv
-    flag = next(number for number, word in enumerate(words) if number and word[:1] == "-" and word[-1] == "m")
-    return words[flag + 1].partition(".")[0] == "p2pdist"
+    for at, word in enumerate(words):
+        options, found, name = word.partition("m")
+        if found and _FLAGS.match(options):
+            return (name or words[at + 1]).partition(".")[0] == "p2pdist"
+    return False
 
 
 def _open_standard_streams() -> None:

@@ -23,7 +23,7 @@ from p2pdist.mount import kernel, materialize
 from p2pdist.mount.holders import Process, holders, is_held, parse_process, run_from
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer, prepare
 from p2pdist.mount.overlay import NoUpper, mount_layers
-from p2pdist.mount.record import IMAGES, Record, is_whole, new_id, records, save, take_down
+from p2pdist.mount.record import IMAGES, Record, is_ours, is_whole, new_id, records, save, take_down
 from p2pdist.mount.removal import remove_tree
 from p2pdist.mount.squashfs import Image, inspect
 
@@ -251,6 +251,7 @@ def unshow(target: Path | str, *, work: Path, force: bool = False) -> None:
 
 def _undo(record: Record, work: Path, *, force: bool) -> None:
     target = Path(record.target)
+    _require_in_place(record, work)
     if record.how != IMAGES and not force:
         _require_unused(record, target)
     try:
@@ -259,6 +260,20 @@ def _undo(record: Record, work: Path, *, force: bool) -> None:
         if error.errno == errno.EBUSY:
             raise _in_use(target, holders(target)) from error
         raise P2PDistError(f"{target} cannot be unmounted: {error.filename}: {error.strerror}") from error
+
+
+def _require_in_place(record: Record, work: Path) -> None:
+    """Raises Conflict for a mount that is elsewhere by now: whoever owns a directory above it may have given that another name."""
+    if record.how == IMAGES or record.staging or is_whole(record):
+        return
+    targets = {each.target for each in records(work)}
+    for entry in kernel.mounted():
+        alike = is_ours(record, entry) and entry.kind == ("squashfs" if record.how == "squashfs" else "overlay")
+        if alike and str(entry.point) not in targets and work not in entry.point.parents:
+            raise Conflict(
+                f"what was shown at {record.target} is now at {entry.point}",
+                remedy=f"Give the directory its name back, or first unmount it there: umount {entry.point}",
+            )
 
 
 def _require_unused(record: Record, target: Path) -> None:

@@ -137,6 +137,7 @@ async def pack_layers(
     if not 1 <= len(layers) <= LAYERS_MAX:
         raise UsageError(f"{reference} would have {len(layers)} layers", remedy=f"It must have 1 to {LAYERS_MAX}")
     below, sums, notes = making.base, list[Packed](), list[str]()
+    whole = making.base is None and all(each.split and each.source == layers[0].source for each in layers)
     async with layout.packing():  # no tag leads to the lower layers yet
         for number, layer in enumerate(layers, 1):
             last = number == len(layers)
@@ -157,7 +158,7 @@ async def pack_layers(
                     modes=layer.modes,
                     timeless=layer.split and not staged,
                     world_readable=making.world_readable,
-                    shown=Shown(layer.source, layer.target, layer.told),
+                    shown=Shown(layer.source, layer.target, layer.told, whole=whole),
                     on_progress=on_progress,
                 )
             if staged:

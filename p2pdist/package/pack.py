@@ -96,11 +96,12 @@ class Packed:
 @dataclass(frozen=True, slots=True)
 class Shown:
     """What the directory that is packed stands for: a source that appears below `target` of the package. `told`: the user hears of links
-    and permissions that mean something else on a host."""
+    and permissions that mean something else on a host. `whole`: the layers below come from the same source."""
 
     source: Path
     target: str = ""
     told: bool = True
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,7 @@ def _remarks(
         return (), ()
     above = os.fsencode(shown.target) + b"/" if shown.target else b""
     paths = [path[len(above) :] for path in scan.links if path.startswith(above)]
-    links = strange_links(shown.source, paths, target=shown.target, whole=whole)
+    links = strange_links(shown.source, paths, target=shown.target, whole=whole or shown.whole)
     return tuple(links), () if world_readable else tuple(map(os.fsdecode, scan.narrow))
 
 

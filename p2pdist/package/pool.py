@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2pdist.model.catalog import CATALOG_BYTES_MAX, Catalog, Pack, decode_catalog
+from p2pdist.model.catalog import CATALOG_BYTES_MAX, HEAD_BYTES, Catalog, Pack, decode_catalog
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
 from p2pdist.model.package import (
@@ -94,6 +94,15 @@ class Pool:
     def order(self) -> list[Digest]:
         """The digests of the packs by number."""
         return [known.digest for known in self.packs]
+
+    def head(self, number: int) -> tuple[int, bytes]:
+        """Length and first bytes of a catalog. Raises P2PDistError."""
+        path = self._paths[number]
+        try:
+            with path.open("rb") as stream:
+                return self.catalogs[number].described.size, stream.read(HEAD_BYTES)
+        except OSError as error:
+            raise P2PDistError(f"cannot read {path}: {error.strerror}") from error
 
     def pack(self, number: int) -> Pack:
         """The pack with its records. Raises Corrupt."""

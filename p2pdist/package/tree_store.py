@@ -6,16 +6,24 @@ import asyncio
 import io
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
-from p2pdist.model.catalog import CATALOG_BYTES_MAX, PACKS_MAX, Catalog, decode_chunk, encode_catalog
+from p2pdist.model.catalog import (
+    CATALOG_BYTES_MAX,
+    HEAD_BYTES,
+    PACKS_MAX,
+    Catalog,
+    check_expansion,
+    decode_chunk,
+    encode_catalog,
+)
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, P2PDistError, UsageError
 from p2pdist.model.package import CATALOG_TYPE, PACK_TYPE, TREE_TYPE
 from p2pdist.model.pieces import PieceList
-from p2pdist.model.tree import Root, content_hash, encode_root
+from p2pdist.model.tree import ENTRY_BYTES, PAGE_BYTES, Root, check_memory, content_hash, encode_root
 from p2pdist.package.content import Content
 from p2pdist.package.depot import LocalDepot
 from p2pdist.package.pack_writer import PackWriter, Written
@@ -48,9 +56,13 @@ async def store_tree(built: Built, pool: Pool, layout: LocalDepot, stopped: thre
     catalogs, plan = await stoppable(stopped, _prepare, built, pool, stopped)
     written = 0
     added: list[tuple[str, Content]] = []
+    drawn = plan.catalogs | {number for number, catalog in enumerate(pool.catalogs) if catalog.of_base}
+    heads = [pool.head(number) for number in drawn]
     for writer, catalog in zip((built.new, built.moved), catalogs, strict=True):
         if catalog != Catalog():
-            content, count = await _add(layout, await asyncio.to_thread(_encode, catalog))
+            data = await asyncio.to_thread(_encode, catalog)
+            heads.append((len(data), data[:HEAD_BYTES]))
+            content, count = await _add(layout, data)
             added.append((CATALOG_TYPE, content))
             pool.known[content.digest] = summary(catalog)
             written += count
@@ -58,6 +70,7 @@ async def store_tree(built: Built, pool: Pool, layout: LocalDepot, stopped: thre
             written += await _adopt(layout, pack)
             added.append((PACK_TYPE, pack.content))
     root = Root(*built.draft.counts(), tuple(built.pages))
+    _check_readable(built, pool, root, heads)
     top, count = await _add(layout, encode_root(root))
     written += count
     for _, content in added:
@@ -172,6 +185,17 @@ def _encode(catalog: Catalog) -> bytes:
     return encode_catalog(catalog)
 
 
+def _check_readable(built: Built, pool: Pool, root: Root, heads: Iterable[tuple[int, bytes]]) -> None:
+    """Raises UsageError for a tree that every agent would refuse: it, or the catalogs with these heads, would take too much memory."""
+    encoded = sum(len(data) if data else pool.sizes[name] for name, data in built.pages.items())
+    try:
+        check_memory(root.entries * ENTRY_BYTES + len(root.pages) * PAGE_BYTES + encoded)
+        check_expansion(heads)
+    except Corrupt as error:
+        raise UsageError(f"no host would take the package: {error.what}", remedy=_FEWER) from error
+
+
+_FEWER = "Pack an image (--format squashfs), fewer files into each package, or into a layout without large packages (--layout)"
 _PARTS = "Pack parts of it as layers, one on the other with --base"
 
 

@@ -158,8 +158,9 @@ class _Layer:
             return  # a union file system's own affairs
         if self.whiteouts and name.startswith(WHITEOUT):
             self._white_out(directory, name)
-        elif not path:
-            return  # the top directory itself
+        elif not path:  # the top directory itself
+            if member.isreg() or member.issym() or member.islnk():
+                raise _wrong(path, "is a file without a name")
         elif _is_directory(member):
             self._make_directory(path, member)
         elif member.isreg() or member.issym() or member.islnk():

@@ -29,7 +29,19 @@ from p2pdist.model.catalog import (
 from p2pdist.model.digest import Digest
 from p2pdist.model.entries import Entries
 from p2pdist.model.errors import Corrupt, NotFound
-from p2pdist.model.tree import PAGES_MAX, Page, Root, check_page, check_pages, content_hash, decode_page, decode_root
+from p2pdist.model.tree import (
+    ENTRY_BYTES,
+    PAGE_BYTES,
+    PAGES_MAX,
+    Page,
+    Root,
+    check_memory,
+    check_page,
+    check_pages,
+    content_hash,
+    decode_page,
+    decode_root,
+)
 from p2pdist.store.blob import READ_BYTES_MAX, Blob
 from p2pdist.store.images import image_bytes_max
 from p2pdist.store.lack import Contents, Tree, contents_of, tree_of
@@ -40,15 +52,6 @@ ROOT_BYTES_MAX = 64 << 20
 KEPT_TREES_MAX = 4
 KEPT_BYTES_MAX = 192 << 20
 """Of memory for the trees that were read last, estimated; what they share counts once. A larger tree is not kept."""
-
-ENTRY_BYTES = 300
-"""Memory that an entry takes besides its encoded bytes, measured: values, places in lists and in the contents of its page."""
-
-PAGE_BYTES = 1500
-"""Memory that a page takes besides its entries."""
-
-TREE_BYTES_MAX = 640 << 20
-"""Of memory for one tree, estimated: 1,000,000 files with paths of 30 bytes take 380 MB."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,14 +136,6 @@ class _Reading:
             raise Corrupt(f"the catalogs of a tree have {pages} pages and {lists} chunk lists, over the limit")
 
 
-def _check_memory(size: int) -> None:
-    if size > TREE_BYTES_MAX:
-        raise Corrupt(
-            f"a tree would take {size} bytes of memory, over the limit of {TREE_BYTES_MAX}",
-            remedy="Pack fewer files, or split them over several packages",
-        )
-
-
 class TreeReader:
     """Thread-safe. Methods raise NotFound for a blob that is not here, Corrupt."""
 
@@ -162,7 +157,7 @@ class TreeReader:
     def read(self, root: Digest, catalogs: Sequence[Digest]) -> TreeRead:
         """A tree, checked."""
         described = decode_root(self._bytes(root, ROOT_BYTES_MAX))
-        _check_memory(described.entries * ENTRY_BYTES + len(described.pages) * PAGE_BYTES)
+        check_memory(described.entries * ENTRY_BYTES + len(described.pages) * PAGE_BYTES)
         with self._lock:
             kept = dict(self._kept)
         pages = {name: page for tree in kept.values() for name, page in tree.pages.items()}
@@ -189,7 +184,7 @@ class TreeReader:
         size = 0
         for name in lacking:
             pages[name] = KnownPage.decode(reading.pages.pop(name))
-            _check_memory(size := size + pages[name].size)
+            check_memory(size := size + pages[name].size)
         tree, own = _joined(described, pages, kept)
         self._find_lists(set(tree.chunk_lists.values()), reading, known)
         self._keep(root, KnownTree(own, tree.entries, reading.found))

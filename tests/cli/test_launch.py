@@ -54,6 +54,16 @@ def test_modules_of_the_working_directory_do_not_replace_ours(foreign: Path) -> 
     assert no_agent(done), done.stderr
 
 
+@pytest.mark.parametrize(
+    "words", [("-mp2pdist.cli.main",), ("-Im", "p2pdist.cli.main"), ("-Ximporttime", "-sm", "p2pdist.cli.main")]
+)
+def test_a_module_is_known_however_it_is_named(words: tuple[str, ...]) -> None:
+    """Options and the name may stand in one word."""
+    done = run(sys.executable, *words, "--help")
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert done.stdout.startswith("Usage: ")
+
+
 def test_what_was_imported_before_us_is_left_behind(foreign: Path) -> None:
     """A sitecustomize of another environment has run by then; so the command starts anew without it."""
     (foreign / "sitecustomize.py").write_text("import sys, types\nsys.modules['click'] = types.ModuleType('click')\n")

@@ -223,6 +223,25 @@ def test_leftovers_in_use_stay_and_can_be_unshown(layer: Layer, tmp_path: Path, 
     assert clean_leftovers(work)[0].removed
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_view_that_was_moved_is_not_forgotten(layer: Layer, tmp_path: Path, work: Path, count: int) -> None:
+    """The owner of a directory above it may rename that."""
+    images = [layer(f"l{number}", {"a": "1"}) for number in range(count)]
+    (tmp_path / "old").mkdir()
+    show(images, tmp_path / "other", work=work)
+    show(images, tmp_path / "old/view", work=work)
+    (tmp_path / "old").rename(tmp_path / "new")
+    for force in (False, True):
+        with pytest.raises(Conflict, match="new/view"):
+            unshow(tmp_path / "old/view", work=work, force=force)
+    assert [left.removed for left in clean_leftovers(work)] == [False, False]
+    assert content(tmp_path / "new/view") == {"a": "1"}
+    (tmp_path / "new").rename(tmp_path / "old")
+    unshow(tmp_path / "old/view", work=work)
+    unshow(tmp_path / "other", work=work)
+    assert not list(work.iterdir())
+
+
 def test_mounts_of_others_are_never_touched(layer: Layer, tmp_path: Path, work: Path) -> None:
     """Where something else is mounted over a recorded target, or the record is all there is, only the record goes."""
     image, target = layer("base", {"a": "1"}), tmp_path / "view"

@@ -6,7 +6,9 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator
 from io import BytesIO
@@ -390,3 +392,28 @@ def test_what_its_owner_may_not_read_keeps_its_mode_in_a_tar(tmp_path: Path) -> 
         assert {member.name: member.mode for member in archive} == {
             "a": 0, "b": 0o111, "c": 0o644, "d": 0o311, "d/e": 0, "d/f": 0o200, "z": 0,
         }  # fmt: skip
+
+
+@pytest.mark.root
+def test_a_tar_is_the_same_whoever_writes_it(tmp_path: Path) -> None:
+    """Files of a tree may be written to by their owner, also where another user exports them."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/file").write_text("data")
+    (tmp_path / "source/file").chmod(0o644)
+    command = [sys.executable, "-m", "p2pdist"]
+    layout = ["--layout", str(tmp_path / "layout")]
+    subprocess.run(
+        [*command, "pack", tmp_path / "source", "-t", "a:1", "--format", "tree", *layout], check=True, timeout=60
+    )
+    for path in (tmp_path, tmp_path / "layout", *(tmp_path / "layout").rglob("*")):
+        os.chown(path, 65534, 65534)
+    for parent in tmp_path.parents:
+        if Path(tempfile.gettempdir()) in parent.parents:
+            parent.chmod(parent.stat().st_mode | 0o055)
+    tars = []
+    for user in (0, 65534):
+        output = tmp_path / f"{user}.tar"
+        words = ["export", "a:1", "--tar", "-o", str(output), *layout]
+        subprocess.run([*command, *words], user=user, group=user, extra_groups=[], check=True, timeout=60)
+        tars.append(output.read_bytes())
+    assert tars[0] == tars[1]

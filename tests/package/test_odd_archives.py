@@ -213,3 +213,10 @@ def as_user(user: int, act: Callable[[], str]) -> str:
         text = said.read().decode()
     os.waitpid(pid, 0)
     return text
+
+
+@pytest.mark.parametrize("name", [b"", b".", b"./"])
+def test_a_file_without_a_name_is_refused(tmp_path: Path, name: bytes) -> None:
+    """The top directory may be named so; the content of a file would be lost."""
+    with pytest.raises(Corrupt, match="without a name"):
+        imported(odd.header(name, b"2", link=b"a") + odd.END, tmp_path)

@@ -168,6 +168,7 @@ async def test_a_first_run_leaves_the_lower_layer_as_it_is(
     (site / "third-1.0.dist-info/RECORD").write_text("".join(f"{name},,\n" for name in [*listed, "../gone,,"]))
     for directory in (site / "third", site / "third/deep"):
         os.utime(directory, (1_500_000_000, 1_500_000_000))
+    (made / "dangling").symlink_to("nowhere")
     found = []
     for tag in ("v1", "v2"):
         layers, _ = split_layer(plain_layer(made, form), [])
@@ -180,4 +181,5 @@ async def test_a_first_run_leaves_the_lower_layer_as_it_is(
     first, second = found
     assert first.layers[0] == second.layers[0]
     assert len(second.layers) == 3
+    assert [(link.path, link.target) for link in second.links] == [("dangling", "nowhere")]
     assert second.files == first.files + 3  # app.py, and two modules compiled

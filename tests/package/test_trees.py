@@ -422,6 +422,19 @@ async def test_a_file_that_changes_meanwhile_is_named(layout: LocalLayout, sourc
     await pack_tree(source, V1, layout)
 
 
+async def test_what_no_host_would_take_is_not_packed(layout: LocalLayout, source: Path) -> None:
+    """Paths that are long and alike: their catalog becomes so small that hosts would take it for a trap."""
+    deep = source.joinpath(*["d" * 250] * 14)
+    deep.mkdir(parents=True)
+    for number in range(7000):
+        (deep / f"{number:04}").touch()
+        os.utime(deep / f"{number:04}", (0, 0))
+    with pytest.raises(UsageError, match=r"no host would take the package: catalogs of .* over the limit"):
+        await pack_tree(source, V1, layout)
+    with pytest.raises(NotFound):
+        await layout.resolve(V1)
+
+
 async def test_a_cancelled_packing_leaves_nothing(layout: LocalLayout, source: Path) -> None:
     for number in range(64):
         (source / str(number)).write_bytes(random.Random(number).randbytes(1 << 20))

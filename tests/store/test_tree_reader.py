@@ -17,7 +17,9 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, Corrupt
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.tree import (
+    ENTRY_BYTES,
     HASH_SIZE,
+    TREE_BYTES_MAX,
     WHOLE_MAX,
     Directory,
     Entry,
@@ -315,7 +317,7 @@ def test_catalogs_of_a_tree_are_refused_together_before_one_is_decompressed(stor
 
 
 def test_a_tree_that_would_take_the_memory_is_refused_before_its_pages_are_read(store: BlobStore) -> None:
-    count = tree_reader.TREE_BYTES_MAX // tree_reader.ENTRY_BYTES + 1
+    count = TREE_BYTES_MAX // ENTRY_BYTES + 1
     names = tuple(content_hash(b"%d" % number) for number in range(-(-count // 2048)))
     root = put(store, encode_root(Root(count, 0, 0, names)))
     with pytest.raises(Corrupt, match="memory, over the limit"):
