@@ -4,21 +4,24 @@ An agent whose address means nothing to others, or behind a firewall, works all 
 who would have received from it. So each agent asks after its start, and now and then, whether it can be reached. The tracker connects to
 the address and looks who answers there; a host that several others could not connect to counts as unreachable, too. What is found changes
 no plan: others may be able to reach what the tracker cannot, and what they meet they complain of.
+
+Whoever opens a session names an address. So the tracker goes to no other one, and repeats nothing of what a stranger says.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 
 import aiohttp
+import msgspec
 
-from p2pdist.model.errors import NotFound, Unavailable
+from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable
 from p2pdist.model.messages import Reachability
+from p2pdist.model.printable import printable
 from p2pdist.transfer.dial import parse_address
 from p2pdist.transfer.names import NAMES, Resolver
 from tracker.core.host import BLAMERS_MIN, Host
@@ -84,7 +87,7 @@ class Reach:
             found = await NAMES.find_soon(name)
         except (OSError, ValueError) as error:
             return str(error)
-        if all(ip_address(address.partition("%")[0]).is_loopback for _, address in found) and (
+        if all(_is_loopback(address) for _, address in found) and (
             not _is_loopback(seen_from) or self._elsewhere(host)
         ):
             which = name if name == found[0][1] else f"{name} stands for {found[0][1]}, which"
@@ -93,7 +96,10 @@ class Reach:
         limits = aiohttp.ClientTimeout(total=CONNECT_S)
         connector = aiohttp.TCPConnector(force_close=True, resolver=Resolver(NAMES), use_dns_cache=False, ssl=False)
         try:
-            async with aiohttp.ClientSession(connector=connector, timeout=limits) as http, http.get(url) as answer:
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=limits) as http,
+                http.get(url, allow_redirects=False) as answer,
+            ):
                 return _stranger(host, answer.status, await answer.content.read(ANSWER_BYTES_MAX))
         except aiohttp.ClientConnectorSSLError:
             return f"what listens on port {port} speaks no TLS, as this agent does"
@@ -103,7 +109,8 @@ class Reach:
             return f"no answer within {CONNECT_S:.0f} s"
         except (aiohttp.ClientError, OSError) as error:
             # An agent that speaks TLS shows nothing to a client without a certificate, and is there.
-            return "" if host.tls else f"what listens on port {port} is no agent: {str(error)[:200]}"
+            why = f": {str(error)[:200]}" if isinstance(error, aiohttp.ClientConnectionError) else ""
+            return "" if host.tls else f"what listens on port {port} is no agent{why}"
 
     def _elsewhere(self, host: Host) -> bool:
         """Whether some other host that is connected has an address of the network."""
@@ -114,13 +121,13 @@ class Reach:
 def _stranger(host: Host, status: int, body: bytes) -> str:
     """Why what answered is not this host's agent; empty when it is. One of an earlier version does not say its name."""
     try:
-        said = json.loads(body)
-    except ValueError:
+        said = msgspec.json.decode(body)
+    except UNDECODABLE:
         said = None
     if status != 200 or not isinstance(said, dict) or "status" not in said:
         return "what answers there is no agent"
     name = said.get("host", host.name)
-    return "" if name == host.name else f"the agent of another host answers there, {str(name)[:255]}"
+    return "" if name == host.name else f"the agent of another host answers there, {printable(str(name)[:255])}"
 
 
 def _complained_of(host: Host) -> str:
@@ -130,8 +137,10 @@ def _complained_of(host: Host) -> str:
 
 
 def _is_loopback(address: str) -> bool:
-    """Whether an address, if it is one in numbers, is of the machine itself."""
+    """Whether an address, if it is one in numbers, means the machine itself."""
     try:
-        return ip_address(address.partition("%")[0]).is_loopback
+        found = ip_address(address.partition("%")[0])
     except ValueError:
         return False
+    found = (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
+    return found.is_loopback or found.is_unspecified

@@ -105,8 +105,13 @@ class Names:
                     if found:
                         return found, None, 0.0
                     raise Unresolved(f"{host} is not looked up: {LOOKUPS_MAX} names wait for the name servers")
-                future = self._running[host] = Future()
-                threading.Thread(target=self._look_up, args=(host, future), name=f"name-{host}", daemon=True).start()
+                future = Future()
+                thread = threading.Thread(target=self._look_up, args=(host, future), name=f"name-{host}", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # as many threads run as this process may have
+                    raise Unresolved(f"{host} is not looked up: {error}") from None
+                self._running[host] = future  # which the thread takes off with the lock that is held here
             return (), future, SILENT_WAIT_S if self._is_silent() else LOOKUP_S
 
     def _gave_up(self, host: str, waited_s: float) -> Found:

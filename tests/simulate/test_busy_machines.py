@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from p2pdist.simulate.faults import Busy, Fault, Late, Slow
-from p2pdist.simulate.network import TRACKER_NAME
+from p2pdist.simulate.faults import Busy, Fault, Late, Partition, Slow
+from p2pdist.simulate.network import TRACKER_NAME, Cut
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation
@@ -65,3 +65,13 @@ def test_a_peer_that_pauses_for_a_moment_is_waited_for() -> None:
     holder, late = NAMES[:2]
     _, simulation = broadcast(Late(late, 20.0), Busy(22.0, 1.0, 0.0, frozenset([holder])), hosts=2)
     assert copies(simulation) == 1.0
+
+
+def test_those_outside_a_cut_wait_for_no_parent_within_it() -> None:
+    """Some were parted from hosts that the cut put out of reach, and were given these again and again instead of the origin."""
+    names = Scenario(40, 24 << 20, 4e6).host_names()
+    cut = Cut(frozenset(names[each] for each in (2, 6, 22, 23, 26, 28, 30, 32)))
+    simulation = Simulation(Scenario(40, 24 << 20, 4e6, seed=12, faults=(Partition(cut, 3.7138, 40.0),)))
+    report = simulation.run()
+    assert report.p50_s < 30.0
+    assert report.origin_ratio < 1.5

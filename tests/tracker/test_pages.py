@@ -16,6 +16,9 @@ from browser import CHROMIUM, browser
 from fleet_rig import BLOB, PIECES, fleet_of, join_all, tracker_of
 
 from p2pdist.model.digest import digest_of
+from p2pdist.model.messages import Holding
+from p2pdist.model.pieces import PieceLayout
+from tracker.core.events import Received
 from tracker.http import pages
 from tracker.http.pages import POLICY
 
@@ -96,6 +99,19 @@ async def test_what_is_asked_for_wrongly_is_refused(http: aiohttp.ClientSession)
                 assert answer.status == 400 and (await answer.json(content_type=None))["type"].endswith("bad-request")
         async with listening(http, f"{url}/v1/events?swarm={digest_of(b'unknown')}") as events:
             assert (await anext(events))[1]["tree"] == []
+
+
+async def test_each_swarm_of_a_blob_that_is_cut_in_two_ways_can_be_watched(http: aiohttp.ClientSession) -> None:
+    hosts = fleet_of(2)
+    join_all(hosts, ["h0"])
+    layout = PieceLayout(3 << 20, 1 << 20)
+    holding = Holding(BLOB, layout.size, layout.piece_size, (0,) * layout.stripes)
+    hosts.fleet.handle(Received(hosts.sessions["h1"], holding), now=hosts.now)
+    assert len(hosts.fleet.swarms) == 2
+    async with tracker_of(hosts) as (_, url):
+        for key in hosts.fleet.swarms:
+            async with http.get(f"{url}/v1/events", params={"swarm": key}) as answer:
+                assert answer.status == 200
 
 
 async def test_there_are_only_so_many_watchers_and_trees(

@@ -95,6 +95,46 @@ async def test_a_port_where_nobody_or_something_else_listens(tmp_path: Path, ser
         await problem(service, "unknown")
 
 
+async def test_a_stranger_sends_the_tracker_nowhere_and_is_not_repeated(service: Service) -> None:
+    """Whoever opens a session names an address: it opens no way into the tracker's network, and no answer makes a look fail."""
+    visits = []
+
+    async def visit(request: web.Request) -> web.Response:
+        visits.append(request.path)
+        return web.json_response({"status": "ok"})
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answers.pop())
+        writer.close()
+
+    inner = web.Application()
+    inner.router.add_get("/{path:.*}", visit)
+    runner = web.AppRunner(inner)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    inside = runner.addresses[0][1]
+    body = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+    deep, odd, clear = b"[" * 4096, b'{"status": "ok", "host": "\\ud800"}', b'{"status": "ok", "host": "\\u001b[2Jx"}'
+    answers = [
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:%d/secret\r\nContent-Length: 0\r\n\r\n" % inside,
+        b"SSH-2.0-other\r\n",
+        *(body % len(each) + each for each in (deep, odd, clear)),
+    ]
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    found = []
+    async with server:
+        for number in range(len(answers)):
+            said(service, f"h{number}", f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            found.append(await problem(service, f"h{number}"))
+    for name, address in (("all", f"0.0.0.0:{inside}"), ("mapped", f"[::ffff:127.0.0.1]:{inside}")):
+        said(service, name, address)
+        assert "another machine for each" in await problem(service, name, "10.0.0.1")
+    await runner.cleanup()
+    assert not answers and not visits
+    assert all("agent" in each and each.isprintable() and "SSH" not in each for each in found)
+
+
 async def test_a_connection_that_does_not_come_about_in_time(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONNECT_S", 0.05)
     with socket.socket() as deaf, socket.socket() as first, socket.socket() as second:

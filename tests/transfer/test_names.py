@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,17 @@ async def test_a_name_that_cannot_be_is_told_and_not_asked_for_again_at_once() -
             connect, Source("h1", f"{name}:7071"), lambda connection: None, timeout_s=1.0, dead_after_s=1.0
         )
     assert NAMES._failed[name]
+
+
+def test_a_name_is_looked_up_again_once_there_may_be_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process at its limit of threads once took the name for being looked up for ever."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    names = Names()
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(Unresolved, match="thread"):
+            names.find("localhost")
+    assert names.find("localhost")

@@ -412,8 +412,8 @@ class Fleet:
         gives = source in self.hosts and now - self.hosts[source].sent_at < GIVES_S
         if reason == "stalled" and child.complaints[stripe] < (GIVING_COMPLAINTS if gives else STUCK_COMPLAINTS):
             swarm.parted[name, source] = now + AVOID_S
-        else:
-            swarm.parted.pop((name, source), None)
+        else:  # not its own pace, then: whoever else gave it little may be just as far away
+            swarm.parted = {pair: until for pair, until in swarm.parted.items() if pair[0] != name}
         swarm.avoided[name, source] = now + avoid_s(child, stripe, reason)
         if child.parents[stripe] == source:
             swarm.detach(stripe, name)

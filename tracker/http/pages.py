@@ -175,8 +175,9 @@ def _tree_of(request: web.Request) -> Tree | None:
     digest, stripe = request.query.get("swarm"), request.query.get("stripe", "0")
     if not digest:
         return None
-    blob = parse_digest(digest)
-    swarm = request.app[SERVICE].fleet.swarms.get(blob)
+    swarms = request.app[SERVICE].fleet.swarms
+    blob = Digest(digest) if digest in swarms else parse_digest(digest)  # a key that is no digest: see Swarm
+    swarm = swarms.get(blob)
     stripes = swarm.stripes if swarm is not None else 1
     if not (stripe.isascii() and stripe.isdigit() and len(stripe) < 4 and int(stripe) < stripes):
         raise UsageError(f"{blob} has stripes 0 to {stripes - 1}")
