@@ -22,7 +22,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from p2pdist.cli.output import amount
-from p2pdist.model.errors import P2PDistError, UsageError, foreseen
+from p2pdist.model.errors import NotFound, P2PDistError, UsageError, foreseen
 
 State = Literal["ok", "warning", "failed"]
 CLOCK_OFF_S_MAX = 2.0
@@ -256,9 +256,11 @@ async def origin(url: str) -> list[Finding]:
         finally:
             await source.close()
     except P2PDistError as error:
-        return [
-            Finding("origin", "failed", error.what, error.remedy or "See that the URL and the credentials are right")
-        ]
+        remedy = error.remedy or "See that the URL and the credentials are right"
+        if isinstance(error, NotFound) and url.lower().startswith(("http://", "https://")):
+            # A web server over storage into which nothing was pushed yet looks like a wrong path.
+            return [Finding("origin", "warning", f"{shown} has no packages: {error.what}", remedy)]
+        return [Finding("origin", "failed", error.what, remedy)]
     except TimeoutError:
         return [Finding("origin", "failed", f"{shown} does not answer in {ORIGIN_S:.0f} s", "See the network to it")]
     if not tags:

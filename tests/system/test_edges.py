@@ -390,5 +390,7 @@ def test_a_package_whose_layers_are_one_blob_is_pulled_once_and_shown(site: Site
     assert agent.pull(package="zero:1").state == "done"
     code, _, errors = site.command("mount", "zero:1", str(site.directory / "none"), "--socket", str(agent.socket))
     assert code == 2 and "0 layers" in errors
-    assert agent.stop() == 0
+    code, _, errors = site.command("umount", str(shown), "--socket", str(agent.socket))
+    assert code == 0, errors
     assert not shown.exists() or not any(shown.iterdir())
+    assert agent.stop() == 0
