@@ -13,8 +13,11 @@ from tidiness import TOKEN_VARIABLE, leftovers, namespaces, remove_leftovers
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """`kill -USR1 <pid>` prints what every thread of a run that hangs is doing."""
+    """`kill -USR1 <pid>` prints what every thread of a run that hangs is doing. What a test stops with Ctrl-C must not ignore it because
+    the run was started in the background of a script, as shells have it."""
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
