@@ -47,8 +47,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "store without verifying",
         "p2pdist/store/blob.py",
-        "            if not self.pieces.verify(piece, data):\n                return False\n            with self._lock:",
-        "            with self._lock:",
+        "            if not self.pieces.verify(piece, data):\n                return False\n            if piece in self.have:",
+        "            if piece in self.have:",
         ("tests/store/test_store_blob.py",),
     ),
     Mutant(
@@ -292,7 +292,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "believe a blob of one piece",
         "p2pdist/store/recovery.py",
-        "            trusted = entry.complete and (entry.durable or entry.boot == str(shelf.boot))",
+        "            trusted = complete and entry.complete and (entry.durable or entry.boot == str(shelf.boot))",
         "            trusted = entry.durable or entry.boot in (str(shelf.boot), '')",
         ("tests/store/test_store_crash.py",),
     ),
