@@ -25,6 +25,7 @@ from p2pdist.model.package import PACK_TYPE, TREE_TYPE, Descriptor, Manifest, pa
 from p2pdist.model.selection import Selection
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore
+from p2pdist.store.placement import Copy
 
 BLOBS_AT_ONCE = 4
 SMALL_BLOBS_AT_ONCE = 16
@@ -65,6 +66,7 @@ class Pull:
     bytes_total: int = 0
     bytes_cached: int = 0
     output: str = ""
+    copy: Copy | None = None  # what has been written of the output
     started: float = field(default_factory=time.monotonic)
     seconds: float | None = None
     error: P2PDistError | None = None
@@ -78,6 +80,11 @@ class Pull:
     def skip(self, count: int) -> None:
         """Note that so many bytes need not be moved."""
         self.bytes_cached += count
+
+    def let_go(self) -> None:
+        """Give up what was written of the output, unless it has its name."""
+        if self.copy is not None:
+            self.copy.close()
 
     def status(self) -> PullStatus:
         by = {kind: sum(blob.bytes_by_source[kind] for blob in self.blobs) for kind in ("origin", "peer")}
@@ -285,6 +292,7 @@ class Pulls:
     async def _run_blob(self, pull: Pull, digest: Digest) -> None:
         pull.digest = digest
         with ExitStack() as holds:
+            holds.callback(pull.let_go)
             blob = self._store.get(digest)
             if blob is not None and blob.complete:
                 holds.enter_context(blob.held())
@@ -295,13 +303,24 @@ class Pulls:
                 self._check_fits(layer.size)
                 blob = await self._fetch(pull, layer, asyncio.Semaphore(1), holds, whole=True)
             if pull.request.output is not None:
-                pull.output = await self._give(blob, Path(pull.request.output), pull.caller)
+                pull.output = await self._give(blob, Path(pull.request.output), pull)
 
-    async def _give(self, blob: Blob, output: Path, caller: Caller) -> str:
-        """Write an output with the rights of the process that asked for it."""
+    async def _begin_copy(self, blob: Blob, pull: Pull) -> None:
+        """Begin to write an output that is asked for, with the rights of the process that asks."""
+        if pull.request.output is not None:
+            output = Path(pull.request.output)
+            await asyncio.to_thread(blob.fileno)  # the store is opened with the agent's
+            pull.copy = await pull.caller.act(lambda: blob.begin_copy(output), f"write {output}")
+
+    async def _give(self, blob: Blob, output: Path, pull: Pull) -> str:
+        """Give an output its name, and its content where it has not been written yet, with the rights of the process that asked for it."""
+        copy = pull.copy
+        if copy is not None and not copy.failed:
+            await pull.caller.act(copy.publish, f"write {output}")
+            return "copy"
         with blob.held():
             await asyncio.to_thread(blob.fileno)  # the store is opened with the agent's
-            return await caller.act(lambda: blob.give(output), f"write {output}")
+            return await pull.caller.act(lambda: blob.give(output), f"write {output}")
 
     async def _fetch(
         self,
@@ -347,10 +366,12 @@ class Pulls:
             return None
         pull.blobs.append(fetching)
         pull.begun.set()
+        if whole:
+            await self._begin_copy(fetching.blob, pull)
         try:
             # A blob that comes by another piece list than this package names is trusted only for its own digest.
             if whole or fetching.blob.pieces_digest != layer.pieces_digest:
-                await check_whole(fetching.blob, fetching.piece)
+                await check_whole(fetching.blob, fetching.piece, pull.copy)
             await asyncio.shield(fetching.done)
         except (Corrupt, NotFound) as error:
             return error

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from p2pdist.model.errors import Corrupt
 from p2pdist.store.blob import Blob
+from p2pdist.store.placement import Copy
 
 STEP_BYTES = 4 << 20
 BUFFER_BYTES = 256 << 10
@@ -22,8 +23,9 @@ INLINE_BYTES = 64 << 10
 """So few bytes, which have just been written, are read and hashed in less time than a thread takes to begin."""
 
 
-async def check_whole(blob: Blob, piece: Callable[[int], Awaitable[None]]) -> None:
-    """Hash `blob` as its pieces come (`piece(i)` waits for piece i); raises Corrupt when the sum is not its digest."""
+async def check_whole(blob: Blob, piece: Callable[[int], Awaitable[None]], copy: Copy | None = None) -> None:
+    """Hash `blob` as its pieces come (`piece(i)` waits for piece i), and write what is hashed into `copy`. Raises Corrupt when the sum is
+    not the blob's digest."""
     layout = blob.layout
     running = hashlib.sha256()
     buffer = memoryview(bytearray(min(BUFFER_BYTES, layout.size)))
@@ -33,6 +35,8 @@ async def check_whole(blob: Blob, piece: Callable[[int], Awaitable[None]]) -> No
             view = buffer[: min(BUFFER_BYTES, start + length - at)]
             blob.read_into(at, view)
             running.update(view)
+            if copy is not None:
+                copy.write(at, view)
 
     longest = max(1, STEP_BYTES // layout.piece_size)
     after = 0

@@ -32,7 +32,7 @@ from p2pdist.store.disk import allocate, failure, failures, pwrite_all
 from p2pdist.store.have import HaveFile
 from p2pdist.store.index import Entry, Index
 from p2pdist.store.paths import Paths
-from p2pdist.store.placement import place
+from p2pdist.store.placement import Copy, place
 
 READ_BYTES_MAX = 64 << 20
 """More than this is not read in one call."""
@@ -298,11 +298,20 @@ class Blob:
         """Place a copy of a complete blob at `output`, atomically; see placement.place for the ways and errors. It is never a link to the
         store's own file, which root could write to through it. Raises Conflict for a place in the store."""
         self._require_complete()
+        self._require_outside(output)
+        with self.held():
+            return place(self.fileno(), self.size, output)
+
+    def begin_copy(self, output: Path) -> Copy | None:
+        """A copy that is written while the pieces arrive, by whoever reads them; None where give() does better. Raises as give()."""
+        self._require_outside(output)
+        with self.held():
+            return Copy.begin(self.fileno(), self.size, output)
+
+    def _require_outside(self, output: Path) -> None:
         root = self._shelf.paths.root.resolve()
         if output.parent.resolve().is_relative_to(root):
             raise Conflict(f"{output} is in the agent's store", remedy="Name a file elsewhere")
-        with self.held():
-            return place(self.fileno(), self.size, output)
 
     # -- for the store
 

@@ -1,4 +1,8 @@
-"""Placing a copy of a stored file somewhere else, atomically: the output appears whole or not at all."""
+"""Placing a copy of a stored file somewhere else, atomically: the output appears whole or not at all.
+
+place() copies a file that is there. A Copy is written while the file arrives, so that little is left to do after the last piece: where many
+hosts share a machine, all of them would copy at the same moment.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,24 @@ import fcntl
 import os
 import secrets
 import stat
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from p2pdist.model.errors import Conflict, NotFound
-from p2pdist.store.disk import failures
+from p2pdist.store.disk import failures, pwrite_all
+
+Value = TypeVar("Value")
 
 FICLONE = 0x40049409
 """ioctl_ficlone(2): share the extents of another file."""
 
 _STEP = 64 << 20
+_NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
+"""What file systems and kernels without O_TMPFILE say of it (open(2))."""
+
 _UNSUPPORTED = {errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENOTTY, errno.EPERM, errno.ETXTBSY}
 
 
@@ -27,25 +39,102 @@ def place(fd: int, size: int, output: Path) -> str:
     Returns how: "reflink" where the filesystem can, else "copy". Raises NotFound when the directory is missing, Conflict when `output` is a
     directory or a device, DiskFull.
     """
+    with failures(output, needed=size), _directory(output) as directory:
+        return _named(output, directory, lambda temporary: _fill(fd, size, temporary, directory))
+
+
+class Copy:
+    """An output that is written piece by piece. It has no name before publish(), so a process that is killed leaves nothing of it behind.
+
+    The process that calls begin() and publish() needs the right to write into the directory; write() and close() need none.
+    """
+
+    def __init__(self, output: Path, fd: int) -> None:
+        self.output = output
+        self.failed = False
+        """A write failed, as on a full disk: nothing more is written, and the copy cannot be published."""
+        self._file = os.fdopen(fd, "r+b", buffering=0)
+        self._lock = threading.Lock()  # a thread may still be writing when the pull is given up
+
+    @classmethod
+    def begin(cls, source: int, size: int, output: Path) -> Copy | None:
+        """A copy of the file open as `source`, which need not be whole yet, of `size` bytes in the end. None where place() does better: the
+        file system shares extents, or has no unnamed files. Raises as place()."""
+        with failures(output, needed=size), _directory(output) as directory:
+            try:
+                fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666, dir_fd=directory)
+            except OSError as error:
+                if error.errno not in _NO_UNNAMED_FILES:
+                    raise
+                return None
+            try:
+                shares = _reflink(source, fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            if shares:
+                os.close(fd)
+                return None
+            return cls(output, fd)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write `data` at `offset`. A failure is noted in `failed`: place() says what is wrong, if it still is by then."""
+        with self._lock:
+            if self.failed or self._file.closed:
+                return
+            try:
+                pwrite_all(self._file.fileno(), data, offset)
+            except OSError:
+                self.failed = True
+
+    def publish(self) -> None:
+        """Give the copy, of which all was written, its name; an existing file is replaced. Raises as place()."""
+        assert not self.failed, "not all of it was written"
+        with failures(self.output), _directory(self.output) as directory:
+            # The flag of linkat(2) by which a file without a name gets one through /proc: os.link() sets it with `src_dir_fd` only.
+            root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+            try:
+
+                def link(temporary: str) -> None:
+                    unnamed = f"proc/self/fd/{self._file.fileno()}"
+                    os.link(unnamed, temporary, src_dir_fd=root, dst_dir_fd=directory, follow_symlinks=True)
+
+                _named(self.output, directory, link)
+            finally:
+                os.close(root)
+
+    def close(self) -> None:
+        """Let go of the file; what was not published is gone. Idempotent."""
+        with self._lock:
+            self._file.close()
+
+
+@contextmanager
+def _directory(output: Path) -> Iterator[int]:
+    """The directory of `output`, in which all happens, whatever its path leads to meanwhile. Raises NotFound, and Conflict where replacing
+    `output` would lose more than a file."""
+    try:
+        directory = os.open(output.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFound(f"the directory {output.parent} does not exist", remedy="Create it first") from error
+    try:
+        _check_replaceable(output, directory)
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def _named(output: Path, directory: int, make: Callable[[str], Value]) -> Value:
+    """Have `make` create a file under a temporary name, then give it the output's; returns what `make` does."""
     # The name is short and of our own making: the output's may be as long as names can be.
     temporary = f".p2pdist-{secrets.token_hex(8)}"
-    with failures(output, needed=size):
-        try:
-            # All happens in this directory, whatever its path leads to meanwhile.
-            directory = os.open(output.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise NotFound(f"the directory {output.parent} does not exist", remedy="Create it first") from error
-        try:
-            _check_replaceable(output, directory)
-            try:
-                how = _fill(fd, size, temporary, directory)
-                os.replace(temporary, output.name, src_dir_fd=directory, dst_dir_fd=directory)
-            finally:
-                with suppress(FileNotFoundError):
-                    os.unlink(temporary, dir_fd=directory)
-        finally:
-            os.close(directory)
-    return how
+    try:
+        made = make(temporary)
+        os.replace(temporary, output.name, src_dir_fd=directory, dst_dir_fd=directory)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=directory)
+    return made
 
 
 def _check_replaceable(output: Path, directory: int) -> None:

@@ -258,3 +258,37 @@ def test_a_released_blob_is_held_no_more(store: BlobStore) -> None:
         blob.hold()
     with pytest.raises(NotFound):
         blob.read(0)
+
+
+def test_a_copy_is_written_before_the_blob_is_whole(store: BlobStore, tmp_path: Path) -> None:
+    """It has no name before it is published, and is a file of its own afterwards."""
+    found = sample(16, 2 * PIECE)
+    blob = store.begin(found.digest, found.pieces)
+    output = tmp_path / ("x" * 255)
+    output.write_bytes(b"old")
+    before = set(tmp_path.iterdir())
+    copy = blob.begin_copy(output)
+    assert copy is not None
+    copy.write(PIECE, memoryview(found.data)[PIECE:])
+    assert set(tmp_path.iterdir()) == before and output.read_bytes() == b"old"
+    copy.write(0, memoryview(found.data)[:PIECE])
+    copy.publish()
+    copy.close()
+    copy.write(0, memoryview(b"late"))  # by a thread that a given up pull left behind
+    assert set(tmp_path.iterdir()) == before and output.read_bytes() == found.data
+
+
+def test_a_copy_that_is_given_up_leaves_nothing(store: BlobStore, tmp_path: Path) -> None:
+    blob = store.begin(sample(17, PIECE).digest, sample(17, PIECE).pieces)
+    before = set(tmp_path.iterdir())
+    copy = blob.begin_copy(tmp_path / "out")
+    assert copy is not None
+    copy.write(0, memoryview(b"some"))
+    copy.close()
+    copy.close()
+    assert set(tmp_path.iterdir()) == before
+    for name, error in ((".", Conflict), ("nowhere/out", NotFound)):
+        with pytest.raises(error):
+            blob.begin_copy(tmp_path / name)
+    with pytest.raises(Conflict, match="in the agent's store"):
+        blob.begin_copy(blob.path.parent / "out")

@@ -141,6 +141,22 @@ def test_an_output_on_a_full_disk_is_not_half_there(mount: Mount, tmp_path: Path
         store.close()
 
 
+def test_a_copy_that_does_not_fit_says_so_at_its_end(mount: Mount, tmp_path: Path) -> None:
+    """Nothing of it is published, and the pull goes on: give() has the last word."""
+    small = mount("tmpfs", 256 * KIB)
+    found = sample(6, 5 * PIECE)
+    store = BlobStore(tmp_path / "store")
+    try:
+        copy = store.begin(found.digest, found.pieces).begin_copy(small / "out")
+        assert copy is not None
+        copy.write(0, memoryview(found.data))
+        assert copy.failed
+        copy.close()
+        assert list(small.iterdir()) == []
+    finally:
+        store.close()
+
+
 def test_a_disk_that_can_shares_extents(mount: Mount) -> None:
     """On btrfs a copy is a reflink: it takes no space, and writing to it leaves the store alone."""
     root = mount("btrfs", 128 << 20)
@@ -149,6 +165,7 @@ def test_a_disk_that_can_shares_extents(mount: Mount) -> None:
     try:
         blob = fill(store.begin(found.digest, found.pieces), found)
         output = root / "out"
+        assert blob.begin_copy(output) is None
         assert blob.give(output) == "reflink"
         assert output.read_bytes() == found.data
         with output.open("r+b") as file:
