@@ -46,15 +46,20 @@ def place(fd: int, size: int, output: Path) -> str:
 class Copy:
     """An output that is written piece by piece. It has no name before publish(), so a process that is killed leaves nothing of it behind.
 
-    The process that calls begin() and publish() needs the right to write into the directory; write() and close() need none.
+    The process that calls begin() and publish() needs the right to write into the directory; write() and close() need none. The directory
+    is the one that begin() saw, wherever its path leads when publish() is called.
     """
 
-    def __init__(self, output: Path, fd: int) -> None:
+    def __init__(self, output: Path, fd: int, directory: int) -> None:
+        """Takes over both descriptors."""
         self.output = output
         self.failed = False
         """A write failed, as on a full disk: nothing more is written, and the copy cannot be published."""
-        self._file = os.fdopen(fd, "r+b", buffering=0)
-        self._lock = threading.Lock()  # a thread may still be writing when the pull is given up
+        self._fd = fd
+        self._directory = directory
+        self._lock = threading.Lock()  # of the two below; never held while a disk is waited for
+        self._closed = False
+        self._users = 0
 
     @classmethod
     def begin(cls, source: int, size: int, output: Path) -> Copy | None:
@@ -75,38 +80,63 @@ class Copy:
             if shares:
                 os.close(fd)
                 return None
-            return cls(output, fd)
+            return cls(output, fd, os.dup(directory))
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Write `data` at `offset`. A failure is noted in `failed`: place() says what is wrong, if it still is by then."""
-        with self._lock:
-            if self.failed or self._file.closed:
-                return
-            try:
-                pwrite_all(self._file.fileno(), data, offset)
-            except OSError:
-                self.failed = True
+        """Write `data` at `offset`. A failure is noted in `failed`: place() says what is wrong, if it still is by then. Does nothing when
+        closed."""
+        with self._open() as is_open:
+            if is_open and not self.failed:
+                try:
+                    pwrite_all(self._fd, data, offset)
+                except OSError:
+                    self.failed = True
 
     def publish(self) -> None:
-        """Give the copy, of which all was written, its name; an existing file is replaced. Raises as place()."""
+        """Give the copy, of which all was written, its name; an existing file is replaced. Raises as place(), and when closed."""
         assert not self.failed, "not all of it was written"
-        with failures(self.output), _directory(self.output) as directory:
+        with self._open() as is_open, failures(self.output):
+            if not is_open:
+                raise OSError(errno.EBADF, "the copy was given up")
+            _check_replaceable(self.output, self._directory)
             # The flag of linkat(2) by which a file without a name gets one through /proc: os.link() sets it with `src_dir_fd` only.
             root = os.open("/", os.O_PATH | os.O_CLOEXEC)
             try:
 
                 def link(temporary: str) -> None:
-                    unnamed = f"proc/self/fd/{self._file.fileno()}"
-                    os.link(unnamed, temporary, src_dir_fd=root, dst_dir_fd=directory, follow_symlinks=True)
+                    unnamed = f"proc/self/fd/{self._fd}"
+                    os.link(unnamed, temporary, src_dir_fd=root, dst_dir_fd=self._directory, follow_symlinks=True)
 
-                _named(self.output, directory, link)
+                _named(self.output, self._directory, link)
             finally:
                 os.close(root)
 
     def close(self) -> None:
-        """Let go of the file; what was not published is gone. Idempotent."""
+        """Let go of the file; what was not published is gone. A thread that is at work ends it first, and nobody waits for that.
+        Idempotent."""
         with self._lock:
-            self._file.close()
+            if not self._closed:
+                self._closed = True
+                self._release()
+
+    @contextmanager
+    def _open(self) -> Iterator[bool]:
+        """Whether the descriptors are open; if so, they remain it."""
+        with self._lock:
+            is_open = not self._closed
+            self._users += is_open
+        try:
+            yield is_open
+        finally:
+            with self._lock:
+                self._users -= is_open
+                if is_open and self._closed:
+                    self._release()
+
+    def _release(self) -> None:
+        if self._users == 0:
+            os.close(self._fd)
+            os.close(self._directory)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 from store_rig import KIB, PIECE, complete_file, data_file, fill, flip, sample
 
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import Conflict, NotFound, UsageError
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
 from p2pdist.store.blobs import BlobStore
 
 
@@ -278,6 +278,24 @@ def test_a_copy_is_written_before_the_blob_is_whole(store: BlobStore, tmp_path: 
     assert set(tmp_path.iterdir()) == before and output.read_bytes() == found.data
 
 
+def test_a_copy_appears_in_the_directory_that_it_was_begun_in(store: BlobStore, tmp_path: Path) -> None:
+    """A link in its path that leads into the store by then changes nothing there."""
+    found = sample(18, PIECE)
+    blob = store.begin(found.digest, found.pieces)
+    (tmp_path / "here").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("here")
+    copy = blob.begin_copy(link / blob.path.name)
+    assert copy is not None
+    copy.write(0, memoryview(found.data))
+    link.unlink()
+    link.symlink_to(blob.path.parent)
+    kept = blob.path.stat().st_ino
+    copy.publish()
+    copy.close()
+    assert (tmp_path / "here" / blob.path.name).read_bytes() == found.data and blob.path.stat().st_ino == kept
+
+
 def test_a_copy_that_is_given_up_leaves_nothing(store: BlobStore, tmp_path: Path) -> None:
     blob = store.begin(sample(17, PIECE).digest, sample(17, PIECE).pieces)
     before = set(tmp_path.iterdir())
@@ -286,6 +304,9 @@ def test_a_copy_that_is_given_up_leaves_nothing(store: BlobStore, tmp_path: Path
     copy.write(0, memoryview(b"some"))
     copy.close()
     copy.close()
+    copy.write(0, memoryview(b"late"))
+    with pytest.raises(P2PDistError, match="given up"):
+        copy.publish()
     assert set(tmp_path.iterdir()) == before
     for name, error in ((".", Conflict), ("nowhere/out", NotFound)):
         with pytest.raises(error):
