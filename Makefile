@@ -23,15 +23,16 @@ MORE_PROGRAMS := slurmctld slurmd slurm-client munge postgresql docker.io wget q
 
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: help setup setup-all demo test test-slow compose check lint types mutants bench clean distclean
+.PHONY: help setup setup-all demo test test-slow test-long compose check lint types mutants bench clean distclean
 
 help:
 	@echo 'make setup      create $(VENV) with the project installed ($(BIN)/p2pdist) and look for the programs it needs'
 	@echo 'make setup-all  the same, and (as root) what some tests need and are skipped without: Slurm, PostgreSQL, other clients ...'
 	@echo 'make demo       one package to eight agents on this machine, twice; ends with the figures'
-	@echo 'make test       all tests that take less than ten seconds each'
-	@echo 'make check      formatting, lint, types, then the tests: what CI runs'
-	@echo 'make test-slow  the long tests'
+	@echo 'make test       the tests that take less than two seconds each, in less than six minutes'
+	@echo 'make check      formatting, lint, types, then these tests'
+	@echo 'make test-slow  the slower tests, and property tests with many examples; CI runs both'
+	@echo 'make test-long  the tests that take more than ten seconds each and are in neither'
 	@echo 'make compose    the image, the services and the systemd units for real; needs root, docker with compose, systemd'
 	@echo 'make mutants    break the code on purpose and see that the tests notice'
 	@echo 'make bench      the benchmarks; broadcasts need root and YARDSTICK=path/to/swarm.py (bench/README.md)'
@@ -80,13 +81,16 @@ demo: setup
 	@$(BIN)/p2pdist demo $(DEMO_ARGS)
 
 test: setup
-	$(PYTEST) -m 'not slow' $(TEST_ARGS)
+	$(PYTEST) -m 'not slow and not long' $(TEST_ARGS)
 
 test-slow: setup
-	$(PYTEST) -m slow $(TEST_ARGS)
+	P2PDIST_EXAMPLES=many $(PYTEST) -m '(slow or hypothesis) and not long' $(TEST_ARGS)
+
+test-long: setup
+	$(PYTEST) -m long $(TEST_ARGS)
 
 compose: setup
-	$(BIN)/pytest -m slow tests/system/test_compose.py tests/system/test_units.py
+	$(BIN)/pytest -m long tests/system/test_compose.py tests/system/test_units.py
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -96,7 +100,7 @@ types: setup
 	$(BIN)/mypy
 
 check: lint types
-	$(PYTEST) -m 'not slow' $(TEST_ARGS)
+	$(PYTEST) -m 'not slow and not long' $(TEST_ARGS)
 
 mutants: setup
 	$(BIN)/python tests/mutants.py $(MUTANTS_ARGS)

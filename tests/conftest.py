@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+import effort
 import pytest
 from tidiness import TOKEN_VARIABLE, leftovers, namespaces, remove_leftovers
 
@@ -16,6 +17,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """`kill -USR1 <pid>` prints what every thread of a run that hangs is doing. What a test stops with Ctrl-C must not ignore it because
     the run was started in the background of a script, as shells have it."""
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    effort.set_default()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

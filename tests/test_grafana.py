@@ -134,6 +134,7 @@ def test_the_rules_pass_their_unit_tests() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @needs_promtool
 def test_a_rule_that_is_wrong_fails_its_unit_tests(tmp_path: Path) -> None:
     """Each alert has a test that notices when it never fires, and when it always does."""

@@ -344,6 +344,7 @@ def test_run_shows_runs_and_takes_away(verbs: Verbs) -> None:
     assert not [path for path in (verbs.place / "home").iterdir() if path.name not in ("s", "mounts")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["unpack", "userns"])
 def test_run_can_be_told_how(verbs: Verbs, how: str) -> None:
     """--how forces a way, whoever runs it."""
@@ -371,6 +372,7 @@ def test_run_unpacks_where_nothing_else_works(verbs: Verbs) -> None:
     assert "squashfuse is not installed" in complained
 
 
+@pytest.mark.slow
 def test_mount_and_umount(verbs: Verbs) -> None:
     """A package at a directory, by people and by scripts."""
     target = verbs.place / "home" / "the view\x1b[2J"
@@ -387,6 +389,7 @@ def test_mount_and_umount(verbs: Verbs) -> None:
     assert verbs.verb("umount", str(target))[0] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verbs", ["own"], indirect=True)
 def test_pull_and_ls(verbs: Verbs) -> None:
     """What scripts read, and exit codes."""
@@ -474,6 +477,7 @@ def test_a_package_is_not_mounted_where_the_caller_does_not_see_it(verbs: Verbs,
     assert not list(shared.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.parametrize("verbs", ["root"], indirect=True)
 def test_another_s_mount_of_the_same_name_is_not_taken_away(verbs: Verbs) -> None:
@@ -510,6 +514,7 @@ def until_nothing_is_shown(verbs: Verbs) -> None:
     assert mounts(verbs) == []
 
 
+@pytest.mark.slow
 def test_the_view_of_a_killed_run_goes_when_its_program_ends(verbs: Verbs) -> None:
     """kill -9 of `run` alone: the program, which has nothing open of its view, goes on with it, and nobody need take it away."""
     stop, how = verbs.place / "stop", ("--how", "unpack") if verbs.prefix or os.geteuid() else ()
@@ -525,6 +530,7 @@ def test_the_view_of_a_killed_run_goes_when_its_program_ends(verbs: Verbs) -> No
     until_nothing_is_shown(verbs)
 
 
+@pytest.mark.slow
 def test_the_view_of_a_run_stays_for_what_it_leaves_behind(verbs: Verbs) -> None:
     """`run` ends with its program, and says that a process in the background goes on with the view."""
     stop, how = verbs.place / "stop", ("--how", "unpack") if verbs.prefix or os.geteuid() else ()
@@ -538,6 +544,7 @@ def test_the_view_of_a_run_stays_for_what_it_leaves_behind(verbs: Verbs) -> None
     until_nothing_is_shown(verbs)
 
 
+@pytest.mark.slow
 def test_images_that_a_killed_run_was_given_are_let_go(verbs: Verbs) -> None:
     """In a user namespace the program ends with `run`, and the agent keeps nothing for it."""
     if not namespaces(verbs):

@@ -101,6 +101,7 @@ async def test_networks_do_not_mix(network: str) -> None:
         assert not h1.neighbours.trackers() and not h2.neighbours.trackers() and not names(stranger)
 
 
+@pytest.mark.slow
 async def test_a_name_comes_back_at_another_port_after_a_stop_and_after_a_crash(network: str) -> None:
     h1 = discovery("agent", network, "h1", 7071)
     async with running(h1):
@@ -129,6 +130,7 @@ STRANGE: dict[str, dict[bytes, bytes | None]] = {
 }
 
 
+@pytest.mark.slow
 async def test_strangers_are_ignored_and_told_once(network: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="p2pdist.agent.discovery")
     hostile = AsyncZeroconf(interfaces=[ADDRESS])
@@ -164,6 +166,7 @@ async def test_strangers_are_ignored_and_told_once(network: str, caplog: pytest.
         await hostile.async_close()
 
 
+@pytest.mark.slow
 async def test_a_second_agent_of_a_name_says_so_and_is_not_announced(
     network: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,6 +209,7 @@ async def intruder(own: Announcement, port: int) -> AsyncIterator[None]:
         await zeroconf.async_close()
 
 
+@pytest.mark.slow
 async def test_a_name_that_is_used_without_asking_is_defended(network: str, caplog: pytest.LogCaptureFixture) -> None:
     h1, other = discovery("agent", network, "h1", 7071), discovery("agent", network, "h2", 7073)
     async with running(h1, other):
@@ -218,6 +222,7 @@ async def test_a_name_that_is_used_without_asking_is_defended(network: str, capl
         await until(lambda: addresses(other) == [f"{ADDRESS}:7071"])
 
 
+@pytest.mark.slow
 async def test_the_higher_address_gives_way(network: str, caplog: pytest.LogCaptureFixture) -> None:
     h1, other = discovery("agent", network, "h1", 7072), discovery("agent", network, "h2", 7073)
     async with running(h1, other):
@@ -234,6 +239,7 @@ async def test_the_higher_address_gives_way(network: str, caplog: pytest.LogCapt
                 assert addresses(late)[0] == f"{ADDRESS}:7071"
 
 
+@pytest.mark.slow
 async def test_a_second_tracker_of_a_name_takes_another_one(network: str, caplog: pytest.LogCaptureFixture) -> None:
     first, second = discovery("tracker", network, "t1", 7070), discovery("tracker", network, "t1", 7071)
     h1 = discovery("agent", network, "h1", 7072)
@@ -332,6 +338,7 @@ async def test_a_session_without_trackers_waits_for_one_to_be_found_and_falls_to
         await until(lambda: made.connected and made.url == second)
 
 
+@pytest.mark.slow
 async def test_a_tracker_that_is_found_later_is_tried_at_once() -> None:
     """The pauses between tries have grown to seconds by then."""
     async with session() as made:

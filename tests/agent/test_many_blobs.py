@@ -136,6 +136,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     await made.origin.close()
 
 
+@pytest.mark.slow
 async def test_two_hundred_small_blobs_share_connections_and_messages(site: Site) -> None:
     """From the origin to one agent, and from that to another."""
     contents = [os.urandom(1 + 331 * number) for number in range(BLOBS)]

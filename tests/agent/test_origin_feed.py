@@ -119,6 +119,7 @@ async def test_pieces_that_libtorrent_has_not_written_yet_are_limited(rig: Rig) 
     assert len(rig.given) == COUNT // 2
 
 
+@pytest.mark.slow
 async def test_a_keeper_reads_when_nothing_turns_up_and_waits_when_something_does(rig: Rig) -> None:
     """Of two keepers this is the one that comes next; it would take more than a second to read what is for the other."""
     loop = asyncio.get_running_loop()

@@ -223,6 +223,7 @@ async def test_a_tracker_that_does_not_read_is_left_and_tried_again() -> None:
         assert opened == 2 and host.session.connected
 
 
+@pytest.mark.slow
 async def test_a_session_that_is_ended_at_once_is_tried_ever_later() -> None:
     opened: list[float] = []
 

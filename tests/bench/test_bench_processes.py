@@ -64,6 +64,7 @@ def test_children_that_stay_are_ended(tmp_path: Path) -> None:
     assert all_gone([int(wait_for(pid))])
 
 
+@pytest.mark.slow
 def test_a_program_that_takes_too_long_is_interrupted(tmp_path: Path) -> None:
     """It may tidy up first."""
     tidied = tmp_path / "tidied"

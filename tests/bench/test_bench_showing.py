@@ -16,6 +16,7 @@ from bench.showing import WAYS, check_room
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_every_way_is_taken_or_refused(tmp_path: Path) -> None:
     """Also where the path of TMPDIR is longer than that of a socket may be."""

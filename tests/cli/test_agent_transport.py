@@ -37,6 +37,7 @@ def words(place: Path, *more: str, port: int = 0) -> list[str]:
     return [*PROGRAM, *places, *more]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "told"),
     [

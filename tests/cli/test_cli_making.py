@@ -89,6 +89,7 @@ def test_a_project_of_several_layers(place: Path) -> None:
     assert "name" in done(place, "pack", place / "src", code=2)["detail"]
 
 
+@pytest.mark.slow
 def test_options_that_do_not_fit(place: Path) -> None:
     assert "pyvenv.cfg" in done(place, "pack", place / "src", "-t", "a:1", "--split", code=2)["detail"]
     assert "--split" in done(place, "pack", place / "src", "-t", "a:1", "--first-party", "x", code=2)["detail"]
@@ -99,6 +100,7 @@ def test_options_that_do_not_fit(place: Path) -> None:
     done(place, "import", place / "absent", "-t", "a:1", code=3)
 
 
+@pytest.mark.slow
 def test_reproducible_packages_are_equal_everywhere(place: Path) -> None:
     """Two checkouts at different times and places."""
     digests = set()
@@ -114,6 +116,7 @@ def test_reproducible_packages_are_equal_everywhere(place: Path) -> None:
     assert len(digests) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_only_what_a_run_used(place: Path) -> None:
     """The output of the traced program is its own; its exit code is that of the verb."""
@@ -142,6 +145,7 @@ def test_only_what_a_run_used(place: Path) -> None:
     assert done(place, "diff", "whole:1", "whole:2", "--only-used", place / "t.json")["changed"] == ["data"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["squashfs", "tree"])
 def test_a_tar_goes_in_and_out(place: Path, form: str) -> None:
     with tarfile.open(place / "in.tar.gz", "w:gz") as archive:

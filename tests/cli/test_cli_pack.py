@@ -75,6 +75,7 @@ def test_a_blob_of_its_own(place: Path) -> None:
     assert (pushed["digest"], pushed["size"]) == (digest_of(content.read_bytes()), 300_000)
 
 
+@pytest.mark.slow
 def test_failures_have_their_exit_codes(place: Path) -> None:
     """Also with --json, where the problem document is the only output."""
     done(place, "pack", place / "app", "-t", "trainer:v1")
@@ -170,6 +171,7 @@ def test_what_others_chose_does_not_reach_the_terminal_as_it_is(place: Path, wor
     assert "\\x1b" in printed
 
 
+@pytest.mark.slow
 def test_the_origin_that_is_named_is_told_of(place: Path) -> None:
     """The layout has another package of the same tag. An origin that a variable names comes after what was just packed."""
     old = done(place, "pack", place / "app", "-t", "trainer:v1")["digest"]

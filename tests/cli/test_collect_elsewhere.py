@@ -29,6 +29,7 @@ def call(place: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return run(*words, P2PDIST_LAYOUT=str(place / "layout"), P2PDIST_ORIGIN=(place / "origin").as_uri())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [("--at-origin",), ("--layout", "layout")], ids=["origin", "layout"])
 def test_a_tag_is_removed_and_then_what_it_led_to(place: Path, where: tuple[str, ...]) -> None:
     words = [str(place / "layout") if word == "layout" else word for word in where]

@@ -77,6 +77,7 @@ def only(findings: list[Finding], name: str) -> Finding:
     return found
 
 
+@pytest.mark.slow
 async def test_a_sound_host_ends_with_0(tmp_path: Path, free_port: int, origin: str) -> None:
     words = ["--listen", f"127.0.0.1:{free_port}", "--store", tmp_path / "store", "--origin", origin]
     async with tracker_of(fleet_of(1)) as (_, url):
@@ -96,6 +97,7 @@ async def test_a_sound_host_ends_with_0(tmp_path: Path, free_port: int, origin: 
     assert not (tmp_path / "store").exists() and not list(tmp_path.glob(".p2pdist-doctor*")), "nothing is left behind"
 
 
+@pytest.mark.slow
 async def test_what_fails_is_told_with_its_remedy_and_ends_with_1(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

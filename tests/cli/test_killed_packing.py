@@ -93,6 +93,7 @@ def test_mksquashfs_ends_with_a_packing_that_is_killed(source: Path, tmp_path: P
             os.close(opened)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["squashfs", "tree"])
 def test_the_next_packing_removes_what_a_killed_one_left(source: Path, tmp_path: Path, form: str) -> None:
     expected = packed(source, tmp_path / "undisturbed", form)
@@ -105,6 +106,7 @@ def test_the_next_packing_removes_what_a_killed_one_left(source: Path, tmp_path:
     assert list((layout / ".incoming").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_collection_removes_what_killed_packings_left(source: Path, tmp_path: Path) -> None:
     """Also stand-ins for sources, which are as large as these."""
     layout = tmp_path / "layout"
@@ -122,6 +124,7 @@ def test_a_collection_removes_what_killed_packings_left(source: Path, tmp_path: 
     assert list((layout / ".incoming").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["squashfs", "tree"])
 def test_what_is_being_packed_stays(source: Path, tmp_path: Path, form: str) -> None:
     """However long nothing has been written to it: another packing and a collection pass by."""

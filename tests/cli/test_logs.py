@@ -251,6 +251,7 @@ def empty_origin(place: Path) -> Iterator[int]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_request_is_followed_from_the_command_to_the_tracker_and_no_secret_is_told(
     place: Path, empty_origin: int
 ) -> None:

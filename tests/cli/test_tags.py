@@ -31,6 +31,7 @@ def packed(place: Path, name: str) -> str:
     return str(json.loads(call(place, "push", f"trainer:{name}", "--json").stdout)["digest"])
 
 
+@pytest.mark.slow
 def test_an_alias_moves_from_one_package_to_the_next(place: Path) -> None:
     one, two = packed(place, "one"), packed(place, "two")
     told = json.loads(call(place, "tag", "trainer:one", "trainer:warm", "--json").stdout)

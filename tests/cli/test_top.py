@@ -125,6 +125,7 @@ async def test_live_in_a_terminal_it_follows_and_leaves_the_screen_as_it_was(hos
     assert seen.count(b"\x1b[?1049h") == seen.count(b"\x1b[?1049l") == 1, "the other screen was taken and given back"
 
 
+@pytest.mark.slow
 async def test_without_a_tracker_it_ends_with_5_and_the_second_one_is_asked(hosts: Hosts) -> None:
     code, out, errors = await run("--tracker", "http://127.0.0.1:9", "--once")
     assert code == 5 and not out and "does not answer" in errors

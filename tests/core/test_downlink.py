@@ -5,6 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,7 +52,7 @@ def test_without_limits_nobody_pauses_who_is_of_one_priority() -> None:
         assert [downlink.received(priority, PIECE, 0.01 * step) for step in range(50)] == [0.0] * 50
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     limit=st.floats(0.3, 3.0),
     preseed_limit=st.floats(0.05, 2.0),

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,7 +98,7 @@ def streams(link: Link, priority: Priority, numbers: Iterable[int]) -> None:
         link.open(number, priority)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     starts=st.integers(1, 4),
     preseeds=st.integers(1, 40),
@@ -175,7 +176,7 @@ def test_a_second_preseed_waits_for_the_first() -> None:
     assert link.uplink.in_flight == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     limit=st.none() | st.floats(0.2, 3.0),
     preseed_limit=st.floats(0.02, 2.0),

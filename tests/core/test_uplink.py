@@ -1,6 +1,7 @@
 """The uplink: verified pieces only, in turn, each once, few blocks in flight."""
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -236,7 +237,7 @@ def test_an_idle_time_is_not_saved_up_against_the_limit() -> None:
     assert given_out == 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_every_child_is_given_what_it_lacks_once_and_nothing_else(data: st.DataObject) -> None:
     """Whatever the order of verifying, opening, sending and closing."""

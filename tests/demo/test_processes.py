@@ -136,6 +136,7 @@ def play_endless(tmp_path: Path, *, fails: bool) -> tuple[subprocess.Popen[str],
     return demo, Path(demo.stdout.readline().split()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_demo_tidily(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C, also pressed twice: no process and no file stays, and the exit code names the signal."""
@@ -151,6 +152,7 @@ def test_a_signal_ends_the_demo_tidily(tmp_path: Path, number: signal.Signals) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_failure_ends_the_demo_tidily(tmp_path: Path) -> None:
     """An exception in the middle leaves as little as a signal."""
     demo, place = play_endless(tmp_path, fails=True)

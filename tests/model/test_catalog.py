@@ -10,6 +10,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 import zstandard
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,7 +102,7 @@ def test_what_nobody_could_read_is_not_packed():
 LENGTHS = [1, 100, CUT_BLOCK_MAX, CUT_BLOCK_MAX + 1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE + 5]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.sampled_from(LENGTHS), st.integers(0, 2), st.booleans())
 def test_a_chunk_comes_back_as_it_was(length, kind, cut):
     data = (os.urandom(length), bytes(length), (os.urandom(BLOCK_SIZE) + bytes(3 * BLOCK_SIZE + 5))[:length])[kind]
@@ -124,7 +125,7 @@ def test_a_chunk_of_an_earlier_release_is_read():
     assert ChunkEncoder().encode(data) == stored != ChunkEncoder().encode(data, cut=True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_a_broken_chunk_is_corrupt_or_of_its_length(drawn):
     length = drawn.draw(st.sampled_from([CUT_BLOCK_MAX + 1, 2 * BLOCK_SIZE + 77]))

@@ -13,6 +13,7 @@ from typing import Any
 
 import libtorrent
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -153,7 +154,7 @@ def slow_root(data: bytes) -> bytes:
     return leaves[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.sampled_from(SIZES), st.lists(st.integers(1, 3 * PIECE), max_size=6))
 def test_hashes_do_not_depend_on_how_the_content_comes(size: int, cuts: list[int]) -> None:
     data, hasher = content(size), TorrentHasher(PIECE)
@@ -251,7 +252,7 @@ def test_a_document_that_is_not_right_is_refused(change: Callable[[Any, Any], ob
         decode_torrent(altered(change))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_one_altered_byte_is_refused_or_names_another_torrent(at: int, flip: int) -> None:
     """The SHA-1 hashes alone cannot be checked without the content; an altered one gives other info hashes."""

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -161,7 +162,7 @@ def test_a_page_has_one_form_only():
         decode_page(msgspec.msgpack.encode([]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=200), st.data())
 def test_wrong_bytes_are_corrupt_and_nothing_else(noise, drawn):
     _, pages = packed(TREE)
@@ -262,7 +263,7 @@ def may_be_shown(entries: list[Entry]) -> bool:
     )
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(trees(), st.data())
 def test_what_a_tree_has_in_common_with_one_that_passed_need_not_be_checked_again(before, drawn):
     """The verdict is that on the whole tree, also where directories become files, links lose their targets, pages come twice."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shown_trees import Store, random_tree
@@ -85,7 +86,7 @@ def torn(entry: Entry, choose: random.Random) -> Entry:
     return edited(entry, choose)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 30), count=st.integers(1, 250), share=st.floats(0, 1))
 def test_edits_that_move_nothing_are_patched(tmp_path: Path, seed: int, count: int, share: float) -> None:
     """Trees of every kind of entry; any of them edited. The image is that of the new tree, and the whole image was not written."""
@@ -95,7 +96,7 @@ def test_edits_that_move_nothing_are_patched(tmp_path: Path, seed: int, count: i
     assert patched(tmp_path, old, new) == image_of(new, tmp_path / "whole")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 30), count=st.integers(1, 60))
 def test_any_edit_is_patched_rightly_or_not_at_all(tmp_path: Path, seed: int, count: int) -> None:
     """Also what changes lengths, kinds or what shows through."""
@@ -209,6 +210,7 @@ def test_of_all_entries_the_changed_ones_are_found() -> None:
     assert changed_entries(old, new, most=6) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [random_tree, None], ids=["all kinds", "whole blocks"])
 def test_no_byte_of_a_damaged_image_is_taken_over(tmp_path: Path, make: Callable[..., list[Entry]] | None) -> None:
     """Whichever byte is wrong: not even where nothing is patched, and in directories and inodes that lead astray."""
@@ -231,7 +233,7 @@ def test_no_byte_of_a_damaged_image_is_taken_over(tmp_path: Path, make: Callable
     assert not list(tmp_path.glob("new*"))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 30))
 def test_an_image_that_lies_does_no_harm(tmp_path: Path, seed: int) -> None:
     """An image with wrong numbers and an identity that agrees with them: at worst another image comes out, of the same length."""

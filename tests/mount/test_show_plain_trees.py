@@ -256,6 +256,7 @@ def test_attributes_of_a_lower_directory_do_not_shine_through(
         unshow(done.path, work=work)
 
 
+@pytest.mark.slow
 def test_deep_and_long_trees_are_written_and_removed(store: Store, tmp_path: Path, work: Path) -> None:
     """Deeper than descriptors are kept, and with paths that are too long once a directory is put in front."""
     entries: list[Entry] = [Directory(b"/".join([b"d"] * depth), 0o755, depth) for depth in range(1, 1001)]

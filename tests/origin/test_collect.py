@@ -36,6 +36,7 @@ async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
     await opened.close()
 
 
+@pytest.mark.slow
 async def test_what_no_tag_leads_to_goes_and_the_rest_stays(place: Place, layout: LocalLayout, tmp_path: Path) -> None:
     """In directories and buckets alike: two packages that share a layer, one of which loses its tag."""
     origin = place.origin
@@ -315,6 +316,7 @@ async def test_a_packing_keeps_collections_out_and_the_other_way_round(
     assert (await collect(layout, older_than_s=-1)).blobs_removed == 1
 
 
+@pytest.mark.slow
 async def test_more_blobs_than_one_batch_or_page_holds(
     place: Place, layout: LocalLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

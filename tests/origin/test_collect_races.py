@@ -40,6 +40,7 @@ async def ended(child: subprocess.Popen[str]) -> str:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("age_s", [-1.0, 0.2], ids=["any age", "a small grace"])
 async def test_no_push_loses_a_blob_to_a_collection(
     place: Place, tmp_path: Path, children: list[subprocess.Popen[str]], age_s: float

@@ -243,6 +243,7 @@ async def test_credentials_are_used_and_never_shown(web: StartWeb, stored: Store
         assert "wrong-secret" not in str(failure.value)
 
 
+@pytest.mark.slow
 def test_a_process_that_read_an_origin_exits_cleanly(web: StartWeb, tmp_path: Path) -> None:
     """The client's threads must not abort the interpreter while it ends; this did happen, in about one run of four."""
     (tmp_path / "d").mkdir()

@@ -146,6 +146,7 @@ subprocess.Popen(["/bin/sh", "-c", command, "sh", sys.argv[1]], stdin=subprocess
 """
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.parametrize("how", ["environment", "in use"])
 async def test_children_without_the_lock_keep_the_mount(tree: Path, tmp_path: Path, place: Path, how: str) -> None:

@@ -90,6 +90,7 @@ async def test_what_changes_meanwhile_is_named(
     await check_nothing_is_packed(layout)
 
 
+@pytest.mark.slow
 async def test_a_file_that_is_written_to_all_the_time_is_named(layout: LocalLayout, source: Path) -> None:
     """As by a program that writes a checkpoint: in the midst of reading."""
     (source / "zz").write_bytes(os.urandom(24 << 20))

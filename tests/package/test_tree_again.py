@@ -85,6 +85,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("variant", VARIANTS)
 async def test_the_same_comes_of_it_as_without_notes(
@@ -165,6 +166,7 @@ async def test_a_page_whose_catalog_is_gone_is_made_again(tmp_path: Path, monkey
     await layout.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 async def test_an_edit_reads_little_of_what_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -126,6 +126,7 @@ async def test_an_unchanged_directory_is_neither_read_nor_written(
     assert other.bytes_written < 3000
 
 
+@pytest.mark.slow
 async def test_unchanged_files_are_not_read_again(layout: LocalLayout, source: Path) -> None:
     (source / "weights").write_bytes(random.Random(2).randbytes(30 << 20))
     (source / "lib/0/large").write_bytes(random.Random(3).randbytes(3 << 20))
@@ -141,6 +142,7 @@ async def test_unchanged_files_are_not_read_again(layout: LocalLayout, source: P
     assert [entry for entry in package.trees[0] if entry.path != b"weights"] == without
 
 
+@pytest.mark.slow
 async def test_versions_have_the_digests_that_they_have_alone(
     layout: LocalLayout, source: Path, tmp_path: Path
 ) -> None:
@@ -262,6 +264,7 @@ async def test_which_name_is_the_first_is_found_out_each_time(layout: LocalLayou
         assert others == [HardLink(name, kept[0]) for name in kept[1:]]
 
 
+@pytest.mark.slow
 async def test_a_file_that_is_written_to_right_after_packing_is_read_again(layout: LocalLayout, source: Path) -> None:
     """Whoever relied on times alone would miss a second write within one tick of the kernel's clock."""
     path = source / "lib/0/000.py"
@@ -333,6 +336,7 @@ async def test_blobs_that_were_deleted_are_made_again(layout: LocalLayout, sourc
 # -- something has changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 12])
 async def test_an_edit_costs_the_file_and_little_more(
     layout: LocalLayout, origin: LocalLayout, tmp_path: Path, depth: int
@@ -419,6 +423,7 @@ async def test_an_altered_pack_is_not_copied_from(layout: LocalLayout, source: P
     assert not list(layout.scratch().iterdir())
 
 
+@pytest.mark.slow
 async def test_catalogs_do_not_pile_up(layout: LocalLayout, tmp_path: Path) -> None:
     """Every version changes another file. At the limit the smallest catalogs move into the new one."""
     source = tmp_path / "scattered"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tree_rig import listed, read_back
@@ -264,7 +265,7 @@ def build(root: Path, tree: dict[bytes, Any], seed: int) -> None:
 
 
 @given(tree=TREES, seeds=st.tuples(st.integers(0, 99), st.integers(0, 99)))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_one_tree_one_root(tree: dict[bytes, Any], seeds: tuple[int, int], tmp_path: Path) -> None:
     """Creation order, which link was first, holes, source path, umask, time zone, layout and what it knows leave no mark; and the entries
     are those of an obvious walk."""
@@ -343,6 +344,7 @@ async def test_a_sparse_file_is_what_it_reads_as(layout: LocalLayout, tmp_path: 
     assert (await read_back(layout, packed)).content(b"file") == full
 
 
+@pytest.mark.slow
 async def test_holes_are_not_read(layout: LocalLayout, source: Path) -> None:
     """5 GiB of nothing with something in it take a few windows."""
     with (source / "file").open("wb") as stream:
@@ -373,6 +375,7 @@ async def test_an_insertion_into_a_large_file_costs_little(layout: LocalLayout, 
 # -- what changes meanwhile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize(
     "how", ["grows", "shrinks", "is rewritten", "is replaced", "vanishes", "appears", "is a FIFO", "is a link"]

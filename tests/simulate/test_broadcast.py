@@ -11,6 +11,7 @@ def broadcast(hosts: int, size: int, nic_bytes_s: float, **more: float) -> Repor
     return Simulation(Scenario(hosts, size, nic_bytes_s, **more)).run()  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [1, 2, 3, 7, 24, 60])
 def test_a_broadcast_reads_the_origin_once_and_is_nearly_as_fast_as_possible(hosts: int) -> None:
     """Everybody completes, no piece is received twice, the origin sends one copy."""
@@ -21,6 +22,7 @@ def test_a_broadcast_reads_the_origin_once_and_is_nearly_as_fast_as_possible(hos
     assert report.ratio <= 1.05
 
 
+@pytest.mark.slow
 def test_300_hosts() -> None:
     """The case of the 2,600 hosts, smaller."""
     report = broadcast(300, 80_000_000, 20e6, piece_size=128 << 10)
@@ -30,7 +32,7 @@ def test_300_hosts() -> None:
     assert report.host_sent_ratio_max <= 1.1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_2600_hosts_3_gb_at_300_mb_s() -> None:
     """p99.9 within 1.10 of the bound of 10 s, and one copy from the origin."""

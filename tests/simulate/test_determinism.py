@@ -5,6 +5,8 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import pytest
+
 from p2pdist.simulate.faults import schedule
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation
@@ -36,6 +38,7 @@ def run_with(hash_seed: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_processes_with_different_hash_seeds_run_alike() -> None:
     """No order of a set or of memory addresses reaches a decision: every figure and the fingerprint agree."""
     first = run_with("1")

@@ -133,6 +133,7 @@ def changed(run: Run) -> int:
     return sum(0 < pull.bytes_swarm < pull.bytes_origin + pull.bytes_peers for pull in run.pulls)
 
 
+@pytest.mark.slow
 def test_whoever_is_connected_ends_with_everything() -> None:
     """Each seed takes one case; in all of them together many hosts finish another way than they began."""
     both: Counter[str] = Counter()
@@ -144,7 +145,7 @@ def test_whoever_is_connected_ends_with_everything() -> None:
     assert all(both[case] for case in CASES[1:]), both
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_all_cases_with_many_seeds(first: int) -> None:
     both: Counter[str] = Counter()

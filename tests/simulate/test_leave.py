@@ -68,6 +68,7 @@ def test_the_tracker_is_away_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.origin_ratio <= origin_limit(faults)
 
 
+@pytest.mark.slow
 def test_drawn_schedules() -> None:
     for seed in range(10):
         plain = Scenario(HOSTS, 96 * 65536, 1e6, seed=seed, latency_s=0.001).filled()

@@ -101,6 +101,7 @@ class Run:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 24, 8))
 def test_a_swarm_without_a_tracker_completes_though_its_roots_die(first: int) -> None:
     """The tracker is lost for good, and one host in ten dies: what the origin sends again is what the dead roots had not passed on."""
@@ -112,6 +113,7 @@ def test_a_swarm_without_a_tracker_completes_though_its_roots_die(first: int) ->
         assert report.origin_ratio <= 1.3, seed
 
 
+@pytest.mark.slow
 def test_it_completes_though_nobody_is_told_that_they_died() -> None:
     """Hosts without power: no stream ends, all below them only stand still."""
     for seed in range(8):
@@ -136,6 +138,7 @@ def test_one_host_that_is_left_completes_alone() -> None:
     assert report.lost in (6, 7) and report.complete >= 1
 
 
+@pytest.mark.slow
 def test_each_side_of_a_cut_reads_about_once() -> None:
     """Half the hosts are cut off from the others for good, without a tracker: nobody there can know what the others read."""
     for seed in range(6):
@@ -155,6 +158,7 @@ def test_each_zone_reads_about_once() -> None:
         assert max(report.zone_origin_ratios.values()) <= 1.3, (seed, report.zone_origin_ratios)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("away_s", [1.0, 10.0])
 def test_a_tracker_that_comes_back_costs_nothing(away_s: float) -> None:
     """It finds the streams as they run, and none is moved."""
@@ -165,6 +169,7 @@ def test_a_tracker_that_comes_back_costs_nothing(away_s: float) -> None:
         assert report.origin_ratio <= 1.1, seed
 
 
+@pytest.mark.slow
 def test_with_a_tracker_back_one_host_reads_each_stripe() -> None:
     """Keepers had begun to read of their own accord, and here and there two of them."""
     away_s, settled_s = 8.0, 5.0
@@ -187,6 +192,7 @@ def test_with_a_tracker_back_one_host_reads_each_stripe() -> None:
     assert sum(before) > 0, "nobody read the origin while the tracker was away"
 
 
+@pytest.mark.slow
 def test_an_origin_that_is_away_is_not_stormed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a tracker, roots dead and the origin away for 15 s: keepers try it now and then, and each stripe is read about once after."""
     for seed in range(5):

@@ -30,6 +30,7 @@ def test_the_picture_shows_curve_bound_and_percentiles(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "out.svg").read_text()
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     target = tmp_path / "out.png"

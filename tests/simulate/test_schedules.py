@@ -16,6 +16,9 @@ HOSTS = 60
 PIECES = 96
 SEEDS = 500
 CHUNK = 25
+FEW = 8
+"""Of `make test`; `make test-slow` runs all."""
+
 DUPLICATES_MAX = 30
 """Of the 5,760 pieces of a run, so many may arrive twice at most: those under way when a host changes parents."""
 
@@ -31,10 +34,20 @@ def outcome(seed: int) -> tuple[Simulation, Report]:
     return simulation, simulation.run()
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_every_host_completes_or_fails_as_it_must(first: int) -> None:
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(FEW),
+        *(
+            pytest.param(range(first, first + CHUNK), marks=pytest.mark.slow)
+            for first in range(FEW, SEEDS + FEW, CHUNK)
+        ),
+    ],
+    ids=lambda seeds: f"from {seeds[0]}",
+)
+def test_every_host_completes_or_fails_as_it_must(seeds: range) -> None:
     """Nobody waits forever, nothing wrong is stored, the origin is spared, and hardly a piece is received twice."""
-    for seed in range(first, first + CHUNK):
+    for seed in seeds:
         simulation, report = outcome(seed)
         faults = simulation.scenario.faults
         assert report.complete + report.failed + report.lost >= HOSTS, seed

@@ -12,6 +12,7 @@ NIC_BYTES_S = 3.2e6
 HOSTS, RACKS = 64, 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [12, 13, 15])
 def test_whoever_is_not_slow_is_done_nearly_in_time(seed: int) -> None:
     """In these runs a slow host stood at the top of a stripe, below another slow one, or with more children than seats: healthy hosts once

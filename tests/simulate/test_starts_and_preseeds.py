@@ -26,6 +26,7 @@ def run(hosts: int, **more: float) -> tuple[Simulation, Report, list[float]]:
     return simulation, report, ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hosts", "starters", "more"),
     [
@@ -48,6 +49,7 @@ def test_a_preseed_hardly_delays_a_start(hosts: int, starters: int, more: dict[s
     assert simulation.tracker.fleet.capacities.slow_hosts() == []
 
 
+@pytest.mark.slow
 def test_two_starts_share() -> None:
     """What the above would be without priorities."""
     _, _, (alone,) = run(24)

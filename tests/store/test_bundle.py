@@ -81,6 +81,7 @@ def test_many_writers_of_the_same_contents(store: BlobStore) -> None:
     assert objects.bytes_total == sum(map(len, datas))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "together", "most", "least"),
     [

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import zstandard
 from btrfs_rig import compressed_bytes, drop_caches, extents, mount_again
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_tree_rig import Packed, Publisher, bring, check, noise, pull, text
@@ -117,7 +118,7 @@ def test_out_of_order_only_first_sectors_are_written(btrfs: Path) -> None:
     assert len(data) - len(todo) * SECTOR <= writer.encoded_bytes < len(data)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=st.data())
 def test_any_chunks_in_any_order(btrfs: Path, drawn: st.DataObject) -> None:
     """Of any length and kind, new and old, all or some of them: what was written is there, and the rest is a hole."""

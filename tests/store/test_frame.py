@@ -6,6 +6,7 @@ import random
 
 import pytest
 import zstandard
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_tree_rig import noise, text
@@ -44,7 +45,7 @@ def content(drawn: random.Random, length: int) -> bytes:
     return bytes(made[:length])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     seed=st.integers(0, 1 << 32),
     head=st.one_of(st.integers(0, 20), st.integers(0, SECTOR - 1), st.just(SECTOR - 1)),

@@ -43,6 +43,7 @@ def held(store: BlobStore, digest: str) -> Blob:
     return blob
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", [1, 100, 250])
 def test_a_killed_writer_loses_no_piece_it_had_reported(tmp_path: Path, wanted: int) -> None:
     """SIGKILL while four threads write: each piece whose write() had returned is held, all held pieces verify, and the rest can follow."""
@@ -68,6 +69,7 @@ def test_a_killed_writer_loses_no_piece_it_had_reported(tmp_path: Path, wanted: 
     store.close()
 
 
+@pytest.mark.slow
 def test_a_process_may_be_killed_at_every_step(tmp_path: Path) -> None:
     """A process that does everything a store can do is killed at each of its changes of the disk in turn. Each time, the store opens, holds
     only right bytes, has no stray file and can be filled; and also if the machine was lost with it and all that was not synchronised."""

@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -219,5 +220,5 @@ class StoreMachine(RuleBasedStateMachine):
         assert usage.bytes_complete == sum(len(SAMPLES[n].data) for n, item in self.expected.items() if item.complete)
 
 
-StoreMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 TestStoreAgainstModel = StoreMachine.TestCase

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_tree_rig import CHUNK, Packed, Publisher, bring, noise, pull
@@ -158,7 +159,7 @@ def encoded(page: PageEntries) -> bytes:
     return b"".join(encode_pages(page))
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(250), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(versions=versions(), forget=st.integers(1, 4))
 def test_a_tree_is_the_same_whatever_was_read_before(shelf: BlobStore, versions: list[Version], forget: int) -> None:
     """Also the verdict on one that contradicts itself, or whose catalogs do not carry a page that an earlier one had."""

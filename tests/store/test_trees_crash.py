@@ -32,6 +32,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["alone", "together"])
 def test_a_process_may_be_killed_at_every_step_of_a_pull(directory: Path, way: str) -> None:
     """Each time the store opens, every object is what its name says, trees that are complete have all of theirs, and both trees can be

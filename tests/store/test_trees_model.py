@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -329,10 +330,13 @@ class TreesMachine(RuleBasedStateMachine):
 
 def test_whatever_is_done_with_trees() -> None:
     run_state_machine_as_test(
-        TreesMachine, settings=settings(max_examples=12, stateful_step_count=40, deadline=None, derandomize=True)
+        TreesMachine,
+        settings=settings(max_examples=examples(12), stateful_step_count=40, deadline=None, derandomize=True),
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ten_thousand_operations_on_trees() -> None:
-    run_state_machine_as_test(TreesMachine, settings=settings(max_examples=100, stateful_step_count=100, deadline=None))
+    run_state_machine_as_test(
+        TreesMachine, settings=settings(max_examples=examples(100), stateful_step_count=100, deadline=None)
+    )

@@ -17,6 +17,7 @@ from p2pdist.model.errors import Corrupt, DiskFull, NotFound, Unavailable
 MIB = 1 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["truncate", "alter"])
 def test_corrupt_content_at_the_origin_fails_with_6_and_nothing_is_stored(site: Site, how: str) -> None:
     digest = site.publish(4 * MIB)
@@ -35,6 +36,7 @@ def test_corrupt_content_at_the_origin_fails_with_6_and_nothing_is_stored(site: 
         assert not list(agent.store.glob("partial/*"))
 
 
+@pytest.mark.slow
 def test_an_unknown_digest_and_an_unknown_tag_fail_with_3_and_name_the_origin(site: Site) -> None:
     site.publish(1000)
     (agent,) = site.agents(1)
@@ -45,6 +47,7 @@ def test_an_unknown_digest_and_an_unknown_tag_fail_with_3_and_name_the_origin(si
     assert site.origin.url in document["detail"] and "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_wrong_bytes_of_a_peer_are_never_stored_and_the_peer_is_named(site: Site) -> None:
     digest = site.publish(4 * MIB)
     liar, honest = site.agents(2)
@@ -62,6 +65,7 @@ def test_wrong_bytes_of_a_peer_are_never_stored_and_the_peer_is_named(site: Site
     assert f"source={liar.name} sent wrong bytes" in honest.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_a_full_disk_fails_one_pull_and_leaves_the_others_alone(site: Site) -> None:
     digest, small = site.publish(16 * MIB), site.publish(1 * MIB)
@@ -84,6 +88,7 @@ def test_a_full_disk_fails_one_pull_and_leaves_the_others_alone(site: Site) -> N
         subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.slow
 def test_without_a_tracker_a_new_pull_waits_says_so_and_gives_up(site: Site) -> None:
     digest = site.publish(1000)
     site.kill_tracker()
@@ -98,6 +103,7 @@ def test_without_a_tracker_a_new_pull_waits_says_so_and_gives_up(site: Site) -> 
     assert waiting.result().state == "done"
 
 
+@pytest.mark.slow
 def test_any_http_client_gets_a_blob_that_is_not_here_yet(site: Site) -> None:
     digest = site.publish(8 * MIB)
     (agent,) = site.agents(1)
@@ -140,6 +146,7 @@ def test_malformed_requests_get_problem_documents(site: Site) -> None:
     assert status == 413
 
 
+@pytest.mark.slow
 def test_a_second_agent_on_the_same_store_is_told_why_it_cannot_start(site: Site) -> None:
     (agent,) = site.agents(1)
     rival = Agent(site, "rival", store=str(agent.store))

@@ -59,13 +59,14 @@ def operate(place: Path, *, agents: int, operations: int, seed: int) -> Counter[
     return counted
 
 
+@pytest.mark.slow
 def test_nothing_kept_is_lost(place: Path) -> None:
     """A few hundred operations on two agents."""
     counted = operate(place, agents=2, operations=200, seed=11)
     assert counted["mount"] and counted["pin"] and counted["remove"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_nothing_kept_is_lost_in_ten_thousand_operations(place: Path) -> None:
     """On three agents. P2PDIST_SEED tells another story."""

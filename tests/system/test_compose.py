@@ -32,7 +32,7 @@ def no_compose() -> str:
 
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.root,
     pytest.mark.timeout(1500),
     pytest.mark.skipif(bool(no_compose()), reason=no_compose() or "it can run"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from site_rig import Agent, Site, until
 
 
+@pytest.mark.slow
 def test_an_agent_that_runs_is_found_and_its_lost_tracker_is_told(site: Site) -> None:
     agent = Agent(site, "h0").start()
     words = ["doctor", "--tracker", site.tracker_url, "--listen", f"127.0.0.1:{agent.port}"]

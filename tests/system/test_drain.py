@@ -17,6 +17,8 @@ from p2pdist.agent.client import LocalClient
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import PullRequest
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 SIZE = 16 * MIB
 PIECE = 64 << 10

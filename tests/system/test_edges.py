@@ -33,6 +33,7 @@ def refused(*words: str) -> tuple[int, str]:
     return done.returncode, said[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "names"),
     [
@@ -70,6 +71,7 @@ def test_a_service_with_a_wrong_setting_says_so_in_one_line(
     assert got == code and names in said and "hidden" not in said, said
 
 
+@pytest.mark.slow
 def test_an_agent_that_cannot_start_leaves_the_running_one_alone(site: Site) -> None:
     """Neither a port nor a socket that is in use may cost its owner the socket."""
     (agent,) = site.agents(1)
@@ -99,6 +101,7 @@ def test_a_store_that_is_no_directory_is_named(tmp_path: Path) -> None:
     assert code == 1 and str(tmp_path / "file") in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, PIECE, PIECE + 1, 16 * PIECE])
 def test_blobs_of_odd_sizes_reach_every_agent(site: Site, size: int) -> None:
     digest = site.publish(size)
@@ -113,6 +116,7 @@ def test_blobs_of_odd_sizes_reach_every_agent(site: Site, size: int) -> None:
         assert answer.headers["Content-Length"] == str(size)
 
 
+@pytest.mark.slow
 def test_an_empty_blob_does_not_keep_others_from_the_tracker(site: Site) -> None:
     """After the tracker's restart the agent says all it holds; a blob without pieces is not among it."""
     empty, whole = site.publish(0), site.publish(4 * PIECE)
@@ -127,6 +131,7 @@ def test_an_empty_blob_does_not_keep_others_from_the_tracker(site: Site) -> None
     assert "rejects" not in first.log.read_text()
 
 
+@pytest.mark.slow
 def test_two_agents_of_one_name_are_told_and_do_not_drive_each_other_out(site: Site) -> None:
     first = Agent(site, "twin").start()
     second = Agent(site, "twin2")
@@ -145,6 +150,7 @@ def test_two_agents_of_one_name_are_told_and_do_not_drive_each_other_out(site: S
     until(lambda: second.metric("p2pdist_agent_tracker_connected") == 1)
 
 
+@pytest.mark.slow
 def test_an_agent_that_was_killed_comes_back_under_its_name_at_once(site: Site) -> None:
     agent = Agent(site, "phoenix").start()
     agent.kill()
@@ -153,6 +159,7 @@ def test_an_agent_that_was_killed_comes_back_under_its_name_at_once(site: Site) 
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.slow
 def test_credentials_never_show(site: Site) -> None:
     """Neither of the origin nor of the tracker, in logs, status or failures."""
     port = free_port()
@@ -210,6 +217,7 @@ class SilentOrigin:
             each.close()
 
 
+@pytest.mark.slow
 def test_services_stop_at_once_though_their_origin_never_answers(site: Site) -> None:
     origin = SilentOrigin()
     port = free_port()
@@ -233,6 +241,7 @@ def test_services_stop_at_once_though_their_origin_never_answers(site: Site) -> 
         assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_an_agent_stops_in_the_middle_of_everything(site: Site) -> None:
     """While it fetches, serves a peer and feeds a client: within seconds, with 0, and what it had is still there."""
     digest = site.publish(16 * MIB)
@@ -256,6 +265,7 @@ def test_an_agent_stops_in_the_middle_of_everything(site: Site) -> None:
     assert status.state == "done" and status.bytes_cached >= MIB
 
 
+@pytest.mark.slow
 def test_clients_that_leave_cost_nothing_and_others_still_get_the_blob(site: Site) -> None:
     digest = site.publish(4 * MIB)
     site.origin.rate_bytes_s = MIB
@@ -274,6 +284,7 @@ def test_clients_that_leave_cost_nothing_and_others_still_get_the_blob(site: Sit
     assert "Traceback" not in agent.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_head_request_tells_the_size_and_fetches_nothing(site: Site) -> None:
     digest = site.publish(MIB)
     (agent,) = site.agents(1)
@@ -283,6 +294,7 @@ def test_a_head_request_tells_the_size_and_fetches_nothing(site: Site) -> None:
     assert site.origin_bytes(digest) == 0
 
 
+@pytest.mark.slow
 def test_outputs_that_cannot_be_written_fail_with_a_reason(site: Site) -> None:
     digest = site.publish(1000)
     (agent,) = site.agents(1)
@@ -295,6 +307,7 @@ def test_outputs_that_cannot_be_written_fail_with_a_reason(site: Site) -> None:
     assert "Traceback" not in agent.log.read_text()
 
 
+@pytest.mark.slow
 def test_an_output_on_another_filesystem_is_a_copy(site: Site) -> None:
     digest = site.publish(MIB)
     (agent,) = site.agents(1)
@@ -306,6 +319,7 @@ def test_an_output_on_another_filesystem_is_a_copy(site: Site) -> None:
         out.unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_a_store_too_small_for_a_package_fails_the_pull(site: Site) -> None:
     """One layer must not be put in the place of another of the same package."""
     layout = site.directory / "layout"
@@ -326,6 +340,7 @@ def test_a_store_too_small_for_a_package_fails_the_pull(site: Site) -> None:
         agent.pull(package="p:1")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
 def test_services_listen_on_both_families(site: Site) -> None:
     port = free_port()
@@ -351,6 +366,7 @@ MALFORMED = (
 )
 
 
+@pytest.mark.slow
 def test_what_is_no_http_gets_a_400_and_one_line_in_the_log(site: Site) -> None:
     (agent,) = site.agents(1)
     for port in (agent.port, site.tracker_port):
@@ -363,6 +379,7 @@ def test_what_is_no_http_gets_a_400_and_one_line_in_the_log(site: Site) -> None:
         assert "Traceback" not in text and "xxxx" not in text
 
 
+@pytest.mark.slow
 def test_a_package_whose_layers_are_one_blob_is_pulled_once_and_shown(site: Site) -> None:
     async def craft() -> None:
         origin = LocalLayout(site.layout)

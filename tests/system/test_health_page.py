@@ -45,6 +45,7 @@ async def sound(page: Page, site: Site) -> None:
     assert page.requested and all(url.startswith((site.tracker_url, "data:")) for url in page.requested)
 
 
+@pytest.mark.slow
 async def test_a_broadcast_is_seen_from_its_beginning_to_a_dead_host(site: Site) -> None:
     digest = site.publish(24 * MIB)
     site.origin.rate_bytes_s = 4 * MIB
@@ -91,6 +92,7 @@ async def test_a_broadcast_is_seen_from_its_beginning_to_a_dead_host(site: Site)
         await sound(page, site)
 
 
+@pytest.mark.slow
 async def test_a_tracker_that_went_away_is_told_and_comes_back(site: Site) -> None:
     async with browser(site.tracker_url + "/") as page:
         await page.until("document.querySelector('#connection').innerText === 'live'")

@@ -97,6 +97,7 @@ def hostile(outside: Path) -> dict[str, list[Entry]]:
     }
 
 
+@pytest.mark.slow
 def test_what_no_packer_makes_is_not_exported(site: Site) -> None:
     """Nor what is in its chunks while it is not what the content's name says."""
     outside, target = site.directory / "outside", site.directory / "exported"
@@ -112,6 +113,7 @@ def test_what_no_packer_makes_is_not_exported(site: Site) -> None:
             assert not target.exists() and os.listdir(outside) == []
 
 
+@pytest.mark.slow
 def test_what_no_packer_makes_is_corrupt_and_touches_nothing(site: Site) -> None:
     """Exit code 6 from `pull` and from `mount`; no mount, no object of it, nothing beside the target; and the agent goes on."""
     (agent,) = site.agents(1)

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from site_rig import P2PDIST, Agent, Background, Site, until
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

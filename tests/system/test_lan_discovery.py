@@ -130,6 +130,7 @@ def check(path: Path, digest: str) -> None:
     assert "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest() == digest
 
 
+@pytest.mark.slow
 def test_an_agent_with_nothing_but_a_store_finds_the_tracker_and_pulls_and_then_another_one(lan: Lan) -> None:
     first, first_url = lan.tracker("t1")
     h1 = lan.agent("h1")
@@ -149,6 +150,7 @@ def test_an_agent_with_nothing_but_a_store_finds_the_tracker_and_pulls_and_then_
     until(lambda: h1.tracker() == second_url)
 
 
+@pytest.mark.slow
 def test_networks_with_different_names_do_not_see_each_other(lan: Lan) -> None:
     _, red = lan.tracker("red", "--network-id", "red")
     _, blue = lan.tracker("blue", "--network-id", "blue")
@@ -164,6 +166,7 @@ def test_networks_with_different_names_do_not_see_each_other(lan: Lan) -> None:
     assert failed == 5 and "no tracker was found" in errors
 
 
+@pytest.mark.slow
 def test_without_any_tracker_agents_find_each_other_and_read_the_origin_about_once(lan: Lan) -> None:
     members = [lan.agent(f"h{number}", "--origin", f"file://{lan.site.layout}") for number in range(3)]
     digest = lan.site.publish(SIZE)
@@ -183,6 +186,7 @@ def test_without_any_tracker_agents_find_each_other_and_read_the_origin_about_on
     assert status.bytes_origin == 0 and status.bytes_peers == SIZE, "its neighbours have it"
 
 
+@pytest.mark.slow
 def test_agents_that_speak_tls_find_each_other_without_a_tracker(lan: Lan) -> None:
     authority = Authority(lan.site.directory)
     files = authority.issue("agent")
@@ -207,6 +211,7 @@ def test_agents_that_speak_tls_find_each_other_without_a_tracker(lan: Lan) -> No
     assert plain.pull(blob=digest).bytes_origin == MIB, "those who speak otherwise are no neighbours"
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_given_a_tracker_looks_for_none(lan: Lan) -> None:
     """Nor does it open anything for discovery."""
     lan.tracker("t1")

@@ -15,7 +15,7 @@ from site_rig import Agent, Site, free_port, until, wait_for
 from p2pdist.agent.client import LocalClient
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(PROMETHEUS is None, reason="needs prometheus (Debian package prometheus)"),
 ]
 

@@ -86,6 +86,7 @@ def rtorrent(site: Site, digest: str, target: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", [qbittorrent, rtorrent], ids=["qbittorrent", "rtorrent"])
 def test_a_client_fetches_a_package_and_gives_it_to_an_agent_that_comes_later(site: Site, client: Any) -> None:
     layer = publish_package(site)

@@ -95,6 +95,7 @@ def command(agent: Agent, *words: str) -> tuple[int, dict[str, Any], str]:
     return agent.site.command(*words, "--socket", str(agent.socket))
 
 
+@pytest.mark.slow
 def test_zones_and_a_file_that_changes(governed: Governed) -> None:
     """A host elsewhere is refused, with a reason; a new file changes that without a restart; a wrong one changes nothing and shows."""
     blob = name(governed.site.publish(MIB))
@@ -124,6 +125,7 @@ def test_zones_and_a_file_that_changes(governed: Governed) -> None:
     assert command(agents["h2"], "pull", blob)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_blob_by_its_digest_is_refused_too(governed: Governed) -> None:
     """Who asks for a layer without naming its package meets the policy when it would join the swarm."""
     site = governed.site
@@ -142,7 +144,7 @@ def test_a_blob_by_its_digest_is_refused_too(governed: Governed) -> None:
         agents["h1"].pull(blob=layer)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_stores_keep(governed: Governed) -> None:
     """What is pinned and what is under no policy stays, what has had its time goes, and what is not kept goes as soon as it is unused;
     policies outlive the agent."""
@@ -166,6 +168,7 @@ def test_what_stores_keep(governed: Governed) -> None:
     until(lambda: agent.pull(package=name(pinned)).state == "done" and pins(agent) == set())
 
 
+@pytest.mark.slow
 def test_rates_hold(governed: Governed) -> None:
     """What is received of one package, and sent of another, takes as long as its rate asks for; a package under no policy does not."""
     download, upload, plain = (governed.site.publish(4 * MIB) for _ in range(3))
@@ -182,6 +185,7 @@ def test_rates_hold(governed: Governed) -> None:
     assert agents["h1"].pull(package=name(plain)).bytes_peers == 4 * MIB
 
 
+@pytest.mark.slow
 def test_transport_follows_the_policy_but_where_the_agent_says(governed: Governed) -> None:
     """Under auto a package comes by BitTorrent where its policy says so; an agent that was told trees uses trees."""
     digest = governed.site.publish(2 * MIB)
@@ -196,7 +200,7 @@ def test_transport_follows_the_policy_but_where_the_agent_says(governed: Governe
     assert forced.metric('p2pdist_agent_received_bytes_total{source="bittorrent"}') == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_tag_is_kept_warm_when_it_moves(governed: Governed) -> None:
     """Two of three hosts hold what a tag means, pinned by one order; when it moves another order takes its place, also after a restart."""
     origin = ("--origin", f"file://{governed.site.layout}")

@@ -102,7 +102,7 @@ def trackers_on(kind: str, site: Site) -> Iterator[Trackers]:
         yield Trackers(site, url, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_two_hosts_and_a_tracker_die_and_the_preseed_is_done(kind: str) -> None:
     """Five of eight hosts by count, two copies in each zone at least. Two of those that were picked, of one zone, are killed while they
@@ -152,7 +152,7 @@ def test_two_hosts_and_a_tracker_die_and_the_preseed_is_done(kind: str) -> None:
         assert holding == set(answer["picked"]), "who was picked holds the package, and nobody else"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quorum_is_reached_though_two_hosts_die(site: Site) -> None:
     """Eight hosts by count; two are killed while they pull: the command names them and succeeds, since the quorum holds the package."""
     digest = site.publish(8 * MIB)
@@ -178,7 +178,7 @@ def test_quorum_is_reached_though_two_hosts_die(site: Site) -> None:
     until(lambda: progress(site, "p1")["hosts_done"] == 7)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_tracker_that_is_killed_carries_on(site: Site) -> None:
     """Killed in the middle: what was asked for is in its database, and how far it is the agents say."""
     digest = site.publish(8 * MIB)
@@ -203,6 +203,7 @@ def test_a_tracker_that_is_killed_carries_on(site: Site) -> None:
     assert [row["bytes_missing"] for row in ranked] == [0, 0, 8 * MIB, 8 * MIB]
 
 
+@pytest.mark.slow
 def test_an_agent_that_was_restarted_still_keeps_and_is_released(site: Site) -> None:
     digest = site.publish(MIB)
     [agent, _] = start(site, 2)
@@ -228,7 +229,7 @@ def test_an_agent_that_was_restarted_still_keeps_and_is_released(site: Site) -> 
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_replicas_are_repaired(site: Site) -> None:
     """One copy in each zone; its host dies, and another of that zone takes its place."""
     digest = site.publish(MIB)
@@ -244,6 +245,7 @@ def test_replicas_are_repaired(site: Site) -> None:
     assert [each["host"] for each in progress(site, made["id"])["failures"]] == [first]
 
 
+@pytest.mark.slow
 def test_failures_of_hosts_are_named(site: Site) -> None:
     """A store without room for the package: the reason is the problem's, and the command fails."""
     digest = site.publish(4 * MIB)

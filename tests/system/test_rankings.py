@@ -46,6 +46,7 @@ def started(site: Site, *places: str) -> list[Agent]:
     return agents
 
 
+@pytest.mark.slow
 def test_whole_racks_and_roles_over_http_and_as_commands(site: Site) -> None:
     first, second = site.publish(MIB), site.publish(2 * MIB)
     one, two = reference(first), reference(second)
@@ -101,7 +102,7 @@ def publish(site: Site, source: Path, name: str) -> None:
     assert code == 0, errors
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_packs_that_went_when_their_tree_was_whole_are_not_missing(site: Site) -> None:
     """Nor are they for the next version, of which only what is new is counted; and when the tree goes they are missing again."""
     source = site.directory / "source"

@@ -23,6 +23,7 @@ def test_every_agent_gets_the_blob_and_the_origin_is_read_once(site: Site) -> No
     assert all(status.bytes_origin + status.bytes_peers == 24 * MIB for status in statuses)
 
 
+@pytest.mark.slow
 def test_a_killed_agent_goes_on_where_it_was(site: Site) -> None:
     """kill -9 at half: at most 16 pieces (of 64 KiB here) come twice."""
     digest = site.publish(32 * MIB)
@@ -44,6 +45,7 @@ def test_a_killed_agent_goes_on_where_it_was(site: Site) -> None:
         pulls[1].result()
 
 
+@pytest.mark.slow
 def test_transfers_survive_a_killed_tracker(site: Site) -> None:
     digest = site.publish(32 * MIB)
     site.origin.rate_bytes_s = 8 * MIB
@@ -57,6 +59,7 @@ def test_transfers_survive_a_killed_tracker(site: Site) -> None:
     assert site.origin_bytes(digest) <= 1.05 * 32 * MIB
 
 
+@pytest.mark.slow
 def test_transfers_end_without_a_tracker(site: Site) -> None:
     digest = site.publish(16 * MIB)
     site.origin.rate_bytes_s = 8 * MIB
@@ -68,6 +71,7 @@ def test_transfers_end_without_a_tracker(site: Site) -> None:
         assert pull.result().state == "done"
 
 
+@pytest.mark.slow
 def test_a_late_agent_is_served_by_peers_alone(site: Site) -> None:
     digest = site.publish(8 * MIB)
     first, second = site.agents(2)
@@ -77,6 +81,7 @@ def test_a_late_agent_is_served_by_peers_alone(site: Site) -> None:
     assert site.origin_bytes(digest) == read
 
 
+@pytest.mark.slow
 def test_what_peers_hold_is_served_while_the_origin_is_away(site: Site) -> None:
     digest = site.publish(8 * MIB)
     first, second = site.agents(2)
@@ -85,6 +90,7 @@ def test_what_peers_hold_is_served_while_the_origin_is_away(site: Site) -> None:
     assert second.pull(blob=digest).bytes_peers == 8 * MIB
 
 
+@pytest.mark.slow
 def test_a_clean_stop_exits_with_0_and_the_store_is_kept(site: Site) -> None:
     digest = site.publish(1 * MIB)
     (agent,) = site.agents(1)
@@ -95,6 +101,7 @@ def test_a_clean_stop_exits_with_0_and_the_store_is_kept(site: Site) -> None:
     assert agent.pull(blob=digest).bytes_cached == 1 * MIB
 
 
+@pytest.mark.slow
 def test_two_pulls_of_one_blob_fetch_it_once(site: Site) -> None:
     digest = site.publish(8 * MIB)
     agent = Agent(site, "alone").start()

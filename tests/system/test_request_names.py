@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from site_rig import Agent, Site, until
+
+pytestmark = pytest.mark.slow
 
 
 def lines(agent: Agent) -> list[dict[str, Any]]:

@@ -68,6 +68,7 @@ def two_seeds(site: Site) -> tuple[str, list[Agent]]:
     return digest, agents
 
 
+@pytest.mark.slow
 def test_a_swarm_brings_a_blob_to_all_and_the_origin_is_read_about_once(site: Site) -> None:
     """Pieces come from the origin at the holders of leases only, each for its stripe."""
     digest = site.publish(SIZE)
@@ -81,6 +82,7 @@ def test_a_swarm_brings_a_blob_to_all_and_the_origin_is_read_about_once(site: Si
     assert sum(agent.metric(BY_TREES) for agent in agents) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_an_agent_that_ends_in_the_middle_of_a_swarm_goes_on_where_it_was(site: Site, how: str) -> None:
     """What had verified is kept, and nothing else; a clean stop leaves libtorrent no time to hang."""
@@ -104,6 +106,7 @@ def test_an_agent_that_ends_in_the_middle_of_a_swarm_goes_on_where_it_was(site: 
     assert right(output(site, first), digest) and right(output(site, second), digest)
 
 
+@pytest.mark.slow
 def test_a_late_agent_fetches_from_the_seeds_and_not_from_the_origin(site: Site) -> None:
     digest = site.publish(SIZE // 4)
     first, second = site.agents(2, transport="swarm")
@@ -114,7 +117,7 @@ def test_a_late_agent_fetches_from_the_seeds_and_not_from_the_origin(site: Site)
     assert site.origin_bytes(digest) == read
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_transports_in_one_fleet(site: Site) -> None:
     """Those in trees get the pieces of parents that fetch from the swarm; where trees alone bring a stripe, the swarm is left for them."""
     digest = site.publish(SIZE)
@@ -126,6 +129,7 @@ def test_both_transports_in_one_fleet(site: Site) -> None:
     assert site.origin_bytes(digest) <= 1.1 * SIZE
 
 
+@pytest.mark.slow
 def test_a_blob_without_a_torrent_comes_by_trees_and_the_log_says_so(site: Site) -> None:
     path = site.directory / "content"
     path.write_bytes(b"x" * 3 * MIB)
@@ -140,6 +144,7 @@ def test_a_blob_without_a_torrent_comes_by_trees_and_the_log_says_so(site: Site)
         assert "has no torrent: it comes by trees" in agent.log.read_text()
 
 
+@pytest.mark.slow
 async def test_without_tracker_and_origin_the_rest_comes_from_a_swarm(site: Site) -> None:
     """Both die in the middle, and one client of another kind has the whole. Nothing comes twice but what was under way."""
     digest = site.publish(SIZE)
@@ -161,7 +166,7 @@ async def test_without_tracker_and_origin_the_rest_comes_from_a_swarm(site: Site
         assert sum(agent.metric(BY_BITTORRENT) for agent in agents) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_tracker_that_comes_back_finds_a_swarm_under_way(site: Site) -> None:
     """Tracker and roots die; hosts are in the swarm when the next tracker comes, and it plans around them."""
     digest = site.publish(SIZE)
@@ -182,6 +187,7 @@ def test_a_tracker_that_comes_back_finds_a_swarm_under_way(site: Site) -> None:
     assert site.origin_bytes(digest) <= 1.3 * SIZE
 
 
+@pytest.mark.slow
 def test_aria2_downloads_with_the_tracker_s_torrent_alone(site: Site) -> None:
     """Agents are its web seeds."""
     digest, _agents = two_seeds(site)
@@ -192,6 +198,7 @@ def test_aria2_downloads_with_the_tracker_s_torrent_alone(site: Site) -> None:
     assert right(target / hex_of(parse_digest(digest)), digest)
 
 
+@pytest.mark.slow
 def test_libtorrent_downloads_from_agents_that_start_bittorrent_when_it_knocks(site: Site) -> None:
     """By version 2, without web seeds: it finds the agents by the tracker's announce."""
     digest, agents = two_seeds(site)
@@ -220,6 +227,7 @@ def test_transmission_downloads_from_agents(site: Site) -> None:
         until(lambda: file.exists() and file.stat().st_size == SIZE // 4 and right(file, digest))
 
 
+@pytest.mark.slow
 def test_an_agent_downloads_from_a_seed_of_version_1_while_the_origin_is_off(site: Site) -> None:
     """Only aria2 has the blob; the tracker has kept what is small."""
     digest = site.publish(SIZE // 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from site_rig import Agent, Site
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "transfer"))
@@ -18,6 +19,7 @@ def options(authority: Authority, file: str) -> dict[str, str]:
     return {"tls_cert": str(files.certificate), "tls_key": str(files.key), "tls_ca": str(files.authority)}
 
 
+@pytest.mark.slow
 def test_agents_with_certificates_feed_each_other_and_nobody_else(site: Site) -> None:
     authority = Authority(site.directory)
     digest = site.publish(16 * MIB)

@@ -150,14 +150,15 @@ def check(site: Site, agent: Agent, seed: int, ways: tuple[str, ...]) -> None:
         chain.compare("v2", how, second)
 
 
-@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 25), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 25), marks=pytest.mark.long)])
 def test_a_generated_tree_and_its_next_version(site: Site, seeds: range) -> None:
     (agent,) = site.agents(1)
     for seed in seeds:
         check(site, agent, seed, ("erofs", "hardlink", "copy"))
 
 
-@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 13), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 13), marks=pytest.mark.long)])
 def test_the_same_from_a_store_on_btrfs(site: Site, tmp_path: Path, seeds: range) -> None:
     with mounted_btrfs(tmp_path) as btrfs:
         agent = Agent(site, "h0", store=str(btrfs / "store"))
@@ -169,6 +170,7 @@ def test_the_same_from_a_store_on_btrfs(site: Site, tmp_path: Path, seeds: range
         assert agent.stop() == 0
 
 
+@pytest.mark.slow
 def test_an_image_on_top_of_a_tree(site: Site) -> None:
     """An application as squashfs over a tree: what is neither in the image nor hidden by it is the tree's, times and all."""
     (agent,) = site.agents(1)
@@ -193,6 +195,7 @@ def test_an_image_on_top_of_a_tree(site: Site) -> None:
             assert [path for path in seen if seen[path] != wanted[path]] == []
 
 
+@pytest.mark.slow
 def test_a_file_that_is_nearly_all_hole(site: Site) -> None:
     """Neither packing nor pulling, showing or exporting makes it larger than its source; so it fits into a store that is smaller."""
     size = 5 * GIB

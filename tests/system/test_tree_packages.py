@@ -70,6 +70,7 @@ def shown(agent: Agent, reference: str, source: Path, *options: str) -> str:
     return str(status["how"])
 
 
+@pytest.mark.slow
 def test_every_way_can_be_forced(site: Site, source: Source, tmp_path: Path) -> None:
     """And one that does not work here, or is none, is refused with what to do."""
     source.publish("app:v1")
@@ -83,6 +84,7 @@ def test_every_way_can_be_forced(site: Site, source: Source, tmp_path: Path) -> 
     assert site.command(*where, "nonsense")[0] == 2
 
 
+@pytest.mark.slow
 def test_a_tree_and_its_second_version_reach_every_agent(site: Site, source: Source) -> None:
     source.publish("app:v1")
     agents = site.agents(4)
@@ -112,6 +114,7 @@ def test_a_tree_and_its_second_version_reach_every_agent(site: Site, source: Sou
     assert agents[0].pull(package="app:v1").bytes_peers == 0  # the first version is still here
 
 
+@pytest.mark.slow
 def test_of_a_pack_of_which_little_is_lacking_only_that_is_moved(site: Site, source: Source) -> None:
     """The second version was packed by somebody who did not know of the first: hosts that have that lack little of its packs."""
     source.publish("app:v1")
@@ -135,6 +138,7 @@ def test_of_a_pack_of_which_little_is_lacking_only_that_is_moved(site: Site, sou
     shown(late, "app:v2", source.path)
 
 
+@pytest.mark.slow
 def test_a_killed_agent_goes_on_with_a_tree(site: Site, source: Source) -> None:
     source.publish("app:v1")
     site.origin.rate_bytes_s = 4 * MIB
@@ -156,6 +160,7 @@ def test_a_killed_agent_goes_on_with_a_tree(site: Site, source: Source) -> None:
     shown(agent, "app:v1", source.path)
 
 
+@pytest.mark.slow
 def test_a_catalog_that_lies_shows_nothing(site: Site, source: Source) -> None:
     """A pack that does not hold what its catalog says, although every piece of it verifies."""
     from p2pdist.model.catalog import Catalog, decode_catalog, encode_catalog

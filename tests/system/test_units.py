@@ -44,7 +44,7 @@ done
 CLEAN = "ExecMainStatus=0 NRestarts=0 Result=success "
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.root,
     pytest.mark.timeout(280),
     pytest.mark.skipif(bool(missing()), reason=missing() or "it can run"),

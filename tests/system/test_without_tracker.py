@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
 from site_rig import Site, until
 
 MIB = 1 << 20
 SIZE = 24 * MIB
 
 
+@pytest.mark.slow
 def test_without_tracker_and_root_the_rest_complete_and_the_origin_is_read_about_once(site: Site) -> None:
     """Both are killed for good in the middle. The origin gives again only what the dead roots had not passed on."""
     digest = site.publish(SIZE)

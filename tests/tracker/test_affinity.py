@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,7 +90,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(STEPS)
 def test_it_agrees_with_the_slow_way_whatever_was_asked_before(steps: list[tuple[str, str, int, int]]) -> None:
     site = Site()
@@ -195,7 +196,7 @@ def test_picks_lack_least_and_then_spread_over_racks() -> None:
     assert site.affinity.pick(PARTS, ["h0"], 5) == ["h0"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 8)), min_size=1, max_size=9), st.integers(1, 10))
 def test_whole_racks_are_as_few_as_can_be(hosts: list[tuple[int, int]], count: int) -> None:
     """Against all choices of hosts: no other choice of as many hosts stands in fewer racks."""
@@ -237,7 +238,7 @@ def test_roles_get_distinct_hosts_and_who_is_good_for_one_role_only_goes_there()
         site.affinity.assign([Wanted("load", PARTS, 4)], list(site.fleet.hosts))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=8),
     st.lists(st.tuples(st.sets(st.integers(0, 3), min_size=1), st.integers(1, 3)), min_size=1, max_size=3),

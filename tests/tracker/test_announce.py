@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -513,7 +514,7 @@ STEPS = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEPS, max_size=60))
 def test_what_holds_whatever_is_announced(steps: list[Any]) -> None:
     """Nobody is told of himself, no seed of seeds, nobody twice; the counts are those of a plain list; nothing is left in the end."""

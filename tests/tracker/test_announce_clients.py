@@ -55,6 +55,7 @@ def peers(site: TorrentSite, *, seeds: bool) -> int:
     return sum(torrent.count(torrent.hashes[0], seeds=seeds) for torrent in site.service.announces._torrents.values())
 
 
+@pytest.mark.slow
 @needs_aria2
 async def test_aria2_downloads_from_a_seed_that_it_knows_from_here(site: TorrentSite, tmp_path: Path) -> None:
     data = content(20 * PIECE + 77)
@@ -104,6 +105,7 @@ async def test_libtorrent_downloads_a_package(site: TorrentSite, tmp_path: Path)
             assert [(tmp_path / "leech" / name).read_bytes() for name in names] == blobs
 
 
+@pytest.mark.slow
 @needs_aria2
 @pytest.mark.parametrize("version", [1, 2])
 async def test_aria2_downloads_from_an_agent_as_a_web_seed(site: TorrentSite, tmp_path: Path, version: int) -> None:

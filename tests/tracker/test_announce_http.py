@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, quote
 
 import libtorrent
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torrent_rig import TorrentSite, announce_query, content, torrent_site
@@ -217,7 +218,7 @@ def test_a_query_of_other_characters_is_refused() -> None:
             parse_query(raw)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(paths=st.lists(st.tuples(st.sampled_from(["/announce", "/scrape"]), QUERIES), max_size=8))
 def test_whatever_is_sent_is_answered_by_a_dictionary(tmp_path: Path, paths: list[Any]) -> None:
     async def work() -> None:

@@ -148,6 +148,7 @@ async def test_a_tracker_that_stops_ends_its_streams_in_order(http: aiohttp.Clie
             assert [kind async for kind, _ in events] == [], "a connection that was broken off would raise"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian package chromium)")
 async def test_five_thousand_hosts_are_shown_and_follow_what_happens() -> None:
     count = 5000

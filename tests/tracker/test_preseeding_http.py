@@ -336,6 +336,7 @@ async def test_ranking(layout: Path, blobs: list[Digest]) -> None:
             assert (await at.ask("POST", "/v1/rank", body))[0] == status, body
 
 
+@pytest.mark.slow
 async def test_two_trackers_on_one_database(layout: Path, blobs: list[Digest], postgresql: str) -> None:
     """What one is asked for, the other carries out for its hosts; either says how far it is, and either cancels."""
     async with (

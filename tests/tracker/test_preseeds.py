@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from preseed_world import SIZE, World
@@ -427,7 +428,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(1, 2), st.lists(st.sampled_from(ORDERS), min_size=1, max_size=3), STEPS)
 def test_in_the_end_exactly_those_keep_it_who_shall(
     trackers: int, orders: list[dict[str, Any]], steps: list[tuple[str, int]]

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_sixty_hosts_are_planned_and_report() -> None:
     words = ["--hosts", "60", "--pieces", "256", "--seconds", "1", "--report-interval", "0.5", "--json"]
     command = [sys.executable, "-m", "bench.tracker_load", *words]

@@ -134,6 +134,7 @@ def test_a_swarm_does_not_stand_still_while_those_who_lack_pieces_are_away() -> 
     assert rates.state(hosts.fleet.swarms[BLOB]) == "running"
 
 
+@pytest.mark.slow
 def test_one_look_visits_so_many_members_and_takes_swarms_in_turn() -> None:
     hosts = fleet_of(VISITS_MAX // 8 + 1)
     blobs: list[Digest] = [digest_of(b"%d" % number) for number in range(16)]

@@ -26,6 +26,7 @@ def willing(monkeypatch: pytest.MonkeyPatch, receiver: Receiver) -> None:
     monkeypatch.setattr(attended, "STALL_S", 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("willing")
 @pytest.mark.parametrize("part", [0, 3, 1000, PIECE + 8, PIECE + 500])
 async def test_a_reset_ends_the_stream_after_what_came_before(

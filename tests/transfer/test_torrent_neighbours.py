@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from swarm_rig import Events, Peer, sample, wait_until
 
 from p2pdist.store.blobs import BlobStore
@@ -14,6 +15,7 @@ from p2pdist.transfer.torrent_swarm import Swarm
 from p2pdist.transfer.torrent_transfer import TorrentTransfer
 
 
+@pytest.mark.slow
 def test_silent_neighbours_are_few_at_first_and_keep_nobody_waiting_for_long(tmp_path: Path) -> None:
     """Of thirty peers that answer nothing it meets no more than its share; then it meets more, among them the one that gives."""
     found = sample(9, 48)

@@ -41,6 +41,7 @@ def opened(stack: ExitStack, root: Path) -> BlobStore:
     return store
 
 
+@pytest.mark.slow
 def test_aria2_fetches_a_seeded_blob(stack: ExitStack, tmp_path: Path) -> None:
     """Of the store's file nothing changes, and there is no second one."""
     found = sample(1, COUNT)
