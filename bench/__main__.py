@@ -1,7 +1,8 @@
-"""Every benchmark, one table after the other, each with its bound and the ratio to it: `make bench`, or `python -m bench`.
+"""Every benchmark, one table after the other, each with its bound and the ratio to it: `make
+bench`, or `python -m bench`.
 
-Broadcasts over rate-limited network namespaces need root and the yardstick, a program of its own: name its swarm.py with --yardstick or the
-variable YARDSTICK. See bench/README.md.
+Broadcasts over rate-limited network namespaces need root and the yardstick, a program of its own:
+name its swarm.py with --yardstick or the variable YARDSTICK. See bench/README.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Broadcasts over rate-limited network namespaces, run by the yardstick: this system beside others on the same links.
+"""Broadcasts over rate-limited network namespaces, run by the yardstick: this system beside others
+on the same links.
 
-The yardstick is a program of its own, `swarm.py`; it builds the namespaces, lets a method distribute a random file, checks every copy and
-prints one line of JSON for a run. Methods are interleaved (A B C A B C), so a machine that changes its speed is fair to all of them.
+The yardstick is a program of its own, `swarm.py`; it builds the namespaces, lets a method
+distribute a random file, checks every copy and prints one line of JSON for a run. Methods are
+interleaved (A B C A B C), so a machine that changes its speed is fair to all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ IDLE_LEAST_PERCENT = 40.0
 
 RATIO_GOAL = 1.10
 COPIES_GOAL = 1.10
-"""Of this system without faults: the bound and the origin's bytes, headers counted. 1.05 is one copy."""
+"""Of this system without faults: the bound and the origin's bytes, headers counted. 1.05 is one
+copy."""
 
 MEMORY_SHARE = 0.6
 """Files of a run may take this part of the memory that is free; else they go to a disk."""
@@ -76,14 +79,16 @@ class Run:
 
 
 class Yardstick:
-    """Runs `swarm.py`. Its namespaces and its directory are named after this process, so several runs can share a machine."""
+    """Runs `swarm.py`. Its namespaces and its directory are named after this process, so several
+    runs can share a machine."""
 
     def __init__(self, program: Path, wait_idle: float = 0.0) -> None:
         self.program, self.wait_idle = program, wait_idle
         self.prefix = f"pb{os.getpid()}-"
 
     def run(self, method: Method, case: Case, number: int) -> Run:
-        """One run; a failure is part of what is returned. Whatever happens, nothing of it is left."""
+        """One run; a failure is part of what is returned. Whatever happens, nothing of it is
+        left."""
         case = method.adapted(case)
         work = Path(tempfile.mkdtemp(prefix="p2pdist-bench-", dir=room_for((case.links.hosts + 2) * case.links.size)))
         words = method.words(self.program, sys.executable)
@@ -140,7 +145,8 @@ def failure(figures: Figures) -> str:
 
 
 def room_for(size: int) -> str:
-    """A directory for so many bytes: in memory where they fit, so that no disk is measured, else on a disk."""
+    """A directory for so many bytes: in memory where they fit, so that no disk is measured, else on
+    a disk."""
     memory, shared = available_memory(), Path("/dev/shm")
     if shared.is_dir() and size < min(memory * MEMORY_SHARE, shutil.disk_usage(shared).free):
         return str(shared)
@@ -163,7 +169,8 @@ class Turn:
 
 
 def turns(methods: Sequence[Method], cases: Sequence[Case], repeat: int) -> Iterator[Turn]:
-    """Every method of every case once, then all of them again. What is run once is run in the first round."""
+    """Every method of every case once, then all of them again. What is run once is run in the first
+    round."""
     for number in range(repeat):
         for case in cases:
             for method in methods:
@@ -235,13 +242,15 @@ def remarks(cases: Sequence[Case]) -> list[str]:
 
 
 def bound_row(case: Case) -> list[str]:
-    """What the links allow: one copy from the origin, and everybody's copy sent once, with headers."""
+    """What the links allow: one copy from the origin, and everybody's copy sent once, with
+    headers."""
     once = figure(1 / WIRE_EFFICIENCY, 3)
     return ["the bound", figure(case.bound_s), figure(1.0, 3), once, once, "-", "-", ""]
 
 
 def side_by_side(case: Case, methods: Sequence[Method], runs: Sequence[Run], absent: dict[str, str]) -> str:
-    """The table of all methods on the same links. `absent` says of those that could not run what they lack."""
+    """The table of all methods on the same links. `absent` says of those that could not run what
+    they lack."""
     rows = []
     for method in methods:
         if method.name in absent:

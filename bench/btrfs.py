@@ -23,10 +23,12 @@ KERNEL_THREADS = 2
 """The parent of all threads of the kernel."""
 
 IMAGE_BYTES = 256 << 30
-"""Of the sparse image: more than any tree takes, and above the 50 GB from which on Btrfs allots metadata as on large disks."""
+"""Of the sparse image: more than any tree takes, and above the 50 GB from which on Btrfs allots
+metadata as on large disks."""
 
 LOOK_S = 0.25
-"""So often the threads of the kernel are looked at: what one took that ends between two looks is lost."""
+"""So often the threads of the kernel are looked at: what one took that ends between two looks is
+lost."""
 
 
 Lies = Literal["memory", "file"]
@@ -34,11 +36,13 @@ Lies = Literal["memory", "file"]
 
 @contextlib.contextmanager
 def device_image(place: Path, lies: Lies) -> Iterator[Path]:
-    """What stands for the disk: a sparse file without a name, in memory or below `place`, and the path by which other programs reach it as
-    long as this process holds it (proc_pid_fd(5)). It goes with whoever holds it, however that ends.
+    """What stands for the disk: a sparse file without a name, in memory or below `place`, and the
+    path by which other programs reach it as long as this process holds it (proc_pid_fd(5)). It goes
+    with whoever holds it, however that ends.
 
-    What one filesystem wrote stays allotted for the next, as the sectors of a disk do, so the first run over an image pays for its pages
-    or for the extents below it, and later ones do not: that one should not count."""
+    What one filesystem wrote stays allotted for the next, as the sectors of a disk do, so the first
+    run over an image pays for its pages or for the extents below it, and later ones do not: that
+    one should not count."""
     with _memory_file() if lies == "memory" else tempfile.TemporaryFile(dir=place) as file:
         file.truncate(IMAGE_BYTES)
         yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
@@ -50,8 +54,9 @@ def _memory_file() -> IO[bytes]:
 
 
 class Btrfs:
-    """A new Btrfs on an image, mounted on `place`, a directory that is made. At the end the mount, its loop device and the directory are
-    gone, also when it failed. The mount takes the loop device with it, so whoever unmounts it has cleaned up."""
+    """A new Btrfs on an image, mounted on `place`, a directory that is made. At the end the mount,
+    its loop device and the directory are gone, also when it failed. The mount takes the loop device
+    with it, so whoever unmounts it has cleaned up."""
 
     def __init__(self, place: Path, image: Path, compress: str) -> None:
         self.directory = place
@@ -69,7 +74,8 @@ class Btrfs:
 
     def _mount(self) -> None:
         self.device = call("losetup", "--find", "--show", str(self._image)).strip()
-        # Nothing is discarded: a disk does not have to find room for a sector that was written before.
+        # Nothing is discarded: a disk does not have to find room for a sector that was written
+        # before.
         options = ["noatime", "nodiscard", *([] if self._compress == "none" else [f"compress={self._compress}"])]
         try:
             call("mkfs.btrfs", "--quiet", "--force", "--nodiscard", self.device)
@@ -93,7 +99,8 @@ class Btrfs:
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds on the clock and of the processors, bytes that the device was given, and that are used more than before."""
+    """Seconds on the clock and of the processors, bytes that the device was given, and that are
+    used more than before."""
 
     seconds: float = 0.0
     cpu_s: float = 0.0
@@ -134,7 +141,8 @@ class Meter:
 
 
 class KernelClock:
-    """Processor time of all threads of the kernel within a `with` block; `own_s` is what the looking took of this process."""
+    """Processor time of all threads of the kernel within a `with` block; `own_s` is what the
+    looking took of this process."""
 
     def __init__(self) -> None:
         self.seconds = self.own_s = 0.0

@@ -1,7 +1,9 @@
-"""What is broadcast, over which links, and what goes wrong meanwhile: the same case as options of the yardstick and as a Scenario.
+"""What is broadcast, over which links, and what goes wrong meanwhile: the same case as options of
+the yardstick and as a Scenario.
 
-Rates are on the wire: a frame of 1,514 bytes carries 1,448 of payload, so a simulated link, which knows no headers, has 1448/1514 of the
-rate, and the bound of a case is in these payload bytes. A ratio to it of 1.00 is what the links allow, headers counted.
+Rates are on the wire: a frame of 1,514 bytes carries 1,448 of payload, so a simulated link, which
+knows no headers, has 1448/1514 of the rate, and the bound of a case is in these payload bytes. A
+ratio to it of 1.00 is what the links allow, headers counted.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ SPREAD = 0.5
 
 @dataclass(frozen=True)
 class Links:
-    """The network: hosts with equal links of `rate_mbit` each way, an origin of `origin_mbit`, and the size of the blob."""
+    """The network: hosts with equal links of `rate_mbit` each way, an origin of `origin_mbit`, and
+    the size of the blob."""
 
     hosts: int = 24
     size_mib: int = 64
@@ -48,10 +51,11 @@ def payload_bytes_s(rate_mbit: float) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """One way that a broadcast can go. `name` is what it is asked for by, `label` tells its variants apart. `slow` and `killed` are
-    numbers of hosts; a killed host is lost for good, silently, once the hosts hold half of the blob on average. `spread_s`: host i of N
-    joins at i/N of this time. With `restart` the tracker is killed at half and started again a second later. With `warm_mib` all hosts
-    first pull another blob of that size, which does not count."""
+    """One way that a broadcast can go. `name` is what it is asked for by, `label` tells its
+    variants apart. `slow` and `killed` are numbers of hosts; a killed host is lost for good,
+    silently, once the hosts hold half of the blob on average. `spread_s`: host i of N joins at i/N
+    of this time. With `restart` the tracker is killed at half and started again a second later.
+    With `warm_mib` all hosts first pull another blob of that size, which does not count."""
 
     name: str
     label: str

@@ -1,10 +1,12 @@
-"""CPU time per piece of agents in a chain on rate-limited links: one sends, one receives and forwards, one receives.
+"""CPU time per piece of agents in a chain on rate-limited links: one sends, one receives and
+forwards, one receives.
 
     python -m bench.chain [--rate-mbit 40] [--size-mib 64] [--rounds 3] [--json]     (root: it makes three network namespaces)
 
-Every host is a process with a real store, uplink and download core, in a namespace of its own behind links of the given rate (tbf), as
-in a broadcast, but without a tracker. CPU-seconds are user and system time of each process (getrusage) from the first to the last
-piece. Shaped links matter: data then arrives packet by packet, and not a whole piece at a time as on loopback.
+Every host is a process with a real store, uplink and download core, in a namespace of its own
+behind links of the given rate (tbf), as in a broadcast, but without a tracker. CPU-seconds are user
+and system time of each process (getrusage) from the first to the last piece. Shaped links matter:
+data then arrives packet by packet, and not a whole piece at a time as on loopback.
 """
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ class Host:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Fetch from --parent, if there is one, and serve; answers a line on standard input with the CPU-seconds used so far."""
+    """Fetch from --parent, if there is one, and serve; answers a line on standard input with the
+    CPU-seconds used so far."""
     encoded = await asyncio.to_thread(Path(options.pieces).read_bytes)
     pieces = PieceList.decode(encoded)
     stripes = pieces.layout.stripes
@@ -134,7 +137,8 @@ def cpu_s() -> float:
 
 @contextlib.contextmanager
 def links(rate_mbit: int) -> Iterator[list[str]]:
-    """Three namespaces in a row; the middle one has a link to each neighbour. Yields their names."""
+    """Three namespaces in a row; the middle one has a link to each neighbour. Yields their
+    names."""
     spaces = [f"chain{os.getpid()}-{number}" for number in range(3)]
     shape = f"root tbf rate {rate_mbit}mbit burst 64kb latency 50ms"
     try:

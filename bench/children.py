@@ -1,4 +1,5 @@
-"""Processes that a benchmark starts of itself, which answer lines on standard input with lines on standard output."""
+"""Processes that a benchmark starts of itself, which answer lines on standard input with lines on
+standard output."""
 
 from __future__ import annotations
 

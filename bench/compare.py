@@ -1,7 +1,8 @@
 """The same case simulated and real: how far the simulator can be trusted.
 
-Both ratios are to the same bound (bench/cases.py). A simulated case is run with several seeds and its median taken. A host that is
-killed "at half" dies in the simulation at half of the time that the same case takes without the loss.
+Both ratios are to the same bound (bench/cases.py). A simulated case is run with several seeds and
+its median taken. A host that is killed "at half" dies in the simulation at half of the time that
+the same case takes without the loss.
 """
 
 from __future__ import annotations

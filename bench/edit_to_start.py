@@ -1,12 +1,14 @@
-"""From an edit to running programs: pack, push, and the program's first line on every agent; and how long a package takes to be shown.
+"""From an edit to running programs: pack, push, and the program's first line on every agent; and
+how long a package takes to be shown.
 
     python -m bench.edit_to_start --tree generated --files 200000 --size-mib 5000 --agents 8
 
-The package is pulled by every agent in its first version; then one file is edited, several times, of which the best and the median count.
-Beside the time stands what all processes together took of the processors, which a busy machine changes less. Everything is a process of
-its own on this machine, below TMPDIR, and is removed afterwards. Each agent has a store of its own, so 5 GB on 8 agents take 65 GB
-there: eight copies and the source as files, and what was packed in the layout, at the origin and at each agent, which gives it to
-others. Showing needs root, or is materialized.
+The package is pulled by every agent in its first version; then one file is edited, several times,
+of which the best and the median count. Beside the time stands what all processes together took of
+the processors, which a busy machine changes less. Everything is a process of its own on this
+machine, below TMPDIR, and is removed afterwards. Each agent has a store of its own, so 5 GB on 8
+agents take 65 GB there: eight copies and the source as files, and what was packed in the layout, at
+the origin and at each agent, which gives it to others. Showing needs root, or is materialized.
 """
 
 from __future__ import annotations
@@ -151,8 +153,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def needed_bytes(files: int, size: int, agents: int, edits: int) -> int:
-    """What a generated tree and all that is made of it take: as files at the source and the agents; as packs, a third of it, in the layout,
-    at the origin and at the agents; as an image for each version at each agent."""
+    """What a generated tree and all that is made of it take: as files at the source and the agents;
+    as packs, a third of it, in the layout, at the origin and at the agents; as an image for each
+    version at each agent."""
     copies = (1 + agents) * (size + FILE_BYTES * files)
     return copies + (2 + agents) * size // 3 + agents * (2 + edits) * IMAGE_BYTES * files
 

@@ -1,16 +1,20 @@
-"""Encoded writes: a tree's objects made on Btrfs from its packs, with the stored blocks as they are and with what they decompress to.
+"""Encoded writes: a tree's objects made on Btrfs from its packs, with the stored blocks as they are
+and with what they decompress to.
 
-    sudo python -m bench.encoded_writes --tree generated --files 200000 --size-mib 5000
-    sudo python -m bench.encoded_writes --tree environment --compress zstd --image memory file --json
+    sudo python -m bench.encoded_writes --tree generated --files 200000 --size-mib 5000 sudo python
+    -m bench.encoded_writes --tree environment --compress zstd --image memory file --json
 
-Each run has a new Btrfs, where the packs lie already, and ends when the filesystem has brought everything to its device: a loop device
-whose image is kept in memory, so that the filesystem is measured and not what lies below it, or with --image file in a sparse file below
-TMPDIR. A run that does not count comes first and has the image allotted. Both ways are the store's own code; the second is what it does
-where encoded writes are refused. `fill` is all that a pull does with packs: read, decompress, verify, write. `write` begins with verified
-frames, which the first way hands to the filesystem and the second decompresses and writes; what verifying takes is in neither.
+Each run has a new Btrfs, where the packs lie already, and ends when the filesystem has brought
+everything to its device: a loop device whose image is kept in memory, so that the filesystem is
+measured and not what lies below it, or with --image file in a sparse file below TMPDIR. A run that
+does not count comes first and has the image allotted. Both ways are the store's own code; the
+second is what it does where encoded writes are refused. `fill` is all that a pull does with packs:
+read, decompress, verify, write. `write` begins with verified frames, which the first way hands to
+the filesystem and the second decompresses and writes; what verifying takes is in neither.
 
-With compress=zstd both end with the same compressed extents; without, the second writes as much as it read. Processor time is that of this
-process and of all threads of the kernel, so nothing else may write meanwhile. Needs root and btrfs-progs.
+With compress=zstd both end with the same compressed extents; without, the second writes as much as
+it read. Processor time is that of this process and of all threads of the kernel, so nothing else
+may write meanwhile. Needs root and btrfs-progs.
 """
 
 from __future__ import annotations
@@ -50,8 +54,8 @@ FILE_BYTES = 6000
 
 @dataclass(frozen=True)
 class Row:
-    """What one way took for one step, medians of the runs; `image` says where the filesystem lay, and `encoded_bytes` of the contents
-    were written as they were stored."""
+    """What one way took for one step, medians of the runs; `image` says where the filesystem lay,
+    and `encoded_bytes` of the contents were written as they were stored."""
 
     tree: str
     image: str
@@ -92,8 +96,8 @@ def run_once(where: Path, image: Path, packed: Packed, compress: str, step: str,
 
 
 def allot(where: Path, image: Path, packed: Packed) -> None:
-    """Write to a new image once what takes most of it: the first to write pays for the image's pages or extents, and would always be the
-    same way."""
+    """Write to a new image once what takes most of it: the first to write pays for the image's
+    pages or extents, and would always be the same way."""
     spent, _ = run_once(where, image, packed, "none", "write", WAYS[1])
     say(f"    to allot the image, not counted: {told(spent)}")
 
@@ -212,7 +216,8 @@ def filesystem_bytes(size: int, files: int) -> int:
 
 
 def check_memory(size: int, files: int) -> None:
-    """Raises NoRoom where an image in memory does not fit, which would end with whatever the kernel kills."""
+    """Raises NoRoom where an image in memory does not fit, which would end with whatever the kernel
+    kills."""
     needed, available = filesystem_bytes(size, files) + PROCESS_BYTES, available_memory()
     if available < needed:
         raise NoRoom(

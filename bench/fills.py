@@ -91,7 +91,8 @@ class Content:
 
 @dataclass(frozen=True)
 class Verified:
-    """A content with its chunks as stored and, unless they are to be decompressed by the writing, what they decode to."""
+    """A content with its chunks as stored and, unless they are to be decompressed by the writing,
+    what they decode to."""
 
     content: Content
     stored: Sequence[memoryview]
@@ -99,7 +100,8 @@ class Verified:
 
 
 def write(store: BlobStore, packed: Packed, meter: Meter) -> None:
-    """Write what has verified: reading, verifying and, where it serves that alone, decompressing is not counted."""
+    """Write what has verified: reading, verifying and, where it serves that alone, decompressing is
+    not counted."""
     with store.trees.lacks(packed.root.digest, packed.catalogs) as lack:
         contents = _contents(lack)
         objects, keep = store.objects, store.objects.encoded.works
@@ -135,7 +137,8 @@ def _some(contents: Iterator[Content]) -> Iterator[Content]:
 
 
 def _verified(store: BlobStore, decoder: Decoder, content: Content, keep: bool) -> Verified:
-    """The chunks of a content. `keep` what they decode to: bytes of its own, since a decoder's memory is good for one chunk."""
+    """The chunks of a content. `keep` what they decode to: bytes of its own, since a decoder's
+    memory is good for one chunk."""
     found: list[memoryview] = []
     data: list[bytes | memoryview] = []
     for part in content.parts:

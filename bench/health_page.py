@@ -1,12 +1,16 @@
-"""What an update costs the page of swarm health: a headless Chromium watches a tracker on loopback whose hosts are spoken for.
+"""What an update costs the page of swarm health: a headless Chromium watches a tracker on loopback
+whose hosts are spoken for.
 
     python -m bench.health_page --hosts 5000 --updates 100
 
-Every second all hosts have come further, some went away and others came back, and edges of the tree have moved. Two things are measured for
-each update, in the page: the time that all of it took on the page's own thread, and the longest time without a break, in which the page
-does not answer. Both are by the clock, so whatever else the machine did meanwhile is in them. Beside them stands the processor time that
-the page's thread took for an update, with styles, layout and painting, as Chromium counts it. The goal is 30 ms for each single update,
-of the clock on a machine that does nothing else, and of the processor on any. The first update, which says everything, stands on its own.
+Every second all hosts have come further, some went away and others came back, and edges of the tree
+have moved. Two things are measured for each update, in the page: the time that all of it took on
+the page's own thread, and the longest time without a break, in which the page does not answer. Both
+are by the clock, so whatever else the machine did meanwhile is in them. Beside them stands the
+processor time that the page's thread took for an update, with styles, layout and painting, as
+Chromium counts it. The goal is 30 ms for each single update, of the clock on a machine that does
+nothing else, and of the processor on any. The first update, which says everything, stands on its
+own.
 """
 
 from __future__ import annotations
@@ -71,7 +75,8 @@ def main() -> int:
 
 
 async def measure(count: int, updates: int) -> dict[str, Any]:
-    """Figures in milliseconds: of the first update, and median, p99 and worst of those that follow."""
+    """Figures in milliseconds: of the first update, and median, p99 and worst of those that
+    follow."""
     hosts = fleet_of(count)
     join_all(hosts)
     async with tracker_of(hosts) as (_, url), browser(url + "/") as page:
@@ -129,7 +134,8 @@ class Play:
 
 
 async def cpu_ms(page: Page) -> float:
-    """Milliseconds of processor time that the page's thread has taken, but for what it was asked by this program."""
+    """Milliseconds of processor time that the page's thread has taken, but for what it was asked by
+    this program."""
     metrics = (await page.call("Performance.getMetrics"))["metrics"]
     seconds = {str(each["name"]): float(each["value"]) for each in metrics}
     return 1000 * (seconds["TaskDuration"] - seconds.get("DevToolsCommandDuration", 0.0))

@@ -1,4 +1,5 @@
-"""A tracker, agents and an origin of a benchmark's own on this machine, each a process of its own."""
+"""A tracker, agents and an origin of a benchmark's own on this machine, each a process of its
+own."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ class Installation:
         return json.loads(call(self.program, *words, "--json"))
 
     def start(self, reference: str) -> list[float]:
-        """Run a package on every agent at the same time; when the first line of each program came, on the monotonic clock."""
+        """Run a package on every agent at the same time; when the first line of each program came,
+        on the monotonic clock."""
         with ThreadPoolExecutor(len(self.sockets)) as pool:
             return list(pool.map(lambda path: self._first_line(path, reference), self.sockets))
 
@@ -103,7 +105,8 @@ class Installation:
         return came
 
     def cpu_s(self) -> tuple[float, float]:
-        """Seconds that all commands that have ended took of the processors; and tracker and agents."""
+        """Seconds that all commands that have ended took of the processors; and tracker and
+        agents."""
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         return ended.ru_utime + ended.ru_stime, sum(_cpu_s(process.pid) for process in self._processes)
 

@@ -1,6 +1,8 @@
-"""The hosts of tracker_load.py: a process that holds one session per host and speaks for all of them.
+"""The hosts of tracker_load.py: a process that holds one session per host and speaks for all of
+them.
 
-It speaks just enough of RFC 6455 (frames masked with zeros) to cost a fraction of what the tracker takes.
+It speaks just enough of RFC 6455 (frames masked with zeros) to cost a fraction of what the tracker
+takes.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ RACK_HOSTS = 40
 WELCOME_TIMEOUT_S = 60.0
 JOIN_TIMEOUT_S = 300.0
 QUIET_S, QUIET_WITHIN_S = 2.0, 10.0
-"""QUIET_S without an Assign, and the plan has settled; a tracker that still moves hosts QUIET_WITHIN_S after the plan was whole is not
-waited for."""
+"""QUIET_S without an Assign, and the plan has settled; a tracker that still moves hosts
+QUIET_WITHIN_S after the plan was whole is not waited for."""
 
 REPORT_SLOT_S = 0.01
 UPLOAD_BYTES_S = 40e6
@@ -248,7 +250,8 @@ class Load:
 
 
 def clients(commands: Connection, port: int, chosen: argparse.Namespace) -> None:
-    """The client process: does what it is told, one command after the other, and answers with figures."""
+    """The client process: does what it is told, one command after the other, and answers with
+    figures."""
     raise_file_limit()
 
     async def work() -> None:

@@ -1,16 +1,20 @@
-"""Piece streams between two processes on loopback, beside nginx -> curl in the same run; plain, and over TLS on both.
+"""Piece streams between two processes on loopback, beside nginx -> curl in the same run; plain, and
+over TLS on both.
 
     python -m bench.loopback [--size-mib 1024] [--rounds 3] [--json]
 
-One process serves a blob with p2pdist.transfer.server, another receives it in 4 stripes, verifies each piece (BLAKE3) and writes it
-with pwrite over a file that exists already: the first touch of fresh memory is slow and not what is measured. curl writes over the
-same file, without truncating it and without verifying anything. Every figure is the median of the rounds; the ratio is to the better
-of two runs of nginx -> curl, one before and one after; CPU-seconds are user and system time of the receiving (rx) and sending (tx)
-process per GiB; memory is the most that either process had resident (VmHWM).
+One process serves a blob with p2pdist.transfer.server, another receives it in 4 stripes, verifies
+each piece (BLAKE3) and writes it with pwrite over a file that exists already: the first touch of
+fresh memory is slow and not what is measured. curl writes over the same file, without truncating it
+and without verifying anything. Every figure is the median of the rounds; the ratio is to the better
+of two runs of nginx -> curl, one before and one after; CPU-seconds are user and system time of the
+receiving (rx) and sending (tx) process per GiB; memory is the most that either process had resident
+(VmHWM).
 
-All senders use the congestion control named in the output (default cubic): it is set on the listening sockets (TCP_CONGESTION), from
-which accepted ones inherit it, and nginx is handed such a socket too. On the receiving side it decides nothing.
-TLS is 1.3 with certificates on both sides, for both.
+All senders use the congestion control named in the output (default cubic): it is set on the
+listening sockets (TCP_CONGESTION), from which accepted ones inherit it, and nginx is handed such a
+socket too. On the receiving side it decides nothing. TLS is 1.3 with certificates on both sides,
+for both.
 """
 
 from __future__ import annotations
@@ -46,13 +50,15 @@ from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEv
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 RATIO_GOAL, RX_GOAL, TX_GOAL, RSS_GOAL_MB, TLS_GOAL_GB_S = 0.6, 0.6, 0.2, 300, 1.0
-"""Throughput to that of nginx -> curl; CPU-seconds per GiB; memory. Over TLS either the ratio or the GB/s will do."""
+"""Throughput to that of nginx -> curl; CPU-seconds per GiB; memory. Over TLS either the ratio or
+the GB/s will do."""
 
 GIB = 1 << 30
 DIGEST = Digest("sha256:" + "0" * 64)
 CHUNK = 64 << 10
-"""Files are filled in writes no larger than the smallest piece. Larger ones make ext4 keep larger folios, and every small write that
-overwrites part of a large folio is then slower: curl fell from 4.1 to 2.1 GB/s over a file that had been filled 8 MiB at a time."""
+"""Files are filled in writes no larger than the smallest piece. Larger ones make ext4 keep larger
+folios, and every small write that overwrites part of a large folio is then slower: curl fell from
+4.1 to 2.1 GB/s over a file that had been filled 8 MiB at a time."""
 
 
 def cpu_s(who: int = resource.RUSAGE_SELF) -> float:
@@ -109,7 +115,8 @@ class AlwaysNext:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Serve until standard input ends; each line that comes is answered with the CPU-seconds used so far."""
+    """Serve until standard input ends; each line that comes is answered with the CPU-seconds used
+    so far."""
     descriptor = os.open(options.source, os.O_RDONLY)
     layout = PieceLayout(os.fstat(descriptor).st_size, options.piece)
 
@@ -225,7 +232,8 @@ NGINX_TLS = """ssl; ssl_protocols TLSv1.3; ssl_certificate {0}/cert.pem; ssl_cer
 def nginx_to_curl(
     options: argparse.Namespace, source: Path, destination: Path, run: Path, certificates: Path | None
 ) -> dict[str, Any] | None:
-    """One connection, nothing verified. nginx adopts our listening socket, as in its change of binaries, and so its options."""
+    """One connection, nothing verified. nginx adopts our listening socket, as in its change of
+    binaries, and so its options."""
     if not shutil.which("nginx") or not shutil.which("curl"):
         return None
     run.mkdir(exist_ok=True)
@@ -269,7 +277,8 @@ def make_certificate(directory: Path) -> Path | None:
 
 
 def process_cpu_s(pid: int) -> float:
-    """User and system time of a process and its children that run (proc(5), stat; in ticks of 10 ms)."""
+    """User and system time of a process and its children that run (proc(5), stat; in ticks of 10
+    ms)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -297,7 +306,8 @@ def fill(path: Path, size: int) -> None:
 
 
 def compare(options: argparse.Namespace, directory: Path, certificates: Path | None) -> list[dict[str, Any]]:
-    """All rows, plain or over TLS, each stream with its ratio to nginx -> curl and whether it meets the goals."""
+    """All rows, plain or over TLS, each stream with its ratio to nginx -> curl and whether it meets
+    the goals."""
     source, destination, run = directory / "source", directory / "destination", directory / "run"
     plain = [nginx_to_curl(options, source, destination, run, certificates)]
     rows = [streams(options, piece << 10, source, destination, certificates) for piece in options.pieces_kib]

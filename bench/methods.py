@@ -1,4 +1,5 @@
-"""The ways to distribute a file that are measured side by side, each as words that start the yardstick."""
+"""The ways to distribute a file that are measured side by side, each as words that start the
+yardstick."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ LONG_S = 180.0
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table. `options` are the yardstick's; `programs` are those that must be there, `torrent` says that libtorrent must be,
-    too. `once`: from the origin to everyone, so slow that it is run once, and with a smaller blob where that is still too long."""
+    """A row of the table. `options` are the yardstick's; `programs` are those that must be there,
+    `torrent` says that libtorrent must be, too. `once`: from the origin to everyone, so slow that
+    it is run once, and with a smaller blob where that is still too long."""
 
     name: str
     title: str
@@ -45,7 +47,8 @@ class Method:
         return ", ".join(absent)
 
     def adapted(self, case: Case) -> Case:
-        """The case as this method is given it: with a smaller blob, if it would take longer than LONG_S."""
+        """The case as this method is given it: with a smaller blob, if it would take longer than
+        LONG_S."""
         if not self.once:
             return case
         size_mib = min(case.links.size_mib, max(1, int(case.links.size_mib * LONG_S / one_by_one_s(case.links))))

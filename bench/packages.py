@@ -1,9 +1,11 @@
-"""Packages: packing, packing again, moving an edit, showing; beside casync and restic on the same directories.
+"""Packages: packing, packing again, moving an edit, showing; beside casync and restic on the same
+directories.
 
     python -m bench.packages --tree generated --repeat 3
     python -m bench.packages --tree environment generated large --json
 
-Everything lies below TMPDIR and is removed afterwards. Page caches are warm: a directory is read once before it is packed.
+Everything lies below TMPDIR and is removed afterwards. Page caches are warm: a directory is read
+once before it is packed.
 """
 
 from __future__ import annotations
@@ -47,8 +49,9 @@ COMPARED = {
 
 @dataclass(frozen=True)
 class Row:
-    """What one tool did with one directory: seconds to pack it, to pack it again unchanged and after an edit; bytes that lie in its place
-    after the first, and that each of the others added."""
+    """What one tool did with one directory: seconds to pack it, to pack it again unchanged and
+    after an edit; bytes that lie in its place after the first, and that each of the others
+    added."""
 
     tree: str
     tool: str

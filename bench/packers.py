@@ -1,4 +1,5 @@
-"""What the benchmark of packages compares: this system, casync and restic, each packing a directory into a place of its own."""
+"""What the benchmark of packages compares: this system, casync and restic, each packing a directory
+into a place of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ CALL_S = 900.0
 
 @dataclass(frozen=True)
 class Packing:
-    """One packing: wall-clock seconds, and the bytes that came to lie in the place where hosts read."""
+    """One packing: wall-clock seconds, and the bytes that came to lie in the place where hosts
+    read."""
 
     seconds: float
     bytes_moved: int

@@ -1,6 +1,8 @@
-"""The benchmarks that are programs of their own (they take --json), each read into lines of figure, bound, ratio and goal.
+"""The benchmarks that are programs of their own (they take --json), each read into lines of figure,
+bound, ratio and goal.
 
-A ratio is always measured time over the least possible time, so 1.00 is perfect and smaller is better.
+A ratio is always measured time over the least possible time, so 1.00 is perfect and smaller is
+better.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ TIMEOUT_S = 900.0
 
 SIMULATED_GOAL = 1.05
 PLANNED_GOAL_S, SILENT_GOAL_S, SHARE_GOAL = 5.0, 1.0, 0.5
-"""Of a tracker: until all hosts that join at once have their parents, the longest that it left /healthz unanswered, and the part of
-one core that steady reports take."""
+"""Of a tracker: until all hosts that join at once have their parents, the longest that it left
+/healthz unanswered, and the part of one core that steady reports take."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One figure. `measured` and `bound` are written with their units; `goal` is the text of a goal, `met` None without one."""
+    """One figure. `measured` and `bound` are written with their units; `goal` is the text of a
+    goal, `met` None without one."""
 
     what: str
     measured: str
@@ -42,7 +45,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Part:
-    """A program: its title, what starts it, its file (or nothing when it is part of the product), and how its document is read."""
+    """A program: its title, what starts it, its file (or nothing when it is part of the product),
+    and how its document is read."""
 
     title: str
     words: tuple[str, ...]
@@ -107,10 +111,12 @@ def _simulate(hosts: int) -> tuple[str, ...]:
 
 
 def measure(part: Part) -> Outcome:
-    """Run a part to its end. A program that is not there, fails, or says what cannot be read is an outcome with an error."""
+    """Run a part to its end. A program that is not there, fails, or says what cannot be read is an
+    outcome with an error."""
     if part.file is not None and not part.file.exists():
         return Outcome(part.title, [], {}, f"{part.file.name} is missing from {part.file.parent.name}/")
-    # Programs put their files into a directory of ours, which goes even when one of them has to be killed.
+    # Programs put their files into a directory of ours, which goes even when one of them has to be
+    # killed.
     directory = tempfile.mkdtemp(prefix="p2pdist-bench-")
     Path(directory).chmod(0o755)  # nginx reads as another user
     try:
@@ -135,8 +141,8 @@ def measure(part: Part) -> Outcome:
 
 
 def loopback_lines(document: dict[str, Any]) -> list[Line]:
-    """Throughput of streams, plain and over TLS; the bound is nginx to curl the same way in the same run, the better of its figures.
-    The goals are the program's own."""
+    """Throughput of streams, plain and over TLS; the bound is nginx to curl the same way in the
+    same run, the better of its figures. The goals are the program's own."""
     return [line for name in ("rows", "tls_rows") for line in _streams(document.get(name, []))]
 
 
@@ -158,7 +164,8 @@ def _streams(rows: list[dict[str, Any]]) -> list[Line]:
 
 
 def tracker_lines(document: dict[str, Any]) -> list[Line]:
-    """Sessions and joins, whose bound is the tracker's one core, never idle; and steady reports, whose bound is that core, wholly busy."""
+    """Sessions and joins, whose bound is the tracker's one core, never idle; and steady reports,
+    whose bound is that core, wholly busy."""
     lines: list[Line] = []
     hosts = document["hosts"]
     for name in ("at-once", "connecting"):

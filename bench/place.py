@@ -1,7 +1,9 @@
-"""Where a benchmark keeps files by the million: is there room before it begins, and nothing left after it ends.
+"""Where a benchmark keeps files by the million: is there room before it begins, and nothing left
+after it ends.
 
-Removing two million files takes minutes, and what is mounted below must not be walked. So removal unmounts first, has rm(1) remove several
-directories at once, and ends after a time that is known; what is left then is named.
+Removing two million files takes minutes, and what is mounted below must not be walked. So removal
+unmounts first, has rm(1) remove several directories at once, and ends after a time that is known;
+what is left then is named.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ def available_memory() -> int:
 
 @contextlib.contextmanager
 def place(prefix: str, *, needed: int) -> Iterator[Path]:
-    """A new directory below TMPDIR, removed afterwards, also when this process is told to end by SIGTERM. Raises NoRoom at once where
-    there are not `needed` bytes and some to spare."""
+    """A new directory below TMPDIR, removed afterwards, also when this process is told to end by
+    SIGTERM. Raises NoRoom at once where there are not `needed` bytes and some to spare."""
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if free < needed + SPARE_BYTES:
         raise NoRoom(
@@ -56,7 +58,8 @@ def place(prefix: str, *, needed: int) -> Iterator[Path]:
 
 
 def remove(directory: Path, *, within_s: float = REMOVED_WITHIN_S) -> bool:
-    """Remove a directory with all that is in it; False where that was not done in time or failed."""
+    """Remove a directory with all that is in it; False where that was not done in time or
+    failed."""
     deadline = time.monotonic() + within_s
     root = directory.resolve()
     for each in reversed(mounted()):
@@ -70,7 +73,8 @@ def remove(directory: Path, *, within_s: float = REMOVED_WITHIN_S) -> bool:
 
 
 def _removed(shares: list[list[Path]], deadline: float) -> bool:
-    """Remove these paths, each share by a process of its own; False where that was not done in time or failed."""
+    """Remove these paths, each share by a process of its own; False where that was not done in time
+    or failed."""
     removers = [_remover(share) for share in shares if share]
     try:
         codes = [remover.wait(max(0.0, deadline - time.monotonic())) for remover in removers]

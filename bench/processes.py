@@ -1,8 +1,10 @@
-"""Starting a benchmark's program so that nothing of it outlives the run: not on Ctrl-C, not on failure, not when it takes too long.
+"""Starting a benchmark's program so that nothing of it outlives the run: not on Ctrl-C, not on
+failure, not when it takes too long.
 
-A program runs in a session of its own, so Ctrl-C on the terminal reaches only this process. It then interrupts the program, gives it
-time to tidy up, and ends what is left of its group. What the program puts into network namespaces has groups of its own; it is found
-by the namespaces' prefix (remove_network).
+A program runs in a session of its own, so Ctrl-C on the terminal reaches only this process. It then
+interrupts the program, gives it time to tidy up, and ends what is left of its group. What the
+program puts into network namespaces has groups of its own; it is found by the namespaces' prefix
+(remove_network).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ CPU_ACCOUNTS = Path("/sys/fs/cgroup/cpuacct")
 
 
 class ProgramFailed(Exception):
-    """A program could not be run to its end; the text says which and why, with the last lines that it wrote."""
+    """A program could not be run to its end; the text says which and why, with the last lines that
+    it wrote."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def run(words: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> Ended:
-    """Run a program to its end. Raises ProgramFailed when it cannot be started or takes longer than `timeout_s`; whatever happens,
-    it has ended afterwards."""
+    """Run a program to its end. Raises ProgramFailed when it cannot be started or takes longer than
+    `timeout_s`; whatever happens, it has ended afterwards."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process: subprocess.Popen[bytes] | None = None
         late = False
@@ -112,7 +115,8 @@ def _disturbable() -> None:
 
 
 def remove_network(prefix: str) -> None:
-    """End the processes in all network namespaces of this prefix, and remove these and the account of their CPU time."""
+    """End the processes in all network namespaces of this prefix, and remove these and the account
+    of their CPU time."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
     names = [line.split()[0] for line in listed.splitlines() if line.startswith(prefix)]
     for name in names:

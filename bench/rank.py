@@ -2,9 +2,10 @@
 
     python bench/rank.py --hosts 10000 --blobs 20 --json
 
-The tracker's own core, filled as agents fill it: a share of the hosts holds every blob, a share holds part of them, the rest nothing. Each
-question ranks hosts and encodes the answer; while it does, the tracker serves no session. The goal is 50 ms of CPU, for the first
-question about a package, too. Each round asks a fleet that was made anew.
+The tracker's own core, filled as agents fill it: a share of the hosts holds every blob, a share
+holds part of them, the rest nothing. Each question ranks hosts and encodes the answer; while it
+does, the tracker serves no session. The goal is 50 ms of CPU, for the first question about a
+package, too. Each round asks a fleet that was made anew.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def blobs(count: int) -> list[Digest]:
 
 
 def filled(hosts: int, digests: list[Digest]) -> Fleet:
-    """A fleet in which a third of the hosts has everything, a third nothing and a third some pieces of each blob."""
+    """A fleet in which a third of the hosts has everything, a third nothing and a third some pieces
+    of each blob."""
     fleet, chance = Fleet(started_at=-1000.0), random.Random(1)
     layout = PieceLayout(SIZE, PIECE)
     whole = tuple(len(range(stripe, layout.count, layout.stripes)) for stripe in range(layout.stripes))

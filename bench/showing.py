@@ -1,15 +1,19 @@
-"""Showing: how long a package of one tree takes to be shown from a warm store, way by way, and to be walked.
+"""Showing: how long a package of one tree takes to be shown from a warm store, way by way, and to
+be walked.
 
     sudo python -m bench.showing --tree generated --how erofs hardlink
     sudo python -m bench.showing --tree environment --on here btrfs --json
 
-One agent has pulled the package. It shows it, and find(1) walks it, at one place after the other; the first time a way is taken stands by
-itself, since it may make what later times find, such as the EROFS image, and of the others the median counts. What is shown is taken down
-when all have been measured: ext4 without a journal goes past the inodes of what was removed in the last minutes whenever it makes a file
-(recently_deleted in Linux, fs/ext4/ialloc.c), which would be measured instead. Copies are taken down at once, for want of room.
+One agent has pulled the package. It shows it, and find(1) walks it, at one place after the other;
+the first time a way is taken stands by itself, since it may make what later times find, such as the
+EROFS image, and of the others the median counts. What is shown is taken down when all have been
+measured: ext4 without a journal goes past the inodes of what was removed in the last minutes
+whenever it makes a file (recently_deleted in Linux, fs/ext4/ialloc.c), which would be measured
+instead. Copies are taken down at once, for want of room.
 
-What is shown lies beside the agent's store: where TMPDIR points (`here`), or on a Btrfs of its own in memory (`btrfs`). A way that a
-filesystem does not know is told so. Needs root, and btrfs-progs for `btrfs`.
+What is shown lies beside the agent's store: where TMPDIR points (`here`), or on a Btrfs of its own
+in memory (`btrfs`). A way that a filesystem does not know is told so. Needs root, and btrfs-progs
+for `btrfs`.
 """
 
 from __future__ import annotations
@@ -44,7 +48,8 @@ WALK_GOAL_S = 0.5
 """For 100,000 files and directories."""
 ENVIRONMENT_BYTES, ENVIRONMENT_FILES = 1500 * MIB, 60_000
 FILE_BYTES = 6000
-"""What a file takes of the disk beside its bytes: as a file of the source, of the store and of a copy."""
+"""What a file takes of the disk beside its bytes: as a file of the source, of the store and of a
+copy."""
 
 
 class Refused(Exception):
@@ -53,7 +58,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Look:
-    """A package shown once: by which way, seconds until it was there and until find(1) had walked it, and how much that found."""
+    """A package shown once: by which way, seconds until it was there and until find(1) had walked
+    it, and how much that found."""
 
     how: str
     shown_s: float
@@ -63,7 +69,8 @@ class Look:
 
 @dataclass(frozen=True)
 class Row:
-    """One way on one filesystem; seconds, `walk_s` and `shown_s` medians without the first time. `refused` says why there are none."""
+    """One way on one filesystem; seconds, `walk_s` and `shown_s` medians without the first time.
+    `refused` says why there are none."""
 
     tree: str
     on: str
@@ -191,8 +198,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def check_room(size: int, files: int, on: Sequence[str]) -> int:
-    """Bytes that are needed below TMPDIR for a source of `size` bytes and what is made of it. Raises NoRoom where a Btrfs in memory would
-    take more than there is."""
+    """Bytes that are needed below TMPDIR for a source of `size` bytes and what is made of it.
+    Raises NoRoom where a Btrfs in memory would take more than there is."""
     packs, stored = (
         3 * size // 3,
         size,

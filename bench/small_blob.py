@@ -1,11 +1,14 @@
-"""A small blob to many hosts at once, real sessions and sockets on loopback: what counts is latency.
+"""A small blob to many hosts at once, real sessions and sockets on loopback: what counts is
+latency.
 
     python bench/small_blob.py --hosts 200 --size-kib 64
 
-A real tracker in a process of its own; the agents, each with its store, its listener and its session, share a few processes, since two
-hundred interpreters on one machine would be what is measured. Prints the time from the first request until the last host has the blob,
-against the goal of 0.5 s for 200 hosts on two cores, with the CPU that it took: on so few cores that is the bound. The two hundred stores
-share one disk, where TMPDIR points; hosts have one each, so TMPDIR=/dev/shm is nearer to them.
+A real tracker in a process of its own; the agents, each with its store, its listener and its
+session, share a few processes, since two hundred interpreters on one machine would be what is
+measured. Prints the time from the first request until the last host has the blob, against the goal
+of 0.5 s for 200 hosts on two cores, with the CPU that it took: on so few cores that is the bound.
+The two hundred stores share one disk, where TMPDIR points; hosts have one each, so TMPDIR=/dev/shm
+is nearer to them.
 """
 
 from __future__ import annotations
@@ -42,8 +45,8 @@ GOAL_S = 0.5
 READY_S = 120.0
 LAST_LINES = 20
 PORTS_FROM, PORTS_END = 10_000, 32_768
-"""Below those that the kernel gives to outgoing connections (ip(7), ip_local_port_range): one of these could be taken by the session of one
-agent just before another listens on it."""
+"""Below those that the kernel gives to outgoing connections (ip(7), ip_local_port_range): one of
+these could be taken by the session of one agent just before another listens on it."""
 
 
 def main() -> int:
@@ -80,8 +83,8 @@ def main() -> int:
 
 
 def broadcast(hosts: int, size: int, processes: int) -> dict[str, float]:
-    """One run: seconds from the first request until the median and the last host are done, CPU seconds of all processes, and the
-    tracker's."""
+    """One run: seconds from the first request until the median and the last host are done, CPU
+    seconds of all processes, and the tracker's."""
     with tempfile.TemporaryDirectory(prefix="p2pdist-small-") as directory:
         work = Path(directory)
         blob = work / "blob"
@@ -113,7 +116,8 @@ def broadcast(hosts: int, size: int, processes: int) -> dict[str, float]:
 
 
 class Worker:
-    """A process of agents. What it writes to standard error goes to a file, so that its last words can be told if it dies."""
+    """A process of agents. What it writes to standard error goes to a file, so that its last words
+    can be told if it dies."""
 
     def __init__(self, url: str, digest: str, names: list[str], work: Path, first_port: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -133,7 +137,8 @@ class Worker:
         self._pipe.send(word)
 
     def hear(self) -> Any:
-        """What the process says next; raises RuntimeError when it says nothing for READY_S, or dies."""
+        """What the process says next; raises RuntimeError when it says nothing for READY_S, or
+        dies."""
         try:
             if self._pipe.poll(READY_S):
                 return self._pipe.recv()
@@ -152,7 +157,8 @@ class Worker:
 
 
 def run_agents(url: str, digest: str, hosts: int, processes: int, work: Path, tracker: int) -> dict[str, float]:
-    """Start the agents, let all of them pull at one moment, and gather when each was done. `tracker` is that process."""
+    """Start the agents, let all of them pull at one moment, and gather when each was done.
+    `tracker` is that process."""
     workers: list[Worker] = []
     try:
         for number in range(min(processes, hosts)):

@@ -1,4 +1,5 @@
-"""Tables for people: what the columns are called, how figures are written, and the median of a column."""
+"""Tables for people: what the columns are called, how figures are written, and the median of a
+column."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def figure(value: float | None, digits: int = 2, unit: str = "") -> str:
 
 
 def render(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
-    """A table as text. Columns are aligned at the right, but for the first, and the last when its head is empty or `note`."""
+    """A table as text. Columns are aligned at the right, but for the first, and the last when its
+    head is empty or `note`."""
     cells = [list(heads), *[list(row) for row in rows]]
     if any(len(row) != len(heads) for row in cells):
         raise ValueError(f"a row of the table {title!r} has not {len(heads)} cells")

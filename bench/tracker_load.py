@@ -1,18 +1,21 @@
-"""A tracker under the load of many hosts: real sessions over loopback, one blob that they all want at the same moment.
+"""A tracker under the load of many hosts: real sessions over loopback, one blob that they all want
+at the same moment.
 
     python -m bench.tracker_load [--hosts 10000] [--pieces 4096] [--join at-once|connecting|both] [--seconds 30] [--json]
                                   [--profile DIRECTORY]
 
-A `p2pdist tracker` runs as its own process. Another process holds one WebSocket per host and speaks for it: Hello, Holding, and
-Reports whose counts advance. With `at-once` all sessions are open before the first host joins; with `connecting` each joins as it
-comes. The hosts move no data. Both processes share the machine's cores, so what the clients took is printed beside what the tracker
+A `p2pdist tracker` runs as its own process. Another process holds one WebSocket per host and speaks
+for it: Hello, Holding, and Reports whose counts advance. With `at-once` all sessions are open
+before the first host joins; with `connecting` each joins as it comes. The hosts move no data. Both
+processes share the machine's cores, so what the clients took is printed beside what the tracker
 took; they speak just enough of RFC 6455 (frames masked with zeros) to cost a fraction of it.
 
-Figures: `accept_s` until every session was welcomed; `planned_s` from the first join until every host knew a parent for every stripe, and
-`settled_s` until the last Assign (`moved_after` of them came later than the whole plan); `silent_s` the longest that the tracker left
-a /healthz unanswered meanwhile; plan latency from the tracker's own histogram; resident bytes per session and per (host, blob); the
-tracker's share of one core and its microseconds per report under steady reports. With --profile py-spy notes where the tracker's time
-goes, one file of folded stacks per phase.
+Figures: `accept_s` until every session was welcomed; `planned_s` from the first join until every
+host knew a parent for every stripe, and `settled_s` until the last Assign (`moved_after` of them
+came later than the whole plan); `silent_s` the longest that the tracker left a /healthz unanswered
+meanwhile; plan latency from the tracker's own histogram; resident bytes per session and per (host,
+blob); the tracker's share of one core and its microseconds per report under steady reports. With
+--profile py-spy notes where the tracker's time goes, one file of folded stacks per phase.
 """
 
 from __future__ import annotations
@@ -58,7 +61,8 @@ def fetch(port: int, path: str) -> str:
 
 
 def quantile(metrics: str, share: float) -> float:
-    """Upper bound in seconds of the bucket of the planning histogram in which a quantile lies; infinite above the last, NaN without any."""
+    """Upper bound in seconds of the bucket of the planning histogram in which a quantile lies;
+    infinite above the last, NaN without any."""
     buckets: list[tuple[float, float]] = []
     for line in metrics.splitlines():
         if line.startswith("p2pdist_tracker_plan_seconds_bucket"):
@@ -96,7 +100,8 @@ def tracker() -> Iterator[tuple[int, int]]:
 
 
 class Rig:
-    """A tracker and its clients; `run` sends the clients a command and measures the tracker meanwhile."""
+    """A tracker and its clients; `run` sends the clients a command and measures the tracker
+    meanwhile."""
 
     def __init__(self, port: int, pid: int, chosen: argparse.Namespace) -> None:
         self.port, self.pid = port, pid

@@ -1,4 +1,5 @@
-"""The directories that the benchmark of packages packs: a real Python environment and a generated tree, and small edits to both."""
+"""The directories that the benchmark of packages packs: a real Python environment and a generated
+tree, and small edits to both."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def add_size_options(parser: argparse.ArgumentParser) -> None:
 
 
 def made(where: Path, chosen: argparse.Namespace) -> Iterator[Path]:
-    """The trees that `chosen.tree` names, one after the other, each below `where` under its name."""
+    """The trees that `chosen.tree` names, one after the other, each below `where` under its
+    name."""
     for name in NAMES:
         if name in chosen.tree:
             print(f"making the tree {name!r} ...", file=sys.stderr, flush=True)
@@ -44,7 +46,8 @@ def made(where: Path, chosen: argparse.Namespace) -> Iterator[Path]:
 
 
 def environment(directory: Path) -> Path:
-    """A virtual environment with what the project needs and WHEELS in it. Raises CalledProcessError where they cannot be had."""
+    """A virtual environment with what the project needs and WHEELS in it. Raises CalledProcessError
+    where they cannot be had."""
     venv.create(directory, with_pip=True)
     words = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     told = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
@@ -54,8 +57,9 @@ def environment(directory: Path) -> Path:
 
 
 def generated(directory: Path, *, files: int, size: int, seed: int = 1) -> Path:
-    """`files` files of `size` bytes in all, in directories of 200: sizes are spread as in Python environments (most are small), and the
-    bytes are words, numbers and some noise, so that they compress to about a third."""
+    """`files` files of `size` bytes in all, in directories of 200: sizes are spread as in Python
+    environments (most are small), and the bytes are words, numbers and some noise, so that they
+    compress to about a third."""
     drawn = random.Random(seed)
     weights = [drawn.lognormvariate(0.0, 1.6) for _ in range(files)]
     scale = size / sum(weights)
@@ -94,7 +98,8 @@ def large(path: Path, size: int, *, seed: int = 1) -> Path:
 
 
 def edit(directory: Path) -> int:
-    """Append a line to a file of middling size, as an engineer does; returns the bytes of the file then."""
+    """Append a line to a file of middling size, as an engineer does; returns the bytes of the file
+    then."""
     files = sorted(path for path in directory.rglob("*.py") if path.is_file() and not path.is_symlink())
     chosen = min(files, key=lambda path: (abs(path.stat().st_size - 20_000), path))
     with chosen.open("ab") as file:

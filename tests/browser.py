@@ -1,5 +1,5 @@
-"""A headless Chromium, driven over its DevTools protocol (https://chromedevtools.github.io/devtools-protocol/), a WebSocket that
-carries JSON."""
+"""A headless Chromium, driven over its DevTools protocol
+(https://chromedevtools.github.io/devtools-protocol/), a WebSocket that carries JSON."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ class Page:
 
 @contextlib.asynccontextmanager
 async def browser(url: str) -> AsyncIterator[Page]:
-    """A browser of its own with one page, at `url`. It ends with the block, all its processes too."""
+    """A browser of its own with one page, at `url`. It ends with the block, all its processes
+    too."""
     assert CHROMIUM is not None
     with tempfile.TemporaryDirectory(prefix="p2pdist-chromium-", ignore_cleanup_errors=True) as directory:
         words = [CHROMIUM, *FLAGS, f"--user-data-dir={directory}", "about:blank"]

@@ -1,4 +1,5 @@
-"""What holds for every test: root tests are skipped visibly without root, and nothing is left behind (tidiness.py)."""
+"""What holds for every test: root tests are skipped visibly without root, and nothing is left
+behind (tidiness.py)."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from tidiness import TOKEN_VARIABLE, leftovers, namespaces, remove_leftovers
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """`kill -USR1 <pid>` prints what every thread of a run that hangs is doing. What a test stops with Ctrl-C must not ignore it because
-    the run was started in the background of a script, as shells have it."""
+    """`kill -USR1 <pid>` prints what every thread of a run that hangs is doing. What a test stops
+    with Ctrl-C must not ignore it because the run was started in the background of a script, as
+    shells have it."""
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     effort.set_default()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -41,7 +43,8 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     outer = os.environ.get(TOKEN_VARIABLE)
     os.environ[TOKEN_VARIABLE] = token
     yield
-    # Another worker of this run may be using a namespace of its own right now, and looks after it itself.
+    # Another worker of this run may be using a namespace of its own right now, and looks after it
+    # itself.
     ours = before if "PYTEST_XDIST_WORKER" not in os.environ else namespaces()
     found = leftovers(directory, token, ours)
     if found:

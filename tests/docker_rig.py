@@ -1,8 +1,10 @@
-"""A Docker daemon of its own for a test, and a base image made from this machine instead of a registry.
+"""A Docker daemon of its own for a test, and a base image made from this machine instead of a
+registry.
 
-The daemon lives in new PID, mount, network and IPC namespaces, with all its files in one directory: whatever becomes of a test, ending
-one process ends every container and every mount, and the machine's own daemon, bridges and firewall are not touched. Containers reach
-each other and nothing else. Needs root, dockerd, runc and iproute2.
+The daemon lives in new PID, mount, network and IPC namespaces, with all its files in one directory:
+whatever becomes of a test, ending one process ends every container and every mount, and the
+machine's own daemon, bridges and firewall are not touched. Containers reach each other and nothing
+else. Needs root, dockerd, runc and iproute2.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from pathlib import Path
 READY_S = 60.0
 CALL_S = 300.0
 NEEDED = ("docker", "dockerd", "runc", "ip", "unshare")
-# /run and /etc/docker are hidden from the daemon, which keeps sockets and a key there whatever its options say.
+# /run and /etc/docker are hidden from the daemon, which keeps sockets and a key there whatever its
+# options say.
 DAEMON = """
 ip link set lo up
 mount -t tmpfs none /run
@@ -118,7 +121,8 @@ def running_docker() -> Iterator[Docker]:
 
 
 def remove_cgroups(name: str) -> None:
-    """Delete the daemon's control groups, innermost first, as soon as the processes in them have ended."""
+    """Delete the daemon's control groups, innermost first, as soon as the processes in them have
+    ended."""
     deadline = time.monotonic() + 10
     tops = [Path("/sys/fs/cgroup") / name, *Path("/sys/fs/cgroup").glob(f"*/{name}")]
     for top in tops:
@@ -147,7 +151,8 @@ def remove_files(place: Path) -> None:
 
 
 def make_base(root: Path, programs: Sequence[str] = BASE_PROGRAMS) -> None:
-    """Files of this machine that stand in for a Python image: `programs`, this Python with pip as /usr/local, and their libraries."""
+    """Files of this machine that stand in for a Python image: `programs`, this Python with pip as
+    /usr/local, and their libraries."""
     for name in ("bin", "sbin", "lib", "lib64"):
         (root / "usr" / name).mkdir(parents=True)
         (root / name).symlink_to(f"usr/{name}")
@@ -173,7 +178,8 @@ def make_base(root: Path, programs: Sequence[str] = BASE_PROGRAMS) -> None:
 
 
 def copy_python(target: Path) -> list[Path]:
-    """Copy the Python that the tests' environment is made from, with pip and without other packages; returns what has libraries."""
+    """Copy the Python that the tests' environment is made from, with pip and without other
+    packages; returns what has libraries."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     source = Path(sys.base_prefix)
     (target / "bin").mkdir(parents=True)

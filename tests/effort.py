@@ -1,4 +1,5 @@
-"""How much a property test tries: few examples by default, many with P2PDIST_EXAMPLES=many, as `make test-slow` sets it."""
+"""How much a property test tries: few examples by default, many with P2PDIST_EXAMPLES=many, as
+`make test-slow` sets it."""
 
 from __future__ import annotations
 

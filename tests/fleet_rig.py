@@ -1,4 +1,5 @@
-"""A tracker on loopback whose hosts are spoken for: they join and report as told, and move no data."""
+"""A tracker on loopback whose hosts are spoken for: they join and report as told, and move no
+data."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def stripes() -> int:
 
 @asynccontextmanager
 async def tracker_of(hosts: Hosts) -> AsyncIterator[tuple[Service, str]]:
-    """The service around the fleet and its URL. Its own clock is not run: time passes as the test says."""
+    """The service around the fleet and its URL. Its own clock is not run: time passes as the test
+    says."""
     service = Service(hosts.fleet, Content(None))
     runner = web.AppRunner(make_app(service), shutdown_timeout=5.0, handler_cancellation=True)
     await runner.setup()

@@ -1,8 +1,9 @@
 """Break the code on purpose and see that the tests notice: `make mutants`.
 
-Each mutant is one small change to the source. It is made in a temporary copy of the tree, the tests named with it run there, and
-at least one of them must fail; the same tests pass in an unchanged copy first, or their failure would prove nothing. To add one,
-add a line to MUTANTS. A mutant whose old text is not found exactly once fails the run: the code has moved on, so must the table.
+Each mutant is one small change to the source. It is made in a temporary copy of the tree, the tests
+named with it run there, and at least one of them must fail; the same tests pass in an unchanged
+copy first, or their failure would prove nothing. To add one, add a line to MUTANTS. A mutant whose
+old text is not found exactly once fails the run: the code has moved on, so must the table.
 
     python tests/mutants.py [--list] [NAME ...]
 """
@@ -22,7 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 300
 FAILED = 1
-"""The exit code of pytest for "tests ran and some failed"; anything higher means that they could not run."""
+"""The exit code of pytest for "tests ran and some failed"; anything higher means that they could
+not run."""
 
 
 @dataclass(frozen=True)
@@ -322,7 +324,8 @@ def break_code(tree: Path, mutant: Mutant) -> None:
 
 
 def run_tests(tree: Path, tests: tuple[str, ...]) -> tuple[int, str]:
-    """Exit code of pytest in the copy, and the first failing test or the last line it printed. A run that hangs has noticed."""
+    """Exit code of pytest in the copy, and the first failing test or the last line it printed. A
+    run that hangs has noticed."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", *tests]
     try:

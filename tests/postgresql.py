@@ -1,4 +1,5 @@
-"""A PostgreSQL server of its own for a run of tests: in a temporary directory, on a Unix socket, as another user than root."""
+"""A PostgreSQL server of its own for a run of tests: in a temporary directory, on a Unix socket, as
+another user than root."""
 
 from __future__ import annotations
 

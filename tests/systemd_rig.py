@@ -1,7 +1,9 @@
-"""A systemd of its own that runs the project's units, and a script among them that looks at what they do.
+"""A systemd of its own that runs the project's units, and a script among them that looks at what
+they do.
 
-It is the first process of new PID, mount, network, IPC, UTS and cgroup namespaces, over a copy of this machine's files that is gone
-afterwards; its own units are all it starts. Nothing of it is seen outside, nor are its mounts. Needs root and systemd.
+It is the first process of new PID, mount, network, IPC, UTS and cgroup namespaces, over a copy of
+this machine's files that is gone afterwards; its own units are all it starts. Nothing of it is seen
+outside, nor are its mounts. Needs root and systemd.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ import sys
 from p2pdist.cli.main import main
 sys.exit(main())
 """
-# A tmpfs holds what changes of /, but for the agent's store: EROFS images cannot be mounted from a tmpfs.
+# A tmpfs holds what changes of /, but for the agent's store: EROFS images cannot be mounted from a
+# tmpfs.
 BOOT = """
 place=$1 root=$1/root
 mount -t tmpfs none "$place/changes"
@@ -85,8 +88,9 @@ def missing() -> str:
 
 
 def run_units(files: Mapping[str, str], script: str) -> str:
-    """Start the tracker's and the agent's unit and run `script`, a shell script, beside them; returns all that it says. `files` are
-    more files of that machine, by their paths without the first slash."""
+    """Start the tracker's and the agent's unit and run `script`, a shell script, beside them;
+    returns all that it says. `files` are more files of that machine, by their paths without the
+    first slash."""
     place = Path(tempfile.mkdtemp(prefix="p2pd-systemd-"))
     cgroup = f"p2pd-{secrets.token_hex(4)}"
     try:
@@ -125,7 +129,8 @@ def _boot(place: Path, cgroup: str) -> None:
 
 
 def _install(target: Path, files: Path) -> None:
-    """This Python with the project and what it needs, where the units look for it; other users cannot read where it lies here."""
+    """This Python with the project and what it needs, where the units look for it; other users
+    cannot read where it lies here."""
     binaries = copy_python(target)
     packages = target / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     for name in ("p2pdist", "tracker"):
@@ -146,7 +151,8 @@ def _install(target: Path, files: Path) -> None:
 
 
 def _needed(name: str) -> list[importlib.metadata.Distribution]:
-    """The distributions that `name` needs, with theirs, without `name` itself; extras are left out."""
+    """The distributions that `name` needs, with theirs, without `name` itself; extras are left
+    out."""
     found: dict[str, importlib.metadata.Distribution] = {}
     left = [name]
     while left:

@@ -22,7 +22,8 @@ DEFINED = re.compile(r'"(p2pdist_(?:agent|tracker)_[a-z_]+)"')
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The words of every p2pdist command in a document's fenced blocks, without what follows `--`."""
+    """The words of every p2pdist command in a document's fenced blocks, without what follows
+    `--`."""
     for block in FENCED.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
             if line.startswith("p2pdist "):

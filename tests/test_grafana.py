@@ -1,4 +1,5 @@
-"""Dashboards, rules and their provisioning: well formed, true to their source, and about metrics that exist."""
+"""Dashboards, rules and their provisioning: well formed, true to their source, and about metrics
+that exist."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def test_the_dashboards_are_what_their_source_says() -> None:
 
 @pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: file.stem)
 def test_a_dashboard_is_as_grafana_reads_it(file: Path) -> None:
-    """Decoded by Grafana's own types and encoded again, nothing is lost; every panel has a place, a unit and a source."""
+    """Decoded by Grafana's own types and encoded again, nothing is lost; every panel has a place, a
+    unit and a source."""
     body = json.loads(file.read_text())
     assert json.loads(JSONEncoder().encode(Dashboard.from_json(body))) == body
     assert body["uid"] == f"p2pdist-{file.stem}" and body["tags"] == ["p2pdist"]

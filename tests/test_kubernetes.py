@@ -1,4 +1,5 @@
-"""The manifests for Kubernetes: valid by its published schemas, with flags that the commands have, and few rights."""
+"""The manifests for Kubernetes: valid by its published schemas, with flags that the commands have,
+and few rights."""
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ def test_a_wrong_field_would_be_found() -> None:
 
 
 def parsed(words: list[str], config: str, directory: Path) -> click.Context:
-    """A command's words and the configuration file, as the command itself takes them. Raises click.UsageError."""
+    """A command's words and the configuration file, as the command itself takes them. Raises
+    click.UsageError."""
     file = directory / "p2pdist.toml"
     file.write_text(config)
     verb, *rest = [re.sub(r"\$\(\w+\)", "x", word).replace("/etc/p2pdist/p2pdist.toml", str(file)) for word in words]
@@ -171,7 +173,8 @@ def test_ports_probes_and_volumes_are_there(directory: str) -> None:
 
 @pytest.mark.parametrize(("directory", "count"), [("base", 1), ("mounting", 1), ("two-trackers", 2)])
 def test_agents_find_their_trackers(directory: str, count: int, tmp_path: Path) -> None:
-    """Each URL is that of a Service, each Service leads to one tracker, and no two of them to the same."""
+    """Each URL is that of a Service, each Service leads to one tracker, and no two of them to the
+    same."""
     found = built(directory)
     config = of_kind(found, "ConfigMap")["p2pdist"]["data"]["p2pdist.toml"]
     urls = parsed(["agent", "--config=/etc/p2pdist/p2pdist.toml"], config, tmp_path).params["tracker"].split(",")
@@ -205,7 +208,8 @@ def test_two_trackers_share_a_database_and_are_not_taken_down_together() -> None
 
 
 def test_only_what_mounts_is_privileged() -> None:
-    """Kubernetes refuses Bidirectional to others; nobody else has it, and all drop what they need not."""
+    """Kubernetes refuses Bidirectional to others; nobody else has it, and all drop what they need
+    not."""
     for directory in BUILDS:
         for name, spec, _ in pods(built(directory)):
             for container in containers(spec):

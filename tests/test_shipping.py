@@ -1,4 +1,5 @@
-"""What the project ships for containers and for systemd says what is so: options, programs, ports, volumes, targets, and few rights."""
+"""What the project ships for containers and for systemd says what is so: options, programs, ports,
+volumes, targets, and few rights."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ OWN_MOUNT_NAMESPACE = frozenset([
     "ProtectSystem", "ReadOnlyPaths", "ReadWritePaths", "RootDirectory", "RootImage", "TemporaryFileSystem",
 ])
 # fmt: on
-"""Settings of systemd.exec(5) that put a service into a mount namespace of its own, where the host does not see what it mounts."""
+"""Settings of systemd.exec(5) that put a service into a mount namespace of its own, where the host
+does not see what it mounts."""
 
 
 # -- options
@@ -52,7 +54,8 @@ def options_of(*verb: str) -> dict[str, click.Option]:
 
 
 def wrong_words(words: list[str]) -> list[str]:
-    """What of a command's words, the verb first, the command does not take. A value follows its flag after "=" or as the next word."""
+    """What of a command's words, the verb first, the command does not take. A value follows its
+    flag after "=" or as the next word."""
     verb, *rest = words
     if verb not in VERBS:
         return [verb]
@@ -161,7 +164,8 @@ def test_ports_are_open_on_this_machine_only() -> None:
 
 
 def test_volumes_are_named_used_and_apart() -> None:
-    """Each agent has a store of its own, and every file that is mounted from here exists and cannot be written."""
+    """Each agent has a store of its own, and every file that is mounted from here exists and cannot
+    be written."""
     used: dict[str, set[str]] = {}
     for name, service in COMPOSE["services"].items():
         for volume in service.get("volumes", []):
@@ -283,7 +287,8 @@ def test_the_image_ends_as_nobody_special_without_what_built_it() -> None:
 
 
 def unit(path: Path) -> dict[str, list[str]]:
-    """Settings of a unit or drop-in: name to values, in order; an empty value takes back what was said before."""
+    """Settings of a unit or drop-in: name to values, in order; an empty value takes back what was
+    said before."""
     found: dict[str, list[str]] = {}
     for line in path.read_text().splitlines():
         if line and line[0] not in "#;[":
@@ -327,7 +332,8 @@ def test_both_services_have_a_unit_that_starts_them_and_stops_them_cleanly() -> 
 
 
 def test_an_agent_that_mounts_shares_the_mounts_of_the_host() -> None:
-    """In a mount namespace of its own nobody would see what it shows. The tracker, and an agent that mounts nothing, have one."""
+    """In a mount namespace of its own nobody would see what it shows. The tracker, and an agent
+    that mounts nothing, have one."""
     assert OWN_MOUNT_NAMESPACE & set(unit(UNITS / "p2pdist-agent.service")) == set()
     assert unit(UNITS / "p2pdist-agent.service")["SystemCallFilter"] == ["@system-service @mount"]
     for name in ("p2pdist-tracker.service", "no-mounts.conf"):
@@ -361,7 +367,8 @@ def exposure(path: Path) -> float:
 
 
 def test_services_are_given_the_time_that_a_clean_stop_takes() -> None:
-    """To hand over, to end what is being answered and what waits for a disk, and for an agent to unmount."""
+    """To hand over, to end what is being answered and what waits for a disk, and for an agent to
+    unmount."""
     ends_s = SHUTDOWN_S + THREADS_S
     drains_s = float(options_of("agent")["--drain-seconds"].default)
     assert int(unit(UNITS / "p2pdist-tracker.service")["TimeoutStopSec"][0]) >= 2 * ends_s

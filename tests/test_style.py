@@ -1,7 +1,7 @@
 """The house rules of docs/architecture.md and CONTRIBUTING.md, enforced.
 
-Every rule is a function from a module's path and text to a list of violations. It is applied to the tree, and to a snippet that
-breaks it, so that a rule which can no longer fail is noticed.
+Every rule is a function from a module's path and text to a list of violations. It is applied to the
+tree, and to a snippet that breaks it, so that a rule which can no longer fail is noticed.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tracker.reach": (MODEL, "p2pdist.transfer.dial", "p2pdist.transfer.names", "tracker.core", "tracker.reach"),
     "tracker.service": (MODEL, "tracker.core", "tracker.state", "tracker.content", "tracker.reach", "tracker.http"),
 }
-"""Which of our packages a package may import. The longest prefix of a module's name decides; what is not named may import nothing
-of ours. A core and an adapter never meet; only the shells (agent, tracker.service with its handlers, simulate, cli) see both."""
+"""Which of our packages a package may import. The longest prefix of a module's name decides; what
+is not named may import nothing of ours. A core and an adapter never meet; only the shells (agent,
+tracker.service with its handlers, simulate, cli) see both."""
 
 PURE = ("p2pdist.model", "p2pdist.core", "tracker.core")
-"""Packages that decide: events in, commands out, the time handed in. The same code is live and simulated."""
+"""Packages that decide: events in, commands out, the time handed in. The same code is live and
+simulated."""
 
 # fmt: off
 IMPURE_MODULES = frozenset([
@@ -67,7 +69,8 @@ IMPURE_MODULES = frozenset([
 ])
 # fmt: on
 IMPURE_CALLS = frozenset(["open", "print", "input", "exec", "eval", "hash", "id", "breakpoint"])
-"""hash and id differ from process to process (PYTHONHASHSEED), and would make two runs of one seed differ."""
+"""hash and id differ from process to process (PYTHONHASHSEED), and would make two runs of one seed
+differ."""
 
 VAGUE_NAMES = frozenset(
     ["utils", "util", "helpers", "helper", "common", "manager", "managers", "base", "misc", "tools"]
@@ -95,7 +98,8 @@ FORBIDDEN_WORDS: tuple[str, ...] = (
     r"\bas an ai\b",
     r"\bai assist",
 )
-"""The project speaks of itself alone: no path of one machine, no package index, no tool that had a hand in it."""
+"""The project speaks of itself alone: no path of one machine, no package index, no tool that had a
+hand in it."""
 
 TEXT_SUFFIXES = frozenset(
     [
@@ -125,7 +129,8 @@ TEXT_NAMES = frozenset(["Makefile", "LICENSE", ".gitignore", "run", "Dockerfile"
 
 
 def tracked() -> list[PurePosixPath]:
-    """Files of the project: those under version control and those about to be; without git, every file outside hidden folders."""
+    """Files of the project: those under version control and those about to be; without git, every
+    file outside hidden folders."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -155,7 +160,8 @@ def module_name(path: PurePosixPath) -> str:
 
 
 def imported(tree: ast.AST, name: str, *, is_package: bool) -> Iterator[tuple[int, str]]:
-    """Line and full name of everything that a module imports. `from a import b` yields `a.b`, which is at least as precise."""
+    """Line and full name of everything that a module imports. `from a import b` yields `a.b`, which
+    is at least as precise."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -209,7 +215,8 @@ def purity(path: PurePosixPath, text: str) -> list[str]:
 
 
 def module_size(path: PurePosixPath, text: str) -> list[str]:
-    """One module, one noun, whole: a limit on length must not cut a noun apart; 800 lines at the most."""
+    """One module, one noun, whole: a limit on length must not cut a noun apart; 800 lines at the
+    most."""
     limit = MODULE_LINES_MAX if path.parts[0] in ("p2pdist", "tracker") else TEST_LINES_MAX
     lines = len(text.splitlines())
     return [f"{path} has {lines} lines, over the limit of {limit}: split it"] if lines > limit else []
@@ -234,8 +241,9 @@ def telling_names(path: PurePosixPath, _text: str) -> list[str]:
 
 
 def docstrings(path: PurePosixPath, text: str) -> list[str]:
-    """Modules, public classes and public functions state their contract. A function of one statement and a class of fields alone
-    are their own; a method that is not a core's handle() needs one when it fills a screen."""
+    """Modules, public classes and public functions state their contract. A function of one
+    statement and a class of fields alone are their own; a method that is not a core's handle()
+    needs one when it fills a screen."""
     if path.parts[0] not in ("p2pdist", "tracker") or not text.strip():
         return []
     tree = ast.parse(text)
@@ -265,7 +273,8 @@ def docstrings(path: PurePosixPath, text: str) -> list[str]:
 
 
 def silence_on_failure(path: PurePosixPath, text: str) -> list[str]:
-    """No bare `except:` and no `except Exception: pass`: a failure is handled, shown or passed on."""
+    """No bare `except:` and no `except Exception: pass`: a failure is handled, shown or passed
+    on."""
     found = []
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.ExceptHandler):
@@ -312,8 +321,8 @@ def links(path: PurePosixPath, text: str) -> list[str]:
 
 
 def cycles(modules: dict[str, str]) -> list[str]:
-    """Chains of imports that come back to where they began, from module name to text. Imports for type checking and within functions
-    do not count: they do not keep a module from being loaded."""
+    """Chains of imports that come back to where they began, from module name to text. Imports for
+    type checking and within functions do not count: they do not keep a module from being loaded."""
     graph: dict[str, set[str]] = {}
     for name, text in modules.items():
         tree = ast.parse(text)

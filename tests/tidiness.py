@@ -1,8 +1,9 @@
 """What a run of the tests may leave behind, and finding it.
 
-Whatever a test starts inherits TOKEN_VARIABLE, so a process that outlives its test is found even when it has detached itself
-from its parent. Mounts are looked for below the run's own temporary directory, namespaces by NETNS_PREFIX; both may belong only
-to this run, so several runs can share a machine.
+Whatever a test starts inherits TOKEN_VARIABLE, so a process that outlives its test is found even
+when it has detached itself from its parent. Mounts are looked for below the run's own temporary
+directory, namespaces by NETNS_PREFIX; both may belong only to this run, so several runs can share a
+machine.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def mounts_below(directory: Path) -> list[str]:
 
 
 def processes_with(token: str) -> dict[int, str]:
-    """Running processes, except this one, whose environment carries `token`: pid to command line."""
+    """Running processes, except this one, whose environment carries `token`: pid to command
+    line."""
     found: dict[int, str] = {}
     entry = f"{TOKEN_VARIABLE}={token}".encode()
     for directory in Path("/proc").iterdir():
@@ -55,7 +57,8 @@ def namespaces() -> set[str]:
 
 
 def leftovers(directory: Path, token: str, namespaces_before: set[str], *, settle_s: float = SETTLE_S) -> list[str]:
-    """What outlived a run: one line for each mount, process and namespace. Empty when all is tidy within `settle_s` seconds."""
+    """What outlived a run: one line for each mount, process and namespace. Empty when all is tidy
+    within `settle_s` seconds."""
     deadline = time.monotonic() + settle_s
     while True:
         found = [f"mount {point}" for point in mounts_below(directory)]
@@ -67,7 +70,8 @@ def leftovers(directory: Path, token: str, namespaces_before: set[str], *, settl
 
 
 def remove_leftovers(directory: Path, token: str) -> None:
-    """End and unmount what `leftovers` names, so that one untidy test does not spoil the machine."""
+    """End and unmount what `leftovers` names, so that one untidy test does not spoil the
+    machine."""
     for pid in processes_with(token):
         try:
             os.kill(pid, signal.SIGKILL)

@@ -1,10 +1,13 @@
-"""Small content from central storage, read once and handed to every agent: what references name, manifests, configs, piece lists.
+"""Small content from central storage, read once and handed to every agent: what references name,
+manifests, configs, piece lists.
 
-Thousands of agents ask for the same few documents at the same moment. Reads of one thing are joined into one; what a digest names is
-kept, verified, up to CACHE_BYTES_MAX; what a tag names is asked again after TAG_FRESH_S. While the origin does not answer, the last
-known meaning of a tag is given, and a manifest that is here is not asked for: a reference by digest needs no origin then. With a state
-directory tags and layers are known after a restart, too. A bundle depends on the manifest alone, so it is encoded once, whoever asks, and
-kept up to BUNDLES_BYTES_MAX; a torrent is checked once (p2pdist/model/torrent.py), and kept up to TORRENTS_BYTES_MAX.
+Thousands of agents ask for the same few documents at the same moment. Reads of one thing are joined
+into one; what a digest names is kept, verified, up to CACHE_BYTES_MAX; what a tag names is asked
+again after TAG_FRESH_S. While the origin does not answer, the last known meaning of a tag is given,
+and a manifest that is here is not asked for: a reference by digest needs no origin then. With a
+state directory tags and layers are known after a restart, too. A bundle depends on the manifest
+alone, so it is encoded once, whoever asks, and kept up to BUNDLES_BYTES_MAX; a torrent is checked
+once (p2pdist/model/torrent.py), and kept up to TORRENTS_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -86,7 +89,8 @@ class Content:
         return found
 
     async def _meaning(self, reference: Reference, known: Descriptor | None) -> Descriptor:
-        """What the origin says that a reference names; while it does not answer, what it said last."""
+        """What the origin says that a reference names; while it does not answer, what it said
+        last."""
         name = str(reference)
         if known is None:
             known = await self._recall(f"tag {name}")
@@ -112,7 +116,8 @@ class Content:
         return found
 
     async def _is_layer(self, reference: Reference) -> bool:
-        """Whether a reference asks for a blob alone that is known as a layer of a package: `layer` tells all of it without the origin."""
+        """Whether a reference asks for a blob alone that is known as a layer of a package: `layer`
+        tells all of it without the origin."""
         digest = reference.tag.replace("-", ":", 1)
         if not is_digest(digest) or reference != blob_reference(Digest(digest)):
             return False
@@ -172,7 +177,8 @@ class Content:
         return data
 
     async def bundle(self, digest: Digest) -> bytes:
-        """The encoded bundle of the package with this manifest (p2pdist/model/bundle.py). Raises NotFound, Corrupt, Unavailable."""
+        """The encoded bundle of the package with this manifest (p2pdist/model/bundle.py). Raises
+        NotFound, Corrupt, Unavailable."""
         data = self._bundles.get(digest)
         if data is None:
             data = await self._joined(f"bundle {digest}", lambda: self._bundle(digest))
@@ -185,7 +191,8 @@ class Content:
         slots = asyncio.Semaphore(READS_AT_ONCE)
 
         async def read(small: Descriptor) -> bytes | None:
-            """None for what is wrong at the origin: who has it already needs it not, and who asks for it alone is told what it is."""
+            """None for what is wrong at the origin: who has it already needs it not, and who asks
+            for it alone is told what it is."""
             async with slots:
                 try:
                     data = await self.read(small.digest)
@@ -209,7 +216,8 @@ class Content:
         return torrent
 
     async def package_torrent(self, digest: Digest) -> tuple[Torrent, Manifest]:
-        """The torrent that was made of the package with this manifest, and the manifest. Raises NotFound, Corrupt, Unavailable."""
+        """The torrent that was made of the package with this manifest, and the manifest. Raises
+        NotFound, Corrupt, Unavailable."""
         manifest = decode_manifest(await self.manifest(digest))
         torrent = await self._torrent(digest, "the package")
         if dict(torrent.files) != {hex_of(blob.digest): blob.size for blob in manifest.blobs}:

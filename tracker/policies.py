@@ -1,8 +1,8 @@
-"""Policies in a file: read at the start, and again whenever the file changes or SIGHUP says so. And what packages consist of, noted for
-them.
+"""Policies in a file: read at the start, and again whenever the file changes or SIGHUP says so. And
+what packages consist of, noted for them.
 
-A file with a mistake never counts: at the start the tracker does not run, later the policies that were in force stay, and logs,
-/healthz and metrics say that they are old.
+A file with a mistake never counts: at the start the tracker does not run, later the policies that
+were in force stay, and logs, /healthz and metrics say that they are old.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _logger = logging.getLogger(__name__)
 
 
 def check_policies(path: Path) -> tuple[PolicyTable, list[Mistake]]:
-    """The policies in a file, and every mistake in it. Never raises: a file that cannot be read is a mistake, too."""
+    """The policies in a file, and every mistake in it. Never raises: a file that cannot be read is
+    a mistake, too."""
     try:
         with path.open("rb") as file:
             data = file.read(BYTES_MAX + 1)
@@ -107,8 +108,9 @@ class PolicyFile:
 
 
 async def note_package(book: PolicyBook, content: Content, reference: Reference, digest: Digest) -> None:
-    """Note which blobs a package has, if it is not known: that it is asked for may be all that this tracker hears of it. Where that cannot
-    be found out now, its blobs go by no policy until it is asked for again."""
+    """Note which blobs a package has, if it is not known: that it is asked for may be all that this
+    tracker hears of it. Where that cannot be found out now, its blobs go by no policy until it is
+    asked for again."""
     if book.known(reference, digest):
         return
     try:

@@ -1,7 +1,8 @@
-"""Preseeds and rankings at work: joins the core of preseeds, its database, the sessions and what packages consist of.
+"""Preseeds and rankings at work: joins the core of preseeds, its database, the sessions and what
+packages consist of.
 
-Everything that the core is told goes through `submit` on the event loop; what it says goes to sessions and to the database. The database is
-waited for in threads.
+Everything that the core is told goes through `submit` on the event loop; what it says goes to
+sessions and to the database. The database is waited for in threads.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ _said_decoder = msgspec.json.Decoder(dict[str, HostSaid])
 
 
 class _Clock:
-    """Seconds since the epoch, for deadlines and times to live. A tracker alone on its database reads the system's clock once and counts on
-    from there, so that a clock which is set meanwhile ends no preseed early or late. Several trackers on one database go by the system's
-    clock, on which they agree."""
+    """Seconds since the epoch, for deadlines and times to live. A tracker alone on its database
+    reads the system's clock once and counts on from there, so that a clock which is set meanwhile
+    ends no preseed early or late. Several trackers on one database go by the system's clock, on
+    which they agree."""
 
     def __init__(self, *, shared: bool) -> None:
         self._offset_s = None if shared else time.time() - time.monotonic()
@@ -169,8 +171,8 @@ class Preseeding:
     # -- what schedulers ask
 
     async def create(self, request: PreseedRequest) -> tuple[Progress, bool]:
-        """Take a preseed, and whether it is new. Raises UsageError, NotFound for an unknown package, Conflict when its id stands for
-        another one, Unavailable."""
+        """Take a preseed, and whether it is new. Raises UsageError, NotFound for an unknown
+        package, Conflict when its id stands for another one, Unavailable."""
         body = canonical(request)
         if request.selector is not None:
             parse_selector(request.selector)
@@ -248,8 +250,9 @@ class Preseeding:
         ]
 
     async def rank(self, request: RankRequest) -> list[Ranked] | dict[str, Any]:
-        """Hosts, best first; for roles, which hosts each of them gets. Raises UsageError, NotFound for an unknown package, Conflict for
-        roles that need more hosts than there are, Unavailable."""
+        """Hosts, best first; for roles, which hosts each of them gets. Raises UsageError, NotFound
+        for an unknown package, Conflict for roles that need more hosts than there are,
+        Unavailable."""
         if (request.packages is None) == (request.roles is None):
             raise UsageError("a ranking is for packages or for roles", remedy="Give one of them")
         if request.hosts is not None and request.selector is not None:

@@ -1,11 +1,15 @@
-"""Whether agents can be reached at the addresses that they give out, as this tracker finds by connecting to them.
+"""Whether agents can be reached at the addresses that they give out, as this tracker finds by
+connecting to them.
 
-An agent whose address means nothing to others, or behind a firewall, works all the same: it reads central storage, and so does everybody
-who would have received from it. So each agent asks after its start, and now and then, whether it can be reached. The tracker connects to
-the address and looks who answers there; a host that several others could not connect to counts as unreachable, too. What is found changes
-no plan: others may be able to reach what the tracker cannot, and what they meet they complain of.
+An agent whose address means nothing to others, or behind a firewall, works all the same: it reads
+central storage, and so does everybody who would have received from it. So each agent asks after its
+start, and now and then, whether it can be reached. The tracker connects to the address and looks
+who answers there; a host that several others could not connect to counts as unreachable, too. What
+is found changes no plan: others may be able to reach what the tracker cannot, and what they meet
+they complain of.
 
-Whoever opens a session names an address. So the tracker goes to no other one, and repeats nothing of what a stranger says.
+Whoever opens a session names an address. So the tracker goes to no other one, and repeats nothing
+of what a stranger says.
 """
 
 from __future__ import annotations
@@ -52,8 +56,9 @@ class Reach:
         self._running = 0
 
     async def look(self, name: str, seen_from: str) -> Reachability:
-        """Whether the host `name` can be reached; `seen_from` is the address from which it, or a program on it, asks. Raises NotFound for
-        a host that is not connected, Unavailable while LOOKS_MAX others are being looked at."""
+        """Whether the host `name` can be reached; `seen_from` is the address from which it, or a
+        program on it, asks. Raises NotFound for a host that is not connected, Unavailable while
+        LOOKS_MAX others are being looked at."""
         host = self._hosts.get(name)
         if host is None or host.session is None:
             raise NotFound(f"no host named {name[:255]!r} is connected here")
@@ -71,7 +76,8 @@ class Reach:
         return Reachability(name, host.address, known.problem or _complained_of(host), seen_from)
 
     def unreachable(self) -> int:
-        """How many of the hosts that are connected could not be reached when they were looked at last, or by others since."""
+        """How many of the hosts that are connected could not be reached when they were looked at
+        last, or by others since."""
         here = {name: self._hosts[name] for name in self._looks if name in self._hosts}
         self._looks = {name: look for name, look in self._looks.items() if name in here}
         return sum(
@@ -108,7 +114,8 @@ class Reach:
         except TimeoutError:
             return f"no answer within {CONNECT_S:.0f} s"
         except (aiohttp.ClientError, OSError) as error:
-            # An agent that speaks TLS shows nothing to a client without a certificate, and is there.
+            # An agent that speaks TLS shows nothing to a client without a certificate, and is
+            # there.
             why = f": {str(error)[:200]}" if isinstance(error, aiohttp.ClientConnectionError) else ""
             return "" if host.tls else f"what listens on port {port} is no agent{why}"
 
@@ -119,7 +126,8 @@ class Reach:
 
 
 def _stranger(host: Host, status: int, body: bytes) -> str:
-    """Why what answered is not this host's agent; empty when it is. One of an earlier version does not say its name."""
+    """Why what answered is not this host's agent; empty when it is. One of an earlier version does
+    not say its name."""
     try:
         said = msgspec.json.decode(body)
     except UNDECODABLE:

@@ -1,12 +1,15 @@
 """The tracker as a process: one writer around the pure core.
 
-Every event, from whichever session, goes through `submit` on the event loop, so the core is never entered twice. What it answers is
-queued per session; a session that does not read its queue is ended.
+Every event, from whichever session, goes through `submit` on the event loop, so the core is never
+entered twice. What it answers is queued per session; a session that does not read its queue is
+ended.
 
-The core is called when a message comes, every TICK_S, and when it wants to be: a small blob's batch of joins does not wait for a tick.
+The core is called when a message comes, every TICK_S, and when it wants to be: a small blob's batch
+of joins does not wait for a tick.
 
-Reports are most of what a tracker hears, so agents are asked for fewer of them the more there are (tracker/core/pace.py). They are told in
-the welcome, and again (`Pace`) whenever their number has doubled or halved: while a fleet grows that is about one message a session.
+Reports are most of what a tracker hears, so agents are asked for fewer of them the more there are
+(tracker/core/pace.py). They are told in the welcome, and again (`Pace`) whenever their number has
+doubled or halved: while a fleet grows that is about one message a session.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ _logger = logging.getLogger(__name__)
 
 
 class Outbox:
-    """Messages waiting to be sent to one agent; None ends the session. A list and at times a future: there are as many as sessions."""
+    """Messages waiting to be sent to one agent; None ends the session. A list and at times a
+    future: there are as many as sessions."""
 
     __slots__ = ("_arrival", "_waiting", "ended")
 
@@ -70,7 +74,8 @@ class Outbox:
 
 
 class Listener(Protocol):
-    """Hears which hosts are connected, and what they say of preseeds and of blobs that they need not fetch."""
+    """Hears which hosts are connected, and what they say of preseeds and of blobs that they need
+    not fetch."""
 
     def opened(self, host: str) -> None: ...
 
@@ -82,8 +87,9 @@ class Listener(Protocol):
 
 
 class Service:
-    """See the module's text. `observe_plan` hears the seconds that each planning step took. `web_origin` is the address of an OCI image
-    layout that any BitTorrent client may read over HTTP (a cache or a limited server, not the bare origin); empty for none."""
+    """See the module's text. `observe_plan` hears the seconds that each planning step took.
+    `web_origin` is the address of an OCI image layout that any BitTorrent client may read over HTTP
+    (a cache or a limited server, not the bare origin); empty for none."""
 
     def __init__(self, fleet: Fleet, content: Content, *, web_origin: str = "") -> None:
         self.fleet = fleet
@@ -114,11 +120,14 @@ class Service:
         return self._lag_s
 
     def open_session(self, hello: Hello) -> tuple[int, Outbox]:
-        """Take a host in: the number and the outbox of its session. Raises Conflict when another agent uses its name.
+        """Take a host in: the number and the outbox of its session. Raises Conflict when another
+        agent uses its name.
 
-        The same address means the same agent, started again while its last session is not yet known to be dead: the new session takes
-        over. So does the same agent at another address, as after its network changed. Two agents of one name would otherwise drive each
-        other out for ever; when the other one is really gone its heartbeat is missed before long, and the next try succeeds.
+        The same address means the same agent, started again while its last session is not yet known
+        to be dead: the new session takes over. So does the same agent at another address, as after
+        its network changed. Two agents of one name would otherwise drive each other out for ever;
+        when the other one is really gone its heartbeat is missed before long, and the next try
+        succeeds.
         """
         known = self.fleet.hosts.get(hello.host)
         older = self._outboxes.get(known.session) if known is not None and known.session is not None else None
@@ -169,7 +178,8 @@ class Service:
         return known.name if known is not None and known.session == session else None
 
     def _set_pace(self, sessions: int) -> None:
-        """Tell agents how often to report, when there are twice or half as many as when they were told last."""
+        """Tell agents how often to report, when there are twice or half as many as when they were
+        told last."""
         if self._paced_for < 2 * sessions and sessions < 2 * self._paced_for:
             return
         self._paced_for = max(1, sessions)
@@ -188,7 +198,8 @@ class Service:
                 outbox.put(Pace(interval_s))
 
     def _keep_pace(self, now: float) -> None:
-        """Let agents report less often while this process is busy; those who had an older pace had time to hear of the new one."""
+        """Let agents report less often while this process is busy; those who had an older pace had
+        time to hear of the new one."""
         if now >= self._patient_until:
             self.fleet.patience_s = 0.0
         if now - self._load_at < LOAD_S:
@@ -200,7 +211,8 @@ class Service:
             self._tell_pace()
 
     def submit(self, event: Event) -> None:
-        """Hand an event to the core and queue what it answers. What is said of preseeds and spare blobs is the listener's."""
+        """Hand an event to the core and queue what it answers. What is said of preseeds and spare
+        blobs is the listener's."""
         if isinstance(event, Received) and isinstance(event.message, Kept | Spares):
             host = self._host_of(event.session)
             if self.listener is not None and host is not None:
@@ -211,7 +223,8 @@ class Service:
         commands = self.fleet.handle(event, now=now)
         if self.fleet.schedule.wake_at < self._due_at:
             self._due_at = self.fleet.schedule.wake_at
-            # Rounded up: uvloop counts in milliseconds, and a timer that comes too early would have to be set again.
+            # Rounded up: uvloop counts in milliseconds, and a timer that comes too early would have
+            # to be set again.
             delay_s = math.ceil(max(0.0, self._due_at - now) * 1000) / 1000
             asyncio.get_running_loop().call_later(delay_s, self._plan_due)
         planned = False

@@ -1,4 +1,5 @@
-"""Keeps warm what policies say (tracker/core/policy/warm.py): asks at intervals what their tags mean, and orders preseeds."""
+"""Keeps warm what policies say (tracker/core/policy/warm.py): asks at intervals what their tags
+mean, and orders preseeds."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""One host's job in a yardstick run: asks the local agent for a blob as soon as it is told to, and marks the end.
+"""One host's job in a yardstick run: asks the local agent for a blob as soon as it is told to, and
+marks the end.
 
-It is started with the agent and connected before the run begins, as the agents of the other methods are: programs that start at the
-same moment on two cores would be what is measured. For the same reason it ends without taking its interpreter apart, which takes longer
-than all that it does, while other hosts are at their last pieces. It waits at the FIFO go in DIR; that the run has begun stands in the
-file GO beside it, for a host that is started anew meanwhile.
+It is started with the agent and connected before the run begins, as the agents of the other methods
+are: programs that start at the same moment on two cores would be what is measured. For the same
+reason it ends without taking its interpreter apart, which takes longer than all that it does, while
+other hosts are at their last pieces. It waits at the FIFO go in DIR; that the run has begun stands
+in the file GO beside it, for a host that is started anew meanwhile.
 
 Usage: pull.py DIR SHA256 OUT DONE [wait]
 """

@@ -1,4 +1,5 @@
-"""The agent: one per host. Owns the store, the uplink, the session with a tracker, the pulls and the mounts."""
+"""The agent: one per host. Owns the store, the uplink, the session with a tracker, the pulls and
+the mounts."""
 
 from __future__ import annotations
 
@@ -73,12 +74,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """How an agent is set up. `address` is where other agents reach it (host:port); with 0.0.0.0 or :: in it at the address from which this
-    host reaches its tracker; `origin` overrides the tracker's;
-    `tracker_wait_s` is how long a new pull waits for a tracker; with `tls` it speaks TLS with other agents; `upload_bytes_s` and
-    `download_bytes_s` limit what it gives and takes over the network, `preseed_bytes_s` what of either is for preseeds; with `discovery`
-    it looks for trackers and others on its network, and is found by them; with `swarm` blobs may come by BitTorrent, too. It may hand over
-    to others for `drain_s` before it ends."""
+    """How an agent is set up. `address` is where other agents reach it (host:port); with 0.0.0.0 or
+    :: in it at the address from which this host reaches its tracker; `origin` overrides the
+    tracker's; `tracker_wait_s` is how long a new pull waits for a tracker; with `tls` it speaks TLS
+    with other agents; `upload_bytes_s` and `download_bytes_s` limit what it gives and takes over
+    the network, `preseed_bytes_s` what of either is for preseeds; with `discovery` it looks for
+    trackers and others on its network, and is found by them; with `swarm` blobs may come by
+    BitTorrent, too. It may hand over to others for `drain_s` before it ends."""
 
     trackers: tuple[str, ...]
     host: str
@@ -99,7 +101,8 @@ class AgentSettings:
 
 
 class Agent:
-    """See the module's text. Everything runs on one event loop but for disk work and receiver threads."""
+    """See the module's text. Everything runs on one event loop but for disk work and receiver
+    threads."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
@@ -121,7 +124,8 @@ class Agent:
         self.neighbourhood = neighbourhood(settings.discovery, hello, self.session, self.tls, settings.origin)
         self._origins = Origins(self.own_origin, self.session)
         order = CacheOrder(self.swarming.choose if self.swarming is not None else choose)
-        # What can be wrong with the settings is found before the store is opened, which may take long after a crash.
+        # What can be wrong with the settings is found before the store is opened, which may take
+        # long after a crash.
         self.store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose)
         try:
             self.mounts = Mounts(settings.store / "mounts")
@@ -239,8 +243,9 @@ class Agent:
         return blob, fetching
 
     def _plan_alone(self, fetching: BlobPull) -> None:
-        """A pull begins while no tracker answers, and this agent looks for no neighbours. An agent that was given trackers waits for one of
-        them: others wait like it, and all would read the origin at once. One that was given none is alone and reads its own origin."""
+        """A pull begins while no tracker answers, and this agent looks for no neighbours. An agent
+        that was given trackers waits for one of them: others wait like it, and all would read the
+        origin at once. One that was given none is alone and reads its own origin."""
         if self.session.urls:
             self._waits.spawn(self._wait_for_tracker(fetching))
         elif self.own_origin is not None:
@@ -249,7 +254,8 @@ class Agent:
             fetching.planned(plan_without_tracker(blob.digest, blob.layout, me, ()))
 
     async def _wait_for_tracker(self, fetching: BlobPull) -> None:
-        """Say what the pull waits for, and end it when no tracker answered for as long as a new pull may wait."""
+        """Say what the pull waits for, and end it when no tracker answered for as long as a new
+        pull may wait."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.settings.tracker_wait_s
         while not fetching.done.done() and not self.session.connected:
@@ -264,7 +270,8 @@ class Agent:
         return self.store.claim(layer.digest, selection.pieces if selection else self._packages.pieces(layer))
 
     def _join(self, digest: Digest, priority: Priority) -> BlobPull | None:
-        """The pull of a blob that is running, if there is one. A preseed that somebody waits for is one no longer."""
+        """The pull of a blob that is running, if there is one. A preseed that somebody waits for is
+        one no longer."""
         fetching = self._fetching.get(digest)
         if fetching is not None and priority == "start" and fetching.priority == "preseed":
             fetching.hurry()
@@ -272,8 +279,9 @@ class Agent:
         return fetching
 
     def open_turn(self, wanted: StreamRequest, have: PieceSet) -> Turn:
-        """Let a child take turns. What a child waits for, this host waits for as well (priority inheritance; Sha, Rajkumar and Lehoczky,
-        1990): it comes through here. Raises Unavailable when there are too many streams."""
+        """Let a child take turns. What a child waits for, this host waits for as well (priority
+        inheritance; Sha, Rajkumar and Lehoczky, 1990): it comes through here. Raises Unavailable
+        when there are too many streams."""
         turn = self.turns.open(wanted.blob, wanted.stripe, have, wanted.priority)
         self._join(wanted.blob, wanted.priority)
         return turn
@@ -324,7 +332,8 @@ class Agent:
             _logger.error("what is stored as %s is wrong and could not be removed: %s", digest, failure)
 
     async def describe(self, digest: Digest) -> Descriptor:
-        """What is known of a blob that is asked for by digest, without fetching it. Raises NotFound, Unavailable."""
+        """What is known of a blob that is asked for by digest, without fetching it. Raises
+        NotFound, Unavailable."""
         return await self._packages.find_blob(digest, lambda text: None)
 
     def serves(self, digest: Digest) -> bool:
@@ -444,7 +453,8 @@ def _hello(settings: AgentSettings, bt_port: int) -> Hello:
 
 
 def _all_addresses(address: str) -> tuple[str, int] | None:
-    """0.0.0.0 or ::, and the port, where `address` is one of these; None where it is the address of one host."""
+    """0.0.0.0 or ::, and the port, where `address` is one of these; None where it is the address of
+    one host."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     return (host, int(port)) if host in ("0.0.0.0", "::") and port.isdecimal() else None

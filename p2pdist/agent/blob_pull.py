@@ -1,8 +1,10 @@
-"""One blob on its way into the store: runs the download core's commands on real streams, or takes part in a BitTorrent swarm.
+"""One blob on its way into the store: runs the download core's commands on real streams, or takes
+part in a BitTorrent swarm.
 
-Receiver threads write into the blob and post what happened; everything else is on the event loop. A verified piece goes to the uplink
-at once, so this host's children get it while the rest is still arriving, whichever way it came (ways.py tells which is taken, and how
-one is left for the other). The pull ends only after a transfer has let go of the file.
+Receiver threads write into the blob and post what happened; everything else is on the event loop. A
+verified piece goes to the uplink at once, so this host's children get it while the rest is still
+arriving, whichever way it came (ways.py tells which is taken, and how one is left for the other).
+The pull ends only after a transfer has let go of the file.
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ class Surroundings(Protocol):
 
 
 class BlobPull:
-    """See the module's text. `selection`: what of which blob at the origin this is. `done` gets None, or the failure, at the end."""
+    """See the module's text. `selection`: what of which blob at the origin this is. `done` gets
+    None, or the failure, at the end."""
 
     def __init__(
         self,
@@ -157,8 +160,8 @@ class BlobPull:
         self._mail.context.run(self._submit, TrackerChanged(present))
 
     def hurry(self) -> None:
-        """Somebody waits for this preseed from now on. Its streams end after the pieces under way and are opened again, at the priority
-        that it has now."""
+        """Somebody waits for this preseed from now on. Its streams end after the pieces under way
+        and are opened again, at the priority that it has now."""
         self.priority = "start"
         self._hurried.set()
         for stream in self._streams.values():
@@ -182,7 +185,8 @@ class BlobPull:
         await asyncio.shield(waiter)  # others may be waiting for the same piece when this one goes away
 
     def stop(self) -> None:
-        """End without a result, as when the agent stops: streams are closed, what has arrived stays."""
+        """End without a result, as when the agent stops: streams are closed, what has arrived
+        stays."""
         self._submit(Rejected(Unavailable("the agent stops")))
 
     # -- core
@@ -222,7 +226,8 @@ class BlobPull:
             self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def _find_untold(self) -> None:
-        """Take in stored pieces of which no stream of this pull has told for a whole tick: one of an earlier pull may have been writing."""
+        """Take in stored pieces of which no stream of this pull has told for a whole tick: one of
+        an earlier pull may have been writing."""
         if len(self.blob.have) <= len(self._core.have):
             self._untold.clear()
             return
@@ -232,7 +237,8 @@ class BlobPull:
         self._untold = unknown
 
     def _end(self, error: P2PDistError | None) -> None:
-        """The core has ended; so does the pull, once a transfer, if there is one, has let go of the file."""
+        """The core has ended; so does the pull, once a transfer, if there is one, has let go of the
+        file."""
         self._outcome = (error,)
         if not self._ways.end():
             return
@@ -345,7 +351,8 @@ class BlobPull:
 
     @asynccontextmanager
     async def _reading(self, stripe: int, length: int) -> AsyncIterator[None]:
-        """Read a piece from the origin within: begins when this host's children and what all hosts together may read allow it."""
+        """Read a piece from the origin within: begins when this host's children and what all hosts
+        together may read allow it."""
         async with self._agent.turns.reading(self.blob.digest, stripe):
             await asyncio.sleep(self._agent.origin_share.take(length, time.monotonic()))
             yield

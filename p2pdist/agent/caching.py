@@ -1,6 +1,8 @@
-"""Keeps packages in the store as their policies say: pinned, for a time, or not at all (p2pdist/core/retention.py).
+"""Keeps packages in the store as their policies say: pinned, for a time, or not at all
+(p2pdist/core/retention.py).
 
-A package that is pinned by its policy is so for an owner of its own, `policy:<reference>`, before any of it is fetched.
+A package that is pinned by its policy is so for an owner of its own, `policy:<reference>`, before
+any of it is fetched.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class Caching:
             await asyncio.to_thread(self._pin, OWNER + reference, manifest if policy.cache == "pin" else None)
 
     def _pin(self, owner: str, manifest: Manifest | None) -> None:
-        """Have exactly this package pinned for its owner. Packs are means to make a tree's contents, which its root pins."""
+        """Have exactly this package pinned for its owner. Packs are means to make a tree's
+        contents, which its root pins."""
         wanted = {blob.digest for blob in manifest.blobs if blob.media_type != PACK_TYPE} if manifest else set()
         pinned = self._store.pins().get(owner, set())
         if pinned - wanted:
@@ -123,7 +126,8 @@ class Caching:
         return self._manifests[manifest]
 
     def _stored(self, heard: Mapping[str, tuple[PackagePolicy, tuple[Digest, ...]]]) -> list[Stored]:
-        """The packages that are here, and when each was used last; those of which nothing was heard stay."""
+        """The packages that are here, and when each was used last; those of which nothing was heard
+        stay."""
         records = {record.reference: record for record in self._store.packages()}
         here = {record.manifest_digest for record in records.values()}
         self._manifests = {manifest: blobs for manifest, blobs in self._manifests.items() if manifest in here}

@@ -1,9 +1,10 @@
 """Talking to the agent of this host over its Unix socket (docs/protocol.md, the local API).
 
-Calls block. This module is loaded by every command that asks an agent, also by `run`, of which many start at once: it needs neither an
-event loop nor an HTTP library, whose loading takes several times as long as all the rest of such a command. Each call is one connection and
-an HTTP/1.0 request, so that an answer is never in chunks: it has a stated length, or ends with the connection and says in itself that it
-is whole.
+Calls block. This module is loaded by every command that asks an agent, also by `run`, of which many
+start at once: it needs neither an event loop nor an HTTP library, whose loading takes several times
+as long as all the rest of such a command. Each call is one connection and an HTTP/1.0 request, so
+that an answer is never in chunks: it has a stated length, or ends with the connection and says in
+itself that it is whole.
 """
 
 from __future__ import annotations
@@ -68,8 +69,9 @@ class _Pins(msgspec.Struct):
 
 
 class LocalClient:
-    """A client of one agent. Every call raises the failure that the agent reports; Unavailable when no agent answers, in `answer_s` seconds
-    where the call itself does not take long; Refused when this user may not use the socket. May be used by several threads."""
+    """A client of one agent. Every call raises the failure that the agent reports; Unavailable when
+    no agent answers, in `answer_s` seconds where the call itself does not take long; Refused when
+    this user may not use the socket. May be used by several threads."""
 
     def __init__(self, socket_path: Path = DEFAULT_SOCKET, *, answer_s: float = REQUEST_S_MAX) -> None:
         length = len(os.fsencode(socket_path))
@@ -82,7 +84,8 @@ class LocalClient:
         self._named = {HEADER: os.urandom(8).hex()}  # all that this client asks for is one request of somebody
 
     def pull(self, request: PullRequest, on_progress: Callable[[PullStatus], None] | None = None) -> PullStatus:
-        """Start a pull and follow it to its end, with `on_progress` told every POLL_S seconds. Raises why the pull failed."""
+        """Start a pull and follow it to its end, with `on_progress` told every POLL_S seconds.
+        Raises why the pull failed."""
         status = self._ask("POST", "/v1/pulls", PullStatus, body=request)
         answered = time.monotonic()
         while True:
@@ -107,7 +110,8 @@ class LocalClient:
         return self._ask("POST", "/v1/mounts", MountStatus, body=request, timeout_s=MOUNT_S_MAX)
 
     def unmount(self, path: str, force: bool = False, sees: tuple[int, int] | None = None) -> None:
-        """Take down what is shown at `path`; only if it is what the caller sees there, by device and inode, where these are given."""
+        """Take down what is shown at `path`; only if it is what the caller sees there, by device
+        and inode, where these are given."""
         query = {"path": path, "force": "1" if force else "0"}
         if sees is not None:
             query |= {"device": str(sees[0]), "inode": str(sees[1])}
@@ -142,7 +146,8 @@ class LocalClient:
         return self._ask("GET", "/v1/pins", _Pins).pins
 
     def verify(self, request: VerifyRequest, on_progress: Callable[[Verified], None]) -> Verified:
-        """Read everything in the store, with `on_progress` told now and then; returns what was found in the end."""
+        """Read everything in the store, with `on_progress` told now and then; returns what was
+        found in the end."""
         last = Verified(0, 0, ())
         with closing(self._lines("POST", "/v1/verify", request)) as lines:
             for line in lines:
@@ -153,7 +158,8 @@ class LocalClient:
         return last
 
     def drain(self, seconds: float | None = None) -> Drained:
-        """Have the agent hand over to others, within `seconds` or as long as it was told to take, and end."""
+        """Have the agent hand over to others, within `seconds` or as long as it was told to take,
+        and end."""
         limit_s = REQUEST_S_MAX + (DRAIN_S_MAX if seconds is None else seconds)
         return self._ask("POST", "/v1/drain", Drained, body=DrainRequest(seconds), timeout_s=limit_s)
 
@@ -220,8 +226,9 @@ class LocalClient:
 
 
 def _refused(path: Path) -> Refused:
-    """This user may not connect to the socket, or not enter a directory on its way: says which of them, and which group may. The detail
-    `socket` tells this refusal from those that an agent, a tracker or an origin speaks."""
+    """This user may not connect to the socket, or not enter a directory on its way: says which of
+    them, and which group may. The detail `socket` tells this refusal from those that an agent, a
+    tracker or an origin speaks."""
     import grp
     import pwd
 
@@ -256,8 +263,9 @@ def _refused(path: Path) -> Refused:
 
 
 class _Exchange:
-    """One request and its answer (RFC 9112), whose head has come when the block begins. Raises OSError, TimeoutError after `deadline` on
-    the monotonic clock, and ConnectionError for what is no whole answer."""
+    """One request and its answer (RFC 9112), whose head has come when the block begins. Raises
+    OSError, TimeoutError after `deadline` on the monotonic clock, and ConnectionError for what is
+    no whole answer."""
 
     def __init__(self, path: Path, request: bytes, deadline: float | None) -> None:
         self._deadline = deadline

@@ -1,11 +1,12 @@
 """How an agent ends without harm to those who receive from it.
 
-An agent that is asked to end tells its tracker (`Leaving`), which gives its children other parents at once. A child changes its parent
-between two pieces, so no stream breaks and no piece comes twice. Meanwhile the agent fetches nothing more, and serves what it has until
-nobody takes anything from it, or until its time is up. Nobody is waited for where nobody receives.
+An agent that is asked to end tells its tracker (`Leaving`), which gives its children other parents
+at once. A child changes its parent between two pieces, so no stream breaks and no piece comes
+twice. Meanwhile the agent fetches nothing more, and serves what it has until nobody takes anything
+from it, or until its time is up. Nobody is waited for where nobody receives.
 
-While no tracker answers nobody can find other parents for those who receive what is not complete here: their streams end at once, and
-they turn to their alternates.
+While no tracker answers nobody can find other parents for those who receive what is not complete
+here: their streams end at once, and they turn to their alternates.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _logger = logging.getLogger(__name__)
 
 
 class Departure:
-    """See the module's text. `say` tells the tracker, if one answers; `stop_fetching` ends the agent's own pulls. All methods are called on
-    the event loop."""
+    """See the module's text. `say` tells the tracker, if one answers; `stop_fetching` ends the
+    agent's own pulls. All methods are called on the event loop."""
 
     def __init__(self, turns: Turns, say: Callable[[], None], stop_fetching: Callable[[], Awaitable[None]]) -> None:
         self._turns, self._say, self._stop_fetching = turns, say, stop_fetching
@@ -40,7 +41,8 @@ class Departure:
         return self._asked.is_set()
 
     def ask(self, limit_s: float) -> None:
-        """Ask the agent to end, within `limit_s` of now; nothing changes when it was asked before."""
+        """Ask the agent to end, within `limit_s` of now; nothing changes when it was asked
+        before."""
         if not self.leaving:
             self._limit_s = limit_s
             self._asked.set()
@@ -72,7 +74,8 @@ class Departure:
         return drained
 
     async def over(self) -> Drained:
-        """Wait until the agent may end, after it was asked to; that may have been before it had started."""
+        """Wait until the agent may end, after it was asked to; that may have been before it had
+        started."""
         return await asyncio.shield(self._outcome)
 
     @property

@@ -1,15 +1,18 @@
-"""Finding trackers and agents on the same links, and being found, by multicast DNS (RFC 6762) and DNS-SD (RFC 6763).
+"""Finding trackers and agents on the same links, and being found, by multicast DNS (RFC 6762) and
+DNS-SD (RFC 6763).
 
-Services are `_p2pdist-tracker._tcp.local.` and `_p2pdist-agent._tcp.local.`; what TXT records say is in core/neighbours.py. Each link, that
-is an address of an interface, has a responder of its own, which announces only the address that is valid there and hears only those who
-have one there: interfaces of the same range at different hosts, as container bridges have, are not taken for one network. Links that come
-and go while the process runs are followed.
+Services are `_p2pdist-tracker._tcp.local.` and `_p2pdist-agent._tcp.local.`; what TXT records say
+is in core/neighbours.py. Each link, that is an address of an interface, has a responder of its own,
+which announces only the address that is valid there and hears only those who have one there:
+interfaces of the same range at different hosts, as container bridges have, are not taken for one
+network. Links that come and go while the process runs are followed.
 
-Questions ask for multicast answers from the first one on. A unicast answer goes to one process of a host, and there may be others, such as
-the system's own responder.
+Questions ask for multicast answers from the first one on. A unicast answer goes to one process of a
+host, and there may be others, such as the system's own responder.
 
-A name that somebody else uses on the link: a tracker takes another one (RFC 6762, 9); an agent's name is who it is, so it stays
-unannounced, says so and tries again. Where both began at once, the one with the higher address gives way.
+A name that somebody else uses on the link: a tracker takes another one (RFC 6762, 9); an agent's
+name is who it is, so it stays unannounced, says so and tries again. Where both began at once, the
+one with the higher address gives way.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ TYPES: dict[Kind, str] = {"tracker": "_p2pdist-tracker._tcp.local.", "agent": "_
 KINDS: dict[str, Kind] = {name: kind for kind, name in TYPES.items()}
 
 RESCAN_S = 5.0
-"""Between two looks at the interfaces, and at what is cached: zeroconf tells of no record that was there before, although another one
-that contradicted it may have gone."""
+"""Between two looks at the interfaces, and at what is cached: zeroconf tells of no record that was
+there before, although another one that contradicted it may have gone."""
 
 RETRY_S = 30.0
 """How long a name that is taken is left alone."""
@@ -51,15 +54,16 @@ STRANGERS_MAX = 1024
 """Strange announcements that are remembered, so that each is told once."""
 
 TTL_S = 1200
-"""How long others believe an announcement of somebody who vanished without a word; those who look ask again before that."""
+"""How long others believe an announcement of somebody who vanished without a word; those who look
+ask again before that."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Discovery:
-    """See the module's text. `own` is what this process announces as one of `kind`; kinds in `browse` are looked for and kept in
-    `neighbours`, and `on_change` hears when something there has changed. Raises UsageError for what cannot be announced and for
-    interfaces that do not exist."""
+    """See the module's text. `own` is what this process announces as one of `kind`; kinds in
+    `browse` are looked for and kept in `neighbours`, and `on_change` hears when something there has
+    changed. Raises UsageError for what cannot be announced and for interfaces that do not exist."""
 
     def __init__(
         self,
@@ -265,7 +269,8 @@ class _Responder:
             )
 
     def _meet_own_name(self, info: AsyncServiceInfo) -> None:
-        """What is announced under this one's name is its own, or a conflict that probing did not find."""
+        """What is announced under this one's name is its own, or a conflict that probing did not
+        find."""
         assert self._info is not None and self._zeroconf is not None
         here = (ip_address(self._link.address), self._discovery.settings.listen[1])
         rivals = [(ip_address(each), info.port or 0) for each in info.parsed_addresses() if "%" not in each]
@@ -288,7 +293,8 @@ class _Responder:
         await self._announce()
 
     def _defend(self) -> None:
-        """Announce again what somebody else said otherwise, or took leave for; not more often than every DEFEND_S."""
+        """Announce again what somebody else said otherwise, or took leave for; not more often than
+        every DEFEND_S."""
         if self._info is None or self._zeroconf is None or (self._announcing and not self._announcing.done()):
             return
         if not self._defended:

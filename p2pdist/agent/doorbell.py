@@ -1,10 +1,13 @@
 """The BitTorrent port of an agent before BitTorrent runs: whoever knocks has it started.
 
-Theory. libtorrent costs an agent 20 MB and several threads, and most never need it. So at first only this listens at the port. At the first
-connection it gives the port free, has the session started there, and hands on by relay, from socket to socket, those connections that came
-before; all later ones reach the session itself. A peer never notices, but it may see another port at the other end.
+Theory. libtorrent costs an agent 20 MB and several threads, and most never need it. So at first
+only this listens at the port. At the first connection it gives the port free, has the session
+started there, and hands on by relay, from socket to socket, those connections that came before; all
+later ones reach the session itself. A peer never notices, but it may see another port at the other
+end.
 
-Invariants: at most RELAYS_MAX connections are relayed; each holds RELAY_BYTES at most in either direction.
+Invariants: at most RELAYS_MAX connections are relayed; each holds RELAY_BYTES at most in either
+direction.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ _logger = logging.getLogger(__name__)
 
 
 class Doorbell:
-    """See the module's text. Listens from the beginning; raises Conflict when the address is taken."""
+    """See the module's text. Listens from the beginning; raises Conflict when the address is
+    taken."""
 
     def __init__(self, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -43,7 +47,8 @@ class Doorbell:
         self._relays: set[asyncio.Task[None]] = set()
 
     def wait(self, start: Callable[[], Awaitable[object]]) -> None:
-        """From now on `start` is awaited when somebody knocks; it closes this, and has another listen there. It may raise P2PDistError."""
+        """From now on `start` is awaited when somebody knocks; it closes this, and has another
+        listen there. It may raise P2PDistError."""
         self._waiting = asyncio.create_task(self._wait(start), name="bittorrent-doorbell")
 
     def close(self) -> None:

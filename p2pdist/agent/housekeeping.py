@@ -1,7 +1,8 @@
 """What an operator does with the packages of this host: list, pin, remove, collect, verify.
 
-A blob in the store that no package here names is a single blob: it was pulled by its digest, or belongs to what a tag meant before, or to a
-package of which the rest never came. It is listed, pinned and removed by its digest or as `blob:sha256-<hex>`; collecting removes it.
+A blob in the store that no package here names is a single blob: it was pulled by its digest, or
+belongs to what a tag meant before, or to a package of which the rest never came. It is listed,
+pinned and removed by its digest or as `blob:sha256-<hex>`; collecting removes it.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Housekeeping:
         self._store, self._pulls, self._mounts = store, pulls, mounts
 
     async def packages(self) -> list[dict[str, object]]:
-        """The packages that were pulled here; `complete` says whether all their layers are still there. Then the single blobs, whose
-        reference is `blob:sha256-<hex>`."""
+        """The packages that were pulled here; `complete` says whether all their layers are still
+        there. Then the single blobs, whose reference is `blob:sha256-<hex>`."""
         return await asyncio.to_thread(self._packages, self._pulls.parts())
 
     def _packages(self, arriving: set[Digest]) -> list[dict[str, object]]:
@@ -69,7 +70,8 @@ class Housekeeping:
         return listed
 
     def _single_blobs(self, arriving: set[Digest]) -> list[Blob]:
-        """The blobs that no package here names, that belong to no tree and to no package that is `arriving`, by digest."""
+        """The blobs that no package here names, that belong to no tree and to no package that is
+        `arriving`, by digest."""
         trees = self._store.trees
         named = arriving | trees.needed_by().keys() | trees.claimed() | trees.spare()
         named |= {tree.root for tree in trees.list()} | self._parts_of_packages()
@@ -93,8 +95,8 @@ class Housekeeping:
     # -- pins
 
     async def pin(self, reference: str, owner: str = "") -> PinStatus:
-        """Pull a package and keep its layers until `owner` gives them up; without one until the package is unpinned by its name. Raises
-        what pulling raises."""
+        """Pull a package and keep its layers until `owner` gives them up; without one until the
+        package is unpinned by its name. Raises what pulling raises."""
         digest = _blob_named(reference)
         if digest is not None and self._store.package(reference) is None:
             return await self._pin_blob(digest, owner or PIN_PREFIX + str(blob_reference(digest)))
@@ -142,8 +144,8 @@ class Housekeeping:
     # -- removing
 
     async def remove(self, reference: str) -> Removed:
-        """Remove a package with what no other package here needs, or a single blob. Raises NotFound, Conflict when it is pinned or in use
-        or belongs to a package."""
+        """Remove a package with what no other package here needs, or a single blob. Raises
+        NotFound, Conflict when it is pinned or in use or belongs to a package."""
         digest = _blob_named(reference)
         if digest is not None and self._store.package(reference) is None:
             return await asyncio.to_thread(self._remove_blob, digest, self._pulls.parts())
@@ -174,7 +176,8 @@ class Housekeeping:
         return Removed(str(blob_reference(digest)), max(0, before - self._store.usage().bytes_total))
 
     def _require_free(self, reference: str) -> None:
-        """Raises Conflict for a package that is pinned by this name, shown or being pulled, even where another one has all its layers."""
+        """Raises Conflict for a package that is pinned by this name, shown or being pulled, even
+        where another one has all its layers."""
         if self._store.pins().get(PIN_PREFIX + reference):
             raise Conflict(
                 f"{reference} is pinned by {PIN_PREFIX}{reference}", remedy=f"p2pdist pin --remove {reference}"
@@ -227,7 +230,8 @@ class Housekeeping:
                 self._store.remove(blob.digest)
 
     def _remove_nameless(self) -> None:
-        """Remove trees that no package here names any more, such as what a tag meant before; those in use or pinned stay."""
+        """Remove trees that no package here names any more, such as what a tag meant before; those
+        in use or pinned stay."""
         named: set[Digest] = set()
         for record in self._store.packages():
             if manifest := self._manifest(record.manifest_digest):
@@ -259,8 +263,9 @@ class Housekeeping:
     # -- verifying
 
     async def verify(self, *, repair: bool, bytes_s: float | None = None) -> AsyncGenerator[Verified]:
-        """Read everything that is stored and compare it with its name: what was found so far, again and again, and in the end all of it.
-        What is wrong is dropped; with `repair` the packages that lost something are pulled again."""
+        """Read everything that is stored and compare it with its name: what was found so far, again
+        and again, and in the end all of it. What is wrong is dropped; with `repair` the packages
+        that lost something are pulled again."""
         loop, stop = asyncio.get_running_loop(), threading.Event()
         single = {blob.digest for blob in await asyncio.to_thread(self._single_blobs, self._pulls.parts())}
         found: asyncio.Queue[list[Checked] | None] = asyncio.Queue(4)
@@ -289,7 +294,8 @@ class Housekeeping:
         yield Verified(count, size, tuple(wrong), True, tuple(repaired), tuple(failed), tuple(shown))
 
     def _drop_images(self) -> list[str]:
-        """Remove metadata images that are damaged; whoever shows the tree next makes its image again. Returns their names."""
+        """Remove metadata images that are damaged; whoever shows the tree next makes its image
+        again. Returns their names."""
         found = []
         for tree in self._store.trees.list():
             image = self._store.trees.image(tree.root)
@@ -299,15 +305,17 @@ class Housekeeping:
         return found
 
     def _showing(self, wrong: Sequence[str], mounts: Sequence[MountStatus]) -> list[str]:
-        """Where something is shown to which something wrong belongs. What is fetched again are new files: a mount keeps those that it has
-        opened, and hard links and copies are the old ones. Writing into these instead would change them under programs that run."""
+        """Where something is shown to which something wrong belongs. What is fetched again are new
+        files: a mount keeps those that it has opened, and hard links and copies are the old ones.
+        Writing into these instead would change them under programs that run."""
         layers = {name.rpartition(" ")[2] for name in wrong if ":" in name}  # of an image or a variant: the tree's
         layers |= self._store.trees.with_any({bytes.fromhex(name) for name in wrong if ":" not in name})
         found = ((mount.path, self._manifest(Digest(mount.digest))) for mount in mounts)
         return [path for path, manifest in found if manifest and any(one.digest in layers for one in manifest.layers)]
 
     async def _repair(self, single: Sequence[Digest]) -> tuple[list[str], list[str]]:
-        """Pull the packages that are no longer complete, and those single blobs: which ones are again, and which are not and why."""
+        """Pull the packages that are no longer complete, and those single blobs: which ones are
+        again, and which are not and why."""
         repaired, failed = [], []
         packages = {record.reference for record in self._store.packages()}
         lacking = [str(each["reference"]) for each in await self.packages() if not each["complete"]]

@@ -1,4 +1,5 @@
-"""The agent's HTTP interfaces: what peers and any HTTP client may ask over TCP, and the local API on the Unix socket.
+"""The agent's HTTP interfaces: what peers and any HTTP client may ask over TCP, and the local API
+on the Unix socket.
 
 Thin handlers: decode, ask the agent, encode.
 """
@@ -79,7 +80,8 @@ def _caller(request: web.Request) -> Caller:
 
 
 async def _opened(blob: Blob) -> int:
-    """The file of a held blob. Opening one may wait for the disk, so the loop does it only in memory."""
+    """The file of a held blob. Opening one may wait for the disk, so the loop does it only in
+    memory."""
     return blob.fileno() if blob.opened or blob.in_memory else await asyncio.to_thread(blob.fileno)
 
 
@@ -87,14 +89,15 @@ async def _opened(blob: Blob) -> int:
 
 
 async def _healthz(request: web.Request) -> web.Response:
-    """GET /healthz: the process answers, whose agent it is, and whether the store's disk answers."""
+    """GET /healthz: the process answers, whose agent it is, and whether the store's disk
+    answers."""
     agent = request.app[AGENT]
     return _answer({"status": "ok", "host": agent.host, "disk": _disk_words(await _disk_hangs_s(agent))})
 
 
 async def _readyz(request: web.Request) -> web.Response:
-    """GET /readyz: 200 while a tracker answers and the store's disk does, else 503 and why not; an agent without trackers is ready, one
-    that is about to end is not."""
+    """GET /readyz: 200 while a tracker answers and the store's disk does, else 503 and why not; an
+    agent without trackers is ready, one that is about to end is not."""
     agent = request.app[AGENT]
     session, leaving = agent.session, agent.departure.leaving
     tracked, hangs_s = session.connected or not session.urls, await _disk_hangs_s(agent)
@@ -109,7 +112,8 @@ async def _readyz(request: web.Request) -> web.Response:
 
 
 async def _disk_hangs_s(agent: Agent) -> float:
-    """For how long the store's disk has not answered, 0 where it does. Waits for it for about HANGS_S."""
+    """For how long the store's disk has not answered, 0 where it does. Waits for it for about
+    HANGS_S."""
     pulse, loop = agent.store.pulse, asyncio.get_running_loop()
     hangs_s, end = pulse.hangs_s(), loop.time() + 2 * HANGS_S
     while not hangs_s and pulse.waiting and loop.time() < end:
@@ -123,7 +127,8 @@ def _disk_words(hangs_s: float) -> str:
 
 
 async def _looked_up(look: Callable[[], Value]) -> Value | None:
-    """What a look at the store gives, in a thread kept for that; None where it comes to no end, because the disk hangs."""
+    """What a look at the store gives, in a thread kept for that; None where it comes to no end,
+    because the disk hangs."""
     asked = asyncio.get_running_loop().run_in_executor(_lookers, look)
     done, _ = await asyncio.wait([asked], timeout=LOOK_S_MAX)
     return asked.result() if done else None
@@ -166,7 +171,8 @@ async def _stream(request: web.Request) -> web.StreamResponse:
 
 
 async def _holding(request: web.Request) -> web.Response:
-    """GET /v1/blobs/{digest}/holding?host=: how much of a blob is here, and whether it may yet turn to `host` for it; fetches nothing."""
+    """GET /v1/blobs/{digest}/holding?host=: how much of a blob is here, and whether it may yet turn
+    to `host` for it; fetches nothing."""
     agent, digest = request.app[AGENT], parse_digest(request.match_info["digest"])
     blob, neighbourhood = agent.store.get(digest), agent.neighbourhood
     if blob is None or not agent.serves(digest):
@@ -177,7 +183,8 @@ async def _holding(request: web.Request) -> web.Response:
 
 
 async def _blob(request: web.Request) -> web.StreamResponse:
-    """GET /v1/blobs/{digest}: the blob or a range of it; what is missing is fetched through the swarm. Takes turns with streams."""
+    """GET /v1/blobs/{digest}: the blob or a range of it; what is missing is fetched through the
+    swarm. Takes turns with streams."""
     turn = request.app[AGENT].turns.open_range()
     try:
         return await _send_blob(request, turn)
@@ -230,7 +237,8 @@ async def _pull(request: web.Request) -> web.Response:
 
 
 async def _pull_status(request: web.Request) -> web.Response:
-    """GET /v1/pulls/{id}?wait_s=: how far it is, at once or when it has ended or so many seconds have passed"""
+    """GET /v1/pulls/{id}?wait_s=: how far it is, at once or when it has ended or so many seconds
+    have passed"""
     pull = request.app[AGENT].pulls.get(request.match_info["id"])
     if (wait_s := _seconds(request.query.get("wait_s", "0"))) and pull.task is not None:
         await asyncio.wait((pull.task,), timeout=wait_s)
@@ -318,7 +326,8 @@ async def _verify(request: web.Request) -> web.StreamResponse:
 
 
 async def _drain(request: web.Request) -> web.Response:
-    """POST /v1/drain: answers when everything is handed over or the time is up; the agent ends then."""
+    """POST /v1/drain: answers when everything is handed over or the time is up; the agent ends
+    then."""
     wanted, agent = await _decode(request, DrainRequest), request.app[AGENT]
     _caller(request).require_trusted("drain this agent")
     agent.departure.ask(agent.settings.drain_s if wanted.seconds is None else wanted.seconds)

@@ -1,5 +1,5 @@
-"""Links: the networks that a process can be discovered on, one for each interface with an address; how discovery is set up; and the address
-that this host gives to others."""
+"""Links: the networks that a process can be discovered on, one for each interface with an address;
+how discovery is set up; and the address that this host gives to others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ LINKS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class DiscoverySettings:
-    """`network`: those of other networks are not heard. `interfaces`: names or addresses of interfaces; none means those that the service
-    listens on, loopback left out. `trackers`: whether trackers are looked for."""
+    """`network`: those of other networks are not heard. `interfaces`: names or addresses of
+    interfaces; none means those that the service listens on, loopback left out. `trackers`: whether
+    trackers are looked for."""
 
     listen: tuple[str, int]
     network: str = "default"
@@ -36,9 +37,9 @@ class Link:
 
 
 def find_links(interfaces: Iterable[str], listens: frozenset[str]) -> list[Link]:
-    """The links to use now: of `interfaces` (names or addresses) where some are named, else those with one of the addresses in `listens`,
-    of all but loopback when that is empty. One for each interface: its first IPv4 address, else its first IPv6 address that is not
-    link-local."""
+    """The links to use now: of `interfaces` (names or addresses) where some are named, else those
+    with one of the addresses in `listens`, of all but loopback when that is empty. One for each
+    interface: its first IPv4 address, else its first IPv6 address that is not link-local."""
     named = set(interfaces)
     found = []
     for adapter in ifaddr.get_adapters():
@@ -73,10 +74,11 @@ def check_interfaces(interfaces: Iterable[str]) -> None:
 
 
 def address_for_others(local: str, listens: str) -> str:
-    """The address at which others reach this host, which listens on `listens` (0.0.0.0 or ::) and has the address `local` in its session
-    with the tracker. That is `local` itself, unless it means something else elsewhere (loopback, link-local of IPv6) or nobody listens on
-    it (IPv6 where IPv4 alone is listened on): then that of the default route, or else of the first interface. `local` where there is no
-    better one."""
+    """The address at which others reach this host, which listens on `listens` (0.0.0.0 or ::) and
+    has the address `local` in its session with the tracker. That is `local` itself, unless it means
+    something else elsewhere (loopback, link-local of IPv6) or nobody listens on it (IPv6 where IPv4
+    alone is listened on): then that of the default route, or else of the first interface. `local`
+    where there is no better one."""
     here = ip_address(local.partition("%")[0])
     here = (here.ipv4_mapped or here) if isinstance(here, IPv6Address) else here
     versions = (4,) if listens == "0.0.0.0" else (here.version, 10 - here.version)
@@ -89,13 +91,14 @@ def address_for_others(local: str, listens: str) -> str:
 
 
 def _means_one_host(address: IPv4Address | IPv6Address) -> bool:
-    """Whether an address stands for the same host elsewhere on the network. Those of IPv6 that are link-local need an interface as well,
-    which has another name at each host."""
+    """Whether an address stands for the same host elsewhere on the network. Those of IPv6 that are
+    link-local need an interface as well, which has another name at each host."""
     return not (address.is_loopback or address.is_unspecified or (address.version == 6 and address.is_link_local))
 
 
 def _on_default_route(version: int) -> IPv4Address | IPv6Address | None:
-    """The address from which this host reaches far ones; None without such a route. No packet is sent."""
+    """The address from which this host reaches far ones; None without such a route. No packet is
+    sent."""
     family, far = (socket.AF_INET, "192.0.2.1") if version == 4 else (socket.AF_INET6, "2001:db8::1")
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,5 @@
-"""The agent's metrics, read from its state at scrape time. Labels are bounded: no host or blob names."""
+"""The agent's metrics, read from its state at scrape time. Labels are bounded: no host or blob
+names."""
 
 from __future__ import annotations
 

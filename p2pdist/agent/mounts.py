@@ -1,11 +1,13 @@
 """The packages that an agent shows, and the claims that keep their blobs.
 
-An entry is made when a package is shown and goes when it is no longer; from before the mount until after the unmount its blobs are
-held. Entries are also made for callers that show the layer images to themselves ("images/<id>"). Mounting is done in threads.
+An entry is made when a package is shown and goes when it is no longer; from before the mount until
+after the unmount its blobs are held. Entries are also made for callers that show the layer images
+to themselves ("images/<id>"). Mounting is done in threads.
 
-What is shown outlives the agent, since programs that read it may have nothing open at the moment: the next agent finds the records and
-takes it over. A view that belongs to a process (that of `run`) goes when the process and the programs started from the view have ended,
-however they end; any other view stays until it is unmounted.
+What is shown outlives the agent, since programs that read it may have nothing open at the moment:
+the next agent finds the records and takes it over. A view that belongs to a process (that of `run`)
+goes when the process and the programs started from the view have ended, however they end; any other
+view stays until it is unmounted.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ TREES_MOUNTED = "erofs"
 """The way of showing that reads the store's files by name as long as it lasts."""
 
 LOOK_S, LOOK_S_MAX = 1.0, 60.0
-"""How often it is looked whether the owner of a view has ended; and, when something uses the view then which this agent cannot see, how
-rarely at most it is tried to take the view away."""
+"""How often it is looked whether the owner of a view has ended; and, when something uses the view
+then which this agent cannot see, how rarely at most it is tried to take the view away."""
 
 Release = Callable[[], None]
 
@@ -67,10 +69,12 @@ def _nothing_held() -> None:
 
 
 class Mounts:
-    """What this agent shows. `work_dir` is created; records of mounts are below it, and packages for which no path was asked.
+    """What this agent shows. `work_dir` is created; records of mounts are below it, and packages
+    for which no path was asked.
 
-    The constructor takes over what an earlier agent showed, and removes what a killed one had not finished. Used from one event loop;
-    one agent at a time may use a `work_dir`. `start` begins to look after views that belong to a process.
+    The constructor takes over what an earlier agent showed, and removes what a killed one had not
+    finished. Used from one event loop; one agent at a time may use a `work_dir`. `start` begins to
+    look after views that belong to a process.
     """
 
     def __init__(self, work_dir: Path) -> None:
@@ -97,7 +101,8 @@ class Mounts:
                 )
 
     def adopt(self, hold: Callable[[Digest], Release]) -> None:
-        """Claim what the packages that an earlier agent showed are shown from: `hold` is given the manifest's digest."""
+        """Claim what the packages that an earlier agent showed are shown from: `hold` is given the
+        manifest's digest."""
         for path, entry in self._entries.items():
             if entry.release is _nothing_held and entry.status.digest:
                 self._entries[path] = replace(entry, release=hold(Digest(entry.status.digest)))
@@ -122,8 +127,9 @@ class Mounts:
         hold: Callable[[], Release],
         caller: Caller | None = None,
     ) -> MountStatus:
-        """Show verified `layers`, bottom to top, as `request` says, for `caller`, or the agent itself. `hold` claims them and returns what
-        gives the claim up. Raises what `p2pdist.mount.show.show` raises, Refused for a place that the caller may not write to, and
+        """Show verified `layers`, bottom to top, as `request` says, for `caller`, or the agent
+        itself. `hold` claims them and returns what gives the claim up. Raises what
+        `p2pdist.mount.show.show` raises, Refused for a place that the caller may not write to, and
         TooLarge over MOUNTS_MAX; then nothing is held."""
         caller = caller or Caller.agent()
         if self._closed:
@@ -162,7 +168,8 @@ class Mounts:
     async def _show_for(
         self, caller: Caller, path: str, status: MountStatus, layers: Sequence[Layer], hold: Callable[[], Release]
     ) -> MountStatus:
-        """Show at a place of another user, which that user's rights open and may move at any time."""
+        """Show at a place of another user, which that user's rights open and may move at any
+        time."""
         target = _absolute(path)
         at, made = await caller.act(partial(_claim, target, caller.uid), f"show a package at {target}")
         try:
@@ -181,8 +188,9 @@ class Mounts:
     async def unshow(
         self, path: str, force: bool = False, caller: Caller | None = None, *, caller_sees: Identity | None = None
     ) -> MountStatus:
-        """Undo `show`; returns what was shown. Raises NotFound, Refused for what is shown for another user, or Conflict when it is in use
-        or the caller sees something else at `path`, and not `force`."""
+        """Undo `show`; returns what was shown. Raises NotFound, Refused for what is shown for
+        another user, or Conflict when it is in use or the caller sees something else at `path`, and
+        not `force`."""
         key = path if path.startswith(IMAGES_PREFIX) else os.path.realpath(path)
         entry = self._entries.get(key)
         if caller is not None and entry is not None and entry.uid != caller.uid:
@@ -195,7 +203,8 @@ class Mounts:
         return await self._finish(self._unshow(key, force))
 
     async def close(self) -> None:
-        """A clean stop: what is shown stays, for the next agent to take over, and claims are given up."""
+        """A clean stop: what is shown stays, for the next agent to take over, and claims are given
+        up."""
         self._closed = True
         for watch in self._watches:
             watch.cancel()
@@ -213,7 +222,8 @@ class Mounts:
         task.add_done_callback(self._watches.discard)
 
     async def _outlast(self, key: str, entry: _Entry, owner: Process) -> None:
-        """Take a view away when its last user has ended. A program that uses it after its owner is waited for as the owner was."""
+        """Take a view away when its last user has ended. A program that uses it after its owner is
+        waited for as the owner was."""
         pause = LOOK_S
         while self._entries.get(key) is entry:
             if owner.alive:
@@ -351,9 +361,9 @@ def _absolute(path: str) -> Path:
 
 
 def _claim(target: Path, uid: int) -> tuple[int, bool]:
-    """With the rights of a user: a descriptor of a directory that the user may hide by a mount, and whether it was made for that. It is a
-    directory to which the user may write and, where others may too (the sticky bit), which is the user's own. Raises OSError, NotFound,
-    Conflict."""
+    """With the rights of a user: a descriptor of a directory that the user may hide by a mount, and
+    whether it was made for that. It is a directory to which the user may write and, where others
+    may too (the sticky bit), which is the user's own. Raises OSError, NotFound, Conflict."""
     made = False
     try:
         target.mkdir(0o755)

@@ -1,9 +1,12 @@
-"""What an agent does with those it discovers: trackers go to the session, and while none answers neighbours are planned with.
+"""What an agent does with those it discovers: trackers go to the session, and while none answers
+neighbours are planned with.
 
-A pull that begins without a tracker asks all neighbours at once whether they hold or fetch the blob. Others may begin at the same moment
-and not know of each other yet, so GATHER_S later all are asked again, and the plan that is made then stays (core/neighbours.py). Who counts
-on each other stands in the order that both know; who has chosen its sources without this host will not turn to it, and can be asked
-wherever it stands. In its first SETTLE_S an agent may not have heard of everybody, and plans nothing.
+A pull that begins without a tracker asks all neighbours at once whether they hold or fetch the
+blob. Others may begin at the same moment and not know of each other yet, so GATHER_S later all are
+asked again, and the plan that is made then stays (core/neighbours.py). Who counts on each other
+stands in the order that both know; who has chosen its sources without this host will not turn to
+it, and can be asked wherever it stands. In its first SETTLE_S an agent may not have heard of
+everybody, and plans nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from p2pdist.transfer.tls import Tls
 SETTLE_S = 1.5
 GATHER_S = 0.4
 ASK_S = 0.5
-"""How long a neighbour may take to say whether it has a blob; one on the same link takes milliseconds."""
+"""How long a neighbour may take to say whether it has a blob; one on the same link takes
+milliseconds."""
 
 ANSWER_BYTES_MAX = 1 << 12
 ASKED_AT_ONCE = 64
@@ -38,7 +42,8 @@ _logger = logging.getLogger(__name__)
 
 
 class Neighbourhood:
-    """See the module's text. `me` is what this host says of itself. Raises UsageError as Discovery does."""
+    """See the module's text. `me` is what this host says of itself. Raises UsageError as Discovery
+    does."""
 
     def __init__(self, me: Announcement, settings: DiscoverySettings, session: TrackerSession, tls: Tls | None) -> None:
         from p2pdist.agent.discovery import Discovery  # takes a tenth of a second, and not all want it
@@ -83,7 +88,8 @@ class Neighbourhood:
             _logger.error("a plan without a tracker failed", exc_info=task.exception())
 
     def settled(self, digest: Digest, host: str) -> bool:
-        """Whether the sources of a pull are chosen, and `host` is not among those that it may turn to."""
+        """Whether the sources of a pull are chosen, and `host` is not among those that it may turn
+        to."""
         counted = self._counted.get(digest)
         return self._session.connected if counted is None else host not in counted
 
@@ -144,7 +150,8 @@ class Neighbourhood:
 def neighbourhood(
     settings: DiscoverySettings | None, hello: Hello, session: TrackerSession, tls: Tls | None, origin: str
 ) -> Neighbourhood | None:
-    """That of an agent which says `hello` to trackers and may read `origin` by itself; None without settings."""
+    """That of an agent which says `hello` to trackers and may read `origin` by itself; None without
+    settings."""
     if settings is None:
         return None
     me = Announcement(

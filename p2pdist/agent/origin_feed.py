@@ -1,8 +1,10 @@
-"""Brings pieces from central storage into a BitTorrent swarm, at the hosts that may read it, as core/feeding.py decides.
+"""Brings pieces from central storage into a BitTorrent swarm, at the hosts that may read it, as
+core/feeding.py decides.
 
-Pieces are given to libtorrent as if they had just come (`TorrentTransfer.give_piece`), and it tells its peers of them. A web seed (BEP 19)
-would do the same with less control: libtorrent asks it for any piece, and every such host would read the whole blob. None is given that has
-not verified by the piece list.
+Pieces are given to libtorrent as if they had just come (`TorrentTransfer.give_piece`), and it tells
+its peers of them. A web seed (BEP 19) would do the same with less control: libtorrent asks it for
+any piece, and every such host would read the whole blob. None is given that has not verified by the
+piece list.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ class OriginFeed:
             await asyncio.sleep(LOOK_S)
 
     async def _availability(self) -> Sequence[int]:
-        """How many peers have each piece; what was known before while libtorrent has no time to say, or the swarm has been left."""
+        """How many peers have each piece; what was known before while libtorrent has no time to
+        say, or the swarm has been left."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[int]] = loop.create_future()
 

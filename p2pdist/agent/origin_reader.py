@@ -15,23 +15,25 @@ from p2pdist.store.blob import Blob
 from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
 
 REQUESTS_MAX = 4
-"""Range requests under way at once for one stripe: enough to hide the round trip, few enough to keep the pieces in order."""
+"""Range requests under way at once for one stripe: enough to hide the round trip, few enough to
+keep the pieces in order."""
 INLINE_BYTES = 64 << 10
-"""So short a piece is stored on the event loop where the store is in memory: it takes less of its time than to have a thread do it. A disk
-may hang, and the loop with it."""
+"""So short a piece is stored on the event loop where the store is in memory: it takes less of its
+time than to have a thread do it. A disk may hang, and the loop with it."""
 
 INLINE_S = 0.05
 """Once it took so long, threads store the rest."""
 
 
 _storers = ThreadPoolExecutor(16, thread_name_prefix="origin-store")
-"""Threads that write what the origin gave: their own, so that on a disk that hangs they keep no others from working."""
+"""Threads that write what the origin gave: their own, so that on a disk that hangs they keep no
+others from working."""
 
 
 class OriginReader:
-    """A stream whose source is the origin: gives the same events as IncomingStream, on the event loop. `selection` says what of which blob
-    at the origin this one is, if it is a selection. Each piece is read within `reading`, and `pause` is awaited after it, both with its
-    length."""
+    """A stream whose source is the origin: gives the same events as IncomingStream, on the event
+    loop. `selection` says what of which blob at the origin this one is, if it is a selection. Each
+    piece is read within `reading`, and `pause` is awaited after it, both with its length."""
 
     def __init__(
         self,
@@ -100,7 +102,8 @@ class OriginReader:
         try:
             await asyncio.shield(storing)
         except asyncio.CancelledError:
-            # The thread cannot be stopped, and a piece that is stored without anybody being told would be missed for ever.
+            # The thread cannot be stopped, and a piece that is stored without anybody being told
+            # would be missed for ever.
             await asyncio.wait([storing])
             raise
 

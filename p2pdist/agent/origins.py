@@ -48,7 +48,8 @@ class Origins:
             self._preparing = asyncio.create_task(self._prepare(), name="prepare-origin")
 
     async def _prepare(self) -> None:
-        """Load the driver of central storage now: the holder of a lease keeps everybody below it waiting."""
+        """Load the driver of central storage now: the holder of a lease keeps everybody below it
+        waiting."""
         try:
             await asyncio.to_thread(import_module, "p2pdist.origin.bucket")
             self.get()

@@ -1,7 +1,8 @@
 """What waits to be said to a tracker, in as few messages as will do.
 
-A package of hundreds of small blobs is hundreds of joins and as many completions within a second: said one by one they would cost the
-tracker as many messages and passes. What was said about one blob stays in order, and so does everything else.
+A package of hundreds of small blobs is hundreds of joins and as many completions within a second:
+said one by one they would cost the tracker as many messages and passes. What was said about one
+blob stays in order, and so does everything else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from p2pdist.model.messages import BLOBS_PER_MESSAGE_MAX, Advance, FromAgent, Ho
 
 
 def gathered(messages: Iterable[FromAgent]) -> list[FromAgent]:
-    """The same in fewer messages: holdings of several blobs become one, and then the reports of that time one."""
+    """The same in fewer messages: holdings of several blobs become one, and then the reports of
+    that time one."""
     run = _Run()
     for message in messages:
         run.add(message)
@@ -22,8 +24,9 @@ def gathered(messages: Iterable[FromAgent]) -> list[FromAgent]:
 
 
 class _Run:
-    """Holdings that can go into one message, and reports that can follow in another. A holding states more than all that was said of its
-    blob before, an advance more than the advances before."""
+    """Holdings that can go into one message, and reports that can follow in another. A holding
+    states more than all that was said of its blob before, an advance more than the advances
+    before."""
 
     def __init__(self) -> None:
         self.said: list[FromAgent] = []

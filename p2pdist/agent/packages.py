@@ -1,4 +1,5 @@
-"""Finding a package: from a reference to a verified manifest, its config and its piece lists, from wherever they are."""
+"""Finding a package: from a reference to a verified manifest, its config and its piece lists, from
+wherever they are."""
 
 from __future__ import annotations
 
@@ -31,10 +32,12 @@ WAIT_S = 60.0
 
 PAUSE_FIRST_S = 0.2
 PAUSE_MAX_S = 3.0
-"""Between two questions to a tracker that cannot answer them now; thousands of agents may be asking."""
+"""Between two questions to a tracker that cannot answer them now; thousands of agents may be
+asking."""
 
 POLICY_WAIT_S = 2.0
-"""How long the policy of a package that is here is waited for; without an answer what was heard of it last holds."""
+"""How long the policy of a package that is here is waited for; without an answer what was heard of
+it last holds."""
 
 Value = TypeVar("Value")
 Learn = Callable[[str, Digest, Manifest, PackagePolicy], Awaitable[None]]
@@ -55,8 +58,9 @@ class Package:
 
 
 class Packages:
-    """Small blobs come from the store, else from the tracker, else from the origin if the agent was given one of its own. `learn` hears
-    what the tracker says of each package that is found: reference, manifest and its digest, policy."""
+    """Small blobs come from the store, else from the tracker, else from the origin if the agent was
+    given one of its own. `learn` hears what the tracker says of each package that is found:
+    reference, manifest and its digest, policy."""
 
     def __init__(
         self,
@@ -97,7 +101,8 @@ class Packages:
             return None
 
     async def _last_known(self, reference: Reference) -> Package | None:
-        """The package as this host last saw it, when all its small parts are here. What a tag means may have changed since."""
+        """The package as this host last saw it, when all its small parts are here. What a tag means
+        may have changed since."""
         digest = reference.digest
         if digest is None:
             record = self._store.package(str(reference))
@@ -109,13 +114,15 @@ class Packages:
         return None
 
     def _keep(self, reference: Reference, bundle: Bundle) -> Package | None:
-        """Store what a tracker sent once it is verified; the package, if nothing was left out. Raises Corrupt."""
+        """Store what a tracker sent once it is verified; the package, if nothing was left out.
+        Raises Corrupt."""
         documents = bundle.verified(self._store.read_small)
         fresh = dict(zip(self._store.put_smalls(documents), documents, strict=True))
         return _assembled(reference, bundle.digest, lambda digest: fresh.get(digest) or self._store.read_small(digest))
 
     async def _one_by_one(self, reference: Reference, digest: Digest, note: Callable[[str], None]) -> Package:
-        """What was too large for a bundle, or all of it where there is only the own origin to ask."""
+        """What was too large for a bundle, or all of it where there is only the own origin to
+        ask."""
         manifest = decode_manifest(await self._small(digest, note, manifest=True))
         config = decode_config(await self._small(manifest.config.digest, note))
         for layer in manifest.blobs:
@@ -123,7 +130,8 @@ class Packages:
         return Package(reference, digest, manifest, config)
 
     async def find_blob(self, digest: Digest, note: Callable[[str], None]) -> Descriptor:
-        """The descriptor, with its piece list in the store, of a blob that was pushed alone or is a layer of a package seen here."""
+        """The descriptor, with its piece list in the store, of a blob that was pushed alone or is a
+        layer of a package seen here."""
         if self._store.get(digest) is not None:
             known = await asyncio.to_thread(self._find_here, digest)
             if known is not None:
@@ -152,7 +160,8 @@ class Packages:
         return None
 
     def lost(self, manifest: Manifest) -> bool:
-        """Whether a piece list of a package that was found is here no more: it goes with its blob when that is evicted."""
+        """Whether a piece list of a package that was found is here no more: it goes with its blob
+        when that is evicted."""
         return any(self._store.read_small(blob.pieces_digest) is None for blob in manifest.blobs)
 
     def pieces(self, layer: Descriptor) -> PieceList:
@@ -195,7 +204,8 @@ class Packages:
         origin: Callable[[], Awaitable[Value]] | None,
         note: Callable[[str], None],
     ) -> Value:
-        """Ask the tracker; without one the own origin; without that wait for a tracker, up to the limit."""
+        """Ask the tracker; without one the own origin; without that wait for a tracker, up to the
+        limit."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._wait_s
         pause = PAUSE_FIRST_S

@@ -1,8 +1,11 @@
-"""What the tracker said of packages, as far as it concerns this host: rates, transport and priority of their blobs.
+"""What the tracker said of packages, as far as it concerns this host: rates, transport and priority
+of their blobs.
 
-It is learnt whenever a package is looked up, and remembered in `policies.json` in the store's directory, so that an agent that was started
-again, or finds no tracker, goes by what it heard last. A blob of several packages goes by the policy that was heard last. Of all packages
-of one policy together this host sends and receives no more than the policy says; the limits of the agent itself hold besides.
+It is learnt whenever a package is looked up, and remembered in `policies.json` in the store's
+directory, so that an agent that was started again, or finds no tracker, goes by what it heard last.
+A blob of several packages goes by the policy that was heard last. Of all packages of one policy
+together this host sends and receives no more than the policy says; the limits of the agent itself
+hold besides.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ _decoder = msgspec.json.Decoder(dict[str, Remembered])
 
 
 class Policies:
-    """See the module's text. `relimit` hears of blobs whose rate of sending may have changed. On the event loop."""
+    """See the module's text. `relimit` hears of blobs whose rate of sending may have changed. On
+    the event loop."""
 
     def __init__(self, store: BlobStore, downlink: Downlink, pacer: Pacer, relimit: Callable[[Digest], None]) -> None:
         self._store, self._downlink, self._pacer, self._relimit = store, downlink, pacer, relimit
@@ -125,7 +129,8 @@ class Policies:
         return self._by_blob.get(self._selections.get(blob, blob), NO_POLICY)
 
     def selected(self, selection: Digest, blob: Digest) -> None:
-        """Some pieces of a blob go by its policy, under the name that they have (p2pdist/model/selection.py)."""
+        """Some pieces of a blob go by its policy, under the name that they have
+        (p2pdist/model/selection.py)."""
         self._selections[selection] = blob
         if len(self._selections) > SELECTIONS_MAX:
             del self._selections[next(iter(self._selections))]

@@ -1,15 +1,18 @@
 """What this host keeps for preseeds: packages that a tracker asked it to hold, fetched and pinned.
 
-Each preseed pins the blobs of its package for an owner of its own, `preseed:<id>`, before it fetches them, so that none is evicted before
-the last has come. Pins are in the store's index and survive the agent: one that was started again finds its preseeds there, says that it
-has something for them (`Kept`, waiting), and hears from the tracker for which packages (`Keep`), or that they are over (`Release`).
+Each preseed pins the blobs of its package for an owner of its own, `preseed:<id>`, before it
+fetches them, so that none is evicted before the last has come. Pins are in the store's index and
+survive the agent: one that was started again finds its preseeds there, says that it has something
+for them (`Kept`, waiting), and hears from the tracker for which packages (`Keep`), or that they are
+over (`Release`).
 
-How long a preseed holds is a duration, counted by a clock that nobody sets. A tracker of an earlier version says a time instead, which the
-difference of the two clocks turns into a duration.
+How long a preseed holds is a duration, counted by a clock that nobody sets. A tracker of an earlier
+version says a time instead, which the difference of the two clocks turns into a duration.
 
 A few preseeds are fetched at a time, in the order in which they were asked for.
 
-So that trackers pick and rank hosts well, they are also told what need not be fetched here (spares.py).
+So that trackers pick and rank hosts well, they are also told what need not be fetched here
+(spares.py).
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ OWNER = "preseed:"
 AT_ONCE = 4
 PRESEEDS_MAX = 1000
 PROGRESS_S = 5.0
-"""How often a host that fetches says how far it is; trackers know better from its reports, but for trees, of which not all is moved."""
+"""How often a host that fetches says how far it is; trackers know better from its reports, but for
+trees, of which not all is moved."""
 
 TIMER_S_MAX = 86400.0
 
@@ -43,8 +47,8 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Kept:
-    """One preseed; `keep` is None until the tracker says, after a restart, what it is for. `ends_at` is when its time is up, by the
-    loop's clock; None for never."""
+    """One preseed; `keep` is None until the tracker says, after a restart, what it is for.
+    `ends_at` is when its time is up, by the loop's clock; None for never."""
 
     keep: Keep | None = None
     ends_at: float | None = None
@@ -58,8 +62,9 @@ class _Kept:
 
 
 class Preseeding:
-    """See the module's text. `send` says something to the tracker, if one answers. `clock_ahead_s` is how far this host's clock is ahead
-    of the tracker's, None where the tracker does not tell the time."""
+    """See the module's text. `send` says something to the tracker, if one answers. `clock_ahead_s`
+    is how far this host's clock is ahead of the tracker's, None where the tracker does not tell the
+    time."""
 
     def __init__(
         self,
@@ -82,7 +87,8 @@ class Preseeding:
                     self._kept.setdefault(owner.removeprefix(OWNER), _Kept())
 
     def connected(self) -> None:
-        """A tracker answers: tell it of everything that is kept, and of packs that are needed no more."""
+        """A tracker answers: tell it of everything that is kept, and of packs that are needed no
+        more."""
         self._spares.connected()
         for identifier in self._kept:
             self._tell(identifier, again=True)
@@ -160,7 +166,8 @@ class Preseeding:
     async def _fetch(self, wanted: Keep, kept: _Kept) -> None:
         package = await self._packages.find(parse_reference(wanted.package), lambda text: None)
         kept.blobs = _pinned(package.manifest)
-        # Whether or not this is cancelled meanwhile, pins are set before a release, which waits behind them for the lock, takes them away.
+        # Whether or not this is cancelled meanwhile, pins are set before a release, which waits
+        # behind them for the lock, takes them away.
         await asyncio.shield(self._later(self._pin(wanted.id, kept.blobs)))
         pull = kept.pull = self._pulls.start(PullRequest(package=wanted.package, priority=wanted.priority))
         assert pull.task is not None
@@ -202,7 +209,8 @@ class Preseeding:
         return wanted.until - (time.time() - (self._clock_ahead_s() or 0.0))
 
     def _refuse(self, wanted: Keep) -> None:
-        """The tracker asks for what is over by this host's clock: the two clocks differ, and the tracker does not tell how much."""
+        """The tracker asks for what is over by this host's clock: the two clocks differ, and the
+        tracker does not tell how much."""
         late_s = -(self._left_s(wanted) or 0.0)
         error = Unavailable(
             f"the preseed ended {late_s:.0f} s ago by this host's clock",
@@ -246,7 +254,8 @@ class Preseeding:
 
 
 def _pinned(manifest: Manifest) -> tuple[Digest, ...]:
-    """What must stay for a package to be here: its layers and catalogs. Packs are means to make a tree's contents, which its root pins."""
+    """What must stay for a package to be here: its layers and catalogs. Packs are means to make a
+    tree's contents, which its root pins."""
     return tuple(blob.digest for blob in manifest.blobs if blob.media_type != PACK_TYPE)
 
 

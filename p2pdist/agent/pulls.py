@@ -1,4 +1,5 @@
-"""Pulls of packages and blobs: what is missing is fetched blob by blob, each blob once however many pulls want it."""
+"""Pulls of packages and blobs: what is missing is fetched blob by blob, each blob once however many
+pulls want it."""
 
 from __future__ import annotations
 
@@ -45,8 +46,9 @@ class Fetcher(Protocol):
     async def fetch(
         self, layer: Descriptor, priority: Priority, selection: Selection | None
     ) -> tuple[Blob, BlobPull | None]:
-        """The blob, not yet held, and its pull, started or joined; None when it is complete already. `selection` is what `layer` describes,
-        if that is one. A preseed that is joined by who waits for it is no preseed any more."""
+        """The blob, not yet held, and its pull, started or joined; None when it is complete
+        already. `selection` is what `layer` describes, if that is one. A preseed that is joined by
+        who waits for it is no preseed any more."""
 
     async def discard(self, digest: Digest) -> None:
         """Remove what came of a blob that turned out to be wrong or gone."""
@@ -126,8 +128,8 @@ class Pull:
 
 
 class Pulls:
-    """All pulls of an agent, the ended ones too, up to REMEMBERED_MAX. `unreachable` says why other hosts cannot reach this one, "" while
-    they can."""
+    """All pulls of an agent, the ended ones too, up to REMEMBERED_MAX. `unreachable` says why other
+    hosts cannot reach this one, "" while they can."""
 
     def __init__(
         self, store: BlobStore, packages: Packages, fetcher: Fetcher, *, unreachable: Callable[[], str] = lambda: ""
@@ -141,8 +143,9 @@ class Pulls:
         self.observe_seconds: Callable[[float], None] = lambda seconds: None
 
     def start(self, request: PullRequest, caller: Caller | None = None) -> Pull:
-        """Begin a pull for `caller`, with whose rights an output is written, or the agent itself. Raises Refused where that cannot be,
-        UsageError for a malformed request, Unavailable over PULLS_MAX running ones and once stopped."""
+        """Begin a pull for `caller`, with whose rights an output is written, or the agent itself.
+        Raises Refused where that cannot be, UsageError for a malformed request, Unavailable over
+        PULLS_MAX running ones and once stopped."""
         if (request.package is None) == (request.blob is None):
             raise UsageError("a pull names either a package or a blob")
         if request.package is not None and request.output is not None:
@@ -189,8 +192,8 @@ class Pulls:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def blob(self, digest: Digest) -> BlobPull | None:
-        """The pull of a blob for those who read it while it arrives, one for all of them; None once it is complete here. Raises its
-        failure."""
+        """The pull of a blob for those who read it while it arrives, one for all of them; None once
+        it is complete here. Raises its failure."""
         request = PullRequest(blob=digest)
         running = (pull for pull in self._pulls.values() if pull.seconds is None and pull.request == request)
         pull = next(running, None) or self.start(request)
@@ -255,7 +258,8 @@ class Pulls:
         pull.bytes_total = sum(blob.size for blob in manifest.blobs)
         pull.state, pull.note = "running", ""
         pull.parts = frozenset(blob.digest for blob in manifest.blobs)
-        # What must be here at the same moment. Else everything would be evicted for what cannot fit in the end.
+        # What must be here at the same moment. Else everything would be evicted for what cannot fit
+        # in the end.
         self._check_fits(sum(blob.size for blob in manifest.blobs if blob.media_type != PACK_TYPE))
         large, small = asyncio.Semaphore(BLOBS_AT_ONCE), asyncio.Semaphore(SMALL_BLOBS_AT_ONCE)
         with ExitStack() as holds:
@@ -279,7 +283,8 @@ class Pulls:
             await asyncio.to_thread(self._store.record_package, pull.reference, package.digest)
 
     def _held_bytes(self, manifest: Manifest) -> int:
-        """Bytes of the parts of a package that are held in the store, by its own pull or another one."""
+        """Bytes of the parts of a package that are held in the store, by its own pull or another
+        one."""
         found = (self._store.get(blob.digest) for blob in manifest.blobs)
         return sum(blob.size for blob in found if blob is not None and blob.in_use)
 
@@ -313,7 +318,8 @@ class Pulls:
             pull.copy = await pull.caller.act(lambda: blob.begin_copy(output), f"write {output}")
 
     async def _give(self, blob: Blob, output: Path, pull: Pull) -> str:
-        """Give an output its name, and its content where it has not been written yet, with the rights of the process that asked for it."""
+        """Give an output its name, and its content where it has not been written yet, with the
+        rights of the process that asked for it."""
         copy = pull.copy
         if copy is not None and not copy.failed:
             await pull.caller.act(copy.publish, f"write {output}")
@@ -332,7 +338,8 @@ class Pulls:
         whole: bool = False,
         selection: Selection | None = None,
     ) -> Blob:
-        """Bring one blob here. It is held by `holds` from then on, so that no other layer is put in its place."""
+        """Bring one blob here. It is held by `holds` from then on, so that no other layer is put in
+        its place."""
         async with slots:
             with ExitStack() as hold:
                 blob, fetching = await self._held(pull, layer, selection, hold)
@@ -346,7 +353,8 @@ class Pulls:
     async def _held(
         self, pull: Pull, layer: Descriptor, selection: Selection | None, hold: ExitStack
     ) -> tuple[Blob, BlobPull | None]:
-        """A blob that is here or on its way, held. What is here may give way to something else before it is."""
+        """A blob that is here or on its way, held. What is here may give way to something else
+        before it is."""
         for attempt in range(ATTEMPTS):
             try:
                 blob, fetching = await self._fetcher.fetch(layer, pull.request.priority, selection)
@@ -360,7 +368,8 @@ class Pulls:
     async def _arrival(
         self, pull: Pull, layer: Descriptor, fetching: BlobPull | None, *, whole: bool
     ) -> P2PDistError | None:
-        """Wait for a blob; returns the failure after which nothing of it is worth keeping, raises any other."""
+        """Wait for a blob; returns the failure after which nothing of it is worth keeping, raises
+        any other."""
         if fetching is None:
             pull.bytes_cached += layer.size
             return None
@@ -369,7 +378,8 @@ class Pulls:
         if whole:
             await self._begin_copy(fetching.blob, pull)
         try:
-            # A blob that comes by another piece list than this package names is trusted only for its own digest.
+            # A blob that comes by another piece list than this package names is trusted only for
+            # its own digest.
             if whole or fetching.blob.pieces_digest != layer.pieces_digest:
                 await check_whole(fetching.blob, fetching.piece, pull.copy)
             await asyncio.shield(fetching.done)

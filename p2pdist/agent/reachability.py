@@ -1,8 +1,9 @@
-"""Whether other hosts can reach this agent, as its tracker finds by connecting to the address that the agent gives out.
+"""Whether other hosts can reach this agent, as its tracker finds by connecting to the address that
+the agent gives out.
 
-Where they cannot, what this host holds is of no use to them and each of them reads central storage, which is what the program is to
-prevent; nothing else shows it. So it is asked after a session opens and now and then, and told in the log, in `p2pdist doctor`, by `p2pdist
-pull` and as a metric.
+Where they cannot, what this host holds is of no use to them and each of them reads central storage,
+which is what the program is to prevent; nothing else shows it. So it is asked after a session opens
+and now and then, and told in the log, in `p2pdist doctor`, by `p2pdist pull` and as a metric.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError
 from p2pdist.model.messages import Reachability
 
 FIRST_S = 1.0
-"""After a session opens: at most, since all agents of a tracker that was restarted ask in this time."""
+"""After a session opens: at most, since all agents of a tracker that was restarted ask in this
+time."""
 
 AGAIN_S, AGAIN_UNREACHED_S = 300.0, 60.0
 BUSY_S = 15.0
@@ -30,7 +32,8 @@ _logger = logging.getLogger(__name__)
 
 
 class Reached:
-    """What the tracker says of this host. `problem` is why it cannot be reached, "" while it can or nothing is known."""
+    """What the tracker says of this host. `problem` is why it cannot be reached, "" while it can or
+    nothing is known."""
 
     def __init__(self, host: str, session: TrackerSession) -> None:
         self._host, self._session = host, session

@@ -28,7 +28,8 @@ _logger = logging.getLogger(__name__)
 
 
 def _drop_damaged(layers: Sequence[Layer]) -> bool:
-    """Remove images of trees that are not what was written; they are made again when they are needed. Returns whether there were any."""
+    """Remove images of trees that are not what was written; they are made again when they are
+    needed. Returns whether there were any."""
     damaged = [layer.image for layer in layers if isinstance(layer, TreeLayer) and not is_intact(layer.image)]
     for image in damaged:
         _logger.warning("the image %s is damaged and is made again", image)
@@ -44,7 +45,8 @@ class Showing:
         mounts.adopt(self._hold_again)
 
     async def mount(self, request: MountRequest, caller: Caller | None = None) -> MountStatus:
-        """Pull a package and show it for `caller`, or the agent itself. Raises what pulling and showing raise."""
+        """Pull a package and show it for `caller`, or the agent itself. Raises what pulling and
+        showing raise."""
         if caller is not None and request.path:
             caller.require_able(f"show a package at {request.path}")
         package, release = await self._pulled(request.package)
@@ -54,7 +56,8 @@ class Showing:
             release()
 
     async def _pulled(self, reference: str) -> tuple[Package, Callable[[], None]]:
-        """A package that is here and kept, and what gives it up. Between the end of a pull and the claim others may take its place."""
+        """A package that is here and kept, and what gives it up. Between the end of a pull and the
+        claim others may take its place."""
         for _ in range(ATTEMPTS - 1):
             package = await self._pulls.package(reference)
             with suppress(NotFound, Conflict):
@@ -89,7 +92,8 @@ class Showing:
         return claims.close
 
     def _hold_again(self, digest: Digest) -> Callable[[], None]:
-        """Keep what a package is shown from that an earlier agent showed: its programs read on, and the kernel looks objects up late."""
+        """Keep what a package is shown from that an earlier agent showed: its programs read on, and
+        the kernel looks objects up late."""
         data = self._store.read_small(digest)
         try:
             if data is None:

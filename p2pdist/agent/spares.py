@@ -1,6 +1,8 @@
-"""Tells the tracker which packs this host need not fetch, though it may not hold them: their contents stand here in trees that are whole.
+"""Tells the tracker which packs this host need not fetch, though it may not hold them: their
+contents stand here in trees that are whole.
 
-The tracker counts them as present when it ranks hosts. The store knows them (`Trees.spare`) and is asked every LOOK_S, in a thread.
+The tracker counts them as present when it ranks hosts. The store knows them (`Trees.spare`) and is
+asked every LOOK_S, in a thread.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _logger = logging.getLogger(__name__)
 
 
 class SparePacks:
-    """`find` gives what is spare now and may block; `send` says something to the tracker, if one answers."""
+    """`find` gives what is spare now and may block; `send` says something to the tracker, if one
+    answers."""
 
     def __init__(self, find: Callable[[], set[Digest]], send: Callable[[Spares], None]) -> None:
         self._find, self._send = find, send

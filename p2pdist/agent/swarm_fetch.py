@@ -1,11 +1,13 @@
-"""One blob's pull as a member of a BitTorrent swarm: its torrent, its peers, the transfer while there is one, and what it brings from the
-origin.
+"""One blob's pull as a member of a BitTorrent swarm: its torrent, its peers, the transfer while
+there is one, and what it brings from the origin.
 
-Theory. A pull that may come to need a swarm looks for the torrent document while a tracker answers. When its turn comes (`begin`) a
-TorrentTransfer fetches what the blob lacks into the store's own file, and an OriginFeed brings what no peer has, where this host may read
-that. Peers are the hosts of the tracker's plans, those that were discovered, and whoever a tracker's /announce names.
+Theory. A pull that may come to need a swarm looks for the torrent document while a tracker answers.
+When its turn comes (`begin`) a TorrentTransfer fetches what the blob lacks into the store's own
+file, and an OriginFeed brings what no peer has, where this host may read that. Peers are the hosts
+of the tracker's plans, those that were discovered, and whoever a tracker's /announce names.
 
-Invariants: between begin() and its StreamClosed, which carries SWARM, the blob is libtorrent's to write; one transfer at a time.
+Invariants: between begin() and its StreamClosed, which carries SWARM, the blob is libtorrent's to
+write; one transfer at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ SWARM = -1
 """The number of a transfer in its events, which no stream has."""
 
 LOOK_UP_S = (0.3, 2.0)
-"""When a pull by trees asks for its torrent, which it may never need: thousands begin at once, and many are over sooner."""
+"""When a pull by trees asks for its torrent, which it may never need: thousands begin at once, and
+many are over sooner."""
 
 LOOK_UP_AGAIN_S = 2.0
 ADDRESSES_MAX = 256

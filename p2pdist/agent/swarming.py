@@ -1,14 +1,18 @@
-"""BitTorrent at an agent: the one session, the torrents that are known, the complete blobs that are seeded.
+"""BitTorrent at an agent: the one session, the torrents that are known, the complete blobs that are
+seeded.
 
-Theory. The session starts when it is first needed: a pull takes part in a swarm, a peer knocks at the port (doorbell.py), or no tracker has
-answered for a while, and others may be looking for what is here; where all is to come from swarms, that is at once. From then on it stays.
-While it runs the complete blobs that were used last are seeded, as far as they have a torrent, and the last few of them as torrents of
-version 1, too, which aria2 and transmission need.
+Theory. The session starts when it is first needed: a pull takes part in a swarm, a peer knocks at
+the port (doorbell.py), or no tracker has answered for a while, and others may be looking for what
+is here; where all is to come from swarms, that is at once. From then on it stays. While it runs the
+complete blobs that were used last are seeded, as far as they have a torrent, and the last few of
+them as torrents of version 1, too, which aria2 and transmission need.
 
-A peer is an agent at the port next to the one where other agents reach it, or whoever a tracker's /announce names; agents that complete
-blobs are known to trackers by their sessions there, so only seeds of version 1 announce themselves.
+A peer is an agent at the port next to the one where other agents reach it, or whoever a tracker's
+/announce names; agents that complete blobs are known to trackers by their sessions there, so only
+seeds of version 1 announce themselves.
 
-Invariants: what is remembered is limited. A blob that is chosen for eviction is released first (`release`).
+Invariants: what is remembered is limited. A blob that is chosen for eviction is released first
+(`release`).
 """
 
 from __future__ import annotations
@@ -52,7 +56,8 @@ SEEDS_S = 5.0
 """How often it is looked at what there is to seed, if nothing happens before."""
 
 LOOKUPS_FIRST, LOOKUPS = 4, 1
-"""Torrents that are asked for in the first look and in each one after it: all agents of a fleet may be looking."""
+"""Torrents that are asked for in the first look and in each one after it: all agents of a fleet may
+be looking."""
 
 START_AGAIN_S = 30.0
 ANNOUNCES_MAX = 8
@@ -66,8 +71,9 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SwarmSettings:
-    """`listen` is an IP address and the port for BitTorrent peers; where that is taken, and it is not `required`, the agent does
-    without. `forced`: the transport was asked for at this agent, and the policies of packages change nothing."""
+    """`listen` is an IP address and the port for BitTorrent peers; where that is taken, and it is
+    not `required`, the agent does without. `forced`: the transport was asked for at this agent, and
+    the policies of packages change nothing."""
 
     policy: Policy
     listen: tuple[str, int]
@@ -76,7 +82,8 @@ class SwarmSettings:
 
 
 class Limits(Protocol):
-    """What is needed of the agent's settings: the URLs of trackers that it was given, and how fast it may send and receive."""
+    """What is needed of the agent's settings: the URLs of trackers that it was given, and how fast
+    it may send and receive."""
 
     @property
     def trackers(self) -> tuple[str, ...]: ...
@@ -87,7 +94,8 @@ class Limits(Protocol):
 
 
 class Surroundings(Protocol):
-    """What is needed of the agent, when something is done with it: not all of it is there from the beginning."""
+    """What is needed of the agent, when something is done with it: not all of it is there from the
+    beginning."""
 
     @property
     def settings(self) -> Limits: ...
@@ -114,8 +122,8 @@ def open_swarming(settings: SwarmSettings | None, agent: Surroundings) -> Swarmi
 
 
 class Swarming:
-    """See the module's text. Listens from the beginning; raises Conflict when the address is taken. Lives on the event loop, but for
-    `choose` and `release`."""
+    """See the module's text. Listens from the beginning; raises Conflict when the address is taken.
+    Lives on the event loop, but for `choose` and `release`."""
 
     def __init__(self, settings: SwarmSettings, agent: Surroundings) -> None:
         self.policy = settings.policy
@@ -193,7 +201,8 @@ class Swarming:
             self._alone = asyncio.get_running_loop().call_later(AWAY_S, lambda: self._tasks.spawn(self._open_quietly()))
 
     def left(self, blob: Blob, peers: tuple[Address, ...], done: TorrentTransfer | None) -> None:
-        """A pull has left a swarm, whose peers are not to wait for it if it comes back as a seed; or it is done, and stays as one."""
+        """A pull has left a swarm, whose peers are not to wait for it if it comes back as a seed;
+        or it is done, and stays as one."""
         self._met[blob.digest] = peers
         if done is not None and self._seeds is not None:
             seed = Seed(blob.digest, blob.path, done.torrent, blob.last_used, Swarm(peers=peers))
@@ -226,7 +235,8 @@ class Swarming:
         return tuple(f"{given.get(url, url)}/announce?blob={digest}" for url in urls[:ANNOUNCES_MAX])
 
     async def peers(self, addresses: Iterable[str]) -> tuple[Address, ...]:
-        """Where the agents at these addresses (host:port), and those that were discovered, answer BitTorrent."""
+        """Where the agents at these addresses (host:port), and those that were discovered, answer
+        BitTorrent."""
         neighbourhood = self._agent.neighbourhood
         neighbours = (each.address for each in neighbourhood.agents()) if neighbourhood is not None else ()
         wanted = dict.fromkeys((*addresses, *neighbours))
@@ -266,7 +276,8 @@ class Swarming:
             self._seeds.keep(seeds)
 
     async def _look_up(self, blob: Blob) -> None:
-        """Ask for the torrent of a blob. Central storage is not asked by a fleet that has lost its trackers."""
+        """Ask for the torrent of a blob. Central storage is not asked by a fleet that has lost its
+        trackers."""
         session = self._agent.session
         try:
             await self.torrents.find(blob.digest, blob.layout, at_origin=not (session.urls or session.searching))
@@ -279,7 +290,8 @@ class Swarming:
     # -- limits
 
     async def _keep_sharing(self) -> None:
-        """Both transports together keep to the agent's limits: what trees took in the last moment BitTorrent goes without in the next."""
+        """Both transports together keep to the agent's limits: what trees took in the last moment
+        BitTorrent goes without in the next."""
         before = self._moved_by_trees()
         while True:
             await asyncio.sleep(SHARE_S)

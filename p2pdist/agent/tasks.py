@@ -1,5 +1,5 @@
-"""Tasks that one owner has under way beside itself: each is kept until it ends, and what it fails with is logged. And work in threads,
-which nobody can stop."""
+"""Tasks that one owner has under way beside itself: each is kept until it ends, and what it fails
+with is logged. And work in threads, which nobody can stop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ Result = TypeVar("Result")
 
 
 async def in_thread(work: Callable[[], Result], undo: Callable[[Result], object]) -> Result:
-    """What `work` returns in a thread. When this is cancelled the thread goes on; `undo` gets what it returns then."""
+    """What `work` returns in a thread. When this is cancelled the thread goes on; `undo` gets what
+    it returns then."""
     working = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(working)
@@ -23,7 +24,8 @@ async def in_thread(work: Callable[[], Result], undo: Callable[[Result], object]
 
 
 class Tasks:
-    """`failure` is what a log line says of a task that fails, which is a defect: expected failures are for the task to deal with."""
+    """`failure` is what a log line says of a task that fails, which is a defect: expected failures
+    are for the task to deal with."""
 
     def __init__(self, logger: logging.Logger, failure: str) -> None:
         self._logger, self._failure = logger, failure

@@ -1,7 +1,8 @@
 """The torrents that an agent knows.
 
-A torrent document is found like any small document: the tag that p2pdist/model/torrent.py names leads to it, at the tracker, else at the
-agent's own origin. Those that were used last are remembered, up to TORRENTS_BYTES_MAX, and that a blob has none is believed for a while.
+A torrent document is found like any small document: the tag that p2pdist/model/torrent.py names
+leads to it, at the tracker, else at the agent's own origin. Those that were used last are
+remembered, up to TORRENTS_BYTES_MAX, and that a blob has none is believed for a while.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _logger = logging.getLogger(__name__)
 
 
 class Surroundings(Protocol):
-    """What is needed of the agent, when something is asked: not all of it is there from the beginning."""
+    """What is needed of the agent, when something is asked: not all of it is there from the
+    beginning."""
 
     store: BlobStore
     session: TrackerSession
@@ -55,8 +57,8 @@ class Torrents:
         return digest not in self._torrents and now >= self._unknown.get(digest, 0.0)
 
     async def find(self, digest: Digest, layout: PieceLayout, *, at_origin: bool = True) -> Torrent | None:
-        """The torrent of a blob; None when it has none that fits. `at_origin`: ask the own origin as well. Raises Unavailable when nobody
-        can be asked, Corrupt."""
+        """The torrent of a blob; None when it has none that fits. `at_origin`: ask the own origin
+        as well. Raises Unavailable when nobody can be asked, Corrupt."""
         known = self._torrents.get(digest)
         if known is not None:
             self._torrents.move_to_end(digest)

@@ -1,10 +1,11 @@
-"""The agent's session with a tracker: one WebSocket that is opened again whenever it breaks, and small reads over HTTP.
+"""The agent's session with a tracker: one WebSocket that is opened again whenever it breaks, and
+small reads over HTTP.
 
-Losing the tracker stops nothing that runs: messages sent meanwhile are dropped, because after a new session opens the agent says all
-it holds again.
+Losing the tracker stops nothing that runs: messages sent meanwhile are dropped, because after a new
+session opens the agent says all it holds again.
 
-Trackers are given, or found (`offer`) while the session runs. They are tried in turn, from the best one again when a new one is found; a
-session that is open is kept as long as it works.
+Trackers are given, or found (`offer`) while the session runs. They are tried in turn, from the best
+one again when a new one is found; a session that is open is kept as long as it works.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ GATHER_S = 0.002
 """So long a join or a report waits for others of the same moment, which go out with it."""
 
 CLOCK_OFF_S = 5.0
-"""Clocks that differ by more are warned of: logs do not fit together, and certificates and signed requests to storage may be refused."""
+"""Clocks that differ by more are warned of: logs do not fit together, and certificates and signed
+requests to storage may be refused."""
 
 OUTBOX_MAX = 4096
 """Messages to a tracker that does not read them, before the session is broken off."""
@@ -79,11 +81,13 @@ _logger = logging.getLogger(__name__)
 class TrackerSession:
     """See the module's text.
 
-    `holdings` says what the host holds and wants, `report` what is new since the last report (None: nothing), `on_message` hears Assign,
-    OriginShare, Keep, Release and Reject, `on_change` whether a tracker answers. `problem` says why none does, for people. Raises
-    UsageError for what is no URL of a tracker. Credentials in a URL are used and never shown. While `searching`, trackers may be offered
-    later. With `listens`, 0.0.0.0 or :: and a port, the host is reached at that port of the address that it has in its session with the
-    tracker (links.py), not at that in `hello`. `address` is the one that was told last.
+    `holdings` says what the host holds and wants, `report` what is new since the last report (None:
+    nothing), `on_message` hears Assign, OriginShare, Keep, Release and Reject, `on_change` whether
+    a tracker answers. `problem` says why none does, for people. Raises UsageError for what is no
+    URL of a tracker. Credentials in a URL are used and never shown. While `searching`, trackers may
+    be offered later. With `listens`, 0.0.0.0 or :: and a port, the host is reached at that port of
+    the address that it has in its session with the tracker (links.py), not at that in `hello`.
+    `address` is the one that was told last.
     """
 
     def __init__(
@@ -115,12 +119,14 @@ class TrackerSession:
         self.address = hello.address
         self.connected = False
         self.clock_ahead_s: float | None = None
-        """How far this host's clock is ahead of that of the tracker that answered last; None where it does not tell the time."""
+        """How far this host's clock is ahead of that of the tracker that answered last; None where
+        it does not tell the time."""
         self.origin = self.problem = ""
 
     @property
     def url(self) -> str:
-        """The tracker that is in use or being tried, "" when there is none; for people, without credentials."""
+        """The tracker that is in use or being tried, "" when there is none; for people, without
+        credentials."""
         return redacted(self._url)
 
     @property
@@ -129,7 +135,8 @@ class TrackerSession:
         return [redacted(url) for url in self._urls]
 
     async def run(self) -> None:
-        """Keep a session open until cancelled; ends at once where there is no tracker and none is searched for."""
+        """Keep a session open until cancelled; ends at once where there is no tracker and none is
+        searched for."""
         pause = RETRY_FIRST_S
         timeout = aiohttp.ClientTimeout(total=300.0, sock_connect=CONNECT_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=16, resolver=Resolver(NAMES), use_dns_cache=False)
@@ -152,8 +159,8 @@ class TrackerSession:
                 self._http = None
 
     def offer(self, urls: Sequence[str]) -> None:
-        """The trackers that were found, best first, instead of those found before. New ones are tried at once if none answers. Who finds
-        them vouches for their form."""
+        """The trackers that were found, best first, instead of those found before. New ones are
+        tried at once if none answers. Who finds them vouches for their form."""
         found = [*self._given, *(url for url in urls if url not in self._given)]
         if not set(found) <= set(self._urls):
             self._turn = 0
@@ -170,7 +177,8 @@ class TrackerSession:
             await asyncio.wait_for(self._offered.wait(), pause_s - floor_s)
 
     def send(self, message: FromAgent) -> None:
-        """Send a message if a tracker answers. Never waits: a tracker that does not read is left, and told everything anew later."""
+        """Send a message if a tracker answers. Never waits: a tracker that does not read is left,
+        and told everything anew later."""
         if not self.connected or self._outbox.full():
             return
         self._outbox.put_nowait(message)
@@ -186,8 +194,9 @@ class TrackerSession:
         return True
 
     async def bundle(self, reference: Reference, known: Digest | None = None) -> tuple[Bundle, PackagePolicy]:
-        """Ask the tracker for all small documents of a package, and its policy; the documents are unverified. Where the reference still
-        names the manifest `known`, none are sent. Raises NotFound, Refused, Corrupt, Unavailable."""
+        """Ask the tracker for all small documents of a package, and its policy; the documents are
+        unverified. Where the reference still names the manifest `known`, none are sent. Raises
+        NotFound, Refused, Corrupt, Unavailable."""
         headers = {"If-None-Match": f'"{known}"'} if known is not None else {}
         status, body, told = await self._exchange("/v1/packages", self._about(reference), headers)
         bundle = Bundle(known) if status == 304 and known is not None else decode_bundle(body)
@@ -196,7 +205,8 @@ class TrackerSession:
         return bundle, decode_policy(told)
 
     async def policy(self, reference: Reference) -> PackagePolicy:
-        """Ask the tracker what holds for a package. Raises NotFound, Refused, Corrupt, Unavailable."""
+        """Ask the tracker what holds for a package. Raises NotFound, Refused, Corrupt,
+        Unavailable."""
         return decode_policy(await self.get("/v1/policies", self._about(reference)))
 
     def _about(self, reference: Reference) -> dict[str, str]:
@@ -207,7 +217,8 @@ class TrackerSession:
         return _descriptor(await self.get("/v1/resolve", {"reference": str(reference)}))
 
     async def layer(self, digest: Digest) -> Descriptor:
-        """Ask the tracker for the descriptor of a layer that it met in some manifest. Raises NotFound, Unavailable."""
+        """Ask the tracker for the descriptor of a layer that it met in some manifest. Raises
+        NotFound, Unavailable."""
         return _descriptor(await self.get(f"/v1/layers/{digest}", {}))
 
     async def content(self, digest: Digest, *, manifest: bool = False) -> bytes:
@@ -236,7 +247,8 @@ class TrackerSession:
         except (P2PDistError, aiohttp.ClientError, TimeoutError, OSError) as error:
             self._note_problem(str(error) or type(error).__name__)
         except Exception as error:
-            # Whatever a tracker says, the next try may find a better one; without this loop the host would be alone for good.
+            # Whatever a tracker says, the next try may find a better one; without this loop the
+            # host would be alone for good.
             _logger.exception("the session with tracker %s failed", self.url)
             self._note_problem(f"unexpected {type(error).__name__}")
         finally:
@@ -348,7 +360,8 @@ class TrackerSession:
     def _set_pace(self, interval_s: float) -> None:
         self._interval_s = min(max(interval_s, REPORT_S_MIN), REPORT_S_MAX)
         if self._reporting is not None:
-            # A new pace counts at once: who is asked to report often and sleeps on is taken for silent.
+            # A new pace counts at once: who is asked to report often and sleeps on is taken for
+            # silent.
             self._reporting.cancel()
             self._report_later(self._interval_s * random.random())
 
@@ -356,7 +369,8 @@ class TrackerSession:
         self._reporting = asyncio.get_running_loop().call_later(delay_s, self._report_now)
 
     def _report_now(self) -> None:
-        """Say what is new, when something is. That this host lives the WebSocket's own heartbeat shows."""
+        """Say what is new, when something is. That this host lives the WebSocket's own heartbeat
+        shows."""
         try:
             report = self._report()
         except Exception as error:
@@ -370,7 +384,8 @@ class TrackerSession:
     # -- small reads
 
     async def get(self, path: str, query: dict[str, str]) -> bytes:
-        """What the tracker answers to a GET. Raises what its problem document says, Corrupt, Unavailable."""
+        """What the tracker answers to a GET. Raises what its problem document says, Corrupt,
+        Unavailable."""
         return (await self._exchange(path, query, {}))[1]
 
     async def _exchange(self, path: str, query: dict[str, str], headers: dict[str, str]) -> tuple[int, bytes, str]:

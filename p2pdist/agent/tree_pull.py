@@ -1,7 +1,9 @@
-"""The trees of a package on their way into the store: roots and catalogs, then the packs that hold what is lacking, then objects.
+"""The trees of a package on their way into the store: roots and catalogs, then the packs that hold
+what is lacking, then objects.
 
-A tree that is here whole needs nothing, not even its catalogs. Of a pack that holds little of what is lacking only the pieces that cover
-it are fetched (p2pdist/model/selection.py). Objects are made from each pack as soon as it is here, while others are on their way.
+A tree that is here whole needs nothing, not even its catalogs. Of a pack that holds little of what
+is lacking only the pieces that cover it are fetched (p2pdist/model/selection.py). Objects are made
+from each pack as soon as it is here, while others are on their way.
 """
 
 from __future__ import annotations
@@ -33,14 +35,15 @@ SELECTED_SHARE_MAX = 0.5
 
 
 class Fetch(Protocol):
-    """Brings one blob, or a selection of its pieces, into the store; held there until the pull ends."""
+    """Brings one blob, or a selection of its pieces, into the store; held there until the pull
+    ends."""
 
     def __call__(self, blob: Descriptor, selection: Selection | None = None) -> Awaitable[Blob]: ...
 
 
 class TreePull:
-    """The trees of one package. `holds` keeps them from eviction once they are here. `skipped` hears of the bytes of blobs that need not be
-    moved."""
+    """The trees of one package. `holds` keeps them from eviction once they are here. `skipped`
+    hears of the bytes of blobs that need not be moved."""
 
     def __init__(
         self,
@@ -57,8 +60,8 @@ class TreePull:
         self.bytes_content = 0  # of the contents that are made of packs, for which room is kept
 
     async def run(self) -> None:
-        """Bring everything that is lacking, and hold the trees. Raises what fetching raises, Corrupt for a package that contradicts itself,
-        DiskFull."""
+        """Bring everything that is lacking, and hold the trees. Raises what fetching raises,
+        Corrupt for a package that contradicts itself, DiskFull."""
         roots = {layer.digest: layer for layer in self._manifest.layers if layer.media_type == TREE_TYPE}
         absent = [root for root in roots if not self._hold(root)]
         self._skipped(sum(layer.size for root, layer in roots.items() if root not in absent))
@@ -138,7 +141,8 @@ class TreePull:
                 make_image(image, lambda: draw(image, entries, self._previous(root, len(entries))))
 
     def _previous(self, root: Digest, count: int) -> tuple[Path, Sequence[Entry]] | None:
-        """Image and entries of the tree that was used last, of those with `count` entries that are in memory: likely an earlier version."""
+        """Image and entries of the tree that was used last, of those with `count` entries that are
+        in memory: likely an earlier version."""
         trees = self._store.trees
         for other in sorted(trees.list(), key=lambda status: status.last_used, reverse=True):
             entries = trees.known_entries(other.root)
@@ -154,7 +158,8 @@ async def together(work: Iterable[Awaitable[object]]) -> None:
             for each in work:
                 group.create_task(_run(each))
     except BaseExceptionGroup as group:
-        # Not `except*`: Python before 3.11.4, as in Debian 12, puts what is raised there into another group.
+        # Not `except*`: Python before 3.11.4, as in Debian 12, puts what is raised there into
+        # another group.
         expected, others = group.split(P2PDistError)
         if expected is None or others is not None:
             raise

@@ -1,4 +1,5 @@
-"""Joins the uplink core with what it feeds: each stream, and each reader of a range, waits here for its turn."""
+"""Joins the uplink core with what it feeds: each stream, and each reader of a range, waits here for
+its turn."""
 
 from __future__ import annotations
 
@@ -40,11 +41,13 @@ AT_ONCE_BYTES = 1 << 20
 """Bytes that are given to sockets before the loop serves others."""
 
 LEAD_MAX = 4
-"""Pieces of a stripe that a reader of the origin may be ahead of this host's children, those that it is reading included. More at once,
-after a pause, would fill this host's downlink, and keep the stripe that comes from a peer out of it."""
+"""Pieces of a stripe that a reader of the origin may be ahead of this host's children, those that
+it is reading included. More at once, after a pause, would fill this host's downlink, and keep the
+stripe that comes from a peer out of it."""
 
 LEAD_WAIT_S = 0.75
-"""How long it waits for them: children that take nothing must not keep a stripe from this host and from everybody else."""
+"""How long it waits for them: children that take nothing must not keep a stripe from this host and
+from everybody else."""
 
 
 class Turn:
@@ -64,7 +67,8 @@ class Turn:
         self._send = send
 
     def give(self, block: Block | None, *, at_once: bool = False) -> bool:
-        """Whether the block was sent, which is tried if it may be sent at once; else somebody waits for it, and now no longer."""
+        """Whether the block was sent, which is tried if it may be sent at once; else somebody waits
+        for it, and now no longer."""
         waits = self._waiter is not None and not self._waiter.done()
         if (
             at_once
@@ -116,8 +120,8 @@ class RangeTurn(Turn):
 
 
 class Turns:
-    """The uplink of this host, with `limit_bytes_s` never faster than that, for preseeds never faster than `preseed_limit_bytes_s`. All
-    methods are called on the event loop."""
+    """The uplink of this host, with `limit_bytes_s` never faster than that, for preseeds never
+    faster than `preseed_limit_bytes_s`. All methods are called on the event loop."""
 
     def __init__(self, *, limit_bytes_s: float | None = None, preseed_limit_bytes_s: float | None = None) -> None:
         self.sent_bytes_total = 0
@@ -177,7 +181,8 @@ class Turns:
             turn.close()
 
     def open(self, blob: Digest, stripe: int, have: PieceSet, priority: Priority = "start") -> Turn:
-        """Let a child take turns; `close` the result when its connection ends. Raises Unavailable over STREAMS_MAX streams."""
+        """Let a child take turns; `close` the result when its connection ends. Raises Unavailable
+        over STREAMS_MAX streams."""
         if len(self._blobs) >= STREAMS_MAX:
             raise Unavailable(f"this agent serves {STREAMS_MAX} streams already", remedy="Try another peer")
         number = next(self._numbers)
@@ -187,7 +192,8 @@ class Turns:
         return turn
 
     def open_range(self) -> RangeTurn:
-        """Let the reader of a range take turns; `close` the result in the end. Raises Unavailable over STREAMS_MAX of them."""
+        """Let the reader of a range take turns; `close` the result in the end. Raises Unavailable
+        over STREAMS_MAX of them."""
         if len(self._turns) - len(self._blobs) >= STREAMS_MAX:
             raise Unavailable(f"this agent answers {STREAMS_MAX} readers already", remedy="Try another peer")
         number = next(self._numbers)
@@ -204,8 +210,8 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def reading(self, blob: Digest, stripe: int) -> AsyncIterator[None]:
-        """Read a piece of a stripe from the origin within: begins once this host's children are not far behind what it has and reads, or
-        after LEAD_WAIT_S."""
+        """Read a piece of a stripe from the origin within: begins once this host's children are not
+        far behind what it has and reads, or after LEAD_WAIT_S."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LEAD_WAIT_S
         while (lead := self._core.lead(blob, stripe)) and lead + self._reading[blob, stripe] > LEAD_MAX:
@@ -257,14 +263,15 @@ class Turns:
         self._tick_later(now)
 
     def _tick_later(self, now: float) -> None:
-        """Look again when the limits allow more, and now and then while somebody waits for a block in flight."""
+        """Look again when the limits allow more, and now and then while somebody waits for a block
+        in flight."""
         wait_s = self._core.wait_s(now)
         if wait_s is None and (self._ticking is not None or not self._core.held_up):
             return
         if self._ticking is not None:
             self._ticking.cancel()
-        # Rounded up: uvloop counts in milliseconds, and a timer that comes too early comes again and again.
-        # Never later than TICK_S: a block that goes into flight meanwhile may get stuck.
+        # Rounded up: uvloop counts in milliseconds, and a timer that comes too early comes again
+        # and again. Never later than TICK_S: a block that goes into flight meanwhile may get stuck.
         delay_s = TICK_S if wait_s is None else min(TICK_S, math.ceil(wait_s * 1000) / 1000)
         self._ticking = asyncio.get_running_loop().call_later(delay_s, self._tick)
 

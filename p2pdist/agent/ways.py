@@ -1,7 +1,9 @@
-"""Changes the way that one blob's pull goes, from trees to a swarm and back, as core/transport.py and core/handover.py decide.
+"""Changes the way that one blob's pull goes, from trees to a swarm and back, as core/transport.py
+and core/handover.py decide.
 
-One way writes into the blob at a time: a transfer has ended when its StreamClosed comes, and `writers` counts all who write, those of an
-earlier pull included. While a swarm brings the pieces the download core is paused: it counts them, and knows the tracker's plan.
+One way writes into the blob at a time: a transfer has ended when its StreamClosed comes, and
+`writers` counts all who write, those of an earlier pull included. While a swarm brings the pieces
+the download core is paused: it counts them, and knows the tracker's plan.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from p2pdist.store.blob import Blob
 from p2pdist.transfer.stream_events import StreamClosed, StreamEvent
 
 PEERS_V1_S = 2.0
-"""A swarm that gives nothing for so long is a reason to ask whether there are peers of version 1."""
+"""A swarm that gives nothing for so long is a reason to ask whether there are peers of version
+1."""
 
 _logger = logging.getLogger(__name__)
 
@@ -56,7 +59,8 @@ class Pull(Protocol):
 
 
 class Ways:
-    """See the module's text; without `swarming` all goes by trees. `post` hears a transfer's events. Lives on the event loop."""
+    """See the module's text; without `swarming` all goes by trees. `post` hears a transfer's
+    events. Lives on the event loop."""
 
     def __init__(
         self,
@@ -85,7 +89,8 @@ class Ways:
 
     @property
     def changed(self) -> bool:
-        """Whether the tracker was told that the blob comes by a swarm and it does not, or the reverse."""
+        """Whether the tracker was told that the blob comes by a swarm and it does not, or the
+        reverse."""
         return self._by_swarm != self._told
 
     def tell(self) -> bool:
@@ -119,7 +124,8 @@ class Ways:
             self.steer()
 
     def steer(self) -> None:
-        """Leave the present way when it is time for another, and begin that once nothing else writes into the blob."""
+        """Leave the present way when it is time for another, and begin that once nothing else
+        writes into the blob."""
         if self._over or self._fetch is None:
             return
         steps = self._handover.steer(
@@ -172,7 +178,8 @@ class Ways:
                 self._fetch.lying()
 
     def end(self) -> bool:
-        """The pull has ended. Whether nothing is left to wait for; else the transfer's StreamClosed comes yet."""
+        """The pull has ended. Whether nothing is left to wait for; else the transfer's StreamClosed
+        comes yet."""
         self._over = True
         self._tasks.cancel()
         if self._fetch is not None and self._fetch.running:
@@ -183,7 +190,8 @@ class Ways:
         return True
 
     async def _find_torrent(self, fetch: SwarmFetch) -> None:
-        """Learn whether the blob has a torrent; later, while a swarm of it gives nothing, whether it has peers of version 1."""
+        """Learn whether the blob has a torrent; later, while a swarm of it gives nothing, whether
+        it has peers of version 1."""
         choice, loop = self._choice, asyncio.get_running_loop()
         choice.torrent = await fetch.find(at_once=choice.policy == "swarm")
         if not choice.torrent:

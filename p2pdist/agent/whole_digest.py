@@ -1,8 +1,9 @@
 """Checks a blob against its own digest while it arrives.
 
-A blob that is asked for by digest alone is cut by a piece list that only the origin vouches for, so its SHA-256 is compared as well. The
-hash follows the part that is there without gaps. Its steps become shorter towards the end, which leaves next to nothing to do when the
-last piece arrives: where many hosts share a machine, all of them come to their end at the same moment.
+A blob that is asked for by digest alone is cut by a piece list that only the origin vouches for, so
+its SHA-256 is compared as well. The hash follows the part that is there without gaps. Its steps
+become shorter towards the end, which leaves next to nothing to do when the last piece arrives:
+where many hosts share a machine, all of them come to their end at the same moment.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from p2pdist.store.placement import Copy
 
 STEP_BYTES = 4 << 20
 BUFFER_BYTES = 256 << 10
-"""Read at once into memory that is kept: new memory for all of a step would cost more than to read it."""
+"""Read at once into memory that is kept: new memory for all of a step would cost more than to read
+it."""
 
 INLINE_BYTES = 64 << 10
-"""So few bytes, which have just been written, are read and hashed in less time than a thread takes to begin."""
+"""So few bytes, which have just been written, are read and hashed in less time than a thread takes
+to begin."""
 
 
 async def check_whole(blob: Blob, piece: Callable[[int], Awaitable[None]], copy: Copy | None = None) -> None:
-    """Hash `blob` as its pieces come (`piece(i)` waits for piece i), and write what is hashed into `copy`. Raises Corrupt when the sum is
-    not the blob's digest."""
+    """Hash `blob` as its pieces come (`piece(i)` waits for piece i), and write what is hashed into
+    `copy`. Raises Corrupt when the sum is not the blob's digest."""
     layout = blob.layout
     running = hashlib.sha256()
     buffer = memoryview(bytearray(min(BUFFER_BYTES, layout.size)))

@@ -269,8 +269,8 @@ def _tls_files(certificate: Path | None, key: Path | None, authority: Path | Non
 
 
 def _read_again(agent: Agent, level_now: Callable[[], Any]) -> None:
-    """SIGHUP: the configuration file is read again for the level of the log, and certificates are renewed while an agent runs. What cannot
-    be used changes nothing."""
+    """SIGHUP: the configuration file is read again for the level of the log, and certificates are
+    renewed while an agent runs. What cannot be used changes nothing."""
     import logging
 
     logger = logging.getLogger("p2pdist.agent")

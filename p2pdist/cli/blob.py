@@ -32,7 +32,8 @@ def command() -> None:
 def push(file: Path, origin: str | None, torrent: bool, as_json: bool) -> None:
     """Send FILE to an origin and print its digest.
 
-    Its torrent is kept there, too: hosts need it to go on from a BitTorrent swarm where no tracker plans.
+    Its torrent is kept there, too: hosts need it to go on from a BitTorrent swarm where no tracker
+    plans.
 
     \b
     Example:

@@ -1,4 +1,5 @@
-"""The command line as other users of the machine see it: /proc/PID/cmdline is readable to all of them, unlike the environment."""
+"""The command line as other users of the machine see it: /proc/PID/cmdline is readable to all of
+them, unlike the environment."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from p2pdist.model.url import secrets_in
 
 _ARG_START, _ARG_END = 45, 46
-"""Fields of /proc/self/stat (proc_pid_stat(5), 48 and 49) behind the name of the program, which is the second."""
+"""Fields of /proc/self/stat (proc_pid_stat(5), 48 and 49) behind the name of the program, which is
+the second."""
 
 
 def conceal(arguments: Sequence[str]) -> bool:
-    """Write over what may be secrets in the URLs that options are given, where the kernel keeps this process's command line. Returns
-    whether there are any. Raises OSError where that cannot be done."""
+    """Write over what may be secrets in the URLs that options are given, where the kernel keeps
+    this process's command line. Returns whether there are any. Raises OSError where that cannot be
+    done."""
     found = [secret for url in _urls(arguments) for secret in secrets_in(url)]
     if not found:
         return False
@@ -32,7 +35,8 @@ def conceal(arguments: Sequence[str]) -> bool:
 
 
 def _urls(arguments: Sequence[str]) -> Iterator[str]:
-    """What options are given that may be one or more URLs; what follows `--` is another program's."""
+    """What options are given that may be one or more URLs; what follows `--` is another
+    program's."""
     option = False
     for argument in arguments:
         if argument == "--":

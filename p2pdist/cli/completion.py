@@ -1,8 +1,9 @@
 """`p2pdist completion`: what a shell needs to complete the command's verbs, options and references.
 
-click brings the scripts and the machinery: a shell asks `p2pdist` itself, by a variable, what may follow. Its script for bash reads the
-words as bash splits them, at colons too, which references have; so that one is ours: it hands over the line, and of what may follow only
-that is given back which comes after the last break.
+click brings the scripts and the machinery: a shell asks `p2pdist` itself, by a variable, what may
+follow. Its script for bash reads the words as bash splits them, at colons too, which references
+have; so that one is ours: it hands over the line, and of what may follow only that is given back
+which comes after the last break.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ from p2pdist.transfer.dial import parse_address
 
 SHUTDOWN_S = 2.0
 COLLECT_AFTER = (50_000, 20, 20)
-"""Thresholds of Python's cycle collector. One plan for 10,000 hosts makes some 100,000 objects, and a filled store a row for each file,
-none of them in cycles: with the default thresholds looking through all of memory again and again took longer than the plan, and a tenth of
-the filling."""
+"""Thresholds of Python's cycle collector. One plan for 10,000 hosts makes some 100,000 objects, and
+a filled store a row for each file, none of them in cycles: with the default thresholds looking
+through all of memory again and again took longer than the plan, and a tenth of the filling."""
 
 THREADS_S = 3.0
 IDLE_S = 75.0
@@ -36,8 +36,9 @@ IDLE_S = 75.0
 def run(service: Coroutine[Any, Any, None]) -> None:
     """Run a service to its clean stop and end the process with 0; raises what the service raises.
 
-    A thread that waits for a disk or for storage which does not answer cannot be ended. Everything worth keeping is on disk by then, so
-    after THREADS_S the process goes without it instead of staying as long as the other side pleases.
+    A thread that waits for a disk or for storage which does not answer cannot be ended. Everything
+    worth keeping is on disk by then, so after THREADS_S the process goes without it instead of
+    staying as long as the other side pleases.
     """
 
     async def whole() -> None:
@@ -72,7 +73,8 @@ def listen_address(text: str) -> tuple[str, int]:
 def discovery_settings(
     address: tuple[str, int], network_id: str, interfaces: tuple[str, ...]
 ) -> DiscoverySettings | None:
-    """How to discover others for who listens on `address`; None on loopback, where nobody else is, unless interfaces are named."""
+    """How to discover others for who listens on `address`; None on loopback, where nobody else is,
+    unless interfaces are named."""
     host, _ = address
     if not interfaces and (host in {"localhost", "::1"} or host.startswith("127.")):
         logging.getLogger("p2pdist").info("no discovery: %s is on this machine only", host)
@@ -81,8 +83,8 @@ def discovery_settings(
 
 
 async def listen(app: web.Application, address: tuple[str, int], *, tls: ssl.SSLContext | None = None) -> web.AppRunner:
-    """Serve `app` over TCP, with `tls` over TLS only; `::` stands for all addresses of both families. Raises Conflict when the address
-    is taken."""
+    """Serve `app` over TCP, with `tls` over TLS only; `::` stands for all addresses of both
+    families. Raises Conflict when the address is taken."""
     runner = _runner(app)
     await runner.setup()
     host, port = address
@@ -119,7 +121,8 @@ def _runner(app: web.Application) -> web.AppRunner:
 
 
 async def listen_unix(app: web.Application, path: Path) -> web.AppRunner:
-    """Serve `app` on a Unix socket that the owner and the group may use. A socket that nobody answers on is replaced."""
+    """Serve `app` on a Unix socket that the owner and the group may use. A socket that nobody
+    answers on is replaced."""
     if len(os.fsencode(path)) > 107:
         raise UsageError(f"the socket path {path} is longer than 107 bytes", remedy="Give a shorter --socket")
     runner = _runner(app)

@@ -1,4 +1,5 @@
-"""Where the engineer's verbs look for packages: the local layout and an origin, and the options that name them."""
+"""Where the engineer's verbs look for packages: the local layout and an origin, and the options
+that name them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def default_layout() -> Path:
-    """The layout in the user's data directory (XDG Base Directory specification). Raises UsageError for a user who has none."""
+    """The layout in the user's data directory (XDG Base Directory specification). Raises UsageError
+    for a user who has none."""
     data = os.environ.get("XDG_DATA_HOME", "")
     try:
         return (Path(data) if Path(data).is_absolute() else Path.home() / ".local/share") / "p2pdist/layout"
@@ -47,8 +49,9 @@ def origin_option(function: Function) -> Function:
 
 
 def elsewhere_options(what: str) -> Callable[[Function], Function]:
-    """The options of a verb for the agent's store that send it to an origin (`at_origin`) or a layout (`layout`) instead. They
-    count on the command line only: a variable or file that names a layout for other verbs must not change what this verb is about."""
+    """The options of a verb for the agent's store that send it to an origin (`at_origin`) or a
+    layout (`layout`) instead. They count on the command line only: a variable or file that names a
+    layout for other verbs must not change what this verb is about."""
 
     def named(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         given = ctx.get_parameter_source(param.name or "") is click.core.ParameterSource.COMMANDLINE
@@ -83,8 +86,9 @@ async def opened_elsewhere(at_origin: bool, origin: str | None, layout: Path | N
 
 
 def asks_origin_first() -> bool:
-    """Whether the verb that runs was given --origin on the command line: then it asks this origin before the local layout. An origin that a
-    variable or file names for all verbs comes after the layout, where a package was packed a moment ago."""
+    """Whether the verb that runs was given --origin on the command line: then it asks this origin
+    before the local layout. An origin that a variable or file names for all verbs comes after the
+    layout, where a package was packed a moment ago."""
     source = click.get_current_context().get_parameter_source("origin")
     return source is click.core.ParameterSource.COMMANDLINE
 

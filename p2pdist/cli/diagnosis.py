@@ -1,4 +1,5 @@
-"""What `p2pdist doctor` looks at, one function a finding or a few. None of them raises: what goes wrong is the finding."""
+"""What `p2pdist doctor` looks at, one function a finding or a few. None of them raises: what goes
+wrong is the finding."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from p2pdist.model.errors import NotFound, P2PDistError, UsageError, foreseen
 
 State = Literal["ok", "warning", "failed"]
 CLOCK_OFF_S_MAX = 2.0
-"""Tracker and host may differ by so much: deadlines and certificates go by the clock. The header says whole seconds."""
+"""Tracker and host may differ by so much: deadlines and certificates go by the clock. The header
+says whole seconds."""
 
 FREE_MIN, FREE_LITTLE = 256 << 20, 10 << 30
 INODES_MIN, INODES_LITTLE = 1_000, 100_000
@@ -105,7 +107,8 @@ def _tracker_failed(url: str, why: str) -> Finding:
 
 
 def _clock(url: str, date: str, asked: float, answered: float) -> Finding:
-    """The header names a whole second, which may have begun up to a second before it was written."""
+    """The header names a whole second, which may have begun up to a second before it was
+    written."""
     try:
         theirs = email.utils.parsedate_to_datetime(date).timestamp()
     except ValueError:
@@ -123,7 +126,8 @@ def _clock(url: str, date: str, asked: float, answered: float) -> Finding:
 
 
 async def port(address: tuple[str, int]) -> list[Finding]:
-    """Whether an agent listens there already, or could, and at the port next to it, where BitTorrent peers come."""
+    """Whether an agent listens there already, or could, and at the port next to it, where
+    BitTorrent peers come."""
     import aiohttp
 
     from p2pdist.cli.daemon import address_text
@@ -203,8 +207,8 @@ async def agent(path: Path) -> list[Finding]:
 
 
 async def reachability(path: Path, urls: Sequence[str]) -> list[Finding]:
-    """Whether a tracker can connect to this host's agent at the address that it gives to others; nothing where no agent or no tracker
-    says."""
+    """Whether a tracker can connect to this host's agent at the address that it gives to others;
+    nothing where no agent or no tracker says."""
     import aiohttp
     import msgspec
 
@@ -308,7 +312,8 @@ def _unwritable(name: str, place: Path, error: OSError) -> Finding:
 
 
 def _inodes(directory: Path, found: os.statvfs_result) -> list[Finding]:
-    """Whether more files can be made; some file systems say that they have 0 of 0, and make what is needed."""
+    """Whether more files can be made; some file systems say that they have 0 of 0, and make what is
+    needed."""
     if not found.f_files or found.f_favail >= INODES_LITTLE:
         return []
     said = f"{found.f_favail} inodes free for {directory}: no more files than that can be made"
@@ -326,7 +331,8 @@ def _space(directory: Path, free: int) -> Finding:
 
 
 def _disk(place: Path) -> Finding:
-    """Writes and reads a sample; what was written is brought to the disk and dropped from memory before it is read. Raises OSError."""
+    """Writes and reads a sample; what was written is brought to the disk and dropped from memory
+    before it is read. Raises OSError."""
     block = os.urandom(1 << 20)
     with tempfile.TemporaryFile(dir=place, prefix=".p2pdist-doctor-", buffering=0) as sample:
         began = time.perf_counter()
@@ -403,8 +409,9 @@ def _filesystems() -> set[str]:
 
 
 def _scratch(directory: Path) -> tempfile.TemporaryDirectory[str]:
-    """A new directory in `directory`, or where temporary files go when none can be made there. Only making one tells: a file system that an
-    error made read-only may say that it can be written to. Raises OSError."""
+    """A new directory in `directory`, or where temporary files go when none can be made there. Only
+    making one tells: a file system that an error made read-only may say that it can be written to.
+    Raises OSError."""
     try:
         return tempfile.TemporaryDirectory(dir=directory, prefix=".p2pdist-doctor-", ignore_cleanup_errors=True)
     except OSError:

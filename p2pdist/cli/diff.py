@@ -39,10 +39,12 @@ KINDS = ("added", "changed", "removed")
 @origin_option
 @output.json_option
 def command(old: str, new: str, only_used: tuple[Path, ...], layout: Path, origin: str | None, as_json: bool) -> None:
-    """Print what the second package has that a host which holds the first one lacks, and how many bytes will move.
+    """Print what the second package has that a host which holds the first one lacks, and how many
+    bytes will move.
 
-    Packages with tree layers are compared path by path, others layer by layer. They are looked up in the local layout and then at the
-    origin; with --origin on the command line at this origin and then in the layout.
+    Packages with tree layers are compared path by path, others layer by layer. They are looked up
+    in the local layout and then at the origin; with --origin on the command line at this origin and
+    then in the layout.
 
     \b
     Example:

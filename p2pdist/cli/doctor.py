@@ -1,4 +1,5 @@
-"""`p2pdist doctor`: looks for what would keep this host from working, and says what to do about it."""
+"""`p2pdist doctor`: looks for what would keep this host from working, and says what to do about
+it."""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "failed": ("FA
 def command(
     tracker: str, listen: str, store: Path, origin: str, policies: Path | None, socket: Path, as_json: bool
 ) -> int:
-    """Look at this host as an agent would need it: clock, ports, mounts, origin, disk, versions, tracker, and whether others reach its
-    agent. Takes the same options and variables as the agent. Ends with 1 when something fails; warnings say what will be slower or less
-    convenient.
+    """Look at this host as an agent would need it: clock, ports, mounts, origin, disk, versions,
+    tracker, and whether others reach its agent. Takes the same options and variables as the agent.
+    Ends with 1 when something fails; warnings say what will be slower or less convenient.
 
     \b
     Examples:

@@ -24,7 +24,8 @@ from p2pdist.model.messages import DRAIN_S_MAX
 def command(seconds: float | None, socket: Path, as_json: bool) -> None:
     """Let the agent of this host hand over to others those who receive from it, and end.
 
-    It fetches nothing more, and serves until nobody receives from it or the time is up. SIGTERM does the same.
+    It fetches nothing more, and serves until nobody receives from it or the time is up. SIGTERM
+    does the same.
 
     \b
     Example:

@@ -43,8 +43,8 @@ Kind = Literal["xar", "tar", "dir"]
 def command(ref: str, kind: Kind | None, target: Path, level: int | None, layout: Path, as_json: bool) -> None:
     """Write the package REF, all layers merged, from the local layout.
 
-    A self-mounting file needs no p2pdist where it runs: root, or squashfuse. Its arguments follow the package's entrypoint. Equal
-    packages give equal files and tars.
+    A self-mounting file needs no p2pdist where it runs: root, or squashfuse. Its arguments follow
+    the package's entrypoint. Equal packages give equal files and tars.
 
     \b
     Example:
@@ -151,7 +151,8 @@ class _Export:
             write_tar(tree, file, modes=modes, report=report)
 
     async def _merged(self, manifest: Manifest, layout: LocalLayout, stage: Path, *, writable: bool) -> Path:
-        """All layers merged, below `stage`. As another user than root hard links would lose the permission to write."""
+        """All layers merged, below `stage`. As another user than root hard links would lose the
+        permission to write."""
         from p2pdist.mount.materialize import materialize
 
         stage.mkdir(exist_ok=True)

@@ -1,6 +1,7 @@
 """Watching a fleet through a tracker's `/v1/events`: takes in what changes and keeps the whole.
 
-Events are those of the HTML standard (9.2, server-sent events): lines `event:` and `data:`, each event ended by an empty line.
+Events are those of the HTML standard (9.2, server-sent events): lines `event:` and `data:`, each
+event ended by an empty line.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ STORY_MAX = 500
 
 @dataclass(slots=True)
 class HostState:
-    """`done` is in thousandths of what the host is receiving; see the flags of tracker/core/view.py."""
+    """`done` is in thousandths of what the host is receiving; see the flags of
+    tracker/core/view.py."""
 
     name: str
     zone: str
@@ -43,8 +45,9 @@ class HostState:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """One line of what happened. A tracker tells how long ago that was at the moment when it tells the line; `at` is the time itself, in
-    seconds since the epoch by this machine's clock, so the line stays true however long it is shown. `swarm` is a digest, or empty."""
+    """One line of what happened. A tracker tells how long ago that was at the moment when it tells
+    the line; `at` is the time itself, in seconds since the epoch by this machine's clock, so the
+    line stays true however long it is shown. `swarm` is a digest, or empty."""
 
     at: float
     swarm: str
@@ -123,7 +126,8 @@ class FleetState:
 
 
 async def follow(http: aiohttp.ClientSession, url: str, swarm: str = "", stripe: int = 0) -> AsyncIterator[FleetState]:
-    """The state of the fleet after each change. Raises Unavailable when the tracker does not answer, or no more."""
+    """The state of the fleet after each change. Raises Unavailable when the tracker does not
+    answer, or no more."""
     import aiohttp
 
     from p2pdist.model.url import redacted

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from p2pdist.package.project import Format
 
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Of an image that names no PATH, as container runtimes have it. Its programs would be looked for in the caller's PATH alone."""
+"""Of an image that names no PATH, as container runtimes have it. Its programs would be looked for
+in the caller's PATH alone."""
 
 
 @click.command("import")
@@ -50,12 +51,13 @@ def command(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Make a package of SOURCE: a directory, a tar (also .gz, .zst, .xz, .bz2), an OCI image layout, or what docker save writes,
-    unpacked or not.
+    """Make a package of SOURCE: a directory, a tar (also .gz, .zst, .xz, .bz2), an OCI image
+    layout, or what docker save writes, unpacked or not.
 
-    The layers of an image are merged into one. Its entrypoint, command, environment and working directory are kept; options win over
-    them. Its user, owners, devices and setuid bits are not kept, and p2pdist run does not enter the image. Of the images of an index the
-    first that this machine runs is taken.
+    The layers of an image are merged into one. Its entrypoint, command, environment and working
+    directory are kept; options win over them. Its user, owners, devices and setuid bits are not
+    kept, and p2pdist run does not enter the image. Of the images of an index the first that this
+    machine runs is taken.
 
     \b
     Example:

@@ -20,8 +20,8 @@ from p2pdist.model.printable import printable
 @origin_option
 @output.json_option
 def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
-    """Print the layers and the settings of the package REF: as it is at the origin that --origin names; without --origin as it is in the
-    local layout, or else at the origin of P2PDIST_ORIGIN.
+    """Print the layers and the settings of the package REF: as it is at the origin that --origin
+    names; without --origin as it is in the local layout, or else at the origin of P2PDIST_ORIGIN.
 
     \b
     Example:

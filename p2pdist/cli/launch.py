@@ -1,11 +1,14 @@
-"""What a command's process inherits, put right before it imports anything of others: modules, standard streams, signals.
+"""What a command's process inherits, put right before it imports anything of others: modules,
+standard streams, signals.
 
-Modules. PYTHONPATH of a user's job names other environments, whose modules would take the place of ours. Python has read it by the time
-that any line of ours runs. Its directories leave the search path of this process; where something was imported from them already, and for
-the other variables, the process starts itself again as `python -E`, which reads none of them. The environment stays as it is for the
-programs that the command runs.
+Modules. PYTHONPATH of a user's job names other environments, whose modules would take the place of
+ours. Python has read it by the time that any line of ours runs. Its directories leave the search
+path of this process; where something was imported from them already, and for the other variables,
+the process starts itself again as `python -E`, which reads none of them. The environment stays as
+it is for the programs that the command runs.
 
-Streams. A daemon may have closed them. The next file that is opened would get the number 0, 1 or 2, and messages would go into it.
+Streams. A daemon may have closed them. The next file that is opened would get the number 0, 1 or 2,
+and messages would go into it.
 """
 
 from __future__ import annotations
@@ -24,13 +27,15 @@ PYTHON_VARIABLES = (
 """They change which modules a program has, or what these do."""
 
 _FLAGS = re.compile(r"-[bBdEhiIOPqRsSuvVx?]*\Z")
-"""Options of Python without values, which may stand in one word with -m, as its module may: -Im, -mp2pdist."""
+"""Options of Python without values, which may stand in one word with -m, as its module may: -Im,
+-mp2pdist."""
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def launch() -> None:
-    """Put right what this process has inherited, where it is a command of ours and not a program that imports one."""
+    """Put right what this process has inherited, where it is a command of ours and not a program
+    that imports one."""
     module = _is_module()
     script = sys.argv[0] in sys.orig_argv and os.path.basename(sys.argv[0]) == "p2pdist"
     if module or script:
@@ -104,7 +109,8 @@ def _start_again() -> None:
 
 
 def _take_signals() -> None:
-    """A caller that ignores SIGCHLD would leave us without exit codes of the programs we start; what it blocks could not stop us."""
+    """A caller that ignores SIGCHLD would leave us without exit codes of the programs we start;
+    what it blocks could not stop us."""
     import signal
 
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:

@@ -1,4 +1,5 @@
-"""What the verbs that talk to the agent of this host share: how it is found, and following a pull."""
+"""What the verbs that talk to the agent of this host share: how it is found, and following a
+pull."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def socket_option(function: Function) -> Function:
 
 
 def follow_pull(client: LocalClient, reference: str, *, quiet: bool, priority: Priority = "start") -> PullStatus:
-    """Pull a package and show how far it is, by source. A reference without a tag means `latest`."""
+    """Pull a package and show how far it is, by source. A reference without a tag means
+    `latest`."""
     name = str(parse_reference(reference))
     noted = ""
 
@@ -76,5 +78,6 @@ def check_seen(shown: MountStatus, remedy: str) -> None:
 
 
 def pulled_name(reference: str, pulled: PullStatus) -> str:
-    """The very version that was pulled, so that a tag which moves meanwhile does not matter, nor a tracker that is away."""
+    """The very version that was pulled, so that a tag which moves meanwhile does not matter, nor a
+    tracker that is away."""
     return f"{parse_reference(reference).name}@{pulled.digest}"

@@ -1,11 +1,12 @@
 """What daemons log: one line an event on standard error, as text, logfmt or JSON.
 
-Each line has the time (UTC, ISO 8601), level, logger and message, and the request that it was written for if there is one
-(p2pdist/model/request_id.py). What strangers send cannot make lines of its own: control characters are escaped. Credentials do not get
-into a line, whoever logs it: user information in URLs, and what follows the usual names of secrets, is left out.
+Each line has the time (UTC, ISO 8601), level, logger and message, and the request that it was
+written for if there is one (p2pdist/model/request_id.py). What strangers send cannot make lines of
+its own: control characters are escaped. Credentials do not get into a line, whoever logs it: user
+information in URLs, and what follows the usual names of secrets, is left out.
 
-The standard library does this with one formatter. A library would format JSON but not logfmt, or bring a logger of its own to which the
-libraries that log here do not write.
+The standard library does this with one formatter. A library would format JSON but not logfmt, or
+bring a logger of its own to which the libraries that log here do not write.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _SECRETS = re.compile(
     r"|(?P<sig>[?&]sig=)[^\s&'\"]+",
     re.IGNORECASE,
 )
-"""Takes time in proportion to the text, whatever stands in it: strangers choose some of what is logged, and events wait meanwhile."""
+"""Takes time in proportion to the text, whatever stands in it: strangers choose some of what is
+logged, and events wait meanwhile."""
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)} | {
     10: "\\n",
@@ -137,7 +139,8 @@ def _value(value: str) -> str:
 
 
 def _text(fields: dict[str, str]) -> str:
-    """For people: tracebacks keep their lines, which are indented, so that none passes for another event."""
+    """For people: tracebacks keep their lines, which are indented, so that none passes for another
+    event."""
     request = f" request={fields['request_id']}" if "request_id" in fields else ""
     line = f"{fields['time']} level={fields['level'].upper()} logger={fields['logger']}{request} "
     trace = fields["exception"].split("\n") if "exception" in fields else []
@@ -150,7 +153,8 @@ def _note_request(record: logging.LogRecord) -> bool:
 
 
 def _malformed_in_one_line(record: logging.LogRecord) -> bool:
-    """What strangers send to an open port is no failure of ours: no traceback, and nothing of it in the log."""
+    """What strangers send to an open port is no failure of ours: no traceback, and nothing of it in
+    the log."""
     from aiohttp.http import HttpProcessingError  # not for those who only print their help
 
     error = record.exc_info[1] if record.exc_info else None

@@ -20,8 +20,9 @@ from p2pdist.model.printable import printable
 @socket_option
 @output.json_option
 def command(at_origin: bool, origin: str | None, socket: Path, as_json: bool) -> None:
-    """List the packages in the store of this host's agent, then the blobs that are there by themselves: pulled by their digest, or of what
-    a tag meant before. p2pdist rm takes such a digest.
+    """List the packages in the store of this host's agent, then the blobs that are there by
+    themselves: pulled by their digest, or of what a tag meant before. p2pdist rm takes such a
+    digest.
 
     \b
     Example:
@@ -44,7 +45,8 @@ def command(at_origin: bool, origin: str | None, socket: Path, as_json: bool) ->
 
 
 def _is_blob(entry: dict[str, Any]) -> bool:
-    """Whether it is a blob by itself: what is pushed alone is a package of its own at the origin."""
+    """Whether it is a blob by itself: what is pushed alone is a package of its own at the
+    origin."""
     return bool(entry["reference"] == f"blob:{entry['digest'].replace(':', '-')}")
 
 

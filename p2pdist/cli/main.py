@@ -53,8 +53,9 @@ VERBS = {
     "simulate": "Simulate a broadcast to many hosts.",
     "demo": "Show the whole system at work on this machine.",
 }
-"""Verb to the line that the list of verbs shows. The module p2pdist.cli.<verb> holds a click command named `command` (that of a verb
-which is a keyword of Python ends in an underscore); a verb whose module is absent is not listed. Nothing is imported to print the list."""
+"""Verb to the line that the list of verbs shows. The module p2pdist.cli.<verb> holds a click
+command named `command` (that of a verb which is a keyword of Python ends in an underscore); a verb
+whose module is absent is not listed. Nothing is imported to print the list."""
 
 CONFIG_BYTES_MAX = 1 << 20
 CONFIGURED = "p2pdist.configured"
@@ -62,10 +63,12 @@ DAEMONS = frozenset(["tracker", "agent"])
 
 
 class Verbs(click.Group):
-    """Loads verbs when needed and gives every option its variable and its place in the configuration file.
+    """Loads verbs when needed and gives every option its variable and its place in the
+    configuration file.
 
-    An option is set, first wins, by its flag; by P2PDIST_<VERB>_<OPTION> or P2PDIST_<OPTION>; by the table [<verb>] of the TOML file,
-    then by its top level, where names are written as the flags are (`working-dir`) or with underscores.
+    An option is set, first wins, by its flag; by P2PDIST_<VERB>_<OPTION> or P2PDIST_<OPTION>; by
+    the table [<verb>] of the TOML file, then by its top level, where names are written as the flags
+    are (`working-dir`) or with underscores.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -133,7 +136,8 @@ def _ended(code: int, failure: BaseException | None, *, as_json: bool) -> int:
 
 
 def _flushed(stream: TextIO) -> OSError | None:
-    """Why what was written to a standard stream cannot go out. It leads nowhere from then on: the interpreter flushes it once more."""
+    """Why what was written to a standard stream cannot go out. It leads nowhere from then on: the
+    interpreter flushes it once more."""
     try:
         stream.flush()
     except OSError as error:
@@ -167,9 +171,10 @@ def _conceal(given: list[str]) -> None:
 
 
 def _use_utf8() -> None:
-    """Where the locale has another encoding than UTF-8, begin anew in the UTF-8 mode of Python (PEP 540). Names of files are bytes: only
-    with one encoding for arguments, files, archives and messages between processes do they stay what they are. The locale of the programs
-    that this one starts stays as it is."""
+    """Where the locale has another encoding than UTF-8, begin anew in the UTF-8 mode of Python (PEP
+    540). Names of files are bytes: only with one encoding for arguments, files, archives and
+    messages between processes do they stay what they are. The locale of the programs that this one
+    starts stays as it is."""
     if sys.getfilesystemencoding() != "utf-8":
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 # itself
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -213,7 +218,8 @@ def _prepare(command: click.Command, path: tuple[str, ...]) -> None:
 
 
 def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None:
-    """Let the file's values be the defaults of this verb's options. A file named before the verb is used where the verb names none."""
+    """Let the file's values be the defaults of this verb's options. A file named before the verb is
+    used where the verb names none."""
     file = file or ctx.find_root().params.get("config")
     ctx.meta[CONFIGURED] = (file, path)
     if file is None:
@@ -238,8 +244,9 @@ def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None
 
 
 def read_again(ctx: click.Context, name: str) -> Any:
-    """The value that a verb's option has by now: what was given by flag or variable, else what the file says when it is read again, else
-    its default. Raises UsageError, NotFound, click.UsageError."""
+    """The value that a verb's option has by now: what was given by flag or variable, else what the
+    file says when it is read again, else its default. Raises UsageError, NotFound,
+    click.UsageError."""
     if ctx.get_parameter_source(name) in (
         click.core.ParameterSource.COMMANDLINE,
         click.core.ParameterSource.ENVIRONMENT,
@@ -276,7 +283,8 @@ def _underscored(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_given(option: click.Option, value: Any) -> Any:
-    """A TOML value in the form that the flag takes: a list for an option that may be repeated, else JSON text of lists and tables."""
+    """A TOML value in the form that the flag takes: a list for an option that may be repeated, else
+    JSON text of lists and tables."""
     if isinstance(value, (bool, int, float, str)) or (isinstance(value, list) and option.multiple):
         return value
     return json.dumps(value) if isinstance(value, (list, dict)) else str(value)

@@ -23,7 +23,8 @@ _OTHER_DIRECTORY = "Name a directory that the agent and this process share, or m
 @socket_option
 @output.json_option
 def command(reference: str, directory: Path, writable: bool, how: str | None, socket: Path, as_json: bool) -> None:
-    """Show the package REF at DIR, an empty directory or a new one; it is pulled first where it is missing.
+    """Show the package REF at DIR, an empty directory or a new one; it is pulled first where it is
+    missing.
 
     \b
     Example:

@@ -1,5 +1,6 @@
-"""What commands print. Results go to standard output, for people or as one JSON document (`--json`); progress and failures go to
-standard error, as bars on a terminal and plain lines elsewhere."""
+"""What commands print. Results go to standard output, for people or as one JSON document
+(`--json`); progress and failures go to standard error, as bars on a terminal and plain lines
+elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output. Names that are not UTF-8 are escaped as json.dumps does it."""
+    """One JSON document on standard output. Names that are not UTF-8 are escaped as json.dumps does
+    it."""
     try:
         text = msgspec.json.encode(value).decode()
     except UnicodeEncodeError:
@@ -42,8 +44,9 @@ def print_json(value: Any) -> None:
 
 
 def line(text: str) -> None:
-    """A plain line on standard error, whatever somebody else put into it. Where that cannot be written, as on a full disk, the command goes
-    on all the same: a lost message is no reason to run no program."""
+    """A plain line on standard error, whatever somebody else put into it. Where that cannot be
+    written, as on a full disk, the command goes on all the same: a lost message is no reason to run
+    no program."""
     with contextlib.suppress(OSError):
         click.echo(printable(text), err=True)
 
@@ -73,8 +76,8 @@ def counted(number: int, noun: str) -> str:
 
 
 def contents(layers: Sequence[Descriptor], parts: Sequence[Descriptor]) -> str:
-    """How many bytes a host brings for a package that lacks all of it, and what they are: layers, and the catalogs and packs that its trees
-    draw on. What is named twice moves once."""
+    """How many bytes a host brings for a package that lacks all of it, and what they are: layers,
+    and the catalogs and packs that its trees draw on. What is named twice moves once."""
     size = sum({blob.digest: blob.size for blob in (*layers, *parts)}.values())
     catalogs = sum(part.media_type == CATALOG_TYPE for part in parts)
     words = [counted(len(layers), "layer")]
@@ -84,9 +87,11 @@ def contents(layers: Sequence[Descriptor], parts: Sequence[Descriptor]) -> str:
 
 
 class Progress:
-    """Shows how far something is; `__call__(what, bytes_done, bytes_total)` may come from any thread.
+    """Shows how far something is; `__call__(what, bytes_done, bytes_total)` may come from any
+    thread.
 
-    A bar per `what` on a terminal; elsewhere a line at most every PLAIN_INTERVAL_S and none for what ends sooner; nothing when `quiet`.
+    A bar per `what` on a terminal; elsewhere a line at most every PLAIN_INTERVAL_S and none for
+    what ends sooner; nothing when `quiet`.
     """
 
     def __init__(self, *, quiet: bool) -> None:
@@ -129,8 +134,8 @@ class Progress:
 
 
 def ended(code: int, failure: BaseException | None, unwritten: OSError | None, *, as_json: bool) -> int:
-    """The exit code of a command that ended with `code` or with a failure, which is told here. `unwritten` is why the last of its standard
-    output could not be written."""
+    """The exit code of a command that ended with `code` or with a failure, which is told here.
+    `unwritten` is why the last of its standard output could not be written."""
     if failure is not None and not (isinstance(failure, OSError) and (unwritten is not None or _of_echo(failure))):
         return report(failure, as_json=as_json)
     reason = unwritten or failure

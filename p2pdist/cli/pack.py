@@ -138,18 +138,20 @@ def command(
 ) -> None:
     """Pack the directory SOURCE as a package into the local layout.
 
-    Equal files, modes and modification times give an equal package. Device nodes, sockets, FIFOs and setuid bits are left out and
-    named; of character devices those that are whiteouts (0/0) stay where there is a --base.
-    What matches a pattern in SOURCE/.p2pdistignore is left out, too. Symbolic links are packed as links; those that lead out of the
-    package or nowhere are named, as are files that others than their owner may not read. The links of a Hugging Face snapshot to the
+    Equal files, modes and modification times give an equal package. Device nodes, sockets, FIFOs
+    and setuid bits are left out and named; of character devices those that are whiteouts (0/0) stay
+    where there is a --base. What matches a pattern in SOURCE/.p2pdistignore is left out, too.
+    Symbolic links are packed as links; those that lead out of the package or nowhere are named, as
+    are files that others than their owner may not read. The links of a Hugging Face snapshot to the
     blobs of its cache are packed as files.
 
-    The project file p2pdist.toml in SOURCE, or without SOURCE in this directory, may say most of this: name, tag, base, entrypoint,
-    working_dir, format, ignore, a table [env], and for several layers tables [[layer]] with source, format, only, ignore and target.
-    Options win over it.
+    The project file p2pdist.toml in SOURCE, or without SOURCE in this directory, may say most of
+    this: name, tag, base, entrypoint, working_dir, format, ignore, a table [env], and for several
+    layers tables [[layer]] with source, format, only, ignore and target. Options win over it.
 
-    --reproducible takes times later than SOURCE_DATE_EPOCH (else 1980) as that time, keeps of permissions whether the owner may execute
-    a file, and compiles .pyc files anew to hash-based ones.
+    --reproducible takes times later than SOURCE_DATE_EPOCH (else 1980) as that time, keeps of
+    permissions whether the owner may execute a file, and compiles .pyc files anew to hash-based
+    ones.
 
     \b
     Example:

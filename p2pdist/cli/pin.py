@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 @socket_option
 @output.json_option
 def command(ref: str | None, remove: bool, listing: bool, socket: Path, as_json: bool) -> None:
-    """Bring the package REF to this host, if it is not there, and keep it from being evicted or removed.
+    """Bring the package REF to this host, if it is not there, and keep it from being evicted or
+    removed.
 
     \b
     Example:

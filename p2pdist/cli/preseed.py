@@ -119,7 +119,8 @@ async def _ask(tracker: str, method: str, identifier: str | None) -> Any:
 
 
 async def _order(tracker: str, wanted: dict[str, Any], share: float | None, *, quiet: bool) -> dict[str, Any]:
-    """Ask for the preseed, and with a share wait until so many hosts are done or no more will be."""
+    """Ask for the preseed, and with a share wait until so many hosts are done or no more will
+    be."""
     from p2pdist.cli.trackers import TrackerClient
 
     async with TrackerClient(tracker) as client:
@@ -155,7 +156,8 @@ async def _again(client: TrackerClient, identifier: str) -> dict[str, Any]:
 
 
 def _tell_notes(found: dict[str, Any], told: set[str]) -> None:
-    """Say once each for what the preseed waits that may never come, also with --json, whose document comes at the end."""
+    """Say once each for what the preseed waits that may never come, also with --json, whose
+    document comes at the end."""
     for note in found.get("notes", ()):  # an older tracker has none
         if note not in told:
             told.add(note)

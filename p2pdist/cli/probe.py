@@ -1,6 +1,8 @@
-"""Tries one way of mounting, in a process and a mount namespace of its own: python -m p2pdist.cli.probe WAY DIRECTORY
+"""Tries one way of mounting, in a process and a mount namespace of its own: python -m
+p2pdist.cli.probe WAY DIRECTORY
 
-Prints nothing when it works, else why not. What is mounted ends with the process. DIRECTORY is empty, on the file system that matters.
+Prints nothing when it works, else why not. What is mounted ends with the process. DIRECTORY is
+empty, on the file system that matters.
 """
 
 from __future__ import annotations

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 @click.option("--torrent", is_flag=True, help="Make the torrents of the package and of its blobs as well.")
 @output.json_option
 def command(ref: str, layout: Path, origin: str | None, torrent: bool, as_json: bool) -> None:
-    """Send the package REF from the local layout to an origin. What is there already is not sent again.
+    """Send the package REF from the local layout to an origin. What is there already is not sent
+    again.
 
-    With --torrent, hosts can go on from BitTorrent swarms where no tracker plans, and any BitTorrent client can fetch the package. What has
-    a torrent already is not read again.
+    With --torrent, hosts can go on from BitTorrent swarms where no tracker plans, and any
+    BitTorrent client can fetch the package. What has a torrent already is not read again.
 
     \b
     Example:

@@ -39,9 +39,11 @@ def command(
     tracker: str,
     as_json: bool,
 ) -> None:
-    """Print the hosts by the bytes that they lack of the packages REF, best first. What packages share is counted once.
+    """Print the hosts by the bytes that they lack of the packages REF, best first. What packages
+    share is counted once.
 
-    For a job with several roles, say which hosts each of them gets: distinct ones that lack little of what their role needs.
+    For a job with several roles, say which hosts each of them gets: distinct ones that lack little
+    of what their role needs.
 
     \b
     Examples:

@@ -1,7 +1,9 @@
-"""References on the command line: text, for which a shell offers what lies in the local layout and at this host's agent.
+"""References on the command line: text, for which a shell offers what lies in the local layout and
+at this host's agent.
 
-Completing must not make anybody wait: the layout's list of tags is one small file, and the agent is asked for so long as a key press may
-take. What cannot be had is not offered, and nothing is said of it.
+Completing must not make anybody wait: the layout's list of tags is one small file, and the agent is
+asked for so long as a key press may take. What cannot be had is not offered, and nothing is said of
+it.
 """
 
 from __future__ import annotations

@@ -19,9 +19,11 @@ from p2pdist.model.package import Reference, parse_reference
 @origin_option
 @output.json_option
 def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
-    """Print the reference by digest of the package that REF names now: at the origin if one is given, else in the local layout.
+    """Print the reference by digest of the package that REF names now: at the origin if one is
+    given, else in the local layout.
 
-    A job that is started with this reference runs the same bytes on every host, whatever the tag names later.
+    A job that is started with this reference runs the same bytes on every host, whatever the tag
+    names later.
 
     \b
     Example:

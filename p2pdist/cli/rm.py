@@ -1,4 +1,5 @@
-"""`p2pdist rm`: a package leaves this host, or its tag leaves central storage or the local layout."""
+"""`p2pdist rm`: a package leaves this host, or its tag leaves central storage or the local
+layout."""
 
 from __future__ import annotations
 
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
 @socket_option
 @output.json_option
 def command(ref: str, *, at_origin: bool, origin: str | None, layout: Path | None, socket: Path, as_json: bool) -> None:
-    """Remove the package REF from the store of this host's agent, with everything that no other package there needs. REF may also be the
-    digest of a blob that is there by itself.
+    """Remove the package REF from the store of this host's agent, with everything that no other
+    package there needs. REF may also be the digest of a blob that is there by itself.
 
-    A package that is shown, pinned or being pulled stays, and this says so. What lies at the origin is not touched.
+    A package that is shown, pinned or being pulled stays, and this says so. What lies at the origin
+    is not touched.
 
-    With --at-origin or --layout, remove the tag REF there instead. Blobs that no tag leads to any more go with p2pdist gc.
+    With --at-origin or --layout, remove the tag REF there instead. Blobs that no tag leads to any
+    more go with p2pdist gc.
 
     \b
     Example:

@@ -38,10 +38,11 @@ _OTHER_MOUNTS = (
 @click.argument("reference", metavar="REF")
 @click.argument("arguments", metavar="[-- ARG...]", nargs=-1, type=click.UNPROCESSED)
 def command(reference: str, arguments: tuple[str, ...], writable: bool, how: str | None, socket: Path) -> int:
-    """Run the program of the package REF, with ARG after its entrypoint, and end with its exit code. The package is pulled first where
-    it is missing. Options of this command come before REF.
+    """Run the program of the package REF, with ARG after its entrypoint, and end with its exit
+    code. The package is pulled first where it is missing. Options of this command come before REF.
 
-    In the entrypoint, ARG and the package's environment ${P2PDIST_ROOT} is the directory where the package is seen.
+    In the entrypoint, ARG and the package's environment ${P2PDIST_ROOT} is the directory where the
+    package is seen.
 
     \b
     Example:
@@ -72,7 +73,8 @@ class _Run:
         self._writable, self._how, self._client = writable, how, client
 
     def run(self) -> int:
-        """The program's exit code. Without root the program is shown the package in a namespace of its own where that works."""
+        """The program's exit code. Without root the program is shown the package in a namespace of
+        its own where that works."""
         from p2pdist.mount.squashfuse import missing
 
         reason = missing()
@@ -99,7 +101,8 @@ class _Run:
             self._unmount(shown)
 
     def _run_shown(self, shown: MountStatus) -> int:
-        """The program inherits a hold on its view, and so do its children: whatever ends them, the agent sees when the last one is gone."""
+        """The program inherits a hold on its view, and so do its children: whatever ends them, the
+        agent sees when the last one is gone."""
         from p2pdist.mount import program
         from p2pdist.mount.holders import hold
 
@@ -130,7 +133,8 @@ class _Run:
         return program(config, self._arguments, root=root, environ=os.environ)
 
     def _unmount(self, shown: MountStatus) -> None:
-        """The program's exit code matters more than a mount that stays; so that is said, and no failure."""
+        """The program's exit code matters more than a mount that stays; so that is said, and no
+        failure."""
         try:
             self._take_away(shown)
         except Unavailable as error:

@@ -9,7 +9,8 @@ import click
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds from `low` to `high`; unlike click's own type it refuses nan, which is neither below nor above anything."""
+    """A number of seconds from `low` to `high`; unlike click's own type it refuses nan, which is
+    neither below nor above anything."""
 
     name = "seconds"
 

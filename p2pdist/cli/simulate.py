@@ -1,4 +1,5 @@
-"""`p2pdist simulate`: a broadcast to many hosts on a virtual clock, with the cores that decide for real hosts."""
+"""`p2pdist simulate`: a broadcast to many hosts on a virtual clock, with the cores that decide for
+real hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ RUNS_MAX = 100_000
 TRACKER_AWAY_S = 1.0
 FILE = click.Path(dir_okay=False, path_type=Path)
 GARBAGE_THRESHOLD = 500_000
-"""A run makes little garbage that counting references does not free, and looking for it among millions of objects takes long."""
+"""A run makes little garbage that counting references does not free, and looking for it among
+millions of objects takes long."""
 
 
 @click.command("simulate")
@@ -116,10 +118,12 @@ GARBAGE_THRESHOLD = 500_000
 @click.option("--report", type=FILE, help="Write the JSON document into this file.")
 @output.json_option
 def command(seed: int, runs: int, plot: Path | None, report: Path | None, as_json: bool, **wishes: Any) -> None:
-    """Simulate a broadcast from central storage to many hosts, and check the invariants after every event.
+    """Simulate a broadcast from central storage to many hosts, and check the invariants after every
+    event.
 
-    The time that nothing can beat (the bound) is max(F/U_origin, F/min d, F/rack rate, N F/(U_origin + sum u)) for a blob of F bytes and N
-    hosts. With several runs the figures are those of the slowest.
+    The time that nothing can beat (the bound) is max(F/U_origin, F/min d, F/rack rate, N
+    F/(U_origin + sum u)) for a blob of F bytes and N hosts. With several runs the figures are those
+    of the slowest.
 
     \b
     Example:

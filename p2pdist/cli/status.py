@@ -27,15 +27,17 @@ SHOWN_MAX = 20
 @output.json_option
 @click.pass_context
 def command(ctx: click.Context, tracker: str | None, socket: Path, as_json: bool) -> None:
-    """Print what the agent of this host is doing: its tracker, store, pulls and mounts. With --tracker on the command line print what a
-    tracker is doing: its hosts, swarms and preseeds. No agent is needed for that.
+    """Print what the agent of this host is doing: its tracker, store, pulls and mounts. With
+    --tracker on the command line print what a tracker is doing: its hosts, swarms and preseeds. No
+    agent is needed for that.
 
     \b
     Example:
       p2pdist status --socket /run/p2pdist/agent.sock
       p2pdist status --tracker http://tracker:7070
     """
-    # A variable or file that names the tracker for other verbs does not change what this verb is about.
+    # A variable or file that names the tracker for other verbs does not change what this verb is
+    # about.
     if tracker is not None and ctx.get_parameter_source("tracker") is click.core.ParameterSource.COMMANDLINE:
         _tracker(tracker, as_json=as_json)
     else:

@@ -21,7 +21,8 @@ from p2pdist.model.package import parse_reference
 @origin_option
 @output.json_option
 def command(ref: str, alias: str, layout: Path, origin: str | None, as_json: bool) -> None:
-    """Let ALIAS name the package that REF names now: at the origin if one is given, else in the local layout.
+    """Let ALIAS name the package that REF names now: at the origin if one is given, else in the
+    local layout.
 
     What ALIAS named before stays where it is, under its digest and its other tags.
 

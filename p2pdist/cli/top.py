@@ -38,7 +38,8 @@ RAMP = ("#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc
 @click.option("--once", is_flag=True, help="Print how things are now, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON documents, one a line: one a second, or --once one.")
 def command(tracker: str, swarm: str, stripe: int, once: bool, as_json: bool) -> None:
-    """Show the swarms of a fleet: progress, hosts by zone and rack, who is slow or blamed and why, and what happens.
+    """Show the swarms of a fleet: progress, hosts by zone and rack, who is slow or blamed and why,
+    and what happens.
 
     \b
     Examples:
@@ -90,7 +91,8 @@ def _print(state: FleetState, *, as_json: bool) -> None:
 
 
 async def _watch(urls: list[str], swarm: str, stripe: int, *, as_json: bool) -> None:
-    """Follow the first tracker that answers, for ever. Raises what goes wrong before anything was seen."""
+    """Follow the first tracker that answers, for ever. Raises what goes wrong before anything was
+    seen."""
     import aiohttp
     from rich.live import Live
 
@@ -248,8 +250,8 @@ def _style(host: HostState) -> str:
 
 
 def _tree(state: FleetState) -> Iterator[str]:
-    """The first TREE_SHOWN hosts from the top, each once: parents of hosts that have everything are those of before, and there may be
-    circles."""
+    """The first TREE_SHOWN hosts from the top, each once: parents of hosts that have everything are
+    those of before, and there may be circles."""
     from tracker.core.stripe_view import NOBODY, ORIGIN
 
     children: dict[int, list[int]] = {}

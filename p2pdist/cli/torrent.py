@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 )
 @output.json_option
 def command(ref: str, origin: str | None, tracker: str | None, file: Path | None, version: str, as_json: bool) -> None:
-    """Make the torrent of REF, a package or the digest of a blob that was pushed alone, and keep it at the origin.
+    """Make the torrent of REF, a package or the digest of a blob that was pushed alone, and keep it
+    at the origin.
 
-    Trackers then serve it at /v1/packages/REF/torrent and /v1/blobs/DIGEST/torrent, and answer those who announce themselves with it. The
-    content is read once.
+    Trackers then serve it at /v1/packages/REF/torrent and /v1/blobs/DIGEST/torrent, and answer
+    those who announce themselves with it. The content is read once.
 
     \b
     Example:

@@ -30,10 +30,12 @@ from p2pdist.cli import output
 @output.json_option
 @click.argument("arguments", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED, required=True)
 def command(arguments: tuple[str, ...], file: Path, root: Path | None, as_json: bool) -> int:
-    """Run CMD, record which files below a directory it and its children use, and end with its exit code.
+    """Run CMD, record which files below a directory it and its children use, and end with its exit
+    code.
 
-    What p2pdist pack --only-used makes of the trace holds what that run needed and no more, so trace a run that does all that matters,
-    or several. Needs strace and the right to trace (ptrace). With --json the output of CMD goes to standard error.
+    What p2pdist pack --only-used makes of the trace holds what that run needed and no more, so
+    trace a run that does all that matters, or several. Needs strace and the right to trace
+    (ptrace). With --json the output of CMD goes to standard error.
 
     \b
     Example:

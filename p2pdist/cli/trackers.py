@@ -44,8 +44,8 @@ def hosts_options(function: Function) -> Function:
 
 
 class TrackerClient:
-    """Asks the first of the trackers that answers; an asynchronous context manager. Every call raises the failure that the tracker
-    reports, or Unavailable when none answers."""
+    """Asks the first of the trackers that answers; an asynchronous context manager. Every call
+    raises the failure that the tracker reports, or Unavailable when none answers."""
 
     def __init__(self, urls: str) -> None:
         self._urls = [url.strip().rstrip("/") for url in urls.split(",") if url.strip()]

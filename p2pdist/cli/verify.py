@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 @socket_option
 @output.json_option
 def command(no_repair: bool, limit: str | None, socket: Path, as_json: bool) -> None:
-    """Read everything in the store of this host's agent and compare it with its name; fetch again what is wrong.
+    """Read everything in the store of this host's agent and compare it with its name; fetch again
+    what is wrong.
 
-    The exit code is 6 when something was wrong and could not be fetched again. What is shown meanwhile may keep what was wrong until it is
-    unmounted: it is named.
+    The exit code is 6 when something was wrong and could not be fetched again. What is shown
+    meanwhile may keep what was wrong until it is unmounted: it is named.
 
     \b
     Example:

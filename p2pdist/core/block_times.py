@@ -1,8 +1,10 @@
-"""How long the kernel takes the blocks of each stream, and which streams are sluggish beside the quickest.
+"""How long the kernel takes the blocks of each stream, and which streams are sluggish beside the
+quickest.
 
-Those that are left when the quick ones have gone are not quick for that: what a stream took that was closed is forgotten slowly (FORGET_S).
-Else whoever came then would wait for each block of a slow child, as if this host's link were that slow. Of open ones what counts is what
-their last blocks took on average: a short one that an empty buffer takes at once says nothing about the link.
+Those that are left when the quick ones have gone are not quick for that: what a stream took that
+was closed is forgotten slowly (FORGET_S). Else whoever came then would wait for each block of a
+slow child, as if this host's link were that slow. Of open ones what counts is what their last
+blocks took on average: a short one that an empty buffer takes at once says nothing about the link.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ STUCK_TIMES = 4
 STUCK_MAX_S = 1.0
 SLUGGISH_TIMES = 5
 SLUGGISH_MIN_S = 0.01
-"""A block is stuck, and a stream sluggish, when it takes so many times as long as the quickest stream's blocks, and at least so long;
-whatever these take, a block is stuck after STUCK_MAX_S."""
+"""A block is stuck, and a stream sluggish, when it takes so many times as long as the quickest
+stream's blocks, and at least so long; whatever these take, a block is stuck after STUCK_MAX_S."""
 
 FORGET_S = 1.0
 """After so long twice the time of a stream that is gone counts as quick."""

@@ -1,7 +1,7 @@
 """A limit on a rate: a bucket of tokens that may owe.
 
-What goes through is paid for afterwards, and nothing more goes until the debt is paid. Invariant: in any time t no more than
-limit * (t + burst_s) bytes go through, and what went last.
+What goes through is paid for afterwards, and nothing more goes until the debt is paid. Invariant:
+in any time t no more than limit * (t + burst_s) bytes go through, and what went last.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Bucket:
-    """`limit_bytes_s`, None for no limit. `burst_s`: how much of it, unused a moment ago, may be caught up, so that late timers cost
-    nothing. `free_at` is when the next may go."""
+    """`limit_bytes_s`, None for no limit. `burst_s`: how much of it, unused a moment ago, may be
+    caught up, so that late timers cost nothing. `free_at` is when the next may go."""
 
     limit_bytes_s: float | None
     burst_s: float = 0.02

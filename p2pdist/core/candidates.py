@@ -1,24 +1,29 @@
 """Candidates: whom a host asks for one stripe, in which order, and how long it waits for each.
 
-Theory. The tracker's choice comes first: the parent, then the alternates. While no tracker answers the keepers follow, a few hosts of the
-zone that the tracker named for this, in the order of rendezvous hashing on blob and stripe. It is the same order at every host, so those
-who lost their sources meet at the first keeper that works. In its own place a keeper has the origin, which it reads of its own accord:
-once all before it have failed it, and after a pause that grows with its rank and differs from host to host. So hosts that stand still in
-a circle, each waiting for the next, come to a keeper that reads the origin, or to one that hangs below it. Each candidate is tried once
-in a round; rounds give ever more time.
+Theory. The tracker's choice comes first: the parent, then the alternates. While no tracker answers
+the keepers follow, a few hosts of the zone that the tracker named for this, in the order of
+rendezvous hashing on blob and stripe. It is the same order at every host, so those who lost their
+sources meet at the first keeper that works. In its own place a keeper has the origin, which it
+reads of its own accord: once all before it have failed it, and after a pause that grows with its
+rank and differs from host to host. So hosts that stand still in a circle, each waiting for the
+next, come to a keeper that reads the origin, or to one that hangs below it. Each candidate is tried
+once in a round; rounds give ever more time.
 
-When a host high up fails, everybody below it stands still at once, and must not turn to one keeper at once. Who is next to the failure
-sees its stream end, and moves. The others wait for the source that fed them: the first keeper least, since it is to read the origin,
-the next ones longer, and the rest for a time from an exponential distribution that is cut off (Nonnenmacher and Biersack, "Scalable
-Feedback for Large Groups", IEEE/ACM Transactions on Networking 1999). Few move early however many wait, and who hangs below one of
-these gets pieces again and stays. The core draws no lots; what differs from host to host it takes from hashes.
+When a host high up fails, everybody below it stands still at once, and must not turn to one keeper
+at once. Who is next to the failure sees its stream end, and moves. The others wait for the source
+that fed them: the first keeper least, since it is to read the origin, the next ones longer, and the
+rest for a time from an exponential distribution that is cut off (Nonnenmacher and Biersack,
+"Scalable Feedback for Large Groups", IEEE/ACM Transactions on Networking 1999). Few move early
+however many wait, and who hangs below one of these gets pieces again and stays. The core draws no
+lots; what differs from host to host it takes from hashes.
 
-Who moved because the tracker's choice stood still visits it now and then, with growing pauses, and stays once it gives pieces again: it may
-only have waited as well. So the trees grow together around a gap, and a keeper ceases to read the origin where it need not. Between
-visits the host is at its refuge, the source that feeds it.
+Who moved because the tracker's choice stood still visits it now and then, with growing pauses, and
+stays once it gives pieces again: it may only have waited as well. So the trees grow together around
+a gap, and a keeper ceases to read the origin where it need not. Between visits the host is at its
+refuge, the source that feeds it.
 
-Invariants: the origin comes up only as the parent that the tracker named, which is the lease, or at a keeper while no tracker answers;
-a host is never its own candidate.
+Invariants: the origin comes up only as the parent that the tracker named, which is the lease, or at
+a keeper while no tracker answers; a host is never its own candidate.
 """
 
 from __future__ import annotations
@@ -33,19 +38,21 @@ from p2pdist.model.plan import ORIGIN, Source
 from p2pdist.model.rendezvous import fraction, ranked
 
 ORIGIN_PAUSE_S = 0.5
-"""A keeper waits for this time, multiplied by its rank and a part of one, before it reads the origin."""
+"""A keeper waits for this time, multiplied by its rank and a part of one, before it reads the
+origin."""
 
 SETTLED_PACES = 3.0
 SETTLED_SPREAD = 8.0
 CROWD = 10_000
-"""A source that fed this host may stand still for SETTLED_PACES to (1 + SETTLED_SPREAD) times as many; of CROWD hosts that wait, about one
-moves at the beginning of that time."""
+"""A source that fed this host may stand still for SETTLED_PACES to (1 + SETTLED_SPREAD) times as
+many; of CROWD hosts that wait, about one moves at the beginning of that time."""
 
 KEEPER_PACES = 4.0
 KEEPER_PACES_OF_KEEPERS = 12.0
 KEEPER_PACES_A_RANK = 3.0
-"""A keeper is given longer than others that are tried: it may have to turn to the origin first. Another keeper waits even longer for those
-before it, the longer the higher its rank, since it would read the origin itself."""
+"""A keeper is given longer than others that are tried: it may have to turn to the origin first.
+Another keeper waits even longer for those before it, the longer the higher its rank, since it would
+read the origin itself."""
 
 VISIT_S = 2.0
 DOUBLINGS_MAX = 8
@@ -54,7 +61,8 @@ WAIT_MAX_S = 40.0
 
 @dataclass(slots=True)
 class Candidates:
-    """See the module's text. `host` is this host's name; `rank` its place among the keepers, None when it is none of them."""
+    """See the module's text. `host` is this host's name; `rank` its place among the keepers, None
+    when it is none of them."""
 
     host: str
     blob: Digest
@@ -132,7 +140,8 @@ class Candidates:
         return source, now
 
     def wants_back(self, source: Source, sources: Sources, *, now: float) -> bool:
-        """Whether it is time to leave `source` for a visit; `choose` then says to whom. Only while no tracker answers."""
+        """Whether it is time to leave `source` for a visit; `choose` then says to whom. Only while
+        no tracker answers."""
         if self._visit_at is None or now < self._visit_at:
             return False
         self._visiting = next((each for each in self._better_than(source) if sources.usable(each, now=now)), None)
@@ -143,8 +152,9 @@ class Candidates:
         return True
 
     def patience_s(self, source: Source, stall_s: float, *, fed: bool) -> float:
-        """How long `source` may stand still while no tracker answers, where a piece that takes longer than `stall_s` is late. `fed`:
-        whether it has given this host something since it was chosen."""
+        """How long `source` may stand still while no tracker answers, where a piece that takes
+        longer than `stall_s` is late. `fed`: whether it has given this host something since it was
+        chosen."""
         if source.is_origin:
             return WAIT_MAX_S  # what it does not give nobody has
         keeper = source in self._keepers
@@ -162,7 +172,8 @@ class Candidates:
         return (source for source in order if source is not None)
 
     def _better_than(self, source: Source) -> list[Source]:
-        """Whom the tracker would rather see as this host's source, of those that only stood still."""
+        """Whom the tracker would rather see as this host's source, of those that only stood
+        still."""
         rather = (self.parent,) if source in self.alternates else (self.parent, *self.alternates)
         return [each for each in self._still if each in rather]
 

@@ -1,4 +1,5 @@
-"""What a child is sent of one stripe: the pieces that verified here, in that order, cut into blocks."""
+"""What a child is sent of one stripe: the pieces that verified here, in that order, cut into
+blocks."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Feed:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ChildStream(Claim):
-    """`cursor`: how many of the verified pieces it has passed; `behind`: of how many it was short when it was short of fewest."""
+    """`cursor`: how many of the verified pieces it has passed; `behind`: of how many it was short
+    when it was short of fewest."""
 
     feed: Feed
     stripe: int
@@ -35,7 +37,8 @@ class ChildStream(Claim):
     ended: bool = False
 
     def advance(self) -> bool:
-        """Whether a block is ready: cuts one from the piece under way, or from the next verified one that the child lacks."""
+        """Whether a block is ready: cuts one from the piece under way, or from the next verified
+        one that the child lacks."""
         feed = self.feed
         if self.piece < 0:
             order = feed.order[self.stripe]

@@ -1,22 +1,29 @@
-"""One blob's pull at one host: which source each stripe comes from, what to do when one fails, when it is done or hopeless.
+"""One blob's pull at one host: which source each stripe comes from, what to do when one fails, when
+it is done or hopeless.
 
-Theory. The tracker names a parent and alternates for every stripe (`Planned`). One stream per stripe is open at a time. A stream
-that fails is complained of and replaced by the next usable alternate at once; the tracker answers with a better plan when it can.
-A stripe that stands still while its stream is open is complained of: after STALL_FIRST_S, or several times as long as its pieces took of
-late, and then with pauses that double until a piece arrives, whoever it comes from; over a slow link a piece may take long. Only the
-tracker can tell a slow parent from a starved one, so the host leaves the tracker's choice by itself only while no tracker answers. An
-alternate is the host's own choice, perhaps of a host that receives through this one by now, and is left as soon as it stands still. A
-plan that names a source which failed this host a moment ago is answered with a complaint, or the tracker would wait for what never comes.
+Theory. The tracker names a parent and alternates for every stripe (`Planned`). One stream per
+stripe is open at a time. A stream that fails is complained of and replaced by the next usable
+alternate at once; the tracker answers with a better plan when it can. A stripe that stands still
+while its stream is open is complained of: after STALL_FIRST_S, or several times as long as its
+pieces took of late, and then with pauses that double until a piece arrives, whoever it comes from;
+over a slow link a piece may take long. Only the tracker can tell a slow parent from a starved one,
+so the host leaves the tracker's choice by itself only while no tracker answers. An alternate is the
+host's own choice, perhaps of a host that receives through this one by now, and is left as soon as
+it stands still. A plan that names a source which failed this host a moment ago is answered with a
+complaint, or the tracker would wait for what never comes.
 
-While no tracker answers, the host finds its way by itself (candidates.py): it goes through the tracker's last choices and the keepers of
-its zone, and reads the origin when it is a keeper and those before it failed it. What stands still then is held against nobody: where
-one stands still all below it do.
+While no tracker answers, the host finds its way by itself (candidates.py): it goes through the
+tracker's last choices and the keepers of its zone, and reads the origin when it is a keeper and
+those before it failed it. What stands still then is held against nobody: where one stands still all
+below it do.
 
-A stripe that gets far fewer pieces than another over SLOW_WINDOW_S is complained of as slow, again with growing pauses; that changes
-nothing here, and lets the tracker look closer. While it is paused, another transport brings the pieces and no stream is opened.
+A stripe that gets far fewer pieces than another over SLOW_WINDOW_S is complained of as slow, again
+with growing pauses; that changes nothing here, and lets the tracker look closer. While it is
+paused, another transport brings the pieces and no stream is opened.
 
-Invariants: a piece counts once; a source that sent wrong bytes is not opened again while it is avoided; no stream is opened for a
-stripe that lacks nothing; exactly one of Completed and GaveUp is given, and nothing after it.
+Invariants: a piece counts once; a source that sent wrong bytes is not opened again while it is
+avoided; no stream is opened for a stripe that lacks nothing; exactly one of Completed and GaveUp is
+given, and nothing after it.
 """
 
 from __future__ import annotations
@@ -38,12 +45,14 @@ STALL_FIRST_S, STALL_MAX_S = 0.6, 30.0
 STALL_PACES = 4.0
 COMES_MIN_S = 0.2
 COMES_PACES = 3.0
-"""A piece under way is waited for when a stream is replaced, unless the stream has been quiet for so long."""
+"""A piece under way is waited for when a stream is replaced, unless the stream has been quiet for
+so long."""
 
 SLOW_WINDOW_S = 0.5
 SLOW_SHARE = 0.4
 SLOW_PIECES = 8
-"""A stripe is slow that gets less than this share of what the best one got in a window, when that got at least so many pieces."""
+"""A stripe is slow that gets less than this share of what the best one got in a window, when that
+got at least so many pieces."""
 
 REOPEN_S = 0.05
 TROUBLE_S = 2.0
@@ -68,8 +77,8 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """`reason` is "done" (the source gave everything it was asked for), "closed" (as commanded), "failed" (this host's own disk or
-    bug: `error` says which) or why the source failed."""
+    """`reason` is "done" (the source gave everything it was asked for), "closed" (as commanded),
+    "failed" (this host's own disk or bug: `error` says which) or why the source failed."""
 
     stream: int
     reason: Reason | str
@@ -98,7 +107,8 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """Another transport brings the pieces from now on, once the streams have ended; or does so no more."""
+    """Another transport brings the pieces from now on, once the streams have ended; or does so no
+    more."""
 
     paused: bool
 
@@ -164,7 +174,8 @@ class _Stripe:
 
 @dataclass(slots=True)
 class Download:
-    """See the module's text. `patience_s`: how long no piece at all may arrive before the pull is given up; `host`: this host's name."""
+    """See the module's text. `patience_s`: how long no piece at all may arrive before the pull is
+    given up; `host`: this host's name."""
 
     blob: Digest
     layout: PieceLayout
@@ -241,7 +252,8 @@ class Download:
         )
 
     def trouble(self, now: float) -> str:
-        """Why nothing has come for TROUBLE_S, where a source failed meanwhile; empty while pieces come."""
+        """Why nothing has come for TROUBLE_S, where a source failed meanwhile; empty while pieces
+        come."""
         told = now - self._progressed_at >= TROUBLE_S and self._failed_at >= self._progressed_at
         return self._last_failure if told and not self.finished else ""
 
@@ -281,7 +293,8 @@ class Download:
             if reason is not None and not wanted.is_origin:
                 out.append(Complain(stripe.number, wanted, reason))
             elif reason is None and stripe.source is not None:
-                # A piece that does not come would keep the stream, and its place among those that are expected, for long.
+                # A piece that does not come would keep the stream, and its place among those that
+                # are expected, for long.
                 comes = now - stripe.stored_at < max(COMES_MIN_S, COMES_PACES * stripe.pace_s)
                 self._close(stripe, out, after_piece=comes)
         self._open(stripe, now, out)
@@ -314,7 +327,8 @@ class Download:
 
     def _ended(self, event: StreamEnded, now: float, out: list[Command]) -> None:
         stripe = self._streams.get(event.stream)
-        # What a keeper cannot read of its own accord it may still get from others; with a lease others wait for what it finds out.
+        # What a keeper cannot read of its own accord it may still get from others; with a lease
+        # others wait for what it finds out.
         unasked = stripe is not None and stripe.source == ORIGIN and stripe.candidates.parent != ORIGIN
         if event.reason == "failed" and not (unasked and isinstance(event.error, Unavailable)):
             self._give_up(event.error or P2PDistError(f"{self.blob} could not be stored"), out)
@@ -327,12 +341,14 @@ class Download:
         stripe.stream = stripe.source = None
         ended_well = event.reason in {"done", "closed"}
         if ended_well and not stripe.delivered and stripe.number in self._finishing.values():
-            # The source was told that this piece is under way from another one, and has nothing else to give.
+            # The source was told that this piece is under way from another one, and has nothing
+            # else to give.
             stripe.retry_at = now + max(REOPEN_S, stripe.pace_s)
             return
         if ended_well and (stripe.delivered or not stripe.missing or not stripe.doubted):
-            # The piece that was under way when the last stream was closed may have been lost, and with it nothing was left to send.
-            # A source that says twice running that it gave everything, and gave nothing, does not keep its word.
+            # The piece that was under way when the last stream was closed may have been lost, and
+            # with it nothing was left to send. A source that says twice running that it gave
+            # everything, and gave nothing, does not keep its word.
             stripe.doubted = bool(stripe.missing) and not stripe.delivered
             stripe.retry_at = now + REOPEN_S if stripe.missing else 0.0
             return

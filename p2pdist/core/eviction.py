@@ -1,12 +1,14 @@
 """Eviction: which blobs and trees leave a store that needs room.
 
-Theory: what a policy says is not to be kept goes first. What was used long ago is the least likely to be asked for again, so it goes
-next. What no other host of the zone holds costs a read from the origin to get back, so it goes only when all else has gone. Packs whose
-contents stand here as objects are kept only to serve others, and go before what is needed to show something. Pinned things and things in
-use never go, and what a tree needs (its catalogs) goes after the tree. Trees share contents: what they share becomes free when the last
-of them goes.
+Theory: what a policy says is not to be kept goes first. What was used long ago is the least likely
+to be asked for again, so it goes next. What no other host of the zone holds costs a read from the
+origin to get back, so it goes only when all else has gone. Packs whose contents stand here as
+objects are kept only to serve others, and go before what is needed to show something. Pinned things
+and things in use never go, and what a tree needs (its catalogs) goes after the tree. Trees share
+contents: what they share becomes free when the last of them goes.
 
-It is all or nothing: when even everything that may go would not be enough, nothing goes, since that would cost content and help nobody.
+It is all or nothing: when even everything that may go would not be enough, nothing goes, since that
+would cost content and help nobody.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ def evictable_bytes(candidates: Sequence[Candidate], shares: Sequence[Share] = (
 
 
 def choose(candidates: Sequence[Candidate], needed: int, shares: Sequence[Share] = ()) -> list[Digest] | None:
-    """What to evict, in this order, so that at least `needed` bytes become free; the last one of the answer is not superfluous.
+    """What to evict, in this order, so that at least `needed` bytes become free; the last one of
+    the answer is not superfluous.
 
-    An empty list when nothing is needed, None when it is impossible. Equal times are ordered by digest, so that the answer
-    depends on the candidates alone.
+    An empty list when nothing is needed, None when it is impossible. Equal times are ordered by
+    digest, so that the answer depends on the candidates alone.
     """
     staying = [set(share.owners) for share in shares]
     of_tree: dict[Digest, list[int]] = {}
@@ -50,7 +53,8 @@ def choose(candidates: Sequence[Candidate], needed: int, shares: Sequence[Share]
 
 
 def _order(candidates: Sequence[Candidate], shares: Sequence[Share]) -> list[Candidate]:
-    """All that may go, in the order in which it would: least recently used first, each after the trees that need it."""
+    """All that may go, in the order in which it would: least recently used first, each after the
+    trees that need it."""
     with_share = {owner for share in shares if share.size for owner in share.owners}
     waiting = sorted((candidate for candidate in candidates if _may_go(candidate, with_share)), key=_rank)
     ordered: list[Candidate] = []

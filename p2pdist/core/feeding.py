@@ -1,15 +1,19 @@
 """What one host brings from central storage into a BitTorrent swarm of one blob, and when.
 
-Theory. Peers of a swarm get a blob from each other; what nobody of them has, somebody must read from the origin, and only he. Who that is
-the swarm does not decide (readers.py): the keepers of the zone, each its part, or the holder of a tracker's lease.
+Theory. Peers of a swarm get a blob from each other; what nobody of them has, somebody must read
+from the origin, and only he. Who that is the swarm does not decide (readers.py): the keepers of the
+zone, each its part, or the holder of a tracker's lease.
 
-A piece is read when none of the peers that are connected has it, in order of number. Where others come before this host, it waits until for
-some time none of the first one's pieces has turned up in the swarm, the longer the more there are: then they do not read, or nobody hears
-of it. As soon as such a piece turns up it waits again. Where the origin is slow those before it are no faster, so the time that its own
-reading takes counts as well. While no tracker answers hosts may disagree on who the keepers are, so the first one waits a little, too.
+A piece is read when none of the peers that are connected has it, in order of number. Where others
+come before this host, it waits until for some time none of the first one's pieces has turned up in
+the swarm, the longer the more there are: then they do not read, or nobody hears of it. As soon as
+such a piece turns up it waits again. Where the origin is slow those before it are no faster, so the
+time that its own reading takes counts as well. While no tracker answers hosts may disagree on who
+the keepers are, so the first one waits a little, too.
 
-Invariants: at most READS_AT_ONCE pieces are being read, and GIVEN_MAX on their way through the swarm; none is read that is held, that a
-peer has, or that is being read or on its way already. Times are in seconds.
+Invariants: at most READS_AT_ONCE pieces are being read, and GIVEN_MAX on their way through the
+swarm; none is read that is held, that a peer has, or that is being read or on its way already.
+Times are in seconds.
 """
 
 from __future__ import annotations
@@ -24,8 +28,8 @@ from p2pdist.model.pieces import PieceSet
 from p2pdist.model.rendezvous import fraction
 
 READS_AT_ONCE = 4
-"""Pieces; but one more than it has brought, or waits for in vain: what many hosts begin at once comes at once, and late, and nobody has
-anything to give till then."""
+"""Pieces; but one more than it has brought, or waits for in vain: what many hosts begin at once
+comes at once, and late, and nobody has anything to give till then."""
 
 LATE_S = 1.0
 """After so long a read is waited for in vain."""
@@ -34,14 +38,16 @@ LOOK_S = 0.25
 """How often it is looked at what peers have."""
 
 SETTLE_S = 1.0
-"""A host that held pieces before it came to the swarm waits so long for connections: peers may have what it lacks."""
+"""A host that held pieces before it came to the swarm waits so long for connections: peers may have
+what it lacks."""
 
 KEEPER_PAUSE_S = 1.5
 READ_TIMES = 2.0
 """The pause is KEEPER_PAUSE_S and so many times what a piece takes from the origin."""
 
 GIVEN_MAX = 64
-"""Pieces that were given and are not held yet: libtorrent keeps what it has in memory for up to a second."""
+"""Pieces that were given and are not held yet: libtorrent keeps what it has in memory for up to a
+second."""
 
 TAKEN_S = 5.0
 """A piece that was given and is not held after so long is read again."""
@@ -51,8 +57,9 @@ RETRY_FIRST_S, RETRY_MAX_S = 0.5, 15.0
 
 @dataclass(slots=True)
 class Feed:
-    """See the module's text. `have` is what the host holds, and grows; `given` are all pieces that came this way, `under_way` those being
-    read, since when, `seen` how many peers had each piece when it was last looked."""
+    """See the module's text. `have` is what the host holds, and grows; `given` are all pieces that
+    came this way, `under_way` those being read, since when, `seen` how many peers had each piece
+    when it was last looked."""
 
     blob: Digest
     host: str
@@ -75,8 +82,8 @@ class Feed:
         self._spread = fraction(str(self.blob).encode(), self.host)
 
     def look(self, readers: Readers, counts: Sequence[int], *, now: float) -> None:
-        """Find what nobody has and is due, and what others have brought since the last look. `counts` says how many peers have each piece;
-        it is empty while nobody can say."""
+        """Find what nobody has and is due, and what others have brought since the last look.
+        `counts` says how many peers have each piece; it is empty while nobody can say."""
         before = self.seen
         self.seen = counts = counts or [0] * self.have.count
         for piece in [piece for piece, since in self._given_at.items() if now - since > TAKEN_S]:
@@ -97,8 +104,8 @@ class Feed:
         )
 
     def next(self, readers: Readers, *, now: float) -> int | None:
-        """A piece to read from the origin now; None when there is none, or enough is under way. A tracker may have come back since the last
-        look, or a lease gone to another."""
+        """A piece to read from the origin now; None when there is none, or enough is under way. A
+        tracker may have come back since the last look, or a lease gone to another."""
         late = sum(now - since > LATE_S for since in self.under_way.values())
         at_once = min(READS_AT_ONCE, 1 + len(self.given) + late)
         room = min(at_once - len(self.under_way), GIVEN_MAX - len(self.under_way) - len(self._given_at))

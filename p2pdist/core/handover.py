@@ -1,10 +1,12 @@
-"""From one way to the other in the middle of a blob (transport.py says when): who writes into it ends before who comes next begins.
+"""From one way to the other in the middle of a blob (transport.py says when): who writes into it
+ends before who comes next begins.
 
-Theory. Streams end after the pieces under way, or after LEAVE_S; a swarm has let go of the file when its transfer is counted no more. What
-has verified by then is held, and the next way fetches the rest: so no piece comes twice but those that were under way when a way was left.
+Theory. Streams end after the pieces under way, or after LEAVE_S; a swarm has let go of the file
+when its transfer is counted no more. What has verified by then is held, and the next way fetches
+the rest: so no piece comes twice but those that were under way when a way was left.
 
-Invariants: a way begins only when nothing else writes into the blob, those of an earlier pull included; `way` is None in between, and while
-the first way waits for the torrent document.
+Invariants: a way begins only when nothing else writes into the blob, those of an earlier pull
+included; `way` is None in between, and while the first way waits for the torrent document.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Handover:
     _leave_by: float = 0.0
 
     def steer(self, choice: TransportChoice, *, writers: int, fed: bool, waited_for: bool, now: float) -> list[Step]:
-        """What to do now, in this order. `writers` counts who writes into the blob; see TransportChoice for the rest."""
+        """What to do now, in this order. `writers` counts who writes into the blob; see
+        TransportChoice for the rest."""
         steps: list[Step] = []
         if self.way == self.target:
             target = choice.choose(fed=fed, waited_for=waited_for, now=now)

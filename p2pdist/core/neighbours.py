@@ -1,19 +1,26 @@
-"""Neighbours: what trackers and agents on the same link say of themselves, who of them counts, and what an agent makes of them.
+"""Neighbours: what trackers and agents on the same link say of themselves, who of them counts, and
+what an agent makes of them.
 
-Theory. An announcement (RFC 6763) is a hint from anybody on the link: it says where somebody can be asked and is believed in nothing
-else. Those of other networks (`network` is a name that an operator gives) are as if they had not been said.
+Theory. An announcement (RFC 6763) is a hint from anybody on the link: it says where somebody can be
+asked and is believed in nothing else. Those of other networks (`network` is a name that an operator
+gives) are as if they had not been said.
 
-Trackers are tried in an order that every agent works out for itself: those of its zone first, then those that speak its protocol, newest
-before oldest; among equals by rendezvous hashing on the agent's name, so that agents spread over them.
+Trackers are tried in an order that every agent works out for itself: those of its zone first, then
+those that speak its protocol, newest before oldest; among equals by rendezvous hashing on the
+agent's name, so that agents spread over them.
 
-An agent that no tracker answers makes itself a plan (`plan_without_tracker`). For each stripe all hosts that hold or fetch the blob stand
-in one order, by rendezvous hashing on blob and stripe as in candidates.py, those that can read the origin before those that cannot. Each
-host hangs below one that stands before it: the parent of place p in its zone is at place (p - 1) / CHILDREN, and the first of a zone hangs
-in the same way in the order of all. So the trees have no circles although nobody drew them, each zone imports once, and, the orders of
-the stripes being different, the inner hosts of one stripe are leaves in others. Hosts that had the blob before this one began come
-next, wherever they stand. After these come the keepers, all who can read the origin, and the host reads it in its own place among them.
+An agent that no tracker answers makes itself a plan (`plan_without_tracker`). For each stripe all
+hosts that hold or fetch the blob stand in one order, by rendezvous hashing on blob and stripe as in
+candidates.py, those that can read the origin before those that cannot. Each host hangs below one
+that stands before it: the parent of place p in its zone is at place (p - 1) / CHILDREN, and the
+first of a zone hangs in the same way in the order of all. So the trees have no circles although
+nobody drew them, each zone imports once, and, the orders of the stripes being different, the inner
+hosts of one stripe are leaves in others. Hosts that had the blob before this one began come next,
+wherever they stand. After these come the keepers, all who can read the origin, and the host reads
+it in its own place among them.
 
-Invariants: at most NEIGHBOURS_MAX of each kind are known; of several that use one name one counts; a host is never its own neighbour.
+Invariants: at most NEIGHBOURS_MAX of each kind are known; of several that use one name one counts;
+a host is never its own neighbour.
 """
 
 from __future__ import annotations
@@ -49,8 +56,8 @@ NetworkId = Annotated[str, Meta(max_length=63, pattern=r"\A[A-Za-z0-9][A-Za-z0-9
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """What a tracker or an agent says of itself. `address` is host:port as it is reached on this link; `origin` says that it can read
-    central storage of its own accord."""
+    """What a tracker or an agent says of itself. `address` is host:port as it is reached on this
+    link; `origin` says that it can read central storage of its own accord."""
 
     network: NetworkId
     host: Annotated[HostName, Meta(min_length=1)]
@@ -85,7 +92,8 @@ _FORM = {"txtvers": "1"}
 
 
 def text_of(announcement: Announcement) -> dict[str, str]:
-    """The pairs of a TXT record. Raises UsageError for what nobody would understand, or what does not fit."""
+    """The pairs of a TXT record. Raises UsageError for what nobody would understand, or what does
+    not fit."""
     plain = msgspec.to_builtins(announcement)
     pairs = dict(_FORM)
     for key, name in _KEYS.items():
@@ -107,7 +115,8 @@ def text_of(announcement: Announcement) -> dict[str, str]:
 
 
 def read_text(pairs: Mapping[bytes, bytes | None], address: str) -> Announcement:
-    """The announcement of a TXT record, reached at `address`. Raises UsageError for whatever else a stranger may have sent."""
+    """The announcement of a TXT record, reached at `address`. Raises UsageError for whatever else a
+    stranger may have sent."""
     if sum(len(key) + len(value or b"") + 2 for key, value in pairs.items()) > TEXT_BYTES_MAX:
         raise UsageError(f"more than {TEXT_BYTES_MAX} bytes of text")
     try:
@@ -121,7 +130,8 @@ def read_text(pairs: Mapping[bytes, bytes | None], address: str) -> Announcement
 
 
 def label_of(host: str) -> str:
-    """The name of a host as one label of a DNS name (RFC 6763, 4.1): itself where it fits, else what fits and a hash of all."""
+    """The name of a host as one label of a DNS name (RFC 6763, 4.1): itself where it fits, else
+    what fits and a hash of all."""
     if "." not in host and len(host.encode()) <= LABEL_BYTES_MAX:
         return host
     mark = "-" + blake2b(host.encode(), digest_size=4).hexdigest()
@@ -130,13 +140,15 @@ def label_of(host: str) -> str:
 
 
 def address_on(link: IPv4Network | IPv6Network, addresses: Iterable[str]) -> str | None:
-    """The first of `addresses` that belongs to `link`: who answers on a link lives on it (RFC 6762, 11)."""
+    """The first of `addresses` that belongs to `link`: who answers on a link lives on it (RFC 6762,
+    11)."""
     return next((each for each in addresses if "%" not in each and ip_address(each) in link), None)
 
 
 @dataclass(slots=True)
 class Neighbours:
-    """See the module's text. `me` is what this host says of itself. Links and instances are names that the adapter chooses."""
+    """See the module's text. `me` is what this host says of itself. Links and instances are names
+    that the adapter chooses."""
 
     me: Announcement
     _known: dict[Kind, dict[tuple[str, str], Announcement]] = field(
@@ -198,8 +210,9 @@ def plan_without_tracker(
     neighbours: Iterable[Announcement],
     earlier: Collection[str] = (),
 ) -> Plan:
-    """A plan for `me` of a blob that `neighbours` hold or fetch, those named in `earlier` since before `me` began. Who of them, and of
-    this host, can read the origin is a keeper: KEEPERS_MAX at the most, those of the same zone first."""
+    """A plan for `me` of a blob that `neighbours` hold or fetch, those named in `earlier` since
+    before `me` began. Who of them, and of this host, can read the origin is a keeper: KEEPERS_MAX
+    at the most, those of the same zone first."""
     known = {each.host: each for each in neighbours if each.host != me.host}
     near = [name for name, each in known.items() if each.zone == me.zone]
     far = [name for name, each in known.items() if each.zone != me.zone]

@@ -1,12 +1,14 @@
 """Readers: which pieces of a blob each host of a swarm brings from the origin, where several do.
 
-Theory. A swarm is as fast as its hosts have something to give each other. One that reads a whole stripe is asked for each of its pieces by
-many at once, and the pieces leave it no faster than its uplink carries them. So the reading is dealt among the keepers of a zone: the
-pieces i with i mod GROUPS = g are read by the first of the keepers in the order of rendezvous hashing on blob and g. Hosts that name the
-same keepers agree on that without a word. The others come in that order, should those before them bring nothing for some time.
+Theory. A swarm is as fast as its hosts have something to give each other. One that reads a whole
+stripe is asked for each of its pieces by many at once, and the pieces leave it no faster than its
+uplink carries them. So the reading is dealt among the keepers of a zone: the pieces i with i mod
+GROUPS = g are read by the first of the keepers in the order of rendezvous hashing on blob and g.
+Hosts that name the same keepers agree on that without a word. The others come in that order, should
+those before them bring nothing for some time.
 
-A tracker says whether the reading is dealt, which it counts like leases. Where it is not, the holder of a stripe's lease reads that stripe.
-While no tracker answers it is always dealt.
+A tracker says whether the reading is dealt, which it counts like leases. Where it is not, the
+holder of a stripe's lease reads that stripe. While no tracker answers it is always dealt.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ GROUPS = 64
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """`leased` are the stripes, out of `stripes`, whose leases `host` holds, `keepers` the names of those that its zone has. `dealt`: the
-    reading is dealt; `alone`: no tracker answers."""
+    """`leased` are the stripes, out of `stripes`, whose leases `host` holds, `keepers` the names of
+    those that its zone has. `dealt`: the reading is dealt; `alone`: no tracker answers."""
 
     blob: Digest
     host: str
@@ -63,5 +65,6 @@ class Readers:
 
 @lru_cache(maxsize=256)
 def _orders(blob: Digest, keepers: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """The keepers of each group; the hosts of a swarm ask for it several times a second, and they seldom change."""
+    """The keepers of each group; the hosts of a swarm ask for it several times a second, and they
+    seldom change."""
     return tuple(tuple(ranked(f"{blob}/{group}".encode(), keepers, len(keepers))) for group in range(GROUPS))

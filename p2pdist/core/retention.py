@@ -1,8 +1,10 @@
 """Retention: which packages a store lets go, by what policies say of how they are kept.
 
-Theory. A package is used while something shows, fetches, serves or pins any of its blobs, and was used last when that ended. One that is
-kept for a time goes when it has not been used for so long, one that is not kept after NONE_S: whoever pulled it may be about to show it.
-The others stay until room is needed. Until then, too, what no package asks to be kept goes before all else that may go (eviction.py).
+Theory. A package is used while something shows, fetches, serves or pins any of its blobs, and was
+used last when that ended. One that is kept for a time goes when it has not been used for so long,
+one that is not kept after NONE_S: whoever pulled it may be about to show it. The others stay until
+room is needed. Until then, too, what no package asks to be kept goes before all else that may go
+(eviction.py).
 
 Times are in seconds since the epoch.
 """
@@ -51,6 +53,7 @@ def due(packages: Sequence[Stored], *, now: float) -> list[str]:
 
 
 def goes_first(packages: Sequence[Stored]) -> frozenset[Digest]:
-    """Blobs that are evicted before all others: those of packages that are not kept, and of no others."""
+    """Blobs that are evicted before all others: those of packages that are not kept, and of no
+    others."""
     kept = {blob for package in packages if package.policy.cache != "none" for blob in package.blobs}
     return frozenset(blob for package in packages if package.policy.cache == "none" for blob in package.blobs) - kept

@@ -1,7 +1,8 @@
 """Which sources a host trusts to try: backoff after failures, long avoidance after wrong bytes.
 
-A source that fails is left alone for a time that doubles with each failure in a row; one that sent wrong bytes is left alone for
-CORRUPT_S. The origin is never avoided for wrong bytes: who reads it decides how often to try again.
+A source that fails is left alone for a time that doubles with each failure in a row; one that sent
+wrong bytes is left alone for CORRUPT_S. The origin is never avoided for wrong bytes: who reads it
+decides how often to try again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class _Record:
 
 @dataclass(slots=True)
 class Sources:
-    """What this host has seen of its sources. At most SOURCES_MAX are remembered, the oldest forgotten first."""
+    """What this host has seen of its sources. At most SOURCES_MAX are remembered, the oldest
+    forgotten first."""
 
     _records: dict[Source, _Record] = field(default_factory=dict)
 

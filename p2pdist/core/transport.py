@@ -1,20 +1,26 @@
-"""Which way one blob comes to a host at the moment: down the tracker's trees, or from a BitTorrent swarm.
+"""Which way one blob comes to a host at the moment: down the tracker's trees, or from a BitTorrent
+swarm.
 
-Theory. Trees are planned, cost half the CPU of a swarm and read the origin once; they need somebody who plans. A swarm needs nobody, but it
-knows nothing of uplinks and races for pieces. So `auto` uses trees as long as a tracker plans and pieces come, and a swarm when no tracker
-has answered for some seconds and the pull stands still or has lost a parent, or when it stands still for long whatever the tracker says.
-Hosts that stand still together move at times of their own: between once and twice the time, by a hash of host and blob.
+Theory. Trees are planned, cost half the CPU of a swarm and read the origin once; they need somebody
+who plans. A swarm needs nobody, but it knows nothing of uplinks and races for pieces. So `auto`
+uses trees as long as a tracker plans and pieces come, and a swarm when no tracker has answered for
+some seconds and the pull stands still or has lost a parent, or when it stands still for long
+whatever the tracker says. Hosts that stand still together move at times of their own: between once
+and twice the time, by a hash of host and blob.
 
-Who is in a swarm stays until the blob is done or the swarm stands still. To go back as soon as a tracker plans would cost the pieces
-under way at every host at the same moment, and a tracker that comes and goes would have all hosts move with it. Children in the trees
-are served meanwhile by whoever has pieces. Once a tracker has planned again a swarm is given less time to stand still.
+Who is in a swarm stays until the blob is done or the swarm stands still. To go back as soon as a
+tracker plans would cost the pieces under way at every host at the same moment, and a tracker that
+comes and goes would have all hosts move with it. Children in the trees are served meanwhile by
+whoever has pieces. Once a tracker has planned again a swarm is given less time to stand still.
 
-A way that gave nothing is left, for longer each time before it is tried again: the hybrid swarm, the one of version 1 if peers are known
-there, the trees, and so on. `swarm` begins with the swarm and knows the trees as a way out only; without a torrent all go by trees.
+A way that gave nothing is left, for longer each time before it is tried again: the hybrid swarm,
+the one of version 1 if peers are known there, the trees, and so on. `swarm` begins with the swarm
+and knows the trees as a way out only; without a torrent all go by trees.
 
 Preseeds stay in the trees under `auto`: only there they give way to what somebody waits for.
 
-Invariants: the way changes only here, and only in `choose`; nothing leaves trees for a torrent that is not known. Times are in seconds.
+Invariants: the way changes only here, and only in `choose`; nothing leaves trees for a torrent that
+is not known. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -27,10 +33,12 @@ from p2pdist.model.rendezvous import fraction
 
 Policy = Literal["trees", "swarm", "auto"]
 Way = Literal["trees", "swarm", "swarm-v1"]
-"""`swarm-v1` is the torrent of version 1 alone, whose peers are others (p2pdist/model/torrent.py)."""
+"""`swarm-v1` is the torrent of version 1 alone, whose peers are others
+(p2pdist/model/torrent.py)."""
 
 DOCUMENT_S = 5.0
-"""How long a pull that is to come by a swarm waits for the torrent document before it begins with trees."""
+"""How long a pull that is to come by a swarm waits for the torrent document before it begins with
+trees."""
 
 AWAY_S = 3.0
 STILL_S = 1.0
@@ -44,8 +52,9 @@ STUCK_S = 10.0
 
 SWARM_STILL_S = 8.0
 ELSEWHERE_STILL_S = 4.0
-"""A swarm is left when no piece has come for so long; the second where somebody else is known to have something to give: a tracker has
-planned since the swarm was chosen, or there are peers of version 1."""
+"""A swarm is left when no piece has come for so long; the second where somebody else is known to
+have something to give: a tracker has planned since the swarm was chosen, or there are peers of
+version 1."""
 
 PACES = 4.0
 """A piece is late, too, only when it takes several times as long as those before it."""
@@ -55,8 +64,9 @@ DOUBLINGS_MAX = 4
 
 @dataclass(slots=True)
 class TransportChoice:
-    """See the module's text. `host` and `blob` say when this host moves among others; `torrent` is whether the blob has one, None while
-    that is not known; `peers_v1` whether the swarm of version 1 has any."""
+    """See the module's text. `host` and `blob` say when this host moves among others; `torrent` is
+    whether the blob has one, None while that is not known; `peers_v1` whether the swarm of version
+    1 has any."""
 
     policy: Policy
     host: str
@@ -98,8 +108,8 @@ class TransportChoice:
             self._tracker, self._away_since = present, now
 
     def choose(self, *, fed: bool, waited_for: bool = True, now: float) -> Way | None:
-        """The way from now on; None while that waits for the torrent. `fed`: every stripe that lacks something has a source.
-        `waited_for`: it is no preseed."""
+        """The way from now on; None while that waits for the torrent. `fed`: every stripe that
+        lacks something has a source. `waited_for`: it is no preseed."""
         if fed or self.way != "trees":
             self._fed_at = now
         stays = self.policy == "auto" and self.way == "trees" and not waited_for

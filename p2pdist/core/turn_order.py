@@ -1,13 +1,16 @@
 """The order in which those who send over one uplink take turns, and how fast they may go.
 
-Theory. Start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) on two levels, by bytes given to the kernel: between priorities, and
-among those of one priority. On each level the virtual time is the start tag of whoever had the last turn, and who begins to wait starts
-there, so it can neither claim the past nor be starved. A priority's tag advances by length / share: while both wait, preseeds get
-PRESEED_SHARE however many they are. A priority that waits alone gets everything.
+Theory. Start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) on two levels, by bytes given
+to the kernel: between priorities, and among those of one priority. On each level the virtual time
+is the start tag of whoever had the last turn, and who begins to wait starts there, so it can
+neither claim the past nor be starved. A priority's tag advances by length / share: while both wait,
+preseeds get PRESEED_SHARE however many they are. A priority that waits alone gets everything.
 
-One limit holds for all, another for preseeds alone, and each claim may have one that it shares with others, those of its policy
-(bucket.py). Those whom one of the latter two holds back do not wait for the uplink, and others take their turns. A preseed then starts at
-the present virtual time like whoever comes anew; among its own a claim that was held back comes first, and its limit keeps that short.
+One limit holds for all, another for preseeds alone, and each claim may have one that it shares with
+others, those of its policy (bucket.py). Those whom one of the latter two holds back do not wait for
+the uplink, and others take their turns. A preseed then starts at the present virtual time like
+whoever comes anew; among its own a claim that was held back comes first, and its limit keeps that
+short.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ PRESEED_SHARE = 1 / 16
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """One that sends blocks in turn: the next, or the one that the kernel is taking, has `block` bytes, 0 when there is none. `limit` is
-    shared by those for whom it holds together."""
+    """One that sends blocks in turn: the next, or the one that the kernel is taking, has `block`
+    bytes, 0 when there is none. `limit` is shared by those for whom it holds together."""
 
     number: int
     queue: Queue
@@ -45,7 +48,8 @@ class Claim:
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """Those of one priority that wait. `tag` is where the priority stands among the others, `virtual` the virtual time within it."""
+    """Those of one priority that wait. `tag` is where the priority stands among the others,
+    `virtual` the virtual time within it."""
 
     share: float
     urgent: bool
@@ -88,7 +92,8 @@ class TurnOrder:
         self._start = Queue(1 - PRESEED_SHARE, True, Bucket(None))
         self._preseed = Queue(PRESEED_SHARE, False, Bucket(preseed_limit_bytes_s))
         self._virtual = 0.0
-        # For every block it is asked who waits: the lists, which stay the same for good, not to be changed.
+        # For every block it is asked who waits: the lists, which stay the same for good, not to be
+        # changed.
         self.starts_waiting, self.preseeds_waiting = self._start.waiting, self._preseed.waiting
 
     def queue(self, priority: Priority) -> Queue:
@@ -107,13 +112,14 @@ class TurnOrder:
         )
 
     def free_at(self, *, preseeds: bool) -> float | None:
-        """When the limits allow a turn to somebody who waits, None when nobody does. Preseeds may have one only if `preseeds`."""
+        """When the limits allow a turn to somebody who waits, None when nobody does. Preseeds may
+        have one only if `preseeds`."""
         free_at = min(self._start.free_at(), self._preseed.free_at() if preseeds else inf)
         return max(self._bucket.free_at, free_at) if free_at < inf else None
 
     def take(self, now: float, *, preseeds: bool) -> Claim | None:
-        """Give out a turn: the claim waits no longer, and its block is paid for. None when nobody may have one now; preseeds may only if
-        `preseeds`."""
+        """Give out a turn: the claim waits no longer, and its block is paid for. None when nobody
+        may have one now; preseeds may only if `preseeds`."""
         if now < self._bucket.free_at:
             return None
         queue, ready = self._start, self._start.ready(now)

@@ -1,22 +1,26 @@
 """The uplink of one host: which stream sends which block next.
 
-Theory. A host feeds several children over one link. Left to TCP, the shares are unfair enough to ruin a tree, so the sender
-schedules: streams take turns by bytes given to the kernel, those that somebody waits for before preseeds (turn_order.py), few blocks in
-flight. Within a stream pieces go out in the order in which they were verified here, each once. HTTP clients that read a range take turns
-like streams: they say when they have a block to send.
+Theory. A host feeds several children over one link. Left to TCP, the shares are unfair enough to
+ruin a tree, so the sender schedules: streams take turns by bytes given to the kernel, those that
+somebody waits for before preseeds (turn_order.py), few blocks in flight. Within a stream pieces go
+out in the order in which they were verified here, each once. HTTP clients that read a range take
+turns like streams: they say when they have a block to send.
 
-A block that the kernel does not take for long (a child that is dead or whose downlink is full) stops counting against the blocks
-in flight, so it cannot hold up the others. Nor do blocks of a stream that is known to be sluggish (block_times.py): it is the child, or
-the path to it, that is slow, and its turns would be lost to the others. What such a stream could not take is not made up for later: it
-would have every turn then. Nor do a preseed's where somebody waits: its child gives way to other pulls, as this host does, and may be
-slow to take it.
+A block that the kernel does not take for long (a child that is dead or whose downlink is full)
+stops counting against the blocks in flight, so it cannot hold up the others. Nor do blocks of a
+stream that is known to be sluggish (block_times.py): it is the child, or the path to it, that is
+slow, and its turns would be lost to the others. What such a stream could not take is not made up
+for later: it would have every turn then. Nor do a preseed's where somebody waits: its child gives
+way to other pulls, as this host does, and may be slow to take it.
 
-Invariants: a stream has at most one block in flight; a piece is offered only after `Verified`; blocks of one piece are sent in
-order and without another piece of that stream in between; a stream ends only when every piece that it lacked was sent.
+Invariants: a stream has at most one block in flight; a piece is offered only after `Verified`;
+blocks of one piece are sent in order and without another piece of that stream in between; a stream
+ends only when every piece that it lacked was sent.
 
-Capacity is bytes taken by the kernel while some stream waited for its turn, over that time. When nobody waits, what is in flight tells how
-fast the children are, not this host. The time spent waiting for the limit counts, so the measured capacity of a limited host is its
-limit; but not that in which preseeds wait for theirs, since the link is free for others.
+Capacity is bytes taken by the kernel while some stream waited for its turn, over that time. When
+nobody waits, what is in flight tells how fast the children are, not this host. The time spent
+waiting for the limit counts, so the measured capacity of a limited host is its limit; but not that
+in which preseeds wait for theirs, since the link is free for others.
 """
 
 from __future__ import annotations
@@ -37,11 +41,13 @@ from p2pdist.model.pieces import PieceLayout, PieceSet
 BLOCK_MIN = 32 << 10
 BLOCK_MAX = 16 << 20
 TIMED_MIN = 256 << 10
-"""A shorter block of a range may fit the kernel's buffer, and taking it says nothing about the path."""
+"""A shorter block of a range may fit the kernel's buffer, and taking it says nothing about the
+path."""
 
 
 def block_size_for(piece_size: int, blocks_per_piece: int) -> int:
-    """Bytes of a block, between 32 KiB and 16 MiB. Small enough that turns are fair, large enough to be cheap."""
+    """Bytes of a block, between 32 KiB and 16 MiB. Small enough that turns are fair, large enough
+    to be cheap."""
     return max(BLOCK_MIN, min(BLOCK_MAX, piece_size // blocks_per_piece))
 
 
@@ -60,7 +66,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """All blobs of one `limit` together are sent no faster than that; None for no limit but those that hold for all."""
+    """All blobs of one `limit` together are sent no faster than that; None for no limit but those
+    that hold for all."""
 
     blob: Digest
     limit: Bucket | None
@@ -91,7 +98,8 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The reader of a range, known by this number from now on, has a block of `length` bytes to send. It is answered by a Send."""
+    """The reader of a range, known by this number from now on, has a block of `length` bytes to
+    send. It is answered by a Send."""
 
     stream: int
     length: int
@@ -120,7 +128,8 @@ Event = Verified | BlockSent | Ready | Opened | Closed | Held | Limited | Droppe
 
 
 class Send(Struct, frozen=True, gc=False):
-    """Give the kernel `length` bytes of a piece, starting at `offset` in it; `piece` is -1 for the block of a range."""
+    """Give the kernel `length` bytes of a piece, starting at `offset` in it; `piece` is -1 for the
+    block of a range."""
 
     stream: int
     piece: int
@@ -140,9 +149,10 @@ Command = Send | End
 
 @dataclass(slots=True)
 class Uplink:
-    """See the module's text. `blocks_in_flight` is how many blocks the kernel may be taking at once; pieces are cut into
-    `blocks_per_piece` blocks within the limits of a block. With `limit_bytes_s` all blocks, with `preseed_limit_bytes_s` those of preseeds
-    wait until that rate allows the next: see `wait_s`."""
+    """See the module's text. `blocks_in_flight` is how many blocks the kernel may be taking at
+    once; pieces are cut into `blocks_per_piece` blocks within the limits of a block. With
+    `limit_bytes_s` all blocks, with `preseed_limit_bytes_s` those of preseeds wait until that rate
+    allows the next: see `wait_s`."""
 
     blocks_in_flight: int = 1
     blocks_per_piece: int = 1
@@ -204,7 +214,8 @@ class Uplink:
         return bool(self._flying and (self._order.starts_waiting or self._order.preseeds_waiting))
 
     def wait_s(self, now: float) -> float | None:
-        """Seconds until the limits allow the next block, when that is what somebody waits for: a Tick is due then."""
+        """Seconds until the limits allow the next block, when that is what somebody waits for: a
+        Tick is due then."""
         if not self._order.starts_waiting and not self._order.preseeds_waiting:
             return None
         if ((soon := self._order.free_at(preseeds=False)) is not None) and soon <= now:
@@ -216,9 +227,10 @@ class Uplink:
         return free_at - now
 
     def lead(self, blob: Digest, stripe: int) -> int:
-        """By how many pieces of a stripe all children fell behind, each from where it came nearest; 0 while nobody receives the stripe from
-        here. Who reads the origin waits while this is large: that would fill this host's downlink, where acknowledgements of what it sends
-        would queue. A child that came late lacks what was read before, and is not waited for."""
+        """By how many pieces of a stripe all children fell behind, each from where it came nearest;
+        0 while nobody receives the stripe from here. Who reads the origin waits while this is
+        large: that would fill this host's downlink, where acknowledgements of what it sends would
+        queue. A child that came late lacks what was read before, and is not waited for."""
         feed = self._feeds.get(blob)
         if feed is None or not feed.streams[stripe]:
             return 0
@@ -341,7 +353,8 @@ class Uplink:
             out.append(Send(claim.number, claim.piece, claim.offset, claim.block))
 
     def _in_the_way(self, now: float) -> tuple[int, int]:
-        """Blocks in flight that keep streams which somebody waits for from theirs, and those that keep preseeds from theirs."""
+        """Blocks in flight that keep streams which somebody waits for from theirs, and those that
+        keep preseeds from theirs."""
         starts = preseeds = 0
         for claim in self._flying:
             flying_s = now - claim.since

@@ -1,10 +1,13 @@
-"""Bencoding (BEP 3), in its canonical form only: what BitTorrent's metainfo files and tracker answers are written in.
+"""Bencoding (BEP 3), in its canonical form only: what BitTorrent's metainfo files and tracker
+answers are written in.
 
-An integer reads `i-7e`, a byte string `3:abc`, a list `l...e`, a dictionary `d...e` with byte strings as keys. In the canonical form
-integers and lengths have no leading zeros, there is no `-0`, and keys ascend as raw bytes without a repetition, so that equal
-values have equal bytes: an info hash depends on it. Everything else is refused, not repaired.
+An integer reads `i-7e`, a byte string `3:abc`, a list `l...e`, a dictionary `d...e` with byte
+strings as keys. In the canonical form integers and lengths have no leading zeros, there is no `-0`,
+and keys ascend as raw bytes without a repetition, so that equal values have equal bytes: an info
+hash depends on it. Everything else is refused, not repaired.
 
-Written here because the libraries for it either take more than the canonical form, have no limits, or bring a whole BitTorrent client.
+Written here because the libraries for it either take more than the canonical form, have no limits,
+or bring a whole BitTorrent client.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ DEPTH_MAX = 32
 
 BYTES_MAX = 64 << 20
 ITEMS_MAX = 1 << 18
-"""Integers, strings (keys, too), lists and dictionaries in all: two bytes can make an object of sixty."""
+"""Integers, strings (keys, too), lists and dictionaries in all: two bytes can make an object of
+sixty."""
 
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 64) - 1
 """What fits 64 bits, with or without a sign."""
@@ -32,7 +36,8 @@ _DIGITS = frozenset(b"0123456789")
 
 
 def encode(value: Encodable) -> bytes:
-    """The canonical bytes of `value`; a TypeError for what has none is a bug of the caller. Raises Corrupt for an integer out of range."""
+    """The canonical bytes of `value`; a TypeError for what has none is a bug of the caller. Raises
+    Corrupt for an integer out of range."""
     out: list[bytes] = []
     _write(value, out)
     return b"".join(out)
@@ -65,7 +70,8 @@ def _write(value: Encodable, out: list[bytes]) -> None:
 
 
 def decode(data: bytes, *, bytes_max: int = BYTES_MAX) -> Value:
-    """The value that `data`, all of it, is the canonical form of. Raises Corrupt for anything else and over a limit."""
+    """The value that `data`, all of it, is the canonical form of. Raises Corrupt for anything else
+    and over a limit."""
     if len(data) > bytes_max:
         raise Corrupt(f"{len(data)} bencoded bytes are over the limit of {bytes_max}")
     reader = _Reader(data)

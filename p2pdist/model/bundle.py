@@ -1,8 +1,10 @@
 """Bundles: everything small that a pull of one reference needs, in one answer of a tracker.
 
-A bundle is one MessagePack map: `digest`, the digest of the manifest, and `documents`, an array of byte strings: the manifest, its config
-and its piece lists, as many as fit BUNDLE_BYTES_MAX. Which is which follows from their digests, so nothing else is stated; what is
-left out is asked for by digest. The reader trusts a tracker for what a tag means, as always, and for nothing else (`Bundle.verified`).
+A bundle is one MessagePack map: `digest`, the digest of the manifest, and `documents`, an array of
+byte strings: the manifest, its config and its piece lists, as many as fit BUNDLE_BYTES_MAX. Which
+is which follows from their digests, so nothing else is stated; what is left out is asked for by
+digest. The reader trusts a tracker for what a tag means, as always, and for nothing else
+(`Bundle.verified`).
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ class Bundle(msgspec.Struct, frozen=True):
     documents: Annotated[tuple[bytes, ...], Meta(max_length=DOCUMENTS_MAX)] = ()
 
     def verified(self, stored: Callable[[Digest], bytes | None]) -> list[bytes]:
-        """The documents, each found to be the manifest or one that the manifest names. `stored` is asked for a manifest that was not sent.
-        Raises Corrupt."""
+        """The documents, each found to be the manifest or one that the manifest names. `stored` is
+        asked for a manifest that was not sent. Raises Corrupt."""
         found = {digest_of(document): document for document in self.documents}
         data = found.get(self.digest) or stored(self.digest)
         named = {small.digest for small in decode_manifest(data).small_blobs()} if data is not None else set()
@@ -42,7 +44,8 @@ class Bundle(msgspec.Struct, frozen=True):
 
 
 def fitting(manifest: Manifest, size: int) -> list[Descriptor]:
-    """The documents that go into a bundle beside the manifest of `size` bytes: in the manifest's order, whichever still fits."""
+    """The documents that go into a bundle beside the manifest of `size` bytes: in the manifest's
+    order, whichever still fits."""
     room = BUNDLE_BYTES_MAX - size
     chosen: dict[Digest, Descriptor] = {}
     for small in manifest.small_blobs():

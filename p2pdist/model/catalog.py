@@ -1,20 +1,24 @@
 """Catalogs: what one packing added to the pool that trees draw on.
 
-Trees of a package name pages, chunk lists and chunks by BLAKE3; its catalogs say where they are. A catalog carries pages and chunk lists
-itself, and lists the chunks in packs. A pack is a blob of stored chunks, one behind the other, without anything between them. Whoever
-packs a new version writes one catalog and packs with what no earlier catalog has.
+Trees of a package name pages, chunk lists and chunks by BLAKE3; its catalogs say where they are. A
+catalog carries pages and chunk lists itself, and lists the chunks in packs. A pack is a blob of
+stored chunks, one behind the other, without anything between them. Whoever packs a new version
+writes one catalog and packs with what no earlier catalog has.
 
-Encoded: one zstd frame of the MessagePack of pages, chunk lists and packs. A pack's chunks are records of 40 bytes: BLAKE3, length and
-stored length (little-endian), in the order of the pack.
+Encoded: one zstd frame of the MessagePack of pages, chunk lists and packs. A pack's chunks are
+records of 40 bytes: BLAKE3, length and stored length (little-endian), in the order of the pack.
 
-A stored chunk is the chunk itself when its stored length is its length. Otherwise it is cut into blocks, each of them one zstd frame, or
-as it is when that would not make it shorter. A content that is one chunk has blocks of BLOCK_SIZE; Btrfs takes such frames as they are
-(ioctl BTRFS_IOC_ENCODED_WRITE). Chunks of a content that is cut begin anywhere within a sector: their blocks have at most CUT_BLOCK_MAX,
-so that the bytes before them in their first sector can be put before them (see store/frame.py).
+A stored chunk is the chunk itself when its stored length is its length. Otherwise it is cut into
+blocks, each of them one zstd frame, or as it is when that would not make it shorter. A content that
+is one chunk has blocks of BLOCK_SIZE; Btrfs takes such frames as they are (ioctl
+BTRFS_IOC_ENCODED_WRITE). Chunks of a content that is cut begin anywhere within a sector: their
+blocks have at most CUT_BLOCK_MAX, so that the bytes before them in their first sector can be put
+before them (see store/frame.py).
 
-Where there is more than one block, a word for each comes first (u32, little-endian): its stored length, and in the upper 8 bits the sectors
-that every block but the last has, or none where that is BLOCK_SIZE, as all blocks had in earlier releases. Without words the chunk
-is one frame, and begins with 0xFD2FB528, which is no such word.
+Where there is more than one block, a word for each comes first (u32, little-endian): its stored
+length, and in the upper 8 bits the sectors that every block but the last has, or none where that is
+BLOCK_SIZE, as all blocks had in earlier releases. Without words the chunk is one frame, and begins
+with 0xFD2FB528, which is no such word.
 """
 
 from __future__ import annotations
@@ -36,19 +40,22 @@ SECTOR = 4096
 BLOCK_SIZE = 128 << 10
 CUT_BLOCK_MAX = BLOCK_SIZE - SECTOR
 LEVEL = 5
-"""Of zstd. A tree is packed once and moved to every host, so 3 to 4 % less than level 3 is worth a third to a half more time; level 6 takes
-another 2 % less for a quarter more. Decompressing takes the same."""
+"""Of zstd. A tree is packed once and moved to every host, so 3 to 4 % less than level 3 is worth a
+third to a half more time; level 6 takes another 2 % less for a quarter more. Decompressing takes
+the same."""
 PACKS_MAX = 1024
 CHUNK_LISTS_MAX = 1 << 19
 CATALOG_BYTES_MAX = 320 << 20
 SPARE_BYTES = 16 << 20
 EXPANSION_MAX = 32
-"""Decompressed, all catalogs of a tree together have at most CATALOG_BYTES_MAX, and SPARE_BYTES and EXPANSION_MAX times their bytes:
-hashes, most of it, do not compress. 1,000,000 files with paths of 30 bytes take 120 MB. Nor do they have more than PAGES_MAX pages and
-CHUNK_LISTS_MAX chunk lists, since each takes memory of its own."""
+"""Decompressed, all catalogs of a tree together have at most CATALOG_BYTES_MAX, and SPARE_BYTES and
+EXPANSION_MAX times their bytes: hashes, most of it, do not compress. 1,000,000 files with paths of
+30 bytes take 120 MB. Nor do they have more than PAGES_MAX pages and CHUNK_LISTS_MAX chunk lists,
+since each takes memory of its own."""
 
 HEAD_BYTES = 18
-"""Of a catalog, at its beginning: the longest head of a zstd frame (RFC 8878, 3.1.1.1), which states the decompressed size."""
+"""Of a catalog, at its beginning: the longest head of a zstd frame (RFC 8878, 3.1.1.1), which
+states the decompressed size."""
 
 _FORMAT = "p2pdist-catalog-1"
 _RECORD = struct.Struct("<32sII")
@@ -125,8 +132,9 @@ def encode_catalog(catalog: Catalog) -> bytes:
 
 
 def check_expansion(catalogs: Iterable[tuple[int, bytes]]) -> None:
-    """Raises Corrupt unless the catalogs of a tree, by length and first HEAD_BYTES bytes, state that they stay within their limits when
-    they are decompressed. Nothing is decompressed for that."""
+    """Raises Corrupt unless the catalogs of a tree, by length and first HEAD_BYTES bytes, state
+    that they stay within their limits when they are decompressed. Nothing is decompressed for
+    that."""
     stored = stated = 0
     for length, head in catalogs:
         try:
@@ -172,15 +180,16 @@ def _checked(pack: _Pack) -> Pack:
 
 
 class ChunkEncoder:
-    """Encodes chunks, one after the other, in one thread at a time. The first one takes a megabyte of memory, which costs more to get than
-    most files do to compress."""
+    """Encodes chunks, one after the other, in one thread at a time. The first one takes a megabyte
+    of memory, which costs more to get than most files do to compress."""
 
     def __init__(self) -> None:
         self._compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False)
 
     def encode(self, data: bytes | memoryview, *, cut: bool = False) -> bytes:
-        """The stored form of a chunk of 1 to CHUNK_MAX bytes: compressed where that makes it shorter. `cut`: it may begin anywhere within a
-        sector of a file, as the chunks of a content that is cut do."""
+        """The stored form of a chunk of 1 to CHUNK_MAX bytes: compressed where that makes it
+        shorter. `cut`: it may begin anywhere within a sector of a file, as the chunks of a content
+        that is cut do."""
         size = _cut_block_size(len(data)) if cut else BLOCK_SIZE
         blocks = []
         for at in range(0, len(data), size):
@@ -200,13 +209,14 @@ def _cut_block_size(length: int) -> int:
 
 
 def one_frame(stored: bytes | memoryview, length: int) -> bool:
-    """Whether a stored chunk, shorter than the `length` bytes that it decodes to, should be one frame."""
+    """Whether a stored chunk, shorter than the `length` bytes that it decodes to, should be one
+    frame."""
     return length <= BLOCK_SIZE and (len(stored) < 4 or stored[3] == _MAGIC_BITS)
 
 
 def chunk_blocks(stored: bytes | memoryview, length: int) -> Iterator[tuple[bytes | memoryview, int]]:
-    """The blocks of a stored chunk of `length` bytes: stored bytes and length of each; equal lengths mean that it is not compressed.
-    Raises Corrupt."""
+    """The blocks of a stored chunk of `length` bytes: stored bytes and length of each; equal
+    lengths mean that it is not compressed. Raises Corrupt."""
     if len(stored) == length or one_frame(stored, length):
         yield stored, length
         return

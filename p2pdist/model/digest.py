@@ -1,4 +1,5 @@
-"""Digests: names of blobs, `sha256:<64 lower-case hex digits>` (OCI image specification, "Digests")."""
+"""Digests: names of blobs, `sha256:<64 lower-case hex digits>` (OCI image specification,
+"Digests")."""
 
 from __future__ import annotations
 

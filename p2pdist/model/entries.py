@@ -1,4 +1,5 @@
-"""The entries of a tree, page by page: versions of a tree share the pages that they have in common, and nothing is copied for it."""
+"""The entries of a tree, page by page: versions of a tree share the pages that they have in common,
+and nothing is copied for it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from p2pdist.model.tree import Entry
 
 
 class Entries(Sequence[Entry]):
-    """The entries of all `pages`, in order. Equal to any sequence of equal entries. Several users share one as long as there is one."""
+    """The entries of all `pages`, in order. Equal to any sequence of equal entries. Several users
+    share one as long as there is one."""
 
     __hash__ = None  # type: ignore[assignment]  # it is compared by what is in it
     __slots__ = ("__weakref__", "_ends", "pages")

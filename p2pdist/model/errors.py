@@ -1,7 +1,8 @@
 """Every failure that a user can meet: one small tree.
 
-Each class fixes, once, its exit code (see docs/protocol.md), its HTTP status and the `type` of its problem
-document (RFC 9457). `what` says what happened and to what; `remedy` says what to do about it.
+Each class fixes, once, its exit code (see docs/protocol.md), its HTTP status and the `type` of its
+problem document (RFC 9457). `what` says what happened and to what; `remedy` says what to do about
+it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import msgspec
 PROBLEM_BASE = "urn:p2pdist:problem:"
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding untrusted JSON with msgspec may raise: no JSON or of another shape, a string that is not UTF-8, nested too deeply."""
+"""What decoding untrusted JSON with msgspec may raise: no JSON or of another shape, a string that
+is not UTF-8, nested too deeply."""
 
 
 class P2PDistError(Exception):
@@ -98,9 +100,10 @@ class Space(Protocol):
 
 
 class DiskFull(P2PDistError):
-    """Not enough space, or no inode for another file. `needed` and `free` are bytes, and so is `capacity`, which is given where what is
-    needed would not fit if nothing else were there: then no retry helps, here or on another machine like this one. `short_of` says what
-    there is too little of."""
+    """Not enough space, or no inode for another file. `needed` and `free` are bytes, and so is
+    `capacity`, which is given where what is needed would not fit if nothing else were there: then
+    no retry helps, here or on another machine like this one. `short_of` says what there is too
+    little of."""
 
     slug, title, http_status = "disk-full", "Not enough disk space", 507
 
@@ -128,7 +131,8 @@ class DiskFull(P2PDistError):
 
     @classmethod
     def on(cls, where: str, found: Space, *, needed: int, code: int | None = errno.ENOSPC) -> DiskFull:
-        """What a write to `where` failed with that ended with the error `code`, `found` being its file system."""
+        """What a write to `where` failed with that ended with the error `code`, `found` being its
+        file system."""
         without_inodes = found.f_files and not found.f_favail  # where their number is not fixed it is said to be 0 of 0
         short_of = "quota" if code == errno.EDQUOT else "inodes" if without_inodes else "space"
         return cls(where, needed=needed, free=found.f_bavail * found.f_frsize, short_of=short_of)
@@ -182,8 +186,8 @@ _FORESEEN = {
 
 
 def foreseen(error: OSError, subject: str = "") -> P2PDistError | None:
-    """What an OSError means to a user, where it is one that any machine may meet. `subject` is what could not be used; else it is the
-    file that the error names."""
+    """What an OSError means to a user, where it is one that any machine may meet. `subject` is what
+    could not be used; else it is the file that the error names."""
     told = _FORESEEN.get(error.errno or 0)
     if told is None:
         return None
@@ -203,7 +207,8 @@ def _tree(root: type[P2PDistError]) -> dict[str, type[P2PDistError]]:
 
 
 def from_problem(body: dict[str, Any]) -> P2PDistError:
-    """The failure that a problem document describes, whatever is in it; an unknown type becomes the base class."""
+    """The failure that a problem document describes, whatever is in it; an unknown type becomes the
+    base class."""
     kind = _tree(P2PDistError).get(str(body.get("type", "")).removeprefix(PROBLEM_BASE), P2PDistError)
     what = str(body.get("detail") or body.get("title") or "unknown failure")
     if kind is DiskFull:

@@ -1,7 +1,8 @@
-"""Holes: which bytes of a content are written to a new file, so that its blocks of zeros take no space.
+"""Holes: which bytes of a content are written to a new file, so that its blocks of zeros take no
+space.
 
-What a tree states of a file does not say where its holes were: equal contents are equal however they were stored. So every whole block of
-zeros becomes one.
+What a tree states of a file does not say where its holes were: equal contents are equal however
+they were stored. So every whole block of zeros becomes one.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ _ZEROS = bytes(HOLE)
 
 
 def filled(offset: int, data: bytes | memoryview) -> Iterator[tuple[int, int]]:
-    """Ranges (begin, end) of `data`, which belongs at `offset` of a new file, that must be written. Zeros at the ends, in blocks that
-    neighbours share, need not be either: or a hole of many chunks would have a block at every seam."""
+    """Ranges (begin, end) of `data`, which belongs at `offset` of a new file, that must be written.
+    Zeros at the ends, in blocks that neighbours share, need not be either: or a hole of many chunks
+    would have a block at every seam."""
     view = memoryview(data)
     first = min(-offset % HOLE, len(view))
     last = max(first, len(view) - (offset + len(view)) % HOLE)

@@ -1,9 +1,11 @@
 """Packages: OCI manifests (image specification 1.0), their descriptors, configs and references.
 
-A package is an OCI manifest whose layers are, bottom to top, the content layers, followed by the parts that tree layers draw on
-(catalogs and packs, see catalog.py) and by one piece list for each layer and part. The descriptor of a layer or part names its piece list
-in two annotations, so whoever trusts the manifest can trust every piece. Keeping all of it among the layers lets any OCI tool copy a
-package whole. A blob pushed on its own is a package of one layer that is tagged `blob:sha256-<hex>`.
+A package is an OCI manifest whose layers are, bottom to top, the content layers, followed by the
+parts that tree layers draw on (catalogs and packs, see catalog.py) and by one piece list for each
+layer and part. The descriptor of a layer or part names its piece list in two annotations, so
+whoever trusts the manifest can trust every piece. Keeping all of it among the layers lets any OCI
+tool copy a package whole. A blob pushed on its own is a package of one layer that is tagged
+`blob:sha256-<hex>`.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class Descriptor:
 
     @property
     def layout(self) -> PieceLayout:
-        """How the blob is cut; raises Corrupt when the descriptor states an impossible piece size."""
+        """How the blob is cut; raises Corrupt when the descriptor states an impossible piece
+        size."""
         text = self.annotations.get(PIECES_SIZE, "")
         piece_size = int(text) if text.isdecimal() and len(text) < 12 else 0
         if piece_size & (piece_size - 1) or not PIECE_SIZE_MIN <= piece_size <= PIECE_SIZE_MAX:
@@ -71,7 +74,8 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What to run: argument lists and environment. `${P2PDIST_ROOT}` in them stands for the directory where the package is shown."""
+    """What to run: argument lists and environment. `${P2PDIST_ROOT}` in them stands for the
+    directory where the package is shown."""
 
     entrypoint: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
@@ -80,7 +84,8 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A package: config and content layers, bottom to top, the piece lists, and the catalogs and packs that its tree layers draw on."""
+    """A package: config and content layers, bottom to top, the piece lists, and the catalogs and
+    packs that its tree layers draw on."""
 
     config: Descriptor
     layers: tuple[Descriptor, ...]
@@ -188,7 +193,8 @@ def _descriptor(plain: _Descriptor) -> Descriptor:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Parse and check a manifest; raises Corrupt. Every layer and part must have a piece list of the right size among the layers."""
+    """Parse and check a manifest; raises Corrupt. Every layer and part must have a piece list of
+    the right size among the layers."""
     if len(data) > MANIFEST_BYTES_MAX:
         raise Corrupt(f"a manifest of {len(data)} bytes is over the limit of {MANIFEST_BYTES_MAX}")
     try:
@@ -220,8 +226,9 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def search_path(value: str) -> str:
-    """A package's PATH as its program gets it: first what is in the package, below ${P2PDIST_ROOT}, then directories of the host. A package
-    that was made as a root, such as a container image, names both in one way: /usr/local/bin is in it, and on the host."""
+    """A package's PATH as its program gets it: first what is in the package, below ${P2PDIST_ROOT},
+    then directories of the host. A package that was made as a root, such as a container image,
+    names both in one way: /usr/local/bin is in it, and on the host."""
     root = "${" + ROOT_VARIABLE + "}"
     entries = value.split(":")
     packaged = [root + entry if entry.startswith("/") else entry for entry in entries]

@@ -1,10 +1,12 @@
 """Pieces: the unit of transfer, verification and resume.
 
-A blob of `size` bytes is cut into `count` pieces of `piece_size` bytes; the last may be shorter. Stripe `s` of `S` holds
-the pieces i with i mod S = s. A piece list is the BLAKE3 hash of every piece in order; its own SHA-256 digest stands next
-to the blob's in the manifest, so a piece is trusted through manifest, descriptor, piece list.
+A blob of `size` bytes is cut into `count` pieces of `piece_size` bytes; the last may be shorter.
+Stripe `s` of `S` holds the pieces i with i mod S = s. A piece list is the BLAKE3 hash of every
+piece in order; its own SHA-256 digest stands next to the blob's in the manifest, so a piece is
+trusted through manifest, descriptor, piece list.
 
-Encoded piece list: the 16 bytes `p2pdist-pieces-1`, size (u64 big-endian), piece size (u32 big-endian), then 32 bytes a piece.
+Encoded piece list: the 16 bytes `p2pdist-pieces-1`, size (u64 big-endian), piece size (u32
+big-endian), then 32 bytes a piece.
 """
 
 from __future__ import annotations
@@ -37,10 +39,11 @@ FINE_SIZE = 1 << 20
 
 
 def piece_size_for(size: int) -> int:
-    """Piece size in bytes for a blob of `size` bytes: the smallest power of two that keeps the pieces at 4,096 or fewer.
+    """Piece size in bytes for a blob of `size` bytes: the smallest power of two that keeps the
+    pieces at 4,096 or fewer.
 
-    What a broadcast loses beyond the physical bound falls with the number of pieces, so many pieces are wanted;
-    per-piece work sets the ceiling.
+    What a broadcast loses beyond the physical bound falls with the number of pieces, so many pieces
+    are wanted; per-piece work sets the ceiling.
     """
     piece = PIECE_SIZE_MIN
     while piece < PIECE_SIZE_MAX and size > piece * PIECES_WANTED_MAX:
@@ -62,11 +65,13 @@ class PieceLayout:
 
     @property
     def stripes(self) -> int:
-        """Number of stripes. It follows from the layout alone, so that every host and every tracker agrees.
+        """Number of stripes. It follows from the layout alone, so that every host and every tracker
+        agrees.
 
-        With one the uplinks of the leaves would stand idle. More fill slower, by depth x stripes x the time of a piece, and each costs
-        a stream; but whoever has a slow host above it in one of them loses less. So there are two, and four where pieces are many enough
-        for the filling, and large enough for the streams, not to count.
+        With one the uplinks of the leaves would stand idle. More fill slower, by depth x stripes x
+        the time of a piece, and each costs a stream; but whoever has a slow host above it in one of
+        them loses less. So there are two, and four where pieces are many enough for the filling,
+        and large enough for the streams, not to count.
         """
         if self.count < STRIPED_MIN:
             return 1
@@ -85,7 +90,8 @@ class PieceLayout:
 
 
 class PieceSet:
-    """A set of piece numbers below `count`, as a bitmap (bit i of the set is bit i % 8 of byte i // 8, least significant first)."""
+    """A set of piece numbers below `count`, as a bitmap (bit i of the set is bit i % 8 of byte i //
+    8, least significant first)."""
 
     __slots__ = ("bits", "count", "size")
 

@@ -14,7 +14,8 @@ STRIPES_MAX = 1024
 ALTERNATES_MAX = 64
 KEEPERS_MAX = 64
 
-# What decoding refuses. A name without white space and control characters can stand in a line of a log.
+# What decoding refuses. A name without white space and control characters can stand in a line of a
+# log.
 HostName = Annotated[str, Meta(max_length=255, pattern=r"\A[^\s\x00-\x1f\x7f-\x9f]*\Z")]
 Address = Annotated[str, Meta(max_length=300, pattern=r"\A((\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})?\Z")]
 StripeNumber = Annotated[int, Meta(ge=0, lt=STRIPES_MAX)]
@@ -22,7 +23,8 @@ StripeNumber = Annotated[int, Meta(ge=0, lt=STRIPES_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a stripe comes from: an agent at `address` (host:port), or the origin when both fields are empty."""
+    """Where a stripe comes from: an agent at `address` (host:port), or the origin when both fields
+    are empty."""
 
     host: HostName
     address: Address
@@ -39,7 +41,8 @@ ORIGIN = Source("", "")
 
 
 def by_name(address: Address) -> bool:
-    """Whether the host of `address` (host:port) is given by name, which must be looked up, and not in numbers."""
+    """Whether the host of `address` (host:port) is given by name, which must be looked up, and not
+    in numbers."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         ip_address(host)
@@ -50,8 +53,8 @@ def by_name(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StripePlan:
-    """The parent of one stripe and up to two alternates; no parent means: wait for the next plan. Only the holder of a lease reads
-    the origin, so ORIGIN as the parent is the lease."""
+    """The parent of one stripe and up to two alternates; no parent means: wait for the next plan.
+    Only the holder of a lease reads the origin, so ORIGIN as the parent is the lease."""
 
     stripe: StripeNumber
     parent: Source | None
@@ -60,9 +63,10 @@ class StripePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Parents of some stripes of one blob for one host. A stripe that is not named keeps its parent. `keepers` are the hosts of its zone
-    to turn to while no tracker answers, the only ones that may then read the origin; none means: those named before. `dealt`: for a swarm
-    they read it now, each its part, instead of the holders of leases (p2pdist/core/readers.py)."""
+    """Parents of some stripes of one blob for one host. A stripe that is not named keeps its
+    parent. `keepers` are the hosts of its zone to turn to while no tracker answers, the only ones
+    that may then read the origin; none means: those named before. `dealt`: for a swarm they read it
+    now, each its part, instead of the holders of leases (p2pdist/core/readers.py)."""
 
     blob: WireDigest
     stripes: Annotated[tuple[StripePlan, ...], Meta(max_length=STRIPES_MAX)]

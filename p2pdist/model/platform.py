@@ -1,8 +1,8 @@
-"""What an image runs on: operating system, architecture and variant, as the OCI image index names them (image specification, "Image Index
-Property Descriptions") and as docker's --platform does.
+"""What an image runs on: operating system, architecture and variant, as the OCI image index names
+them (image specification, "Image Index Property Descriptions") and as docker's --platform does.
 
-A variant is a level: a processor runs what is made for its own and for lower ones. Without one amd64 is v1, arm v7 and arm64 v8, as
-containerd has it (platforms.Normalize).
+A variant is a level: a processor runs what is made for its own and for lower ones. Without one
+amd64 is v1, arm v7 and arm64 v8, as containerd has it (platforms.Normalize).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _AMD64_FLAGS = (
     ("v3", "abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"),
     ("v4", "avx512f avx512bw avx512cd avx512dq avx512vl"),
 )
-"""Flags of /proc/cpuinfo that each level adds (System V ABI for AMD64, "Micro-Architecture Levels")."""
+"""Flags of /proc/cpuinfo that each level adds (System V ABI for AMD64, "Micro-Architecture
+Levels")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ def platform_of(os: Any, architecture: Any, variant: Any = "") -> Platform:
 
 
 def parse_platform(text: str) -> tuple[Platform, bool]:
-    """The platform that OS/ARCHITECTURE[/VARIANT] names, and whether it names a variant. Raises UsageError."""
+    """The platform that OS/ARCHITECTURE[/VARIANT] names, and whether it names a variant. Raises
+    UsageError."""
     parts = text.split("/")
     if not 2 <= len(parts) <= 3 or not all(parts):
         raise UsageError(f"{text[:100]!r} is not a platform", remedy="Write OS/ARCH or OS/ARCH/VARIANT: linux/arm/v7")
@@ -73,7 +75,8 @@ def parse_platform(text: str) -> tuple[Platform, bool]:
 
 
 def machine_platform(machine: str, cpu: str) -> Platform:
-    """The platform of a Linux machine, from what uname(2) calls it and the text of /proc/cpuinfo."""
+    """The platform of a Linux machine, from what uname(2) calls it and the text of
+    /proc/cpuinfo."""
     found = platform_of("linux", machine)
     if found.architecture != "amd64":
         return found

@@ -1,8 +1,10 @@
-"""What a job scheduler asks of a tracker (POST /v1/preseeds, POST /v1/rank), and a preseed as it is kept.
+"""What a job scheduler asks of a tracker (POST /v1/preseeds, POST /v1/rank), and a preseed as it is
+kept.
 
-A preseed is an order: these hosts shall hold this package by then. Which hosts: `hosts` by name, those that `selector` matches
-(tracker/core/selectors.py), or as many as `count` says of either or of all, which the tracker picks; besides, `replicas` copies in each
-zone. `deadline` and `ttl` are seconds from when the order is given, so that the same order given again reads the same.
+A preseed is an order: these hosts shall hold this package by then. Which hosts: `hosts` by name,
+those that `selector` matches (tracker/core/selectors.py), or as many as `count` says of either or
+of all, which the tracker picks; besides, `replicas` copies in each zone. `deadline` and `ttl` are
+seconds from when the order is given, so that the same order given again reads the same.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ Seconds = Annotated[float, Meta(gt=0, le=SECONDS_MAX)]
 Packages = Annotated[tuple[PackageName, ...], Meta(min_length=1, max_length=PACKAGES_MAX)]
 
 PreseedState = Literal["running", "done", "failed", "cancelled", "expired"]
-"""What is kept of a preseed's state. `done` means that it once was; `failed`, that its deadline passed before it was."""
+"""What is kept of a preseed's state. `done` means that it once was; `failed`, that its deadline
+passed before it was."""
 
 ENDED: frozenset[PreseedState] = frozenset(["failed", "cancelled", "expired"])
 
@@ -77,7 +80,8 @@ class RankRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A host that a preseed is not done with. `reason` is a problem's slug, "not-connected", "deadline" or "replaced"."""
+    """A host that a preseed is not done with. `reason` is a problem's slug, "not-connected",
+    "deadline" or "replaced"."""
 
     host: str
     reason: str
@@ -86,9 +90,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class PreseedRecord:
-    """A preseed as it outlives a tracker. `version` counts its changes; `body` is the request in canonical form; `package` the reference by
-    digest that it meant then; `blobs` what hosts need, with sizes in bytes; `picked` the hosts that trackers chose. Times are in seconds
-    since the epoch."""
+    """A preseed as it outlives a tracker. `version` counts its changes; `body` is the request in
+    canonical form; `package` the reference by digest that it meant then; `blobs` what hosts need,
+    with sizes in bytes; `picked` the hosts that trackers chose. Times are in seconds since the
+    epoch."""
 
     id: str
     version: int
@@ -124,7 +129,8 @@ def decode_request(data: bytes, kind: type[Body]) -> Body:
 
 
 def canonical(request: PreseedRequest) -> str:
-    """What was asked for, without its id: equal for orders that mean the same. Raises UsageError for one that names no hosts."""
+    """What was asked for, without its id: equal for orders that mean the same. Raises UsageError
+    for one that names no hosts."""
     if request.hosts is not None and request.selector is not None:
         raise UsageError("a preseed names hosts or a selector, not both")
     if request.hosts is None and request.selector is None and request.count is None and request.replicas is None:

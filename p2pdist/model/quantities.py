@@ -36,7 +36,8 @@ def parse_size(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second of a rate such as 300MB/s, 1GiB/s or 25Gbit/s, more than 0. Raises UsageError."""
+    """Bytes per second of a rate such as 300MB/s, 1GiB/s or 25Gbit/s, more than 0. Raises
+    UsageError."""
     bits = _BITS.match(text.strip())
     try:
         rate = parse_size(f"{bits[1]}{bits[2].upper()}B" if bits else text.strip().removesuffix("/s"))

@@ -1,8 +1,10 @@
-"""Rendezvous hashing (Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", IEEE/ACM Transactions on Networking 1998):
-parties that know the same names agree on an order of them for each key, without a word between them.
+"""Rendezvous hashing (Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates",
+IEEE/ACM Transactions on Networking 1998): parties that know the same names agree on an order of
+them for each key, without a word between them.
 
-Every name has a weight for the key, a hash of both; the highest comes first. When a name comes or goes the others keep their order: of the
-first k of n names, adding one changes one at most, and does so with probability k / (n + 1).
+Every name has a weight for the key, a hash of both; the highest comes first. When a name comes or
+goes the others keep their order: of the first k of n names, adding one changes one at most, and
+does so with probability k / (n + 1).
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ _WEIGHT_BYTES = 8
 
 
 def ranked(key: bytes, names: Iterable[str], count: int) -> list[str]:
-    """The `count` names (all, where there are fewer) of the highest weights for `key`, highest first: the same in every process and in
-    whatever order the names come. O(n log count) time."""
+    """The `count` names (all, where there are fewer) of the highest weights for `key`, highest
+    first: the same in every process and in whatever order the names come. O(n log count) time."""
     prefix = _prefix(key)
     return [name for _, name in nlargest(count, ((_weight(prefix, name.encode()), name) for name in set(names)))]
 
 
 def fraction(key: bytes, name: str) -> float:
-    """A number above 0 and up to 1, evenly spread, that is always the same for `key` and `name`: chance for those who may not draw lots."""
+    """A number above 0 and up to 1, evenly spread, that is always the same for `key` and `name`:
+    chance for those who may not draw lots."""
     weight = _weight(_prefix(b"fraction" + key), name.encode())
     return (int.from_bytes(weight, "big") + 1) / (1 << 8 * _WEIGHT_BYTES)
 

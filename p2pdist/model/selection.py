@@ -1,8 +1,9 @@
 """Selections: some pieces of a blob, moved and kept as a blob of their own.
 
-Who lacks a few chunks of a large pack selects the pieces that hold them. Everybody with the same lack selects the same pieces, so these
-form a swarm like any other blob: the selection has a name, a piece list and a layout that follow from the blob's own and from which pieces
-they are. Only reading the origin differs, since what lies there is the blob.
+Who lacks a few chunks of a large pack selects the pieces that hold them. Everybody with the same
+lack selects the same pieces, so these form a swarm like any other blob: the selection has a name, a
+piece list and a layout that follow from the blob's own and from which pieces they are. Only reading
+the origin differs, since what lies there is the blob.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def pieces_covering(layout: PieceLayout, ranges: Iterable[tuple[int, int]]) -> P
 
 @dataclass(frozen=True)
 class Selection:
-    """`chosen` pieces, at least one and in ascending order, of the blob that `blob` describes and `whole` is the piece list of."""
+    """`chosen` pieces, at least one and in ascending order, of the blob that `blob` describes and
+    `whole` is the piece list of."""
 
     blob: Descriptor
     whole: PieceList
@@ -54,8 +56,8 @@ class Selection:
 
     @cached_property
     def descriptor(self) -> Descriptor:
-        """Describes the selection as a blob. Its name is the BLAKE3 of what was selected from what: nobody can make a blob whose SHA-256
-        that is, so none is taken for the selection."""
+        """Describes the selection as a blob. Its name is the BLAKE3 of what was selected from what:
+        nobody can make a blob whose SHA-256 that is, so none is taken for the selection."""
         bitmap = PieceSet(self.whole.layout.count)
         for piece in self.chosen:
             bitmap.add(piece)
@@ -69,7 +71,8 @@ class Selection:
         return self.descriptor.digest
 
     def spans(self, start: int, length: int) -> list[tuple[int, int]]:
-        """Where in the blob `length` bytes of the selection from `start` are: offsets and lengths, in order."""
+        """Where in the blob `length` bytes of the selection from `start` are: offsets and lengths,
+        in order."""
         size = self.whole.layout.piece_size
         found: list[tuple[int, int]] = []
         while length > 0:
@@ -84,8 +87,8 @@ class Selection:
         return found
 
     def position(self, offset: int, length: int) -> int:
-        """Where in the selection `length` bytes of the blob from `offset` begin; they are together there, if they are there at all.
-        Raises NotFound."""
+        """Where in the selection `length` bytes of the blob from `offset` begin; they are together
+        there, if they are there at all. Raises NotFound."""
         size = self.whole.layout.piece_size
         first, last = offset // size, (offset + max(length, 1) - 1) // size
         at = bisect_right(self.chosen, first) - 1

@@ -1,20 +1,26 @@
-"""Blobs and packages as BitTorrent sees them: metainfo for versions 1 and 2 of the protocol at once ("hybrid", BEP 3 and BEP 52).
+"""Blobs and packages as BitTorrent sees them: metainfo for versions 1 and 2 of the protocol at once
+("hybrid", BEP 3 and BEP 52).
 
-Theory. A hybrid torrent states the same content twice. Version 1 has the SHA-1 of every piece, over all files in a row; BEP 47 padding
-lets each file begin at a piece. Version 2 has one hash tree for each file: SHA-256 over blocks of 16 KiB, joined in pairs, where what is
-missing up to a power of two counts as zero hashes. Its root stands in the file tree, and the layer of the tree in which a node covers
-one piece in `piece layers`, for files of more than one piece. The torrent is named by the hash of its info dictionary: SHA-1 and SHA-256,
-the latter cut to 20 bytes where a tracker or a peer has no room for more.
+Theory. A hybrid torrent states the same content twice. Version 1 has the SHA-1 of every piece, over
+all files in a row; BEP 47 padding lets each file begin at a piece. Version 2 has one hash tree for
+each file: SHA-256 over blocks of 16 KiB, joined in pairs, where what is missing up to a power of
+two counts as zero hashes. Its root stands in the file tree, and the layer of the tree in which a
+node covers one piece in `piece layers`, for files of more than one piece. The torrent is named by
+the hash of its info dictionary: SHA-1 and SHA-256, the latter cut to 20 bytes where a tracker or a
+peer has no room for more.
 
-All of this takes one reading of the content, which only its publisher has at hand; what comes out is kept at the origin as a small blob,
-the torrent document: a bencoded dictionary of `info` and `piece layers`. A tag leads from what it is about, a blob or the manifest of a
-package, to it (`torrent_reference`). With `announce` and `url-list` (BEP 19) it is a `.torrent`.
+All of this takes one reading of the content, which only its publisher has at hand; what comes out
+is kept at the origin as a small blob, the torrent document: a bencoded dictionary of `info` and
+`piece layers`. A tag leads from what it is about, a blob or the manifest of a package, to it
+(`torrent_reference`). With `announce` and `url-list` (BEP 19) it is a `.torrent`.
 
-A document is believed only if it is, byte for byte, what this module would have made of the hashes in it, and if its trees are right.
-Whether the hashes are those of the blob cannot be seen without the content; the agents verify by the piece list in any case.
+A document is believed only if it is, byte for byte, what this module would have made of the hashes
+in it, and if its trees are right. Whether the hashes are those of the blob cannot be seen without
+the content; the agents verify by the piece list in any case.
 
-aria2 up to 1.36 forgets the empty keys that BEP 52 puts into the file tree, and so gives a hybrid torrent an info hash that nobody else
-knows. For such clients the keys of version 2 can be left out (`v1_only`): another torrent, with peers of its own and the same web seeds.
+aria2 up to 1.36 forgets the empty keys that BEP 52 puts into the file tree, and so gives a hybrid
+torrent an info hash that nobody else knows. For such clients the keys of version 2 can be left out
+(`v1_only`): another torrent, with peers of its own and the same web seeds.
 """
 
 from __future__ import annotations
@@ -32,8 +38,9 @@ from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, p
 
 TORRENT_TYPE = "application/vnd.p2pdist.torrent.v1"
 PACKAGE_NAME = "sha256"
-"""The name of a package's torrent. Its files are named by the hexadecimal digits of their digests, so the torrent, brought to the folder
-`blobs` of an OCI image layout, is in its place there, and that folder of an origin is a web seed as it stands."""
+"""The name of a package's torrent. Its files are named by the hexadecimal digits of their digests,
+so the torrent, brought to the folder `blobs` of an OCI image layout, is in its place there, and
+that folder of an origin is a web seed as it stands."""
 
 BLOCK_SIZE = 16 << 10
 FILES_MAX = 2048
@@ -44,14 +51,16 @@ _ZERO = bytes(32)
 
 
 def torrent_reference(subject: Digest) -> Reference:
-    """The tag of the torrent document that is about a blob, or about the package with this manifest."""
+    """The tag of the torrent document that is about a blob, or about the package with this
+    manifest."""
     return Reference("torrent", f"sha256-{hex_of(subject)}")
 
 
 @dataclass(frozen=True, slots=True)
 class FileHashes:
-    """What one file adds to a torrent: the SHA-1 of each piece, 20 bytes each; that of the last piece if zeros fill it up, for a file that
-    others follow; the root of the hash tree; the tree's layer of pieces, 32 bytes each, empty where there is one piece."""
+    """What one file adds to a torrent: the SHA-1 of each piece, 20 bytes each; that of the last
+    piece if zeros fill it up, for a file that others follow; the root of the hash tree; the tree's
+    layer of pieces, 32 bytes each, empty where there is one piece."""
 
     size: int
     piece_size: int
@@ -122,8 +131,9 @@ class TorrentHasher:
 
 @dataclass(frozen=True, slots=True)
 class Torrent:
-    """A torrent document that was found to be right. `files` are (name, size), in the torrent's order; a torrent of one blob has one,
-    named as the torrent is. `info` and `layers` are bencoded; in a torrent of version 1 alone `layers` is empty."""
+    """A torrent document that was found to be right. `files` are (name, size), in the torrent's
+    order; a torrent of one blob has one, named as the torrent is. `info` and `layers` are bencoded;
+    in a torrent of version 1 alone `layers` is empty."""
 
     name: str
     piece_size: int
@@ -147,7 +157,8 @@ class Torrent:
         return sha256(self.info).digest()
 
     def v1_only(self) -> Torrent:
-        """The same content as a torrent of version 1 alone, for clients that stumble over the keys of version 2."""
+        """The same content as a torrent of version 1 alone, for clients that stumble over the keys
+        of version 2."""
         info = _dictionary(decode(self.info))
         kept = {key: value for key, value in info.items() if key not in (b"file tree", b"meta version")}
         return replace(self, info=encode(kept), layers=b"")
@@ -156,7 +167,8 @@ class Torrent:
         return len(self.info) + len(self.layers)
 
     def metainfo(self, announce: str, web_seeds: Sequence[str] = ()) -> bytes:
-        """The `.torrent` file: with a tracker's address and those of web seeds (BEP 19), either of which may be missing."""
+        """The `.torrent` file: with a tracker's address and those of web seeds (BEP 19), either of
+        which may be missing."""
         out = [b"d"]
         if announce:
             out += (encode(b"announce"), encode(announce.encode()))
@@ -174,14 +186,16 @@ class Torrent:
 def torrent_info(stream: BinaryIO, size: int, name: str) -> bytes:
     """The torrent document of the next `size` bytes of a stream, as one file named `name`. Blocks.
 
-    Raises Corrupt if the stream ends before, UsageError for an empty file and a name that cannot be.
+    Raises Corrupt if the stream ends before, UsageError for an empty file and a name that cannot
+    be.
     """
     return blob_torrent(hash_file(stream, size, piece_size_for(size)), name)
 
 
 def package_torrent_info(files: Iterable[tuple[str, int, BinaryIO]], size: int, name: str = PACKAGE_NAME) -> bytes:
-    """The torrent document of several files, (name, size, stream) each, of `size` bytes in all, in a folder `name`. The streams are read
-    one after the other. Raises as torrent_info, and for names that come twice. Blocks."""
+    """The torrent document of several files, (name, size, stream) each, of `size` bytes in all, in
+    a folder `name`. The streams are read one after the other. Raises as torrent_info, and for names
+    that come twice. Blocks."""
     piece_size = piece_size_for(size)
     return package_torrent([(file, hash_file(stream, length, piece_size)) for file, length, stream in files], name)
 
@@ -206,7 +220,8 @@ def blob_torrent(hashes: FileHashes, name: str) -> bytes:
 
 
 def package_torrent(files: Sequence[tuple[str, FileHashes]], name: str = PACKAGE_NAME) -> bytes:
-    """The torrent document of a folder of files that were hashed with one piece size. Raises UsageError."""
+    """The torrent document of a folder of files that were hashed with one piece size. Raises
+    UsageError."""
     ordered = sorted(files, key=lambda item: item[0].encode())
     names = [file for file, _ in ordered]
     sizes = {hashes.piece_size for _, hashes in ordered}

@@ -1,15 +1,18 @@
 """Trees: the file list of a `tree` layer.
 
-A tree is a list of entries in walking order: by path, compared component by component as bytes, so that what is in a directory follows it
-at once. The directory itself has no entry: it is shown with mode 0755. Regular files name their content by its BLAKE3; owners are left
-out. Equal trees have equal bytes, whoever packed them, where and when.
+A tree is a list of entries in walking order: by path, compared component by component as bytes, so
+that what is in a directory follows it at once. The directory itself has no entry: it is shown with
+mode 0755. Regular files name their content by its BLAKE3; owners are left out. Equal trees have
+equal bytes, whoever packed them, where and when.
 
-The list is cut into pages, so that an edit changes one of them: a page ends behind an entry whose path hashes to a certain value, one in
-PAGE_ENTRIES, and at PAGE_ENTRIES_MAX. A page is the MessagePack of its entries, each an array that begins with its kind. The root, which
-is the layer's blob, is the MessagePack of counts and the BLAKE3 of every page. Where pages and contents lie is said by catalogs
-(catalog.py), not by the root: it depends on what was packed before.
+The list is cut into pages, so that an edit changes one of them: a page ends behind an entry whose
+path hashes to a certain value, one in PAGE_ENTRIES, and at PAGE_ENTRIES_MAX. A page is the
+MessagePack of its entries, each an array that begins with its kind. The root, which is the layer's
+blob, is the MessagePack of counts and the BLAKE3 of every page. Where pages and contents lie is
+said by catalogs (catalog.py), not by the root: it depends on what was packed before.
 
-The content of a file of more than WHOLE_MAX bytes is a list of chunks (ChunkList); that of a smaller one is one chunk.
+The content of a file of more than WHOLE_MAX bytes is a list of chunks (ChunkList); that of a
+smaller one is one chunk.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ PAGE_BYTES_MAX = 32 << 20
 PAGES_MAX = 1 << 18
 ENTRIES_MAX = 1 << 24
 ENTRY_BYTES = 300
-"""Memory that an entry takes in an agent besides its encoded bytes, measured: values, places in lists and in the contents of its page."""
+"""Memory that an entry takes in an agent besides its encoded bytes, measured: values, places in
+lists and in the contents of its page."""
 PAGE_BYTES = 1500
 """Memory that a page takes besides its entries."""
 TREE_BYTES_MAX = 640 << 20
@@ -61,8 +65,9 @@ Xattrs = tuple[tuple[bytes, bytes], ...]
 
 
 class File(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=0, gc=False):
-    """A regular file: mode bits, modification time in nanoseconds since 1970, size in bytes, the BLAKE3 of its content. `chunks` is the
-    BLAKE3 of its chunk list, empty up to WHOLE_MAX bytes. Extended attributes are sorted by name."""
+    """A regular file: mode bits, modification time in nanoseconds since 1970, size in bytes, the
+    BLAKE3 of its content. `chunks` is the BLAKE3 of its chunk list, empty up to WHOLE_MAX bytes.
+    Extended attributes are sorted by name."""
 
     path: bytes
     mode: int
@@ -99,7 +104,8 @@ class HardLink(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", t
 
 
 class Whiteout(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=4, gc=False):
-    """What lower layers have at this path is not seen (a character device 0/0 where an overlay wrote it)."""
+    """What lower layers have at this path is not seen (a character device 0/0 where an overlay
+    wrote it)."""
 
     path: bytes
 
@@ -109,8 +115,8 @@ Entry = File | Directory | Symlink | HardLink | Whiteout
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """The layer's blob: how many entries, regular files (hard links not counted) and bytes in them there are, and the BLAKE3 of each
-    page."""
+    """The layer's blob: how many entries, regular files (hard links not counted) and bytes in them
+    there are, and the BLAKE3 of each page."""
 
     entries: int
     files: int
@@ -137,7 +143,8 @@ def content_hash(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def walking_order(path: bytes) -> bytes:
-    """The key by which entries are sorted: no byte of a name is smaller than the one put for the slash."""
+    """The key by which entries are sorted: no byte of a name is smaller than the one put for the
+    slash."""
     return path.replace(b"/", b"\0")
 
 
@@ -184,7 +191,8 @@ def decode_root(data: bytes) -> Root:
 
 
 def check_memory(size: int) -> None:
-    """Raises Corrupt where a tree that is estimated to take `size` bytes of memory in an agent is over the limit."""
+    """Raises Corrupt where a tree that is estimated to take `size` bytes of memory in an agent is
+    over the limit."""
     if size > TREE_BYTES_MAX:
         raise Corrupt(
             f"a tree would take {size} bytes of memory, over the limit of {TREE_BYTES_MAX}",
@@ -193,8 +201,8 @@ def check_memory(size: int) -> None:
 
 
 def decode_page(data: bytes) -> list[Entry]:
-    """Parse one page; raises Corrupt unless it is in canonical form. What entries say of each other is checked by `check_page` and
-    `check_pages`."""
+    """Parse one page; raises Corrupt unless it is in canonical form. What entries say of each other
+    is checked by `check_page` and `check_pages`."""
     if len(data) > PAGE_BYTES_MAX:
         raise Corrupt(f"a page of {len(data)} bytes is over the limit of {PAGE_BYTES_MAX}")
     try:
@@ -207,26 +215,29 @@ def decode_page(data: bytes) -> list[Entry]:
 
 
 def decode_tree(root: Root, pages: Mapping[bytes, bytes]) -> list[Entry]:
-    """The entries of a tree in walking order, checked. `pages` are verified pages by BLAKE3. Raises Corrupt; KeyError for a page that is
-    not among them."""
+    """The entries of a tree in walking order, checked. `pages` are verified pages by BLAKE3. Raises
+    Corrupt; KeyError for a page that is not among them."""
     found = [check_page(decode_page(pages[name])) for name in root.pages]
     check_pages(root, found)
     return [entry for page in found for entry in page.entries]
 
 
 def check_entries(entries: Sequence[Entry]) -> None:
-    """Raises Corrupt unless the entries may be shown below a directory: paths in walking order, without `..` or other tricks, each in a
-    directory of the tree; hard links to files before them; nothing over its limit."""
+    """Raises Corrupt unless the entries may be shown below a directory: paths in walking order,
+    without `..` or other tricks, each in a directory of the tree; hard links to files before them;
+    nothing over its limit."""
     if entries:
         _check_joined([check_page(entries)], ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Page:
-    """Entries, at least one, that are right in themselves, and what they ask of other pages of a tree: to come between those with keys
-    (walking_order) below `first` and above `last`, and to have the directories `parents` and the files that `links` lead to.
+    """Entries, at least one, that are right in themselves, and what they ask of other pages of a
+    tree: to come between those with keys (walking_order) below `first` and above `last`, and to
+    have the directories `parents` and the files that `links` lead to.
 
-    `files` regular files have `bytes_total` bytes. Pages are compared by identity: an equal page is no reason to trust another one.
+    `files` regular files have `bytes_total` bytes. Pages are compared by identity: an equal page is
+    no reason to trust another one.
     """
 
     entries: Sequence[Entry]
@@ -281,8 +292,9 @@ def check_page(entries: Sequence[Entry]) -> Page:
 
 
 def check_pages(root: Root, pages: Sequence[Page], before: Sequence[Page] = ()) -> None:
-    """Raises Corrupt unless the pages make the tree of this root. `before` are the pages of a tree that has passed: what pages of both
-    ask of each other is not looked at again, so that the work goes with the pages that differ."""
+    """Raises Corrupt unless the pages make the tree of this root. `before` are the pages of a tree
+    that has passed: what pages of both ask of each other is not looked at again, so that the work
+    goes with the pages that differ."""
     _check_joined(pages, before)
     counts = (sum(len(page.entries) for page in pages), sum(page.files for page in pages))
     if (*counts, sum(page.bytes_total for page in pages)) != (root.entries, root.files, root.bytes_total):
@@ -290,8 +302,8 @@ def check_pages(root: Root, pages: Sequence[Page], before: Sequence[Page] = ()) 
 
 
 def _check_joined(pages: Sequence[Page], before: Sequence[Page]) -> None:
-    """In order, a directory precedes what is in it. A page of `before` asks for nothing that was not there; so it can lack only what
-    stood in pages that are gone."""
+    """In order, a directory precedes what is in it. A page of `before` asks for nothing that was
+    not there; so it can lack only what stood in pages that are gone."""
     last = b""
     for page in pages:
         if page.first <= last:
@@ -351,7 +363,8 @@ def _wrong(path: bytes, what: str) -> Corrupt:
 
 @dataclass(frozen=True, slots=True)
 class ChunkList:
-    """The chunks of a content, in order: the BLAKE3 and the length in bytes of each. Encoded as 36 bytes each, the length little-endian."""
+    """The chunks of a content, in order: the BLAKE3 and the length in bytes of each. Encoded as 36
+    bytes each, the length little-endian."""
 
     chunks: tuple[tuple[bytes, int], ...]
 
@@ -360,7 +373,8 @@ class ChunkList:
 
     @staticmethod
     def size_of(data: bytes) -> int:
-        """The size that an encoded list states, in no more memory than it takes itself. Raises Corrupt unless it can be decoded."""
+        """The size that an encoded list states, in no more memory than it takes itself. Raises
+        Corrupt unless it can be decoded."""
         if len(data) % _RECORD.size:
             raise Corrupt("a chunk list is cut short")
         size: int = sum(length for _, length in _RECORD.iter_unpack(data))

@@ -1,4 +1,5 @@
-"""URLs as they may be shown: in messages, logs and answers to others, without what may be a secret in them."""
+"""URLs as they may be shown: in messages, logs and answers to others, without what may be a secret
+in them."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d+)?\Z")
 
 
 def redacted(url: str) -> str:
-    """`url` without user information, query and fragment, any of which may hold credentials. A text that is no URL loses all before its
-    last @."""
+    """`url` without user information, query and fragment, any of which may hold credentials. A text
+    that is no URL loses all before its last @."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return _path(url).rpartition("@")[2]
@@ -19,8 +20,8 @@ def redacted(url: str) -> str:
 
 
 def secrets_in(url: str) -> list[str]:
-    """The parts of `url` that may be secrets: a user with a password, and a query. A database's query is one only where it has a
-    password."""
+    """The parts of `url` that may be secrets: a user with a password, and a query. A database's
+    query is one only where it has a password."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return []
@@ -32,8 +33,9 @@ def secrets_in(url: str) -> list[str]:
 
 
 def _user(rest: str) -> str:
-    """User information at the head of what follows the scheme, with its @. A password with a slash, a question mark or a number sign in it
-    ends the authority too early (RFC 3986, 3.2): what is no authority then goes on to the last @."""
+    """User information at the head of what follows the scheme, with its @. A password with a slash,
+    a question mark or a number sign in it ends the authority too early (RFC 3986, 3.2): what is no
+    authority then goes on to the last @."""
     authority = _path(rest).partition("/")[0]
     if "@" not in authority and _AUTHORITY.match(authority):
         return ""

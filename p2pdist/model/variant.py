@@ -1,8 +1,10 @@
-"""Variants: files with the content of an object and another mode or time than the object has, kept with one tree.
+"""Variants: files with the content of an object and another mode or time than the object has, kept
+with one tree.
 
 Names: <64 hex: BLAKE3 of the content>.<mode in octal>.<modification time in nanoseconds>
 
-So all that a variant must be can be verified by its name, and files of a tree that look the same share one.
+So all that a variant must be can be verified by its name, and files of a tree that look the same
+share one.
 """
 
 from __future__ import annotations
@@ -25,5 +27,6 @@ def content_of(name: str) -> bytes | None:
 
 
 def bytes_counted(size: int) -> int:
-    """What a variant of `size` bytes counts: whole blocks, since there may be many of a small content."""
+    """What a variant of `size` bytes counts: whole blocks, since there may be many of a small
+    content."""
     return -(-size // BLOCK) * BLOCK

@@ -1,7 +1,8 @@
 """Opening directories below one of ours, in walking order, without following a link on the way.
 
-Each step is an openat(2) relative to the directory before it, so neither links that lower layers left nor the length of a path lead
-astray. The directories between the last one opened and the top stay open, up to KEPT_MAX of them.
+Each step is an openat(2) relative to the directory before it, so neither links that lower layers
+left nor the length of a path lead astray. The directories between the last one opened and the top
+stay open, up to KEPT_MAX of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Descent:
-    """Opens directories below the descriptor `top`, which stays the caller's. A context: what it opened is closed at its end."""
+    """Opens directories below the descriptor `top`, which stays the caller's. A context: what it
+    opened is closed at its end."""
 
     def __init__(self, top: int) -> None:
         self._opened = [(b"", top)]
@@ -32,8 +34,8 @@ class Descent:
         os.close(self._opened.pop()[1])
 
     def open(self, path: bytes) -> int:
-        """A descriptor of the directory `path`, relative and without dots; good until the next call. Raises OSError: ENOENT, ENOTDIR or
-        ELOOP when it, or one above it, is no directory."""
+        """A descriptor of the directory `path`, relative and without dots; good until the next
+        call. Raises OSError: ENOENT, ENOTDIR or ELOOP when it, or one above it, is no directory."""
         opened = self._opened
         while opened[-1][0] != path:
             above, descriptor = opened[-1]

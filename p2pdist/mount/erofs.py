@@ -1,15 +1,19 @@
 """EROFS images that hold a tree's metadata and no file content.
 
-A regular file of the image has size, mode and time, and two extended attributes by which an overlay finds its bytes in a data-only lower
-layer (Linux kernel, Documentation/filesystems/overlayfs.rst): trusted.overlay.metacopy, and trusted.overlay.redirect with the path of
-the object. What superblock and inodes look like is said by erofs_format.py.
+A regular file of the image has size, mode and time, and two extended attributes by which an overlay
+finds its bytes in a data-only lower layer (Linux kernel, Documentation/filesystems/overlayfs.rst):
+trusted.overlay.metacopy, and trusted.overlay.redirect with the path of the object. What superblock
+and inodes look like is said by erofs_format.py.
 
-The image, in blocks of 4096 bytes: the superblock at 1024 and the root behind it, whose number must fit into 16 bits; then everything
-that is no directory, in walking order; then the directories. An inode lies at a multiple of 32, which is 32 times its number (nid). A
-short symbolic link and the last block of a directory lie behind their inode, within one block; other data lies in whole blocks in front
-of the inode. So an entry's number is known as soon as it is met, and directories, which name numbers, come once all are known.
+The image, in blocks of 4096 bytes: the superblock at 1024 and the root behind it, whose number must
+fit into 16 bits; then everything that is no directory, in walking order; then the directories. An
+inode lies at a multiple of 32, which is 32 times its number (nid). A short symbolic link and the
+last block of a directory lie behind their inode, within one block; other data lies in whole blocks
+in front of the inode. So an entry's number is known as soon as it is met, and directories, which
+name numbers, come once all are known.
 
-Equal trees give equal bytes. Owners are 0. Whiteouts below an opaque directory hide nothing and are left out.
+Equal trees give equal bytes. Owners are 0. Whiteouts below an opaque directory hide nothing and are
+left out.
 """
 
 from __future__ import annotations
@@ -73,7 +77,8 @@ _DAMAGED = {errno.EIO, errno.EUCLEAN}
 
 
 def object_name(content: bytes) -> bytes:
-    """Where a content lies below the directory of objects: two hexadecimal digits, a slash, the other 62."""
+    """Where a content lies below the directory of objects: two hexadecimal digits, a slash, the
+    other 62."""
     return object_path(content)
 
 
@@ -81,12 +86,13 @@ _COMMON_FILE = struct.Struct(INODE.format + "53s65s10s")
 _BODY = xattr_body((), METACOPY, redirect(bytes(32)))
 _BODY_BEGIN, _BODY_END = _BODY[:53], _BODY[118:] + HOLE + bytes(4)
 _BODY_COUNT = xattr_count(_BODY)
-"""A file with content and without attributes of its own, by far the most frequent inode, is made in one go: 192 bytes, of which the
-65 that name the object differ."""
+"""A file with content and without attributes of its own, by far the most frequent inode, is made in
+one go: 192 bytes, of which the 65 that name the object differ."""
 
 
 class _Directory:
-    """What is known of a directory until it is written: the names in it, in order, their numbers and types; its place in its parent."""
+    """What is known of a directory until it is written: the names in it, in order, their numbers
+    and types; its place in its parent."""
 
     # fmt: off
     __slots__ = (
@@ -117,8 +123,8 @@ class _Directory:
         self.inline = False
 
     def measure(self) -> None:
-        """Deal the names, `.` and `..` among them, into blocks. From then on `ends` says how many names there are up to the end of each
-        block, `used` how many bytes are in the last one."""
+        """Deal the names, `.` and `..` among them, into blocks. From then on `ends` says how many
+        names there are up to the end of each block, `used` how many bytes are in the last one."""
         names = self.names
         for name in (b".", b".."):
             self.places.append(bisect_left(names, name))
@@ -131,7 +137,8 @@ class _Directory:
         self.used = sizes[end] - sizes[begin]
 
     def blocks(self) -> list[bytes]:
-        """Its data, when the numbers of all that is in it are known. The last block is not filled up."""
+        """Its data, when the numbers of all that is in it are known. The last block is not filled
+        up."""
         for place, nid in zip(self.places, (self.nid, self.parent.nid), strict=True):
             self.nids.insert(place, nid)
             self.types.insert(place, TYPE_DIRECTORY)
@@ -147,8 +154,8 @@ class _Directory:
         return found
 
     def place(self, at: int) -> int:
-        """Say where it goes when the image is filled up to `at`: number, first block and whether the last block is behind the inode.
-        Returns where it ends."""
+        """Say where it goes when the image is filled up to `at`: number, first block and whether
+        the last block is behind the inode. Returns where it ends."""
         size = INODE.size + len(self.body())
         self.inline = size + self.used <= BLOCK_SIZE
         if blocks := len(self.ends) - self.inline:
@@ -218,7 +225,8 @@ class _Writer:
         self._finish()
 
     def _put_entry(self, entry: Entry, here: _Directory) -> tuple[int, int] | None:
-        """Number and type of an entry; a directory's number comes later. None for a whiteout that hides nothing."""
+        """Number and type of an entry; a directory's number comes later. None for a whiteout that
+        hides nothing."""
         if len(self._parts) > _PARTS_MAX:
             self._flush()
         match entry:
@@ -251,7 +259,8 @@ class _Writer:
         return self._put(head + target)
 
     def _put_directories(self) -> None:
-        """Where a directory lies follows from the names in it; what it says, from where all of them lie."""
+        """Where a directory lies follows from the names in it; what it says, from where all of them
+        lie."""
         root, *others = self._directories.values()
         root.measure()
         root.nid = ROOT_AT // SLOT
@@ -290,7 +299,8 @@ class _Writer:
         return nid
 
     def _put_blocks(self, blocks: Sequence[bytes]) -> int:
-        """Put blocks, filled up with zeros, and return the number of the first; no blocks leave everything as it is."""
+        """Put blocks, filled up with zeros, and return the number of the first; no blocks leave
+        everything as it is."""
         if not blocks:
             return 0
         self._pad(_round_up(self._at, BLOCK_SIZE))
@@ -337,18 +347,21 @@ def _round_up(size: int, unit: int) -> int:
 
 
 def write_image(entries: Sequence[Entry], path: Path) -> None:
-    """Write the image of a tree, whose entries `check_entries` has let pass, at `path`, which appears once it is whole.
-    What a killed process left at the partial name beside it is replaced; two may not write the same image at a time. Raises OSError."""
+    """Write the image of a tree, whose entries `check_entries` has let pass, at `path`, which
+    appears once it is whole. What a killed process left at the partial name beside it is replaced;
+    two may not write the same image at a time. Raises OSError."""
     with partial_file(path) as file:
         _Writer(file).write(entries)
 
 
 @contextmanager
 def partial_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file that appears at `path` once the block has ended without an exception. Raises OSError.
+    """A new file that appears at `path` once the block has ended without an exception. Raises
+    OSError.
 
-    It is not brought to the disk, which takes longer than writing it: an image is made from the tree at any time, and a store that is
-    opened after the loss of the machine removes all images it finds.
+    It is not brought to the disk, which takes longer than writing it: an image is made from the
+    tree at any time, and a store that is opened after the loss of the machine removes all images it
+    finds.
     """
     partial = path.with_name(f"{path.name}.partial")
     try:
@@ -361,8 +374,8 @@ def partial_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def is_image(path: Path) -> bool:
-    """Whether a whole image lies there: its superblock is one of ours, and the file as long as it says. Raises OSError unless it is
-    only missing."""
+    """Whether a whole image lies there: its superblock is one of ours, and the file as long as it
+    says. Raises OSError unless it is only missing."""
     try:
         with path.open("rb") as file:
             head = file.read(ROOT_AT)
@@ -376,8 +389,9 @@ def is_image(path: Path) -> bool:
 
 
 def mount_image(image: Path, target: Path) -> None:
-    """Mount an image read-only, nosuid and nodev, at the empty directory `target`, straight from its file. Raises Corrupt when the image
-    is damaged, or OSError where that is not possible here (ENOTBLK: before Linux 6.12, or the file is on a tmpfs)."""
+    """Mount an image read-only, nosuid and nodev, at the empty directory `target`, straight from
+    its file. Raises Corrupt when the image is damaged, or OSError where that is not possible here
+    (ENOTBLK: before Linux 6.12, or the file is on a tmpfs)."""
     try:
         kernel.mount(image, target, "erofs", kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
     except OSError as error:

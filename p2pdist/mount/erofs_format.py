@@ -1,7 +1,8 @@
 """What EROFS images of ours are made of: superblock, inodes, extended attributes.
 
-Source: fs/erofs/erofs_fs.h and Documentation/filesystems/erofs.rst in the Linux kernel. All numbers are little-endian; inodes are the
-extended ones of 64 bytes, and lie at multiples of SLOT. What the image as a whole looks like is said by erofs.py.
+Source: fs/erofs/erofs_fs.h and Documentation/filesystems/erofs.rst in the Linux kernel. All numbers
+are little-endian; inodes are the extended ones of 64 bytes, and lie at multiples of SLOT. What the
+image as a whole looks like is said by erofs.py.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _INCOMPAT_CHUNKED_FILE = 4
 
 INODE = struct.Struct("<HHHHQIIIIqII16x")
 PLAIN, INLINE, CHUNKED = 1, 1 | 2 << 1, 1 | 4 << 1
-"""i_format of an extended inode: its data is in blocks, in blocks but for the last one, which is behind the inode, or in chunks."""
+"""i_format of an extended inode: its data is in blocks, in blocks but for the last one, which is
+behind the inode, or in chunks."""
 
 PART_SIZE = 1 << 20
 
@@ -34,7 +36,8 @@ REST_AT = ROOT_AT + 128
 
 DIRENT_SIZE = 12
 TYPE_FILE, TYPE_DIRECTORY, TYPE_DEVICE, TYPE_SYMLINK = (number << 16 for number in (1, 2, 3, 7))
-"""The type of a directory entry, where it stands in the 32 bits that begin with the offset of the name."""
+"""The type of a directory entry, where it stands in the 32 bits that begin with the offset of the
+name."""
 
 _USER, _TRUSTED = 1, 4
 CHUNK_BITS = 31
@@ -51,7 +54,8 @@ def _xattr(index: int, name: bytes, value: bytes) -> bytes:
 
 
 def xattr_body(attributes: Xattrs, *more: bytes) -> bytes:
-    """The extended attributes behind an inode: nothing, or a header without a filter and without shared ones, and the entries."""
+    """The extended attributes behind an inode: nothing, or a header without a filter and without
+    shared ones, and the entries."""
     entries = b"".join((*more, *(_xattr(_USER, name[5:], value) for name, value in attributes)))
     return bytes(XATTR_HEADER_SIZE) + entries if entries else b""
 
@@ -65,12 +69,14 @@ XATTR_HEADER_SIZE = 12
 METACOPY = _xattr(_TRUSTED, b"overlay.metacopy", b"")
 OPAQUE = _xattr(_TRUSTED, b"overlay.opaque", b"y")
 HOLDS_WHITEOUTS = _xattr(_TRUSTED, b"overlay.origin", b"")
-"""Of a directory with whiteouts: where no other layer has the directory, an overlay would list them if it had not this attribute, which
-says that the directory was copied from a lower layer (fs/overlayfs/inode.c, ovl_get_inode)."""
+"""Of a directory with whiteouts: where no other layer has the directory, an overlay would list them
+if it had not this attribute, which says that the directory was copied from a lower layer
+(fs/overlayfs/inode.c, ovl_get_inode)."""
 
 
 def object_path(content: bytes) -> bytes:
-    """Where a content lies below the directory of objects: two hexadecimal digits, a slash, the other 62."""
+    """Where a content lies below the directory of objects: two hexadecimal digits, a slash, the
+    other 62."""
     return hexlify(content, b"/", 31)
 
 
@@ -89,13 +95,15 @@ def inode(
     links: int = 1,
     body: bytes = b"",
 ) -> bytes:
-    """An inode with its extended attributes. `data` is the first block, or what the layout makes of it."""
+    """An inode with its extended attributes. `data` is the first block, or what the layout makes of
+    it."""
     seconds, rest = divmod(mtime_ns, _SECOND_NS)
     return INODE.pack(layout, xattr_count(body), mode, 0, size, data, number, 0, 0, seconds, rest, links) + body
 
 
 def file_inode(entry: File, number: int, links: int) -> bytes:
-    """The inode of a regular file, with the one chunk, or several, that its content is said to be."""
+    """The inode of a regular file, with the one chunk, or several, that its content is said to
+    be."""
     more = (METACOPY, redirect(entry.content)) if entry.size else ()
     layout, data = (CHUNKED, CHUNK_BITS) if entry.size else (PLAIN, 0)
     body = xattr_body(entry.xattrs, *more)
@@ -109,8 +117,9 @@ def file_chunks(size: int) -> int:
 
 
 def identity(parts: bytes, root: bytes) -> bytes:
-    """The identity of an image: the BLAKE3, cut to 16 bytes, of the BLAKE3 of each of its `parts`, one behind the other, and of its root.
-    A part ends at each multiple of PART_SIZE; the first one begins at REST_AT. So that of a patched image takes only the parts that differ.
+    """The identity of an image: the BLAKE3, cut to 16 bytes, of the BLAKE3 of each of its `parts`,
+    one behind the other, and of its root. A part ends at each multiple of PART_SIZE; the first one
+    begins at REST_AT. So that of a patched image takes only the parts that differ.
     """
     return blake3(parts + root).digest(16)
 

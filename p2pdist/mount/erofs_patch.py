@@ -1,11 +1,14 @@
 """The image of the next version of a tree, made from that of the last one.
 
-What an edit changes of a tree is, nearly always, size, mode, time and content of a few files. Then everything in the new image lies where
-it lies in the old one (erofs.py: places follow from names, kinds and lengths alone), so the old image is copied, by reflink where the file
-system can, and the inodes of these files are written over. They are found as the kernel finds them, by searching the directories.
+What an edit changes of a tree is, nearly always, size, mode, time and content of a few files. Then
+everything in the new image lies where it lies in the old one (erofs.py: places follow from names,
+kinds and lengths alone), so the old image is copied, by reflink where the file system can, and the
+inodes of these files are written over. They are found as the kernel finds them, by searching the
+directories.
 
-The result is byte for byte what `write_image` makes. For that the old image must be whole: all of it is read once, for the hash that is
-its identity and for that of the new one. An old image that is not what it should be is not used.
+The result is byte for byte what `write_image` makes. For that the old image must be whole: all of
+it is read once, for the hash that is its identity and for that of the new one. An old image that is
+not what it should be is not used.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ from p2pdist.mount.erofs_format import (
 )
 
 CHANGED_DIVISOR = 32
-"""When more than one entry in so many has changed, writing the whole image is faster than searching for them."""
+"""When more than one entry in so many has changed, writing the whole image is faster than searching
+for them."""
 
 _COMPARED = 512
 """Entries that are compared at a time."""
@@ -66,8 +70,9 @@ class _Unusable(Exception):
 
 
 def draw(image: Path, entries: Sequence[Entry], previous: tuple[Path, Sequence[Entry]] | None = None) -> None:
-    """Write the image of a tree at `image`, as `write_image` does; from the image of a tree that hardly differs if `previous`, that image
-    and the entries of its tree, lets it. Raises OSError."""
+    """Write the image of a tree at `image`, as `write_image` does; from the image of a tree that
+    hardly differs if `previous`, that image and the entries of its tree, lets it. Raises
+    OSError."""
     if previous is not None:
         changed = changed_entries(previous[1], entries, most=len(entries) // CHANGED_DIVISOR)
         if changed is not None and patch_image(previous[0], image, changed):
@@ -76,8 +81,8 @@ def draw(image: Path, entries: Sequence[Entry], previous: tuple[Path, Sequence[E
 
 
 def changed_entries(old: Sequence[Entry], new: Sequence[Entry], *, most: int) -> list[Entry] | None:
-    """Those of `new` that differ from the ones at their places in `old`; None when they are more than `most`, or when the trees differ in
-    paths, kinds, hard links or whiteouts."""
+    """Those of `new` that differ from the ones at their places in `old`; None when they are more
+    than `most`, or when the trees differ in paths, kinds, hard links or whiteouts."""
     if len(old) != len(new):
         return None
     found: list[Entry] = []
@@ -118,12 +123,14 @@ def is_intact(image: Path) -> bool:
 
 
 def patch_image(old: Path, new: Path, changed: Iterable[Entry]) -> bool:
-    """Write the image of a tree at `new`, which appears once it is whole. `old` is the image of a tree with the same
-    paths, kinds and hard links; `changed` are the entries of the new tree that differ from those of the old one.
+    """Write the image of a tree at `new`, which appears once it is whole. `old` is the image of a
+    tree with the same paths, kinds and hard links; `changed` are the entries of the new tree that
+    differ from those of the old one.
 
-    Returns False, and leaves nothing behind, when something has another length (what a file's being empty, attributes, and the target of a
-    symbolic link make), when a directory became opaque or ceased to be so, and when the old image is missing, damaged or of another tree.
-    Raises OSError when the new one cannot be written.
+    Returns False, and leaves nothing behind, when something has another length (what a file's being
+    empty, attributes, and the target of a symbolic link make), when a directory became opaque or
+    ceased to be so, and when the old image is missing, damaged or of another tree. Raises OSError
+    when the new one cannot be written.
     """
     try:
         with _Image(old) as image:
@@ -137,7 +144,8 @@ def patch_image(old: Path, new: Path, changed: Iterable[Entry]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """The data of a directory: so many whole blocks from `begin` on, and the last one, of `size` bytes, at `tail`."""
+    """The data of a directory: so many whole blocks from `begin` on, and the last one, of `size`
+    bytes, at `tail`."""
 
     begin: int
     blocks: int
@@ -145,8 +153,8 @@ class _Listing:
     size: int
 
     def find(self, take: Callable[[int, int], bytes], name: bytes) -> int:
-        """Where the inode is that has this name. `take` reads so many bytes at an offset. Names are sorted, within a block and from block
-        to block."""
+        """Where the inode is that has this name. `take` reads so many bytes at an offset. Names are
+        sorted, within a block and from block to block."""
         low, high = 0, self.blocks
         while low < high:
             middle = (low + high + 1) // 2
@@ -167,7 +175,8 @@ class _Listing:
 
 
 class _Names:
-    """The names in one block of a directory: entries, each with the offset of its name, then the names."""
+    """The names in one block of a directory: entries, each with the offset of its name, then the
+    names."""
 
     def __init__(self, block: bytes) -> None:
         begin = _DIRENT.unpack_from(block)[1] if len(block) >= DIRENT_SIZE else 0
@@ -190,7 +199,8 @@ class _Names:
 
 
 class _Image:
-    """An image that is open for reading. Nothing that it says is believed before it is compared with the image's bounds."""
+    """An image that is open for reading. Nothing that it says is believed before it is compared
+    with the image's bounds."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -212,7 +222,8 @@ class _Image:
         self._file.close()
 
     def _check_head(self) -> None:
-        """The superblock has the identity, and cannot be part of it; it is compared with what it would be made to be."""
+        """The superblock has the identity, and cannot be part of it; it is compared with what it
+        would be made to be."""
         found = self._take(0, REST_AT)
         fields = SUPERBLOCK.unpack_from(found, SUPERBLOCK_AT)
         self._blocks, self._identity = fields[9], fields[12]
@@ -261,7 +272,8 @@ class _Image:
         return first if first in (OPAQUE, HOLDS_WHITEOUTS) else b""
 
     def copy(self, file: BinaryIO, edits: Iterable[tuple[int, bytes]]) -> None:
-        """Write the image with the edits into an empty file. Raises _Unusable unless the image matches its identity."""
+        """Write the image with the edits into an empty file. Raises _Unusable unless the image
+        matches its identity."""
         parts = _by_part(edits, self._size)
         shared = _clone(self._file, file)
         buffer = memoryview(bytearray(PART_SIZE))
@@ -334,8 +346,8 @@ class _Image:
 
 
 def _by_part(edits: Iterable[tuple[int, bytes]], size: int) -> dict[int, list[tuple[int, bytes]]]:
-    """Edits by the offset of the part of the image that they are in, with offsets within it. Raises _Unusable for one that is beyond
-    the image's end."""
+    """Edits by the offset of the part of the image that they are in, with offsets within it. Raises
+    _Unusable for one that is beyond the image's end."""
     parts: dict[int, list[tuple[int, bytes]]] = {}
     for offset, data in edits:
         if offset + len(data) > size:
@@ -350,7 +362,8 @@ def _by_part(edits: Iterable[tuple[int, bytes]], size: int) -> dict[int, list[tu
 
 
 def _clone(source: BinaryIO, file: BinaryIO) -> bool:
-    """Let a file share the blocks of another one (ioctl_ficlone(2)); False where the file system cannot."""
+    """Let a file share the blocks of another one (ioctl_ficlone(2)); False where the file system
+    cannot."""
     try:
         fcntl.ioctl(file.fileno(), kernel.FICLONE, source.fileno())
     except OSError:

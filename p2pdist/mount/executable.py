@@ -1,9 +1,11 @@
-"""Which file a package's program is, so that what stands in the package is what runs, or nothing does.
+"""Which file a package's program is, so that what stands in the package is what runs, or nothing
+does.
 
-execvp(3) goes on to the next directory of PATH when a file may not be executed, or its interpreter is missing, and so ends at this host's
-program of the same name. Here the first name that exists below the package's root decides. A package may have been made to be the root of a
-file system, as container images are: an absolute path, that of a program, of the interpreter in a script's first line or of a link on
-the way, is taken from the package where it is there, else from this host.
+execvp(3) goes on to the next directory of PATH when a file may not be executed, or its interpreter
+is missing, and so ends at this host's program of the same name. Here the first name that exists
+below the package's root decides. A package may have been made to be the root of a file system, as
+container images are: an absolute path, that of a program, of the interpreter in a script's first
+line or of a link on the way, is taken from the package where it is there, else from this host.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ class Executable:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file that may be executed. `name` is what the program takes for its own path, "" when it is the name that was looked up in PATH;
-    `packaged`: it is part of the package."""
+    """A file that may be executed. `name` is what the program takes for its own path, "" when it is
+    the name that was looked up in PATH; `packaged`: it is part of the package."""
 
     path: str
     name: str
@@ -49,15 +51,16 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Where programs are looked for: in PATH of `env`, from the directory `cwd`, and below the package's `root` ("" for none)."""
+    """Where programs are looked for: in PATH of `env`, from the directory `cwd`, and below the
+    package's `root` ("" for none)."""
 
     env: Mapping[str, str]
     cwd: str
     root: str
 
     def executable(self, argv: Sequence[str]) -> Executable:
-        """The file to execute for `argv`. Raises NotFound when it or its interpreter does not exist, P2PDistError when it cannot be a
-        program."""
+        """The file to execute for `argv`. Raises NotFound when it or its interpreter does not
+        exist, P2PDistError when it cannot be a program."""
         file = self._file(argv[0])
         words = (file.name or argv[0], *argv[1:])
         for _ in range(SCRIPTS_MAX):
@@ -73,7 +76,8 @@ class Search:
         return Executable(file.path, words)
 
     def _interpreter(self, script: _File, interpreter: str, argument: str) -> tuple[_File | None, tuple[str, ...]]:
-        """The interpreter to execute for a script and its words before the script's path; None when the kernel finds it itself."""
+        """The interpreter to execute for a script and its words before the script's path; None when
+        the kernel finds it itself."""
         if os.path.basename(interpreter) == "env" and argument:
             words = _words_of_env(argument)
             program = next((word for word in words if "=" not in word), "-")
@@ -127,8 +131,8 @@ class Search:
         return path[len(self.root) :] if self.root and path.startswith(f"{self.root}/") else None
 
     def _packaged(self, below: str) -> _File | None:
-        """The file of the package at `below`, seen from its root; None when the package has no such name. Raises P2PDistError when what is
-        there cannot be executed."""
+        """The file of the package at `below`, seen from its root; None when the package has no such
+        name. Raises P2PDistError when what is there cannot be executed."""
         path = f"{self.root}/{below.lstrip('/')}"
         found = self._within(below)
         if found is None:
@@ -142,12 +146,13 @@ class Search:
             return _checked(_File(path, path, False), path)  # the package refers to a file of this host
         if _same(found, path):
             return _checked(_File(path, path, True), path)
-        # The directory is where the file looks for what belongs to it; the last name is what it is called by.
+        # The directory is where the file looks for what belongs to it; the last name is what it is
+        # called by.
         return _checked(_File(found, f"{os.path.dirname(found)}/{os.path.basename(path)}", True), path)
 
     def _within(self, below: str) -> str | None:
-        """Where `below` leads when links are followed as if the package were the root; None when nothing is there. Raises P2PDistError for
-        a directory that may not be searched."""
+        """Where `below` leads when links are followed as if the package were the root; None when
+        nothing is there. Raises P2PDistError for a directory that may not be searched."""
         place: list[str] = []
         ahead = below.split("/")[::-1]
         links = 0
@@ -201,7 +206,8 @@ def explain(executable: Executable, error: OSError) -> P2PDistError:
 
 
 def _checked(file: _File, name: str) -> _File:
-    """The same file. Raises NotFound or P2PDistError when it is not one that this user may execute."""
+    """The same file. Raises NotFound or P2PDistError when it is not one that this user may
+    execute."""
     if not os.path.lexists(file.path):
         raise NotFound(f"{name} cannot be run: it does not exist", remedy=INSPECT)
     if os.path.isdir(file.path):
@@ -214,8 +220,8 @@ def _checked(file: _File, name: str) -> _File:
 
 
 def _words_of_env(argument: str) -> tuple[str, ...]:
-    """Variables, program and words of `#!/usr/bin/env ARGUMENT`. The kernel passes ARGUMENT as one word, which env splits after -S; nothing
-    where that cannot be told here."""
+    """Variables, program and words of `#!/usr/bin/env ARGUMENT`. The kernel passes ARGUMENT as one
+    word, which env splits after -S; nothing where that cannot be told here."""
     if not argument.startswith("-S"):
         return (argument,)
     try:
@@ -225,7 +231,8 @@ def _words_of_env(argument: str) -> tuple[str, ...]:
 
 
 def _first_line(path: str) -> tuple[str, str] | None:
-    """Interpreter and argument in the first line of a script; None for what is none, or cannot be read."""
+    """Interpreter and argument in the first line of a script; None for what is none, or cannot be
+    read."""
     head = _head(path, _LINE_BYTES_MAX)
     if not head.startswith(b"#!"):
         return None
@@ -242,7 +249,8 @@ def _head(path: str, count: int) -> bytes:
 
 
 def _loader(path: str) -> str:
-    """The interpreter that an ELF file names (elf(5), PT_INTERP), "" when it names none or is not of 64 bits in this byte order."""
+    """The interpreter that an ELF file names (elf(5), PT_INTERP), "" when it names none or is not
+    of 64 bits in this byte order."""
     head = _head(path, 1 << 16)
     try:
         if head[:5] != b"\x7fELF\x02":

@@ -1,9 +1,12 @@
-"""Which processes use a view: for the message of an unmount that fails, and to know when the view of a `run` may go.
+"""Which processes use a view: for the message of an unmount that fails, and to know when the view
+of a `run` may go.
 
-A view that was made for one process is used as long as that process lives, as long as a program that was started from it does (its
-environment names the view), and as long as a process has something of it open. A program that will only import a module later has nothing
-open, so the open files alone are not asked. Processes of other users may be hidden from an agent without root (hidepid in proc(5)), so a
-program also inherits a lock on the view (flock(2)), which every agent that may open the view can see.
+A view that was made for one process is used as long as that process lives, as long as a program
+that was started from it does (its environment names the view), and as long as a process has
+something of it open. A program that will only import a module later has nothing open, so the open
+files alone are not asked. Processes of other users may be hidden from an agent without root
+(hidepid in proc(5)), so a program also inherits a lock on the view (flock(2)), which every agent
+that may open the view can see.
 """
 
 from __future__ import annotations
@@ -25,15 +28,16 @@ _ENDED = (b"Z", b"X")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process. `started` is when it began, in clock ticks since the machine's start, because numbers are used again; 0 where this
-    user may not see it."""
+    """A process. `started` is when it began, in clock ticks since the machine's start, because
+    numbers are used again; 0 where this user may not see it."""
 
     pid: int
     started: int = 0
 
     @property
     def alive(self) -> bool:
-        """Whether it runs. One that is hidden from this user counts as running while its number is in use."""
+        """Whether it runs. One that is hidden from this user counts as running while its number is
+        in use."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -79,12 +83,14 @@ def user(target: Path) -> Process | None:
 
 
 def run_from(target: Path) -> Process | None:
-    """A process whose program was started from the view at `target`, or None when this user sees none."""
+    """A process whose program was started from the view at `target`, or None when this user sees
+    none."""
     return next((process(pid) for pid in _pids() if _started_from(pid, target)), None)
 
 
 def _started_from(pid: int, target: Path) -> bool:
-    """Whether the environment of a process, as it was when its program began, names the view at `target`."""
+    """Whether the environment of a process, as it was when its program began, names the view at
+    `target`."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -93,8 +99,8 @@ def _started_from(pid: int, target: Path) -> bool:
 
 
 def hold(target: Path) -> int | None:
-    """A descriptor that keeps the view at `target` in use while any process has it open. None where this user may not read the view: its
-    programs are then known by their environment alone."""
+    """A descriptor that keeps the view at `target` in use while any process has it open. None where
+    this user may not read the view: its programs are then known by their environment alone."""
     try:
         directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -124,9 +130,9 @@ def is_held(target: Path) -> bool:
 
 
 def holders(target: Path, *, of_run: bool = False) -> list[str]:
-    """Up to HOLDERS_MAX processes, as "name (pid 12)", with a file, directory or program open at or below `target` (a real path), and
-    with `of_run` those that were started from it; found on a best effort basis within SEARCH_S_MAX seconds. Processes of other users
-    show only to root."""
+    """Up to HOLDERS_MAX processes, as "name (pid 12)", with a file, directory or program open at or
+    below `target` (a real path), and with `of_run` those that were started from it; found on a best
+    effort basis within SEARCH_S_MAX seconds. Processes of other users show only to root."""
     place = os.fsencode(target)
     found: list[str] = []
     deadline = time.monotonic() + SEARCH_S_MAX

@@ -1,8 +1,9 @@
-"""Mounts as the Linux kernel does them: mount(2), umount2(2), loop devices (linux/loop.h) and mountinfo (proc(5)); and what it is told of
-files (ioctl_ficlone(2), ioctl_iflags(2)).
+"""Mounts as the Linux kernel does them: mount(2), umount2(2), loop devices (linux/loop.h) and
+mountinfo (proc(5)); and what it is told of files (ioctl_ficlone(2), ioctl_iflags(2)).
 
-The system calls are made directly, not by mount(8): their errors are told apart by number, paths need no quoting, and the option
-string of an overlay is passed on whole (newer versions of mount(8) cut values at 256 bytes).
+The system calls are made directly, not by mount(8): their errors are told apart by number, paths
+need no quoting, and the option string of an overlay is passed on whole (newer versions of mount(8)
+cut values at 256 bytes).
 """
 
 from __future__ import annotations
@@ -65,13 +66,14 @@ def mount(source: str | Path, target: Path | str, kind: str, flags: int = 0, opt
 
 
 def unmount(target: Path | str, *, lazily: bool = False) -> None:
-    """umount2(2); `lazily` takes the mount out of sight at once and ends it when its last user is gone. Raises OSError."""
+    """umount2(2); `lazily` takes the mount out of sight at once and ends it when its last user is
+    gone. Raises OSError."""
     _check(_libc.umount2(os.fsencode(target), MNT_DETACH if lazily else 0), target)
 
 
 def unmount_here(target: Path, *, lazily: bool = False) -> None:
-    """The same for the real path `target`, in a directory that another user may move: raises OSError, ESTALE, where a symbolic link leads
-    elsewhere by now."""
+    """The same for the real path `target`, in a directory that another user may move: raises
+    OSError, ESTALE, where a symbolic link leads elsewhere by now."""
     parent = os.open(target.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if os.readlink(f"/proc/self/fd/{parent}") != str(target.parent):
@@ -83,19 +85,22 @@ def unmount_here(target: Path, *, lazily: bool = False) -> None:
 
 
 def unshare(flags: int) -> None:
-    """unshare(2) for the calling process, which must have one thread when it asks for a user namespace. Raises OSError."""
+    """unshare(2) for the calling process, which must have one thread when it asks for a user
+    namespace. Raises OSError."""
     _check(_libc.unshare(flags), "unshare")
 
 
 def die_with_parent(number: int) -> None:
-    """Ask for signal `number` when the parent ends (prctl(2), PR_SET_PDEATHSIG); lost when a setuid program is executed."""
+    """Ask for signal `number` when the parent ends (prctl(2), PR_SET_PDEATHSIG); lost when a setuid
+    program is executed."""
     _check(_libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl")
 
 
 def spread_below(directory: Path) -> bool:
-    """Tell the file system that each directory made in `directory` begins a hierarchy of its own (chattr(1), attribute T): ext4 then places
-    it where there are fewest directories, not beside its parent, and what is below it there too. False where the file system knows no
-    such hint. Raises OSError when `directory` cannot be opened."""
+    """Tell the file system that each directory made in `directory` begins a hierarchy of its own
+    (chattr(1), attribute T): ext4 then places it where there are fewest directories, not beside its
+    parent, and what is below it there too. False where the file system knows no such hint. Raises
+    OSError when `directory` cannot be opened."""
     place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         flags = bytearray(8)  # the numbers of the calls say long, what is read and written is an int
@@ -126,7 +131,8 @@ def _plain(field: bytes) -> str:
 
 
 def mounted() -> list[Mounted]:
-    """Every mount that this process sees, the oldest first; of several at one point the last is the visible one."""
+    """Every mount that this process sees, the oldest first; of several at one point the last is the
+    visible one."""
     return [_mounted(line) for line in _lines()]
 
 
@@ -146,14 +152,16 @@ def mounted_at(target: Path) -> Mounted | None:
     place = os.fsencode(target)
     for line in reversed(_lines()):
         point = line.split(b" ", 5)[4]
-        # A path is decoded only where it is another one as it stands: a host may have thousands of mounts.
+        # A path is decoded only where it is another one as it stands: a host may have thousands of
+        # mounts.
         if _plain(point) == str(target) if b"\\" in point else point == place:
             return _mounted(line)
     return None
 
 
 def backing_file(device: str) -> str:
-    """The file behind a loop device such as /dev/loop7, or "" when there is none (sysfs, loop/backing_file)."""
+    """The file behind a loop device such as /dev/loop7, or "" when there is none (sysfs,
+    loop/backing_file)."""
     try:
         name = Path(f"/sys/block/{Path(device).name}/loop/backing_file").read_bytes().rstrip(b"\n")
     except OSError:
@@ -163,8 +171,8 @@ def backing_file(device: str) -> str:
 
 @contextmanager
 def loop_device(image: Path) -> Iterator[str]:
-    """A read-only loop device over `image`. It clears itself once the block ends and nothing mounted uses it. Raises OSError,
-    ENXIO where there is no loop device to be had."""
+    """A read-only loop device over `image`. It clears itself once the block ends and nothing
+    mounted uses it. Raises OSError, ENXIO where there is no loop device to be had."""
     source = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
@@ -181,7 +189,8 @@ def loop_device(image: Path) -> Iterator[str]:
 
 
 def _attach(source: int) -> tuple[int, str]:
-    # struct loop_config: fd, block size, struct loop_info64 (232 bytes, flags at 52), eight reserved words.
+    # struct loop_config: fd, block size, struct loop_info64 (232 bytes, flags at 52), eight
+    # reserved words.
     flags = _LO_FLAGS_READ_ONLY | _LO_FLAGS_AUTOCLEAR
     config = struct.pack("=II52xI176x64x", source, 0, flags)
     control = os.open(_LOOP_CONTROL, os.O_RDWR | os.O_CLOEXEC)

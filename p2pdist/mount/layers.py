@@ -1,8 +1,9 @@
-"""The layers of a package as they are handed over to be shown, and what must hold of a tree before it is.
+"""The layers of a package as they are handed over to be shown, and what must hold of a tree before
+it is.
 
-The kernel checks nothing of what a tree refers to: an object that is missing or of another size shows at the first read, as an error or
-as other bytes than the tree states. So all of them are looked at beforehand, by one stat each. What is in them was verified when they
-came into the store.
+The kernel checks nothing of what a tree refers to: an object that is missing or of another size
+shows at the first read, as an error or as other bytes than the tree states. So all of them are
+looked at beforehand, by one stat each. What is in them was verified when they came into the store.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from p2pdist.mount.erofs import is_image, object_name, write_image
 
 _REMEDY = "Run p2pdist verify, which fetches again what is wrong"
 _writing = threading.Lock()
-"""Two threads may show the same tree, and write_image is for one at a time; it computes, so together they would not be faster."""
+"""Two threads may show the same tree, and write_image is for one at a time; it computes, so
+together they would not be faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,12 @@ class SquashfsLayer:
 
 @dataclass(frozen=True, slots=True)
 class TreeLayer:
-    """A tree whose contents lie below the directory `objects`, each at the name that `object_name` gives. `entries` returns its entries
-    in walking order, checked (`check_entries`); it is called when they are needed. `image` is the place of its EROFS image, which is
-    made when it is missing; several layers may have the same objects. `variants` is told how many bytes variants of objects take at most
-    (see variants.py), and returns the directory to keep them in, on the filesystem of the objects, or None to keep none."""
+    """A tree whose contents lie below the directory `objects`, each at the name that `object_name`
+    gives. `entries` returns its entries in walking order, checked (`check_entries`); it is called
+    when they are needed. `image` is the place of its EROFS image, which is made when it is missing;
+    several layers may have the same objects. `variants` is told how many bytes variants of objects
+    take at most (see variants.py), and returns the directory to keep them in, on the filesystem of
+    the objects, or None to keep none."""
 
     entries: Callable[[], Sequence[Entry]]
     image: Path
@@ -54,8 +58,8 @@ def wrong_object(entry: File, what: str) -> Corrupt:
 
 
 def check_object(entry: File, objects: int, name: bytes = b"") -> os.stat_result:
-    """Raises Corrupt unless the object of a file with content, below the descriptor `objects`, is a regular file of the stated size. Give
-    its `name` where that is known."""
+    """Raises Corrupt unless the object of a file with content, below the descriptor `objects`, is a
+    regular file of the stated size. Give its `name` where that is known."""
     try:
         found = os.stat(name or object_name(entry.content), dir_fd=objects, follow_symlinks=False)
     except FileNotFoundError:
@@ -66,7 +70,8 @@ def check_object(entry: File, objects: int, name: bytes = b"") -> os.stat_result
 
 
 def check_objects(entries: Sequence[Entry], objects: Path) -> dict[bytes, int]:
-    """Check the objects of all files with content, each once. Returns the bytes that each takes on the disk. Raises Corrupt."""
+    """Check the objects of all files with content, each once. Returns the bytes that each takes on
+    the disk. Raises Corrupt."""
     files: dict[bytes, File] = {}
     for entry in entries:
         if type(entry) is File and entry.size and files.setdefault(entry.content, entry).size != entry.size:
@@ -75,7 +80,8 @@ def check_objects(entries: Sequence[Entry], objects: Path) -> dict[bytes, int]:
     below = os.open(objects, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for content, entry in files.items():
-            # As check_object does, which says what is wrong; a call for each of 200,000 files would be felt.
+            # As check_object does, which says what is wrong; a call for each of 200,000 files would
+            # be felt.
             try:
                 found = os.stat(object_name(content), dir_fd=below, follow_symlinks=False)
             except FileNotFoundError:
@@ -89,7 +95,8 @@ def check_objects(entries: Sequence[Entry], objects: Path) -> dict[bytes, int]:
 
 
 def prepare(layer: TreeLayer, *, checked: bool) -> None:
-    """See that the layer's image is there, and all its objects unless the caller has `checked` them. Raises Corrupt or OSError."""
+    """See that the layer's image is there, and all its objects unless the caller has `checked`
+    them. Raises Corrupt or OSError."""
     present = is_image(layer.image)
     if present and checked:
         return

@@ -1,7 +1,8 @@
-"""A package as plain files, which needs no right to mount: squashfs layers unpacked, trees written, one over the other.
+"""A package as plain files, which needs no right to mount: squashfs layers unpacked, trees written,
+one over the other.
 
-In which way the files of trees are given is found out by trying it with an object: file systems, and who owns the objects, decide. Hard
-links are made only where they are asked for.
+In which way the files of trees are given is found out by trying it with an object: file systems,
+and who owns the objects, decide. Hard links are made only where they are asked for.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ WAYS = ("reflink", "hardlink", "copy")
 """Ways to give the files of trees."""
 
 _UNASKED = ("reflink", "copy")
-"""Those that are chosen without being asked for, best first. A hard link is the store's own file: root, and the owner of the store after a
-chmod, can write through it into every package that has the content."""
+"""Those that are chosen without being asked for, best first. A hard link is the store's own file:
+root, and the owner of the store after a chmod, can write through it into every package that has the
+content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Materialized:
-    """`path` holds the merged files. `how` is the way in which those of trees were given, or unpack when there are none; `note` says
-    what that means, and why there was no better one."""
+    """`path` holds the merged files. `how` is the way in which those of trees were given, or unpack
+    when there are none; `note` says what that means, and why there was no better one."""
 
     path: Path
     how: str
@@ -45,7 +47,8 @@ class Materialized:
 
 @dataclass(slots=True)
 class _Tree:
-    """A tree layer with its entries; `stored` are the bytes that each content takes on the disk, once they have been looked at."""
+    """A tree layer with its entries; `stored` are the bytes that each content takes on the disk,
+    once they have been looked at."""
 
     entries: Sequence[Entry]
     objects: Path
@@ -85,9 +88,10 @@ def materialize(
     checked: bool = False,
     private: bool = False,
 ) -> Materialized:
-    """Write `layers`, bottom to top, below the empty directory `staging`. `how` forces a way; hard links are made only so, or when the
-    files are `private`, seen by the caller alone; and never where files are to be written to. Unless the caller has `checked` the objects
-    of the trees, that is done before anything is written. Raises Corrupt, DiskFull, P2PDistError or OSError."""
+    """Write `layers`, bottom to top, below the empty directory `staging`. `how` forces a way; hard
+    links are made only so, or when the files are `private`, seen by the caller alone; and never
+    where files are to be written to. Unless the caller has `checked` the objects of the trees, that
+    is done before anything is written. Raises Corrupt, DiskFull, P2PDistError or OSError."""
     loaded = [
         _Tree(layer.entries(), layer.objects, layer.variants) if isinstance(layer, TreeLayer) else layer
         for layer in layers
@@ -122,8 +126,8 @@ def _write(layers: Sequence[Image | _Tree], listings: Sequence[Listing], staging
     given = Given()
     directories: list[Directory] = []
     remaining = iter(listings)
-    # Where many files were removed a moment ago, as when a package was shown before, making others is slow (recently_deleted in Linux,
-    # fs/ext4/ialloc.c): so the tree is placed elsewhere.
+    # Where many files were removed a moment ago, as when a package was shown before, making others
+    # is slow (recently_deleted in Linux, fs/ext4/ialloc.c): so the tree is placed elsewhere.
     kernel.spread_below(staging)
     merged = staging / "merged"
     merged.mkdir(mode=0o700)

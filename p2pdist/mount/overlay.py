@@ -1,13 +1,16 @@
 """Layers under an OverlayFS (Linux kernel, Documentation/filesystems/overlayfs.rst).
 
-Inside one private directory the layers are mounted at 0, 1, 2, ... (0 is the bottom); `upper` and `scratch` take what a program
-writes. Overlay options name them through a descriptor of that directory, /proc/self/fd/N/0, so that the option string has no
-character that needs quoting, whatever the directory is called, and 128 layers fit into the one page that the kernel reads.
+Inside one private directory the layers are mounted at 0, 1, 2, ... (0 is the bottom); `upper` and
+`scratch` take what a program writes. Overlay options name them through a descriptor of that
+directory, /proc/self/fd/N/0, so that the option string has no character that needs quoting,
+whatever the directory is called, and 128 layers fit into the one page that the kernel reads.
 
-The layer of a tree is an EROFS image without file contents. These are in directories of objects, which come last in the list of lower
-layers, behind "::": their names are not seen, but files of the layers above are redirected to them (Linux 6.5 and newer). Every layer
-may redirect so, by attributes `trusted.overlay.*`; that of a squashfs image could lead to any object of the store, of whatever package.
-So an image that has attributes at all, which those that are packed here never have, is not mounted beside a tree.
+The layer of a tree is an EROFS image without file contents. These are in directories of objects,
+which come last in the list of lower layers, behind "::": their names are not seen, but files of the
+layers above are redirected to them (Linux 6.5 and newer). Every layer may redirect so, by
+attributes `trusted.overlay.*`; that of a squashfs image could lead to any object of the store, of
+whatever package. So an image that has attributes at all, which those that are packed here never
+have, is not mounted beside a tree.
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ _NO_UPPER = {errno.EINVAL, errno.EOPNOTSUPP, errno.EROFS}
 
 
 class NoUpper(OSError):
-    """The file system of the directory `filename` takes no upper layer of an overlay: it is an overlay itself, a network or FUSE one, or
-    keeps no attributes."""
+    """The file system of the directory `filename` takes no upper layer of an overlay: it is an
+    overlay itself, a network or FUSE one, or keeps no attributes."""
 
 
 def merge(
@@ -41,9 +44,10 @@ def merge(
     objects: Sequence[Path] = (),
     more: str = "",
 ) -> None:
-    """Mount an overlay of `directory`/0 .. `directory`/count-1 at `target`, writable when `uppers` names a directory for `upper` and
-    `scratch`. Files may be redirected to `objects`. `source` is the name that mountinfo shows, `more` further options. Raises
-    OSError, NoUpper where `uppers` is the reason."""
+    """Mount an overlay of `directory`/0 .. `directory`/count-1 at `target`, writable when `uppers`
+    names a directory for `upper` and `scratch`. Files may be redirected to `objects`. `source` is
+    the name that mountinfo shows, `more` further options. Raises OSError, NoUpper where `uppers` is
+    the reason."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | (0 if uppers else kernel.MS_RDONLY)
     with ExitStack() as opened:
 
@@ -73,9 +77,10 @@ def merge(
 def mount_layers(
     layers: Sequence[Image | TreeLayer], directory: Path, target: Path, *, source: str, writable: bool
 ) -> None:
-    """Mount every layer below `directory` and the merged view at `target`. One squashfs image that is not to be written to needs no
-    overlay and is mounted straight. Trees must be prepared. Raises Corrupt or OSError (EOPNOTSUPP: show it as plain files), and may then
-    leave some layers mounted: see `unmount_layers`."""
+    """Mount every layer below `directory` and the merged view at `target`. One squashfs image that
+    is not to be written to needs no overlay and is mounted straight. Trees must be prepared. Raises
+    Corrupt or OSError (EOPNOTSUPP: show it as plain files), and may then leave some layers mounted:
+    see `unmount_layers`."""
     if len(layers) == 1 and isinstance(layers[0], Image) and not writable:
         squashfs.mount_image(layers[0], target)
         return
@@ -98,8 +103,9 @@ def mount_layers(
 
 
 def unmount_layers(directory: Path) -> list[str]:
-    """Unmount whatever is mounted below `directory`, the newest first. An overlay keeps its own references to its layers, so nothing
-    that still uses one is hurt. Returns what could not be unmounted."""
+    """Unmount whatever is mounted below `directory`, the newest first. An overlay keeps its own
+    references to its layers, so nothing that still uses one is hurt. Returns what could not be
+    unmounted."""
     failed = []
     for entry in reversed(kernel.mounted()):
         if directory in entry.point.parents:

@@ -1,7 +1,8 @@
 """Running a package's program: what to execute, and waiting for it while signals are passed on.
 
-A terminal sends its signals (Ctrl-C) to every process of the foreground group, so the program has them already; those that were sent
-to this process alone are forwarded. The two are told apart by the signal's si_code (sigaction(2)): SI_KERNEL is the terminal.
+A terminal sends its signals (Ctrl-C) to every process of the foreground group, so the program has
+them already; those that were sent to this process alone are forwarded. The two are told apart by
+the signal's si_code (sigaction(2)): SI_KERNEL is the terminal.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ LOOK_AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The first of `argv` is looked up in the PATH of `env`, from the directory `cwd`. `root` is where its package is seen,
-    "" when it is of none."""
+    """The first of `argv` is looked up in the PATH of `env`, from the directory `cwd`. `root` is
+    where its package is seen, "" when it is of none."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -37,10 +38,12 @@ class Program:
 
 
 def program(config: Config, arguments: Sequence[str], *, root: Path, environ: Mapping[str, str]) -> Program:
-    """The program of a package that is shown at `root`: its entrypoint, then `arguments` (alone when it has no entrypoint). In both,
-    and in its environment and working directory, `${P2PDIST_ROOT}` becomes `root`. The environment is `environ`, then the package's,
-    then P2PDIST_ROOT, with `<root>/bin` in front of PATH; the directories of a PATH of the package's come first as they are below
-    `root`. Raises UsageError when there is nothing to run, or nowhere to run it."""
+    """The program of a package that is shown at `root`: its entrypoint, then `arguments` (alone
+    when it has no entrypoint). In both, and in its environment and working directory,
+    `${P2PDIST_ROOT}` becomes `root`. The environment is `environ`, then the package's, then
+    P2PDIST_ROOT, with `<root>/bin` in front of PATH; the directories of a PATH of the package's
+    come first as they are below `root`. Raises UsageError when there is nothing to run, or nowhere
+    to run it."""
 
     def expand(text: str) -> str:
         return text.replace("${" + ROOT_VARIABLE + "}", str(root))
@@ -74,9 +77,10 @@ def run(
     started: Callable[[], None] = lambda: None,
     keep: Sequence[int] = (),
 ) -> int:
-    """Run it to its end and return its exit code, or 128 + n when signal n ended it. `prepare` is called in the new process before the
-    program replaces it, `started` here afterwards; the descriptors `keep` stay open in it. Call it from a process with one thread.
-    Raises NotFound when the program does not exist, P2PDistError when it cannot be executed."""
+    """Run it to its end and return its exit code, or 128 + n when signal n ended it. `prepare` is
+    called in the new process before the program replaces it, `started` here afterwards; the
+    descriptors `keep` stay open in it. Call it from a process with one thread. Raises NotFound when
+    the program does not exist, P2PDistError when it cannot be executed."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     # Where the caller ignores SIGCHLD, as some schedulers do, the kernel keeps no exit code.
     reaped = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -95,7 +99,8 @@ def run(
             raise from_problem(json.loads(reason))
         return code
     finally:
-        # A signal that came while the program was ending was meant for the program: it must not end this process now.
+        # A signal that came while the program was ending was meant for the program: it must not end
+        # this process now.
         while signal.sigtimedwait(_AWAITED, 0) is not None:
             pass
         if reaped is not None:  # a handler that was not set from Python cannot be put back
@@ -106,7 +111,8 @@ def run(
 def _become(
     program: Program, prepare: Callable[[], None], keep: Sequence[int], mask: set[int | signal.Signals], report: int
 ) -> None:
-    """In the new process: become the program, or report why not, as a problem document, and end. Never returns."""
+    """In the new process: become the program, or report why not, as a problem document, and end.
+    Never returns."""
     try:
         prepare()
         for descriptor in keep:

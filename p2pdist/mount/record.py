@@ -1,7 +1,8 @@
 """What is shown, written down before it is: one JSON file for each mount in the work directory.
 
-A process that starts later finds there what is shown, and what a crash left. The file `<id>.json` belongs to the directory `<id>` beside
-it, which holds layer mount points and what programs wrote. The record goes last, so that cleaning that fails half-way is taken up again.
+A process that starts later finds there what is shown, and what a crash left. The file `<id>.json`
+belongs to the directory `<id>` beside it, which holds layer mount points and what programs wrote.
+The record goes last, so that cleaning that fails half-way is taken up again.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ IMAGES = "images"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One mount. `target` is a real path, or with `how` "images" the name under which images are handed out; `created` says that this
-    mount made the directory; `staging` is where unpacking happens before it is renamed to `target`, and `inode` the number of that
-    directory, by which it is known afterwards; `label` is free for the caller; `owner` is the process for which it was made, as
-    holders.Process writes it, empty for a mount that stays until it is unmounted."""
+    """One mount. `target` is a real path, or with `how` "images" the name under which images are
+    handed out; `created` says that this mount made the directory; `staging` is where unpacking
+    happens before it is renamed to `target`, and `inode` the number of that directory, by which it
+    is known afterwards; `label` is free for the caller; `owner` is the process for which it was
+    made, as holders.Process writes it, empty for a mount that stays until it is unmounted."""
 
     id: str
     target: str
@@ -84,14 +86,16 @@ def records(work: Path) -> list[Record]:
 
 
 def is_ours(record: Record, entry: kernel.Mounted) -> bool:
-    """Whether `entry`, found at the record's target, is this record's mount: our overlay, or a loop device over its image."""
+    """Whether `entry`, found at the record's target, is this record's mount: our overlay, or a loop
+    device over its image."""
     if entry.kind == "overlay":
         return entry.source == record.source
     return entry.kind == "squashfs" and kernel.backing_file(entry.source) in record.images
 
 
 def is_whole(record: Record) -> bool:
-    """Whether what the record says is there: False when its process was killed before it was done, or the machine has started anew."""
+    """Whether what the record says is there: False when its process was killed before it was done,
+    or the machine has started anew."""
     if record.how == IMAGES:
         return bool(record.owner)
     target = Path(record.target)
@@ -109,7 +113,8 @@ def _inode(path: Path) -> int:
 
 
 def take_down(record: Record, work: Path, *, lazily: bool = False) -> None:
-    """Undo everything of a record, and forget it. Repeating it is harmless. Raises OSError, EBUSY when the mount is in use."""
+    """Undo everything of a record, and forget it. Repeating it is harmless. Raises OSError, EBUSY
+    when the mount is in use."""
     target = Path(record.target)
     entry = kernel.mounted_at(target)
     if entry is not None and is_ours(record, entry):

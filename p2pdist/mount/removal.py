@@ -1,8 +1,9 @@
 """Removing directories with all that is in them, whatever it is.
 
-Works with descriptors, so that no name is looked up twice and no link is followed, and neither depth nor the length of paths has a limit:
-each directory that is found is first moved into the topmost one, under a new name, and emptied there. A place where something is mounted
-cannot be moved, so nothing of another file system is ever removed.
+Works with descriptors, so that no name is looked up twice and no link is followed, and neither
+depth nor the length of paths has a limit: each directory that is found is first moved into the
+topmost one, under a new name, and emptied there. A place where something is mounted cannot be
+moved, so nothing of another file system is ever removed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ _OPEN = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: Path | bytes, *, keep: bool = False, dir_fd: int | None = None) -> None:
-    """Remove the directory `path`, also where directories in it forbid writing; never follows links nor enters another file system.
-    `keep` leaves the directory itself. A relative path is below the directory `dir_fd`. A missing directory is fine; raises OSError
-    otherwise, EBUSY where something is mounted."""
+    """Remove the directory `path`, also where directories in it forbid writing; never follows links
+    nor enters another file system. `keep` leaves the directory itself. A relative path is below the
+    directory `dir_fd`. A missing directory is fine; raises OSError otherwise, EBUSY where something
+    is mounted."""
     try:
         top = _open(os.fsencode(path), dir_fd)
     except FileNotFoundError:

@@ -1,11 +1,13 @@
 """Showing a package: picks the way, and undoes it.
 
-Ways, best first, for packages of squashfs layers alone: "squashfs" (one layer that is not written to) and "overlay", which need the
-right to mount; "userns" (see `p2pdist.mount.userns`), which shows a package to one program only; "unpack", which needs no right at all.
-For packages with trees: "erofs", an overlay of EROFS images and squashfs layers over the objects of the store, which needs root and
-Linux 6.12; then plain files, those of trees by "reflink", "hardlink" or "copy" (see `p2pdist.mount.tree_files`). Without root a user
-namespace mounts no EROFS, so such a package is shown as plain files to everybody. Every mount is nosuid and nodev. A record is on disk
-before anything is mounted, so nothing is lost sight of when the process is killed.
+Ways, best first, for packages of squashfs layers alone: "squashfs" (one layer that is not written
+to) and "overlay", which need the right to mount; "userns" (see `p2pdist.mount.userns`), which shows
+a package to one program only; "unpack", which needs no right at all. For packages with trees:
+"erofs", an overlay of EROFS images and squashfs layers over the objects of the store, which needs
+root and Linux 6.12; then plain files, those of trees by "reflink", "hardlink" or "copy" (see
+`p2pdist.mount.tree_files`). Without root a user namespace mounts no EROFS, so such a package is
+shown as plain files to everybody. Every mount is nosuid and nodev. A record is on disk before
+anything is mounted, so nothing is lost sight of when the process is killed.
 """
 
 from __future__ import annotations
@@ -33,13 +35,14 @@ _NO_RIGHT = {errno.EPERM, errno.EACCES, errno.ENODEV, errno.ENOENT, errno.ENXIO,
 """Errors of mount(2) and the loop devices that mean: not on this host, not by this process."""
 
 _NO_TREES = _NO_RIGHT | {errno.ENOTBLK, errno.EINVAL, errno.EOPNOTSUPP}
-"""Further ones, of kernels that mount no EROFS image from a file (before 6.12) or know no data-only layers (before 6.5), and of file
-systems that these cannot be on."""
+"""Further ones, of kernels that mount no EROFS image from a file (before 6.12) or know no data-only
+layers (before 6.5), and of file systems that these cannot be on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A package is visible at `path`. `how` is squashfs or one of WAYS_TO_SHOW; `why` is one line saying which way and why."""
+    """A package is visible at `path`. `how` is squashfs or one of WAYS_TO_SHOW; `why` is one line
+    saying which way and why."""
 
     path: Path
     how: str
@@ -48,8 +51,9 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What an earlier process showed. `removed` is false when it is still shown, or could not be removed; `note` says why then. `owner` is
-    the process for which it was made, None when it stays until it is unmounted; `images` are the layer images."""
+    """What an earlier process showed. `removed` is false when it is still shown, or could not be
+    removed; `note` says why then. `owner` is the process for which it was made, None when it stays
+    until it is unmounted; `images` are the layer images."""
 
     path: Path
     removed: bool
@@ -73,14 +77,17 @@ def show(
     at: int | None = None,
     owner: Process | None = None,
 ) -> Shown:
-    """Show `layers`, bottom to top, at `target`, an empty directory or a name for a new one; a path is a squashfs image.
+    """Show `layers`, bottom to top, at `target`, an empty directory or a name for a new one; a path
+    is a squashfs image.
 
-    `work` is an existing directory for records, layer mount points and what is written; one process at a time may use it. `how` forces
-    a way. `checked`: the caller knows that the objects of all trees are there. `at` is a descriptor of the directory `target` where
-    another user may move it: it is mounted on, whatever the path leads to meanwhile, and never written into. `owner` is the process for
-    which it is shown: what was started from the view counts as using it. Raises Corrupt for a layer that is no squashfs, or an object that
-    is not as its tree states, Conflict for a target in use, UsageError, NotFound, Refused where nothing can be mounted `at` a place,
-    DiskFull or P2PDistError; then nothing is left behind.
+    `work` is an existing directory for records, layer mount points and what is written; one process
+    at a time may use it. `how` forces a way. `checked`: the caller knows that the objects of all
+    trees are there. `at` is a descriptor of the directory `target` where another user may move it:
+    it is mounted on, whatever the path leads to meanwhile, and never written into. `owner` is the
+    process for which it is shown: what was started from the view counts as using it. Raises Corrupt
+    for a layer that is no squashfs, or an object that is not as its tree states, Conflict for a
+    target in use, UsageError, NotFound, Refused where nothing can be mounted `at` a place, DiskFull
+    or P2PDistError; then nothing is left behind.
     """
     if how not in (None, *WAYS_TO_SHOW):
         raise UsageError(f"{how!r} is no way to show a package here", remedy=f"Use one of {', '.join(WAYS_TO_SHOW)}")
@@ -233,14 +240,16 @@ def _materialize(package: _Package, how: str | None, blocked: str) -> Shown:
 def hand_out(
     name: str, images: Sequence[str], *, work: Path, label: str, writable: bool, owner: Process | None
 ) -> None:
-    """Write down that a process has `images` under `name`, for a later agent; `unshow` forgets it."""
+    """Write down that a process has `images` under `name`, for a later agent; `unshow` forgets
+    it."""
     record = Record(new_id(), name, IMAGES, tuple(images), label=label, writable=writable, owner=str(owner or ""))
     save(record, work.resolve())
 
 
 def unshow(target: Path | str, *, work: Path, force: bool = False) -> None:
-    """Undo `show` at `target`, or `hand_out`. Raises NotFound when nothing of `work` is shown there, Conflict when it is in use; `force`
-    takes it out of sight at once and lets the processes that use it keep what they have open."""
+    """Undo `show` at `target`, or `hand_out`. Raises NotFound when nothing of `work` is shown
+    there, Conflict when it is in use; `force` takes it out of sight at once and lets the processes
+    that use it keep what they have open."""
     work = work.resolve()
     found = {record.target: record for record in records(work)}
     record = found.get(str(target)) or found.get(os.path.realpath(target))
@@ -263,7 +272,8 @@ def _undo(record: Record, work: Path, *, force: bool) -> None:
 
 
 def _require_in_place(record: Record, work: Path) -> None:
-    """Raises Conflict for a mount that is elsewhere by now: whoever owns a directory above it may have given that another name."""
+    """Raises Conflict for a mount that is elsewhere by now: whoever owns a directory above it may
+    have given that another name."""
     if record.how == IMAGES or record.staging or is_whole(record):
         return
     targets = {each.target for each in records(work)}
@@ -277,7 +287,8 @@ def _require_in_place(record: Record, work: Path) -> None:
 
 
 def _require_unused(record: Record, target: Path) -> None:
-    """Raises Conflict for what the kernel would let go although it is in use: plain files, and a view whose programs have nothing open."""
+    """Raises Conflict for what the kernel would let go although it is in use: plain files, and a
+    view whose programs have nothing open."""
     of_run = bool(record.owner)
     if (of_run and (is_held(target) or run_from(target))) or (record.staging and holders(target)):
         raise _in_use(target, holders(target, of_run=of_run))
@@ -294,9 +305,10 @@ def shown(work: Path) -> list[Leftover]:
 
 
 def clean_leftovers(work: Path) -> list[Leftover]:
-    """Remove what an earlier process had not finished, what is no longer there, as after a restart of the machine, and views whose process
-    and programs have ended. All else stays as it is: a program that sees it may have nothing open. Mounts of others are never
-    touched. Returns everything that was recorded."""
+    """Remove what an earlier process had not finished, what is no longer there, as after a restart
+    of the machine, and views whose process and programs have ended. All else stays as it is: a
+    program that sees it may have nothing open. Mounts of others are never touched. Returns
+    everything that was recorded."""
     work = work.resolve()
     found = []
     for record in records(work):

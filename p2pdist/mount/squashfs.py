@@ -1,7 +1,8 @@
 """Squashfs images: what the superblock says, and mounting one through a loop device.
 
-The format is version 4.0 (Linux kernel, Documentation/filesystems/squashfs.rst and fs/squashfs/squashfs_fs.h). The bytes of an image
-are verified against its digest before they get here; a squashfs that is damaged all the same was packed so.
+The format is version 4.0 (Linux kernel, Documentation/filesystems/squashfs.rst and
+fs/squashfs/squashfs_fs.h). The bytes of an image are verified against its digest before they get
+here; a squashfs that is damaged all the same was packed so.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _NOT_SQUASHFS = {errno.EINVAL, errno.EIO, errno.EUCLEAN, errno.EFBIG, errno.ENOS
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A layer image whose superblock makes sense. `has_xattrs`: it carries a table of extended attributes."""
+    """A layer image whose superblock makes sense. `has_xattrs`: it carries a table of extended
+    attributes."""
 
     path: Path
     size: int
@@ -33,7 +35,8 @@ class Image:
 
 
 def inspect(path: Path) -> Image:
-    """Read the superblock of `path`; raises Corrupt when it is not a whole squashfs 4.0 image, NotFound when it is missing."""
+    """Read the superblock of `path`; raises Corrupt when it is not a whole squashfs 4.0 image,
+    NotFound when it is missing."""
     try:
         with path.open("rb") as file:
             head = file.read(SUPERBLOCK_BYTES)
@@ -55,8 +58,8 @@ def inspect(path: Path) -> Image:
 
 
 def mount_image(image: Image, target: Path) -> None:
-    """Mount one image read-only, nosuid and nodev, at the empty directory `target`. Raises Corrupt, or OSError where mounting is not
-    possible here."""
+    """Mount one image read-only, nosuid and nodev, at the empty directory `target`. Raises Corrupt,
+    or OSError where mounting is not possible here."""
     flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     with kernel.loop_device(image.path) as device:
         try:

@@ -1,4 +1,5 @@
-"""The program that mounts a squashfs image without root, and whether it can work here. Loaded by every `run`, so it loads little itself."""
+"""The program that mounts a squashfs image without root, and whether it can work here. Loaded by
+every `run`, so it loads little itself."""
 
 from __future__ import annotations
 

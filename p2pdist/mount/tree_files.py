@@ -1,15 +1,19 @@
-"""The entries of trees as plain files, with contents given from the store by reflink, hard link or copy.
+"""The entries of trees as plain files, with contents given from the store by reflink, hard link or
+copy.
 
-Everything is made relative to a descriptor of its directory (see `Descent`) and never over something that exists: what a lower layer has
-at the place is removed first, so no link of it leads a write elsewhere. Directories are open to this user until `finish` sets modes,
-times and attributes, the deepest first.
+Everything is made relative to a descriptor of its directory (see `Descent`) and never over
+something that exists: what a lower layer has at the place is removed first, so no link of it leads
+a write elsewhere. Directories are open to this user until `finish` sets modes, times and
+attributes, the deepest first.
 
-"reflink" (ioctl_ficlone(2): Btrfs, XFS) gives a file of its own that shares blocks with the object. "hardlink" gives the object itself
-another name, which costs no bytes, but it has one mode and one time: those of the entry that links it first, whichever thread that is. An
-entry that says otherwise, or has attributes, gets a copy, which may be kept to be linked next time (see variants.py). A process that may
-write to such a file writes to the store: root links no file that group or others may write to, and other agents leave write permission
-out. Root, and the agent's own user after a chmod, can write all the same, so this way is taken only when it is asked for. "copy" keeps
-holes.
+"reflink" (ioctl_ficlone(2): Btrfs, XFS) gives a file of its own that shares blocks with the object.
+"hardlink" gives the object itself another name, which costs no bytes, but it has one mode and one
+time: those of the entry that links it first, whichever thread that is. An entry that says
+otherwise, or has attributes, gets a copy, which may be kept to be linked next time (see
+variants.py). A process that may write to such a file writes to the store: root links no file that
+group or others may write to, and other agents leave write permission out. Root, and the agent's own
+user after a chmod, can write all the same, so this way is taken only when it is asked for. "copy"
+keeps holes.
 """
 
 from __future__ import annotations
@@ -45,13 +49,15 @@ _SEND_MAX = 1 << 30
 _log = logging.getLogger(__name__)
 
 _linking = tuple(threading.Lock() for _ in range(64))
-"""Between looking at an object's mode and time and having linked it, no other thread may give it others."""
+"""Between looking at an object's mode and time and having linked it, no other thread may give it
+others."""
 
 _counting = threading.Lock()
 
 THREADS_MAX = {"reflink": 4, "hardlink": 1, "copy": 4}
-"""That make files by each way, beside the one that makes directories. Linking is so short that two threads often take
-longer than one. What this way copies at a first showing is made by that thread, too."""
+"""That make files by each way, beside the one that makes directories. Linking is so short that two
+threads often take longer than one. What this way copies at a first showing is made by that thread,
+too."""
 
 FILES_PER_SHARE = 500
 """So many a thread makes at a time: with fewer it takes longer to begin than it saves."""
@@ -59,25 +65,28 @@ FILES_PER_SHARE = 500
 
 @dataclass(slots=True)
 class Given:
-    """How many files with content there are, and how many of them were copied because nothing in the store could be linked for them."""
+    """How many files with content there are, and how many of them were copied because nothing in
+    the store could be linked for them."""
 
     files: int = 0
     copied: int = 0
 
 
 class TreeWriter:
-    """Writes one tree into the directory `top` (a descriptor), over what is there. `way` is reflink, hardlink or copy, `objects` a
-    descriptor of the directory of objects, `kept` the variants that are linked, too; what was done is added to `given`."""
+    """Writes one tree into the directory `top` (a descriptor), over what is there. `way` is
+    reflink, hardlink or copy, `objects` a descriptor of the directory of objects, `kept` the
+    variants that are linked, too; what was done is added to `given`."""
 
     def __init__(self, top: int, objects: int, way: str, given: Given, kept: Kept | None = None) -> None:
         self._top, self._objects, self._way, self._given, self._kept = top, objects, way, given, kept
 
     def write(self, entries: Sequence[Entry]) -> list[Directory]:
-        """Write all entries, which are checked and in walking order. Returns the directories, the root among them, which are yet to be
-        finished. Raises Corrupt for an object that is not there as stated, or OSError.
+        """Write all entries, which are checked and in walking order. Returns the directories, the
+        root among them, which are yet to be finished. Raises Corrupt for an object that is not
+        there as stated, or OSError.
 
-        No two entries have one path, and what is no directory has nothing below it: so files may be made in any order, by several threads,
-        while directories behind theirs are made."""
+        No two entries have one path, and what is no directory has nothing below it: so files may be
+        made in any order, by several threads, while directories behind theirs are made."""
         directories = [Directory(b"", 0o755, 0)]
         files: list[File | Symlink] = []
         links: list[HardLink] = []
@@ -139,7 +148,8 @@ class _Maker:
         """Of the object of the file that is being made, when it was looked at."""
 
     def make(self, entry: File | Symlink | HardLink, name: bytes, place: int, targets: Descent) -> None:
-        """Make what is no directory; raises FileExistsError, and has changed nothing, when there is something already."""
+        """Make what is no directory; raises FileExistsError, and has changed nothing, when there is
+        something already."""
         match entry:
             case File():
                 self._checked = None
@@ -182,7 +192,8 @@ class _Maker:
             os.close(source)
 
     def _link(self, entry: File, name: bytes, place: int) -> bool:
-        """Link what is in the store, if it can have the entry's mode and time. Raises FileExistsError like every way to make a file."""
+        """Link what is in the store, if it can have the entry's mode and time. Raises
+        FileExistsError like every way to make a file."""
         mode = linked_mode(entry, root=self._root)
         if mode is None:
             return False
@@ -221,7 +232,8 @@ class _Maker:
         return False
 
     def _make_variant(self, directory: int, entry: File, mode: int, variant: str) -> bool:
-        """Make it, or make it anew. It has its name when it is whole. False when it cannot be made."""
+        """Make it, or make it anew. It has its name when it is whole. False when it cannot be
+        made."""
         draft = b".%s" % secrets.token_hex(8).encode()
         try:
             self._new_file(entry, draft, directory, mode)
@@ -267,7 +279,8 @@ def _send(entry: File, source: int, file: int, begin: int, end: int) -> None:
 
 
 def _make_directory(name: bytes, place: int, *, opaque: bool) -> None:
-    """Make a directory, or take the one that is there; `opaque` ones are emptied, and anything else in its place is removed."""
+    """Make a directory, or take the one that is there; `opaque` ones are emptied, and anything else
+    in its place is removed."""
     try:
         os.mkdir(name, 0o700, dir_fd=place)
     except FileExistsError:
@@ -290,8 +303,9 @@ def _remove(name: bytes, place: int) -> None:
 
 
 def finish(top: int, directories: Iterable[Directory]) -> None:
-    """Give directories below `top` their modes, times and attributes; of several for one path the last counts, and what is no directory
-    any more is passed over. The top itself stays writable, or it could not be renamed. Raises OSError."""
+    """Give directories below `top` their modes, times and attributes; of several for one path the
+    last counts, and what is no directory any more is passed over. The top itself stays writable, or
+    it could not be renamed. Raises OSError."""
     found = {directory.path: directory for directory in directories}
     with Descent(top) as descent:
         for path in sorted(found, key=walking_order, reverse=True):

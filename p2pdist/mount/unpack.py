@@ -1,13 +1,16 @@
-"""Squashfs layers as plain files: unsquashfs, then merged into what lower layers left as an overlay would show them.
+"""Squashfs layers as plain files: unsquashfs, then merged into what lower layers left as an overlay
+would show them.
 
-Needs no privilege. Every layer is unpacked into a directory of its own below a private staging directory, and moved into the merged
-tree by this module, which never follows a symbolic link; so no layer can reach outside, nor write through a link of another layer.
-unsquashfs itself refuses names with "/", "." and "..", and the same name twice in a directory, from 4.5.1 on (earlier: CVE-2021-40153,
-CVE-2021-41072); older ones are refused here.
+Needs no privilege. Every layer is unpacked into a directory of its own below a private staging
+directory, and moved into the merged tree by this module, which never follows a symbolic link; so no
+layer can reach outside, nor write through a link of another layer. unsquashfs itself refuses names
+with "/", "." and "..", and the same name twice in a directory, from 4.5.1 on (earlier:
+CVE-2021-40153, CVE-2021-41072); older ones are refused here.
 
-Whiteouts (character devices 0/0) are read from the listing, since only root could create them. Opaque directories are marked by the
-attribute trusted.overlay.opaque, which only root can read: without root a layer with extended attributes is refused unless it is the
-lowest one, rather than shown wrongly. Set-uid and set-gid bits, file capabilities and device nodes are dropped.
+Whiteouts (character devices 0/0) are read from the listing, since only root could create them.
+Opaque directories are marked by the attribute trusted.overlay.opaque, which only root can read:
+without root a layer with extended attributes is refused unless it is the lowest one, rather than
+shown wrongly. Set-uid and set-gid bits, file capabilities and device nodes are dropped.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ _ONLY_ROOT = "because you're not superuser"
 
 @dataclass(slots=True)
 class Listing:
-    """What the listing of an image says: bytes of file content, and the whiteouts, as paths relative to the layer's root."""
+    """What the listing of an image says: bytes of file content, and the whiteouts, as paths
+    relative to the layer's root."""
 
     size: int = 0
     whiteouts: list[bytes] = field(default_factory=list)
@@ -56,8 +60,8 @@ def check_tool() -> None:
 
 
 def list_layers(images: Sequence[Image], *, lowest: Image | None) -> list[Listing]:
-    """What the images hold; `lowest` is the one that has no layer below. Raises Corrupt, or P2PDistError where unpacking is not possible
-    here."""
+    """What the images hold; `lowest` is the one that has no layer below. Raises Corrupt, or
+    P2PDistError where unpacking is not possible here."""
     check_tool()
     for image in images:
         if image is not lowest and image.has_xattrs and os.geteuid() != 0:
@@ -69,13 +73,14 @@ def list_layers(images: Sequence[Image], *, lowest: Image | None) -> list[Listin
 
 
 def unpack(image: Image, listing: Listing, tree: Path, merged: Path) -> list[Directory]:
-    """Unpack an image at `tree`, which does not exist, and move all of it into `merged`, over what is there. Returns its directories,
-    the root with an empty path, as they are to be in the end; so far all of them are open to this user. Raises Corrupt, DiskFull or
-    OSError."""
+    """Unpack an image at `tree`, which does not exist, and move all of it into `merged`, over what
+    is there. Returns its directories, the root with an empty path, as they are to be in the end; so
+    far all of them are open to this user. Raises Corrupt, DiskFull or OSError."""
     _extract(image, tree)
     directories = _tame(tree, image.has_xattrs)
     _merge(tree, merged, {tree / os.fsdecode(entry.path) for entry in directories if entry.opaque})
-    # Only now: above each whiteout there are real directories, of this layer, and no link of a lower one.
+    # Only now: above each whiteout there are real directories, of this layer, and no link of a
+    # lower one.
     for name in listing.whiteouts:
         _remove(merged / os.fsdecode(name))
     remove_tree(tree)
@@ -83,8 +88,8 @@ def unpack(image: Image, listing: Listing, tree: Path, merged: Path) -> list[Dir
 
 
 def _list(image: Image) -> Listing:
-    """The listing of an image. Its lines name paths below a prefix that no packer can foresee, so that a file name with line breaks in
-    it cannot pass for a line."""
+    """The listing of an image. Its lines name paths below a prefix that no packer can foresee, so
+    that a file name with line breaks in it cannot pass for a line."""
     prefix = secrets.token_hex(16).encode()
     line = re.compile(
         rb"^([-dlbcps])[-rwxsStT]{9} \S+ +(?:(\d+), *(\d+)|(\d+)) \d{4,}-\d\d-\d\d \d\d:\d\d " + prefix, re.MULTILINE
@@ -102,7 +107,8 @@ def _list(image: Image) -> Listing:
 
 
 def _run(image: Image, *options: str) -> bytes:
-    """Run unsquashfs on an image; raises Corrupt, or DiskFull, when it fails. What only root could create is no failure."""
+    """Run unsquashfs on an image; raises Corrupt, or DiskFull, when it fails. What only root could
+    create is no failure."""
     done = subprocess.run(
         ["unsquashfs", "-no-progress", *options, image.path],
         capture_output=True,
@@ -130,7 +136,8 @@ def _extract(image: Image, tree: Path) -> None:
 
 
 def _tame(tree: Path, has_xattrs: bool) -> list[Directory]:
-    """Drop what may not survive and open every directory to ourselves. Returns the directories as they were."""
+    """Drop what may not survive and open every directory to ourselves. Returns the directories as
+    they were."""
     directories = []
     pending = [tree]
     while pending:
@@ -161,7 +168,8 @@ def _tame_file(path: Path, mode: int, has_xattrs: bool) -> None:
 
 
 def _strip_attributes(path: Path) -> tuple[bool, Xattrs]:
-    """Remove attributes that grant rights or steer an overlay; returns whether the directory was marked opaque, and what is left."""
+    """Remove attributes that grant rights or steer an overlay; returns whether the directory was
+    marked opaque, and what is left."""
     opaque, kept = False, []
     try:
         for name in os.listxattr(path, follow_symlinks=False):
@@ -177,7 +185,8 @@ def _strip_attributes(path: Path) -> tuple[bool, Xattrs]:
 
 
 def _merge(upper: Path, lower: Path, opaque: set[Path]) -> None:
-    """Move everything of the directory `upper` into the directory `lower`; where both have a directory its content is merged."""
+    """Move everything of the directory `upper` into the directory `lower`; where both have a
+    directory its content is merged."""
     pending = [(upper, lower)]
     while pending:
         above, below = pending.pop()

@@ -1,11 +1,14 @@
-"""A package shown to one program only, without root: in a user namespace with squashfuse and an overlay.
+"""A package shown to one program only, without root: in a user namespace with squashfuse and an
+overlay.
 
-`run_inside` starts this module as a process of its own, the guardian, since a process with threads cannot enter a user namespace. The
-guardian becomes root of a new user namespace and mount namespace (user_namespaces(7)), mounts there, and starts the program in
-a second user namespace nested in it, where the program has its own user number again and no rights over the mounts. When the program
-ends the guardian ends the squashfuse processes, and the kernel removes the mounts with the namespace.
+`run_inside` starts this module as a process of its own, the guardian, since a process with threads
+cannot enter a user namespace. The guardian becomes root of a new user namespace and mount namespace
+(user_namespaces(7)), mounts there, and starts the program in a second user namespace nested in it,
+where the program has its own user number again and no rights over the mounts. When the program ends
+the guardian ends the squashfuse processes, and the kernel removes the mounts with the namespace.
 
-Between the two: a description as JSON on one descriptor, and on another what came of it (`{"started": true}`, or an error).
+Between the two: a description as JSON on one descriptor, and on another what came of it
+(`{"started": true}`, or an error).
 """
 
 from __future__ import annotations
@@ -43,9 +46,10 @@ def run_inside(
     writable: bool = False,
     announce: Callable[[str], None] = lambda line: None,
 ) -> int:
-    """Run a program that sees `images` (bottom to top) merged at a directory; `describe` is given that directory. What it writes there
-    is gone afterwards. `announce` gets the line that says which way and why. Returns its exit code as `program.run` does. Raises
-    Unavailable, before the program has started, when this host does not allow it."""
+    """Run a program that sees `images` (bottom to top) merged at a directory; `describe` is given
+    that directory. What it writes there is gone afterwards. `announce` gets the line that says
+    which way and why. Returns its exit code as `program.run` does. Raises Unavailable, before the
+    program has started, when this host does not allow it."""
     if reason := missing():
         raise Unavailable(f"the package cannot be shown in a user namespace: {reason}", remedy=_INSTALL)
     inspected = [inspect(path.resolve()) for path in images]
@@ -109,7 +113,8 @@ def _guard(task: dict[str, Any]) -> int:
 
 
 def _enter(inside: int, outside: int, group: int, outside_group: int, flags: int) -> None:
-    """Enter new namespaces in which this process is user `inside`; `outside` is its number in the present one."""
+    """Enter new namespaces in which this process is user `inside`; `outside` is its number in the
+    present one."""
     kernel.unshare(kernel.CLONE_NEWUSER | flags)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{inside} {outside} 1")
@@ -140,7 +145,8 @@ def _wait_for_fuse(daemons: Sequence[subprocess.Popen[bytes]], points: Sequence[
 
 
 def _build(images: Sequence[Path], scratch: Path, writable: bool, daemons: list[subprocess.Popen[bytes]]) -> None:
-    """Mount everything; the merged view is at `scratch`/view/root. Every squashfuse that was started is in `daemons`, also on failure."""
+    """Mount everything; the merged view is at `scratch`/view/root. Every squashfuse that was
+    started is in `daemons`, also on failure."""
     kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
     view = scratch / "view"
     kernel.mount("p2pdist", view, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755")
@@ -197,7 +203,8 @@ def _serve(task: dict[str, Any], report: int) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The guardian. Its arguments are two descriptors: where to read the task and where to write what came of it."""
+    """The guardian. Its arguments are two descriptors: where to read the task and where to write
+    what came of it."""
     description, report = map(int, arguments)
     os.set_inheritable(report, False)
     with os.fdopen(description) as file:

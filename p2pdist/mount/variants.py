@@ -1,12 +1,15 @@
 """Variants: what hard links are made to where an object cannot be linked.
 
-An object has one mode and one time. Files of one content often differ in these: an environment has the same stub or table a hundred times,
-each with the moment at which it was installed. All but one would be copied each time the tree is shown, which takes four times as long as
-links do; and on ext4 without a journal many times as long as that for minutes after many files were removed (recently_deleted in Linux,
-fs/ext4/ialloc.c). So the copies that are made when a tree is shown for the first time are kept with it, beside the objects, and are linked
-from then on. Of such a content all files are variants, and none of them is the object.
+An object has one mode and one time. Files of one content often differ in these: an environment has
+the same stub or table a hundred times, each with the moment at which it was installed. All but one
+would be copied each time the tree is shown, which takes four times as long as links do; and on ext4
+without a journal many times as long as that for minutes after many files were removed
+(recently_deleted in Linux, fs/ext4/ialloc.c). So the copies that are made when a tree is shown for
+the first time are kept with it, beside the objects, and are linked from then on. Of such a content
+all files are variants, and none of them is the object.
 
-They are made where they are kept, so they have nothing of the place at which the tree is shown first, such as its group or its ACL.
+They are made where they are kept, so they have nothing of the place at which the tree is shown
+first, such as its group or its ACL.
 """
 
 from __future__ import annotations
@@ -28,15 +31,17 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Varied:
-    """The contents of which a tree has files to be linked that look different, and how many bytes variants of them count at most."""
+    """The contents of which a tree has files to be linked that look different, and how many bytes
+    variants of them count at most."""
 
     contents: Collection[bytes]
     bytes_max: int
 
 
 def linked_mode(entry: File, *, root: bool) -> int | None:
-    """The mode that a file has when a link stands for it; None when none can: it has attributes, its owner, who serves it to others, cannot
-    read it, or others may write to it. Without root nobody may."""
+    """The mode that a file has when a link stands for it; None when none can: it has attributes,
+    its owner, who serves it to others, cannot read it, or others may write to it. Without root
+    nobody may."""
     mode = entry.mode if root else entry.mode & ~0o222
     return mode if mode & 0o422 == 0o400 and not entry.xattrs else None
 

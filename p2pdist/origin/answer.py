@@ -1,11 +1,14 @@
-"""What a storage's refusal means: the one place that turns the codes of S3, Google, Azure and web servers into our failures.
+"""What a storage's refusal means: the one place that turns the codes of S3, Google, Azure and web
+servers into our failures.
 
-Theory. A refusal stays what it is until someone changes rights, clock, region or address, so it is Refused (or NotFound) and ends a pull at
-once. An outage passes, so it is Unavailable and worth waiting for. The HTTP status alone does not tell them apart: S3 answers an expired
-token, a wrong region and a slow client all with 400. The code in the body does; a 4xx with a code that is not known here is a refusal.
+Theory. A refusal stays what it is until someone changes rights, clock, region or address, so it is
+Refused (or NotFound) and ends a pull at once. An outage passes, so it is Unavailable and worth
+waiting for. The HTTP status alone does not tell them apart: S3 answers an expired token, a wrong
+region and a slow client all with 400. The code in the body does; a 4xx with a code that is not
+known here is a refusal.
 
-obstore gives what the server said as text: the request, then either `Server returned non-2xx status code: STATUS: BODY` or what went wrong
-with the connection, then a dump of its own values.
+obstore gives what the server said as text: the request, then either `Server returned non-2xx status
+code: STATUS: BODY` or what went wrong with the connection, then a dump of its own values.
 """
 
 from __future__ import annotations
@@ -187,8 +190,9 @@ _CERTIFICATE = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server said. `status` is 0 where no answer came, or one that obstore does not show; `place` is the region or endpoint that
-    it named; `uri` is what was asked for, without its query."""
+    """What a server said. `status` is 0 where no answer came, or one that obstore does not show;
+    `place` is the region or endpoint that it named; `uri` is what was asked for, without its
+    query."""
 
     status: int
     code: str
@@ -235,7 +239,8 @@ def missing_storage(answer: Answer) -> bool:
 
 
 def failure(answer: Answer, what: str, url: str, cloud: Cloud, right: str) -> P2PDistError:
-    """The failure to `what`, such as `read index.json`, at the origin `url`; it takes the right `right` of RIGHTS."""
+    """The failure to `what`, such as `read index.json`, at the origin `url`; it takes the right
+    `right` of RIGHTS."""
     said, dump = answer.text, answer.text + answer.dump
     if "169.254.169.254" in dump or "metadata.google.internal" in dump:
         return Refused(
@@ -314,8 +319,9 @@ def _unreached(answer: Answer, what: str, proxy: str) -> P2PDistError:
 
 
 def proxy_for(uri: str) -> str:
-    """The proxy that the environment names for an http(s) URL, without its password; empty where it is asked directly. As the HTTP client
-    does it: HTTP_PROXY, HTTPS_PROXY and ALL_PROXY, in either case; NO_PROXY has names, domains, addresses, networks and `*`."""
+    """The proxy that the environment names for an http(s) URL, without its password; empty where it
+    is asked directly. As the HTTP client does it: HTTP_PROXY, HTTPS_PROXY and ALL_PROXY, in either
+    case; NO_PROXY has names, domains, addresses, networks and `*`."""
     parts, proxies = urlsplit(uri), getproxies_environment()
     proxy = proxies.get(parts.scheme) or proxies.get("all", "")
     host = (parts.hostname or "").lower()

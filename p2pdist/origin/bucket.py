@@ -1,7 +1,9 @@
-"""Objects behind HTTP: S3, Google and Azure buckets, and any web server (read only), all through obstore.
+"""Objects behind HTTP: S3, Google and Azure buckets, and any web server (read only), all through
+obstore.
 
-obstore's blocking calls are used, from worker threads. Its awaitable calls cost the same but finish on threads of its own, which now
-and then abort the process when the interpreter exits at that moment. A ranged read is one request on a kept-alive connection.
+obstore's blocking calls are used, from worker threads. Its awaitable calls cost the same but finish
+on threads of its own, which now and then abort the process when the interpreter exits at that
+moment. A ranged read is one request on a kept-alive connection.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ _HTML = re.compile(rb"\s*(?:<!doctype html|<html)", re.IGNORECASE)
 
 
 class Bucket:
-    """Objects below a URL. Credentials and endpoints come from the environment variables of the cloud, such as AWS_ACCESS_KEY_ID and
-    AWS_ENDPOINT_URL, or stand in an http(s) URL as user and password."""
+    """Objects below a URL. Credentials and endpoints come from the environment variables of the
+    cloud, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL, or stand in an http(s) URL as user and
+    password."""
 
     def __init__(self, url: str) -> None:
         self.url = redacted(url)
@@ -70,7 +73,8 @@ class Bucket:
         return None if found is None else found[0]
 
     def _read(self, key: str, limit: int) -> tuple[bytes, UpdateVersion] | None:
-        """The value of `key` and what names its present version (ETag, or the generation of a Google bucket)."""
+        """The value of `key` and what names its present version (ETag, or the generation of a
+        Google bucket)."""
         try:
             with self._failures(f"read {key}", "read"):
                 result = self._store.get(key)
@@ -99,7 +103,8 @@ class Bucket:
         except FileNotFoundError:
             return None
         except (Unavailable, Refused):
-            # Storage answers a range past the end with an error of its own making (416); the size tells it from a failure.
+            # Storage answers a range past the end with an error of its own making (416); the size
+            # tells it from a failure.
             if start:
                 with contextlib.suppress(P2PDistError):
                     size = self.size(key)
@@ -113,7 +118,8 @@ class Bucket:
                 try:
                     return self._store.head(key)["size"]
                 except (BaseError, OSError) as error:
-                    # An answer to HEAD has no body, and so no reason; one to GET has. A 404 is plain enough.
+                    # An answer to HEAD has no body, and so no reason; one to GET has. A 404 is
+                    # plain enough.
                     if not isinstance(error, FileNotFoundError) and read_answer(error).empty:
                         self._store.get_range(key, start=0, length=1)
                     raise
@@ -147,7 +153,8 @@ class Bucket:
         )
 
     def _put_if(self, key: str, value: bytes, version: UpdateVersion | None) -> None:
-        """Write where the present version is still `version`, or nothing is there for None. Raises what obstore raises."""
+        """Write where the present version is still `version`, or nothing is there for None. Raises
+        what obstore raises."""
         try:
             self._store.put(key, value, mode=version or "create")
         except NotImplementedError:
@@ -180,7 +187,8 @@ class Bucket:
             except FileNotFoundError as error:
                 if missing_storage(read_answer(error)):
                     raise
-                # Google and Azure, unlike S3, end at one that another collection has deleted already.
+                # Google and Azure, unlike S3, end at one that another collection has deleted
+                # already.
                 for key in keys:
                     with contextlib.suppress(FileNotFoundError):
                         self._store.delete(key)
@@ -189,7 +197,8 @@ class Bucket:
         return lambda: None
 
     def abandoned(self, *, remove: bool) -> Iterator[tuple[str, int]]:
-        """Parts of unfinished uploads are seen and deleted by rules of the storage alone (AbortIncompleteMultipartUpload)."""
+        """Parts of unfinished uploads are seen and deleted by rules of the storage alone
+        (AbortIncompleteMultipartUpload)."""
         return iter(())
 
     def _check_writable(self) -> None:
@@ -202,8 +211,8 @@ class Bucket:
 
     @contextlib.contextmanager
     def _failures(self, what: str, right: str, *, missing: bool = False) -> Iterator[None]:
-        """Name what failed, which takes `right` (answer.RIGHTS). FileNotFoundError passes where it is about one key, unless `missing`:
-        then the bucket itself is not there."""
+        """Name what failed, which takes `right` (answer.RIGHTS). FileNotFoundError passes where it
+        is about one key, unless `missing`: then the bucket itself is not there."""
         try:
             yield
         except (P2PDistError, AlreadyExistsError, PreconditionError):

@@ -1,8 +1,8 @@
 """Objects in a local directory.
 
-New values are written below `.incoming` (drafts.py) and renamed into place after fsync, so a reader sees all of one or nothing, also
-after a power cut. Updates hold an exclusive flock on `.lock`. Who packs into the directory holds a shared flock on `.packing`, who removes
-from it an exclusive one.
+New values are written below `.incoming` (drafts.py) and renamed into place after fsync, so a reader
+sees all of one or nothing, also after a power cut. Updates hold an exclusive flock on `.lock`. Who
+packs into the directory holds a shared flock on `.packing`, who removes from it an exclusive one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ LOCK_WAIT_S = 30.0
 
 
 class Directory:
-    """Objects below the directory `root`. Reading needs it to exist; the first write makes it in an existing parent, not deeper, so that a
-    file system which is not mounted is noticed. With `serving`, as for a tracker or an agent, a root that is not there, or is empty
-    after something was read from it, is storage that is away (Unavailable) and not a wrong name (NotFound)."""
+    """Objects below the directory `root`. Reading needs it to exist; the first write makes it in an
+    existing parent, not deeper, so that a file system which is not mounted is noticed. With
+    `serving`, as for a tracker or an agent, a root that is not there, or is empty after something
+    was read from it, is storage that is away (Unavailable) and not a wrong name (NotFound)."""
 
     def __init__(self, root: Path, *, serving: bool = False) -> None:
         self.root = root
@@ -126,7 +127,8 @@ class Directory:
 
     @contextlib.contextmanager
     def draft_directory(self) -> Iterator[Path]:
-        """A new directory for unfinished files, gone with what is left in it when the block ends."""
+        """A new directory for unfinished files, gone with what is left in it when the block
+        ends."""
         with contextlib.ExitStack() as stack:
             with self._failures(".incoming"):
                 made = stack.enter_context(new_directory(self.incoming(tidy=False)))
@@ -221,7 +223,8 @@ class Directory:
 
     @contextlib.contextmanager
     def _failures(self, key: str, needed: int = 0) -> Iterator[None]:
-        """Name what failed: an OSError becomes one of the project's errors; `needed` bytes were to be written."""
+        """Name what failed: an OSError becomes one of the project's errors; `needed` bytes were to
+        be written."""
         try:
             yield
         except P2PDistError:

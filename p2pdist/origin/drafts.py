@@ -1,10 +1,12 @@
-"""Drafts: unfinished files, and directories of them, beside what they become; and how to tell those that nobody will finish.
+"""Drafts: unfinished files, and directories of them, beside what they become; and how to tell those
+that nobody will finish.
 
-Whoever makes a draft holds an exclusive flock(2) on it, which ends with the process however that ends. Others see it for certain only under
-the same kernel: over NFS locks may stay on a machine, and a machine that serves a directory does not see those of its clients. So a
-draft is named after the boot in which it was made (boot_id, random(4)). A draft of this boot that is not locked is abandoned, and any
-other one when nobody wrote to it for ABANDONED_AFTER_S. Stages are called the same after each boot, since notes of packings are kept by
-path: they hold a mark instead.
+Whoever makes a draft holds an exclusive flock(2) on it, which ends with the process however that
+ends. Others see it for certain only under the same kernel: over NFS locks may stay on a machine,
+and a machine that serves a directory does not see those of its clients. So a draft is named after
+the boot in which it was made (boot_id, random(4)). A draft of this boot that is not locked is
+abandoned, and any other one when nobody wrote to it for ABANDONED_AFTER_S. Stages are called the
+same after each boot, since notes of packings are kept by path: they hold a mark instead.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def new_file(directory: Path) -> tuple[int, Path]:
     """A new draft in `directory`, open for writing, locked until it is closed. Raises OSError."""
     while True:
         path = directory / (boot_mark() + secrets.token_hex(12))
-        # 0o666 less the umask, so that others (a web server, colleagues) may read what the writer's umask lets them.
+        # 0o666 less the umask, so that others (a web server, colleagues) may read what the writer's
+        # umask lets them.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         if lock(handle) and is_at(handle, path):
             return handle, path
@@ -53,7 +56,8 @@ def new_file(directory: Path) -> tuple[int, Path]:
 
 @contextlib.contextmanager
 def new_directory(directory: Path) -> Iterator[Path]:
-    """A new draft in `directory` that is a directory; gone with what is left in it when the block ends. Raises OSError."""
+    """A new draft in `directory` that is a directory; gone with what is left in it when the block
+    ends. Raises OSError."""
     handle, path = _made(directory)
     try:
         yield path
@@ -76,8 +80,9 @@ def _made(directory: Path) -> tuple[int, Path]:
 
 @contextlib.contextmanager
 def staging(directory: Path, purpose: str) -> Iterator[Path]:
-    """A new directory below `directory` that is gone with all that is in it when the block ends. It is called the same each time for one
-    purpose, and what a killed process left of it is removed. Raises Conflict while another process has it."""
+    """A new directory below `directory` that is gone with all that is in it when the block ends. It
+    is called the same each time for one purpose, and what a killed process left of it is removed.
+    Raises Conflict while another process has it."""
     place = directory / f"{STAGE}{hashlib.sha256(os.fsencode(purpose)).hexdigest()[:16]}"
     handle = _entered(place, purpose)
     try:
@@ -93,7 +98,8 @@ def staging(directory: Path, purpose: str) -> Iterator[Path]:
 
 
 def _entered(place: Path, purpose: str) -> int:
-    """A descriptor of the directory `place`, made where needed, locked until it is closed. Raises Conflict."""
+    """A descriptor of the directory `place`, made where needed, locked until it is closed. Raises
+    Conflict."""
     while True:
         place.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # whoever had it has just ended, or somebody tidies up
@@ -118,7 +124,8 @@ def lock(handle: int) -> bool:
 
 
 def is_at(handle: int, path: Path) -> bool:
-    """Whether what was opened at `path` is still there: before it was locked it could be removed as abandoned."""
+    """Whether what was opened at `path` is still there: before it was locked it could be removed as
+    abandoned."""
     try:
         return os.path.samestat(os.fstat(handle), os.lstat(path))
     except FileNotFoundError:
@@ -126,13 +133,15 @@ def is_at(handle: int, path: Path) -> bool:
 
 
 def abandoned(directory: Path, *, remove: bool) -> Iterator[tuple[str, int]]:
-    """Names and bytes of the drafts in `directory` that nobody will finish, which are deleted if `remove`. Raises OSError."""
+    """Names and bytes of the drafts in `directory` that nobody will finish, which are deleted if
+    `remove`. Raises OSError."""
     try:
         entries = list(os.scandir(directory))
     except FileNotFoundError:
         return
     for entry in entries:
-        # Another process may be cleaning up as well; and what one may not delete is left to whoever may.
+        # Another process may be cleaning up as well; and what one may not delete is left to whoever
+        # may.
         with contextlib.suppress(FileNotFoundError, PermissionError):
             size = _end(entry, remove)
             if size is not None:
@@ -140,7 +149,8 @@ def abandoned(directory: Path, *, remove: bool) -> Iterator[tuple[str, int]]:
 
 
 def _end(entry: os.DirEntry[str], remove: bool) -> int | None:
-    """The bytes of a draft that is abandoned, which is deleted if `remove`; None where it is not, or nobody can tell."""
+    """The bytes of a draft that is abandoned, which is deleted if `remove`; None where it is not,
+    or nobody can tell."""
     found = entry.stat(follow_symlinks=False)
     is_directory = stat.S_ISDIR(found.st_mode)
     if is_directory and not entry.name.startswith((DRAFT, STAGE)):
@@ -171,7 +181,8 @@ def _written(entry: os.DirEntry[str]) -> float:
 
 @contextlib.contextmanager
 def _looked_for(path: str) -> Iterator[bool | None]:
-    """Whether no process has locked the draft, which none does before the block ends; None where one cannot tell."""
+    """Whether no process has locked the draft, which none does before the block ends; None where
+    one cannot tell."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -192,7 +203,8 @@ def _looked_for(path: str) -> Iterator[bool | None]:
 
 
 def remove_tree(directory: Path, *, keep: bool = False) -> None:
-    """Remove a directory with all that is in it, also where directories in it forbid writing; `keep` leaves it empty."""
+    """Remove a directory with all that is in it, also where directories in it forbid writing;
+    `keep` leaves it empty."""
     for current, names, _files in os.walk(os.fsencode(directory)):
         for name in names:
             child = os.path.join(current, name)

@@ -1,6 +1,7 @@
 """The tags of an image layout: index.json (OCI image specification 1.0, "Image Index").
 
-Whatever other tools keep in the index (annotations, platforms, other manifests) is carried over untouched.
+Whatever other tools keep in the index (annotations, platforms, other manifests) is carried over
+untouched.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Index:
         return sorted(found.items(), key=lambda item: item[0])
 
     def roots(self) -> list[tuple[str, Descriptor]]:
-        """All entries, those without a tag too, with a name for messages. Raises Corrupt for one that cannot be read."""
+        """All entries, those without a tag too, with a name for messages. Raises Corrupt for one
+        that cannot be read."""
         found = []
         for entry in self._entries:
             descriptor = _descriptor(entry)

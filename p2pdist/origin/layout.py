@@ -1,4 +1,5 @@
-"""An origin that is an OCI image layout, over any Objects. Writers keep this order: content, manifest, tag."""
+"""An origin that is an OCI image layout, over any Objects. Writers keep this order: content,
+manifest, tag."""
 
 from __future__ import annotations
 
@@ -222,17 +223,20 @@ class LocalLayout(LayoutOrigin):
         return self._directory.path(blob_key(digest))
 
     def scratch(self) -> Path:
-        """An existing directory on the same file system for unfinished files; makes the layout's directory where needed."""
+        """An existing directory on the same file system for unfinished files; makes the layout's
+        directory where needed."""
         self._make()
         return self._directory.incoming()
 
     def drafting(self) -> contextlib.AbstractContextManager[Path]:
-        """A new directory on the same file system for unfinished files; gone with what is left in it when the block ends. Who holds it
-        is known to be at work, so nobody takes the files for those of a process that was killed."""
+        """A new directory on the same file system for unfinished files; gone with what is left in
+        it when the block ends. Who holds it is known to be at work, so nobody takes the files for
+        those of a process that was killed."""
         return self._directory.draft_directory()
 
     def staging(self, purpose: str) -> contextlib.AbstractContextManager[Path]:
-        """Like drafting, but called the same each time for one purpose; Conflict is raised while another process has it."""
+        """Like drafting, but called the same each time for one purpose; Conflict is raised while
+        another process has it."""
         return staging(self.scratch(), purpose)
 
     @contextlib.asynccontextmanager
@@ -260,7 +264,8 @@ class LocalLayout(LayoutOrigin):
 def _verified(
     path: Path, digest: Digest, on_bytes: Callable[[int], None] | None, stopped: threading.Event
 ) -> Iterator[bytes]:
-    """The chunks of a file; raises Corrupt at the end unless they add up to `digest`, and P2PDistError once `stopped`."""
+    """The chunks of a file; raises Corrupt at the end unless they add up to `digest`, and
+    P2PDistError once `stopped`."""
     hasher = hashlib.sha256()
     try:
         with path.open("rb") as stream:

@@ -1,7 +1,7 @@
 """Central storage: what the rest of the system may ask of an origin, and how a URL becomes one.
 
-An origin is an OCI image layout (image specification 1.0, "Image Layout"): `oci-layout`, `index.json` with the tags, and
-`blobs/sha256/<hex>`. Where it lies is a matter of the URL alone.
+An origin is an OCI image layout (image specification 1.0, "Image Layout"): `oci-layout`,
+`index.json` with the tags, and `blobs/sha256/<hex>`. Where it lies is a matter of the URL alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _REMEDY = "Origins are file:///directory, s3://bucket/prefix, gs://bucket/prefix
 
 
 class Origin(Protocol):
-    """Central storage. Every failure names `url`: NotFound, Refused, Unavailable (try again later) or Corrupt."""
+    """Central storage. Every failure names `url`: NotFound, Refused, Unavailable (try again later)
+    or Corrupt."""
 
     @property
     def url(self) -> str:
@@ -33,18 +34,22 @@ class Origin(Protocol):
         """The manifest that a reference names. Raises NotFound."""
 
     async def read(self, digest: Digest, *, limit: int = SMALL_BYTES_MAX) -> bytes:
-        """A whole small blob, verified. Raises NotFound, Corrupt, or TooLarge over `limit` bytes."""
+        """A whole small blob, verified. Raises NotFound, Corrupt, or TooLarge over `limit`
+        bytes."""
 
     async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
-        """Exactly `length` bytes of a blob from `start`, unverified. Raises NotFound, or Corrupt when the blob ends before."""
+        """Exactly `length` bytes of a blob from `start`, unverified. Raises NotFound, or Corrupt
+        when the blob ends before."""
 
     async def size(self, digest: Digest) -> int | None:
         """Size in bytes of a blob, None when it is not there."""
 
     async def write_blob(self, digest: Digest, path: Path, *, on_bytes: Callable[[int], None] | None = None) -> int:
-        """Send the file as the blob `digest`, verifying it on the way; the blob appears whole or not at all.
+        """Send the file as the blob `digest`, verifying it on the way; the blob appears whole or
+        not at all.
 
-        Returns the bytes sent: 0 when a blob of that size was there. `on_bytes` hears of each chunk sent, on another thread.
+        Returns the bytes sent: 0 when a blob of that size was there. `on_bytes` hears of each chunk
+        sent, on another thread.
         """
 
     async def write_small(self, data: bytes) -> Digest:
@@ -60,20 +65,23 @@ class Origin(Protocol):
         """Remove a tag; the blobs stay. Returns what it named. Raises NotFound."""
 
     async def roots(self) -> list[tuple[str, Descriptor]]:
-        """All that the index names, with and without tags: a name for messages and the descriptor. Raises NotFound without an index, and
-        Corrupt when an entry is malformed."""
+        """All that the index names, with and without tags: a name for messages and the descriptor.
+        Raises NotFound without an index, and Corrupt when an entry is malformed."""
 
     async def blobs(self) -> list[tuple[Digest, int, float]]:
-        """All blobs: digest, size in bytes, and when each was written, in seconds since 1970 by the storage's clock."""
+        """All blobs: digest, size in bytes, and when each was written, in seconds since 1970 by the
+        storage's clock."""
 
     async def remove(self, digests: Sequence[Digest]) -> None:
         """Delete blobs; one that is not there is not missed."""
 
     async def remove_unfinished(self, *, dry_run: bool = False) -> tuple[int, int]:
-        """Delete what writers that are certainly gone left unfinished; returns how many files, and how many bytes, it was."""
+        """Delete what writers that are certainly gone left unfinished; returns how many files, and
+        how many bytes, it was."""
 
     async def notes(self) -> list[tuple[str, float]]:
-        """Names of the small notes by which writers and collections know of each other, and when each was written, as in blobs()."""
+        """Names of the small notes by which writers and collections know of each other, and when
+        each was written, as in blobs()."""
 
     async def read_note(self, name: str) -> bytes | None:
         """What a note says, None when it is gone."""
@@ -85,16 +93,17 @@ class Origin(Protocol):
         """Remove notes; one that is not there is not missed."""
 
     def packing(self, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
-        """While this is held in a directory, nobody holds it `alone`, or nobody else does if `alone`. In a bucket it keeps nobody out.
-        Raises Conflict after PACKING_WAIT_S."""
+        """While this is held in a directory, nobody holds it `alone`, or nobody else does if
+        `alone`. In a bucket it keeps nobody out. Raises Conflict after PACKING_WAIT_S."""
 
     async def close(self) -> None:
         """Release threads and connections."""
 
 
 def open_origin(url: str, *, serving: bool = False) -> Origin:
-    """The origin at `url`; nothing is read yet. `serving`: for a tracker or an agent, to which a directory that is not there is storage
-    that is away, and may come back. Raises UsageError for a URL that no driver serves."""
+    """The origin at `url`; nothing is read yet. `serving`: for a tracker or an agent, to which a
+    directory that is not there is storage that is away, and may come back. Raises UsageError for a
+    URL that no driver serves."""
     from p2pdist.origin.layout import LayoutOrigin
 
     try:

@@ -1,11 +1,14 @@
-"""Importing: a directory, a tar, or an image of containers becomes a directory tree and what to run in it.
+"""Importing: a directory, a tar, or an image of containers becomes a directory tree and what to run
+in it.
 
-An image is an OCI image layout (image specification 1.0) or what `docker save` writes, as a directory or as a tar of it. Its blobs are
-compared with their digests, and the layers with the `diff_ids` of the config, before anything is packed. Compression (gzip, zstd, xz,
-bzip2) is told from the first bytes. The program is the image's entrypoint followed by its command.
+An image is an OCI image layout (image specification 1.0) or what `docker save` writes, as a
+directory or as a tar of it. Its blobs are compared with their digests, and the layers with the
+`diff_ids` of the config, before anything is packed. Compression (gzip, zstd, xz, bzip2) is told
+from the first bytes. The program is the image's entrypoint followed by its command.
 
-Of several images in an index those with another name or for another platform are left out; of the rest, which differ by their variants, the
-first that this machine runs is taken (image specification, "Image Index": the first matching entry).
+Of several images in an index those with another name or for another platform are left out; of the
+rest, which differ by their variants, the first that this machine runs is taken (image
+specification, "Image Index": the first matching entry).
 """
 
 from __future__ import annotations
@@ -53,9 +56,10 @@ Document = TypeVar("Document")
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """The tree at `root`, what to run in it, and what was left out. `kind` is directory, tar, OCI image or docker archive. `modes` are
-    those that entries are to have in the package, by path, where files could not be read with them; `notes` are for the user; `user` is
-    the one that an image names for its program, which a package cannot."""
+    """The tree at `root`, what to run in it, and what was left out. `kind` is directory, tar, OCI
+    image or docker archive. `modes` are those that entries are to have in the package, by path,
+    where files could not be read with them; `notes` are for the user; `user` is the one that an
+    image names for its program, which a package cannot."""
 
     root: Path
     kind: str
@@ -68,7 +72,8 @@ class Unpacked:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which image of several: its name, tag or digest, and its platform; "" leaves it to what there is and to this machine."""
+    """Which image of several: its name, tag or digest, and its platform; "" leaves it to what there
+    is and to this machine."""
 
     image: str = ""
     platform: str = ""
@@ -127,9 +132,9 @@ def unpack_source(
     platform: str = "",
     report: Report = lambda what, done, total: None,
 ) -> Unpacked:
-    """Unpack `source` below the empty directory `work`; a plain directory stays where it is. `image` (a name, a tag or a digest) and
-    `platform` (OS/ARCH[/VARIANT]) choose among several images. Blocks. Raises NotFound, UsageError, Corrupt, TooLarge, DiskFull or
-    P2PDistError."""
+    """Unpack `source` below the empty directory `work`; a plain directory stays where it is.
+    `image` (a name, a tag or a digest) and `platform` (OS/ARCH[/VARIANT]) choose among several
+    images. Blocks. Raises NotFound, UsageError, Corrupt, TooLarge, DiskFull or P2PDistError."""
     choice = Choice(image, platform)
     if platform:
         parse_platform(platform)
@@ -206,7 +211,8 @@ class _Images:
         return _decoded(data, _Manifest, chosen.digest)
 
     def _note_platform(self, image: _Image) -> tuple[str, ...]:
-        """What to say of an image that this machine does not run. Raises NotFound when another platform was asked for."""
+        """What to say of an image that this machine does not run. Raises NotFound when another
+        platform was asked for."""
         if not image.architecture:
             return ()
         found = platform_of(image.os, image.architecture, image.variant)
@@ -261,7 +267,8 @@ class _Images:
         return data
 
     def _inside(self, name: str) -> Path:
-        """A file of the image. Docker archives name layers by links to others, so links count when they stay inside."""
+        """A file of the image. Docker archives name layers by links to others, so links count when
+        they stay inside."""
         path = Path(os.path.realpath(self.place / name)) if "\0" not in name else Path("/")
         if Path(os.path.realpath(self.place)) not in path.parents:
             raise Corrupt(f"the image names {name[:200]!r}, which lies outside of it")
@@ -282,8 +289,8 @@ def _names_of(descriptor: _Descriptor) -> list[str]:
 
 
 def _is_called(wanted: str, names: list[str], digest: str) -> bool:
-    """Whether `wanted` is one of the names, as it stands or as docker and podman write it out, or the digest. A name that has neither a
-    slash nor a colon is a tag alone."""
+    """Whether `wanted` is one of the names, as it stands or as docker and podman write it out, or
+    the digest. A name that has neither a slash nor a colon is a tag alone."""
     full = _written_out(wanted)
     meant = (full, full.replace("docker.io/library/", "localhost/", 1))
     written = (_written_out(name) for name in names if "/" in name or ":" in name)
@@ -303,7 +310,8 @@ def _written_out(name: str) -> str:
 
 
 def _chosen(images: list[_Descriptor], platform: str, wanted: str) -> _Descriptor:
-    """One of images that have the wanted name. Raises NotFound, or UsageError where they differ by more than their platform."""
+    """One of images that have the wanted name. Raises NotFound, or UsageError where they differ by
+    more than their platform."""
     said = [_platform_of(image) for image in images]
     images = [image for image, found in zip(images, said, strict=True) if not found or found.architecture != "unknown"]
     said = [_platform_of(image) for image in images]
@@ -391,7 +399,8 @@ def _regular(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _opened(path: Path, report: Report) -> Iterator[tuple[IO[bytes], bool]]:
-    """The decompressed bytes of an archive, and whether it is compressed: then reading them to their end shows that they are whole."""
+    """The decompressed bytes of an archive, and whether it is compressed: then reading them to
+    their end shows that they are whole."""
     with _regular(Path(os.path.realpath(path))) as file:
         head = file.read(6)
         file.seek(0)
@@ -414,8 +423,9 @@ def _opened(path: Path, report: Report) -> Iterator[tuple[IO[bytes], bool]]:
 
 
 class _Frames(io.RawIOBase):
-    """Decompresses frames, one behind the other, each to its end. The readers of the libraries end without a word where one is cut off
-    (zstandard) or where something else follows (lzma). `start` makes a decompressor of one frame; `padding` may stand between them."""
+    """Decompresses frames, one behind the other, each to its end. The readers of the libraries end
+    without a word where one is cut off (zstandard) or where something else follows (lzma). `start`
+    makes a decompressor of one frame; `padding` may stand between them."""
 
     def __init__(self, file: IO[bytes], start: Callable[[], Any], padding: bytes = b"") -> None:
         self._file, self._start, self._padding = file, start, padding
@@ -434,7 +444,8 @@ class _Frames(io.RawIOBase):
         return count
 
     def _go_on(self) -> bool:
-        """Decompress a little more; False at the end. Raises EOFError and what the library raises."""
+        """Decompress a little more; False at the end. Raises EOFError and what the library
+        raises."""
         if self._frame is None or getattr(self._frame, "needs_input", True):
             self._input = self._input or self._file.read(COMPRESSED_BYTES)
             if self._frame is None and self._padding:

@@ -1,10 +1,14 @@
-"""Cutting the content of a large file into chunks by what is in it, so that an insertion changes the chunks around it alone.
+"""Cutting the content of a large file into chunks by what is in it, so that an insertion changes
+the chunks around it alone.
 
-FastCDC (Xia et al., "The Design of Fast Content-Defined Chunking for Data Deduplication Based Storage Systems", TPDS 2020) as the library
-pyfastcdc implements it. A cut depends on at most CUT_MAX bytes from the start of its chunk, so a file is cut through a window that moves
-along: memory does not grow with the file, and a file that is cut short by somebody else ends in an error, not in a signal as with mmap(2).
+FastCDC (Xia et al., "The Design of Fast Content-Defined Chunking for Data Deduplication Based
+Storage Systems", TPDS 2020) as the library pyfastcdc implements it. A cut depends on at most
+CUT_MAX bytes from the start of its chunk, so a file is cut through a window that moves along:
+memory does not grow with the file, and a file that is cut short by somebody else ends in an error,
+not in a signal as with mmap(2).
 
-A hole is not read. The chunks that lie in it are those that as many zeros would give, so how a file is stored leaves no mark.
+A hole is not read. The chunks that lie in it are those that as many zeros would give, so how a file
+is stored leaves no mark.
 """
 
 from __future__ import annotations
@@ -29,8 +33,9 @@ class Truncated(Exception):
 
 
 def cut_file(handle: int, size: int) -> Iterator[list[Chunk]]:
-    """The chunks of the first `size` bytes of an open file in order, some at a time: what a window holds, or a run of zeros in a hole,
-    which is one object again and again. Raises Truncated and OSError."""
+    """The chunks of the first `size` bytes of an open file in order, some at a time: what a window
+    holds, or a run of zeros in a hole, which is one object again and again. Raises Truncated and
+    OSError."""
     at, hole = 0, (0, 0)
     while at < size:
         if at >= hole[1]:
@@ -49,7 +54,8 @@ def cut_file(handle: int, size: int) -> Iterator[list[Chunk]]:
 
 
 def _cut(window: bytes, *, last: bool) -> list[Chunk]:
-    """The chunks of a window; the last CUT_MAX bytes are left to the next one unless the content ends here."""
+    """The chunks of a window; the last CUT_MAX bytes are left to the next one unless the content
+    ends here."""
     chunks: list[Chunk] = []
     left = len(window)
     cuts = _cutter().cut_buf(window)
@@ -70,7 +76,8 @@ def _zero_chunk() -> bytes:
 
 
 def _next_hole(handle: int, at: int, size: int) -> tuple[int, int]:
-    """Start and end of the first hole that ends behind `at`; an empty one at `size` when there is none."""
+    """Start and end of the first hole that ends behind `at`; an empty one at `size` when there is
+    none."""
     try:
         start = os.lseek(handle, at, os.SEEK_HOLE)
     except OSError as error:

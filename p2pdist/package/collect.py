@@ -1,12 +1,14 @@
 """Collection: blobs that no tag leads to, and no push is about to name, leave a place.
 
-The order is: list blobs; mark what leases and tags lead to (lease.py, mark.py); then, batch by batch, leave a removal note, read leases and
-then tags again, and delete what of the batch is still not needed. Why no blob of a visible tag can get lost is argued in lease.py. A
-package that is being packed cannot say beforehand which old packs it will draw on; in a directory packers hold a lock instead, and a batch
-waits until none does.
+The order is: list blobs; mark what leases and tags lead to (lease.py, mark.py); then, batch by
+batch, leave a removal note, read leases and then tags again, and delete what of the batch is still
+not needed. Why no blob of a visible tag can get lost is argued in lease.py. A package that is being
+packed cannot say beforehand which old packs it will draw on; in a directory packers hold a lock
+instead, and a batch waits until none does.
 
-The age that is spared is a second guard, for writers that leave no lease: other tools, or a copy of files by hand. Ages are by the clock of
-the storage. A blob that is listed was written before the marking, so what arrives later is out of reach.
+The age that is spared is a second guard, for writers that leave no lease: other tools, or a copy of
+files by hand. Ages are by the clock of the storage. A blob that is listed was written before the
+marking, so what arrives later is out of reach.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class Collectable(Marked, NoteBoard, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """`unfinished` counts what killed writers left, files or directories of them; `bytes_freed` counts blobs and these."""
+    """`unfinished` counts what killed writers left, files or directories of them; `bytes_freed`
+    counts blobs and these."""
 
     blobs_removed: int
     bytes_freed: int
@@ -68,10 +71,11 @@ async def collect(
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Collected:
-    """Remove the blobs that nothing needs and that were written more than `older_than_s` ago. With `dry_run` only count them.
+    """Remove the blobs that nothing needs and that were written more than `older_than_s` ago. With
+    `dry_run` only count them.
 
-    Raises NotFound when the place is no layout; when a tag leads to what cannot be read, an error that names the tag, and nothing was
-    removed; Conflict while packages are being packed.
+    Raises NotFound when the place is no layout; when a tag leads to what cannot be read, an error
+    that names the tag, and nothing was removed; Conflict while packages are being packed.
     """
     collection = _Collection(place, on_progress)
     now = await collection.now()
@@ -80,7 +84,8 @@ async def collect(
     victims = sorted(
         (size, digest) for digest, size, written in listed if digest not in kept and now - written > older_than_s
     )
-    # Small ones first: a manifest goes before what it leads to, so that what a killed collection leaves cannot be taken for a package.
+    # Small ones first: a manifest goes before what it leads to, so that what a killed collection
+    # leaves cannot be taken for a package.
     if not dry_run:
         victims = await collection.remove(victims, now)
     count, unfinished_bytes = await place.remove_unfinished(dry_run=dry_run)
@@ -95,7 +100,8 @@ class _Collection:
         self._leases: dict[tuple[str, float], frozenset[Digest]] = {}
 
     async def now(self) -> float:
-        """The time by the clock of the storage. Raises NotFound when it is no layout, before anything is written there."""
+        """The time by the clock of the storage. Raises NotFound when it is no layout, before
+        anything is written there."""
         await self._place.roots()
         name = note_name(REMOVAL)
         await self._place.write_note(name, b"")
@@ -105,7 +111,8 @@ class _Collection:
             await self._place.remove_notes([name])
 
     async def needed(self, now: float) -> set[Digest]:
-        """What leases and tags lead to. Leases are read first: one that is gone when it is read has left a tag."""
+        """What leases and tags lead to. Leases are read first: one that is gone when it is read has
+        left a tag."""
         leased: set[Digest] = set()
         for name, written in await self._place.notes():
             if name.startswith(LEASE) and now - written <= LEASE_S:
@@ -115,7 +122,8 @@ class _Collection:
         return leased | await self._marks.reached()
 
     async def remove(self, victims: list[tuple[int, Digest]], now: float) -> list[tuple[int, Digest]]:
-        """Remove them in batches, those that are needed by now excepted; returns what was removed."""
+        """Remove them in batches, those that are needed by now excepted; returns what was
+        removed."""
         total, done, removed = sum(size for size, _ in victims), 0, list[tuple[int, Digest]]()
         for start in range(0, len(victims), BATCH_BLOBS):
             batch = victims[start : start + BATCH_BLOBS]
@@ -145,7 +153,8 @@ class _Collection:
             await self._place.remove([digest for _, digest in gone])
             is_open = False
         finally:
-            # A request that failed or was broken off may yet be carried out: then the note stays until it is void.
+            # A request that failed or was broken off may yet be carried out: then the note stays
+            # until it is void.
             if not is_open:
                 await self._place.remove_notes([name])
         return gone

@@ -1,4 +1,5 @@
-"""A file as a blob: its digest, its piece list, and the descriptors that name both in a manifest."""
+"""A file as a blob: its digest, its piece list, and the descriptors that name both in a
+manifest."""
 
 from __future__ import annotations
 
@@ -39,9 +40,11 @@ class Content:
 def read_content(
     path: Path, *, on_bytes: Callable[[int], None] | None = None, stopped: threading.Event | None = None
 ) -> Content:
-    """Hash a regular file, SHA-256 and BLAKE3 in one pass. Blocks; `stopped` ends it early with P2PDistError.
+    """Hash a regular file, SHA-256 and BLAKE3 in one pass. Blocks; `stopped` ends it early with
+    P2PDistError.
 
-    Raises NotFound, UsageError when it is no regular file or too large, and Corrupt when it changes meanwhile.
+    Raises NotFound, UsageError when it is no regular file or too large, and Corrupt when it changes
+    meanwhile.
     """
     try:
         if not path.is_file():

@@ -1,4 +1,5 @@
-"""What packing and pushing need of the places where packages lie: an origin, and the local layout that packing writes to.
+"""What packing and pushing need of the places where packages lie: an origin, and the local layout
+that packing writes to.
 
 Structural types: the origin drivers fit them without either side importing the other.
 """
@@ -23,7 +24,8 @@ from p2pdist.model.package import (
 
 
 class Depot(Protocol):
-    """A place that packages are read from and written to; see the origin drivers for the full contract."""
+    """A place that packages are read from and written to; see the origin drivers for the full
+    contract."""
 
     @property
     def url(self) -> str: ...
@@ -61,7 +63,8 @@ class LocalDepot(Depot, Protocol):
 
 
 async def read_manifest(reference: Reference, depots: list[Depot]) -> tuple[Descriptor, Manifest, Depot]:
-    """The manifest that `reference` names in the first depot that knows it. Raises NotFound naming all of them."""
+    """The manifest that `reference` names in the first depot that knows it. Raises NotFound naming
+    all of them."""
     for depot in depots:
         try:
             descriptor = await depot.resolve(reference)

@@ -1,4 +1,5 @@
-"""Installed Python distributions, as their metadata in site-packages tells (packaging.python.org, "Recording installed projects")."""
+"""Installed Python distributions, as their metadata in site-packages tells (packaging.python.org,
+"Recording installed projects")."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ _INFO = re.compile(rb"([^/]+?)(?:-[^/-]+)?\.dist-info\Z")
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """`name` as it is compared (PEP 503); `info` its .dist-info directory; `files` what RECORD lists, None without one; `local`: it was
-    installed from a directory, as an editable one is. Paths are relative to the source."""
+    """`name` as it is compared (PEP 503); `info` its .dist-info directory; `files` what RECORD
+    lists, None without one; `local`: it was installed from a directory, as an editable one is.
+    Paths are relative to the source."""
 
     name: str
     info: bytes
@@ -36,7 +38,8 @@ def normal_name(name: str) -> str:
 
 
 def site_directories(source: Path, environment: bytes) -> list[bytes]:
-    """The site-packages directories of the virtual environment at `environment` (b"" is `source` itself), relative to `source`."""
+    """The site-packages directories of the virtual environment at `environment` (b"" is `source`
+    itself), relative to `source`."""
     found = []
     library = os.path.join(environment, b"lib")
     for name in _names(source, library):
@@ -47,7 +50,8 @@ def site_directories(source: Path, environment: bytes) -> list[bytes]:
 
 
 def distributions(source: Path, site: bytes) -> Iterator[Distribution]:
-    """Those installed in the directory `site` of `source`, by name. Raises TooLarge, and P2PDistError naming what cannot be read."""
+    """Those installed in the directory `site` of `source`, by name. Raises TooLarge, and
+    P2PDistError naming what cannot be read."""
     for name in _names(source, site):
         if match := _INFO.match(name):
             info = os.path.join(site, name)

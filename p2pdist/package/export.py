@@ -1,15 +1,17 @@
 """Exporting: a package as a tar, or as one file that mounts itself and runs.
 
-The self-mounting file is a shell script of whole blocks of 4096 bytes, followed by a squashfs image of all layers merged; the idea is
-that of XAR (github.com/facebookincubator/xar). It needs neither p2pdist nor an agent: mount(8) for root, or squashfuse, and flock(1),
-setsid(1) and mountpoint(1) of util-linux. Runs of one user share a mount in a directory that only this user may enter. Every run
-holds a shared lock on a file beside the mount, in a descriptor that the program and its children inherit; one cleaner for each mount
-waits for an exclusive lock. Some programs close descriptors for their children, as subprocess of Python does, so the cleaner also waits
-until no process has P2PDIST_ROOT of the mount in its environment, and tries again where something else keeps the mount busy. So the
-mount lasts as long as anything that was started from it.
+The self-mounting file is a shell script of whole blocks of 4096 bytes, followed by a squashfs image
+of all layers merged; the idea is that of XAR (github.com/facebookincubator/xar). It needs neither
+p2pdist nor an agent: mount(8) for root, or squashfuse, and flock(1), setsid(1) and mountpoint(1) of
+util-linux. Runs of one user share a mount in a directory that only this user may enter. Every run
+holds a shared lock on a file beside the mount, in a descriptor that the program and its children
+inherit; one cleaner for each mount waits for an exclusive lock. Some programs close descriptors for
+their children, as subprocess of Python does, so the cleaner also waits until no process has
+P2PDIST_ROOT of the mount in its environment, and tries again where something else keeps the mount
+busy. So the mount lasts as long as anything that was started from it.
 
-The script's own variables begin with `_p2pdist_`, so that no other that a program expects is overwritten, and those of the package are set
-last.
+The script's own variables begin with `_p2pdist_`, so that no other that a program expects is
+overwritten, and those of the package are set last.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ POLL_S = 3
 """How often the cleaner looks for processes that hold no lock."""
 CHUNK_BYTES = 1 << 20
 HOLE_BYTES_MIN = 1 << 20
-"""Zeros in a row that become a hole of a tar: so ordinary files are ordinary members, which any tool reads."""
+"""Zeros in a row that become a hole of a tar: so ordinary files are ordinary members, which any
+tool reads."""
 RANGES_MAX = 20_000
 """Parts of a sparse member; its map is kept in memory by the tools that read it."""
 _ROOT = "${P2PDIST_ROOT}"
@@ -172,8 +175,9 @@ exec "$@"
 
 
 def xar_header(config: Config, identity: str) -> bytes:
-    """The script in front of an image, padded to whole blocks. `identity` names the mount: equal packages share it. Raises UsageError
-    when the settings are too long, or the working directory is outside the package."""
+    """The script in front of an image, padded to whole blocks. `identity` names the mount: equal
+    packages share it. Raises UsageError when the settings are too long, or the working directory is
+    outside the package."""
     environment = []
     for entry in config.env:
         name, _, value = entry.partition("=")
@@ -193,7 +197,8 @@ def xar_header(config: Config, identity: str) -> bytes:
 
 
 def _script(identity: str, offset: int, program: str, environment: Sequence[str]) -> bytes:
-    """The script, with what the package says put in at once: it may hold the words that stand for other parts."""
+    """The script, with what the package says put in at once: it may hold the words that stand for
+    other parts."""
     parts = {
         "ID": identity,
         "OFFSET": str(offset),
@@ -205,8 +210,8 @@ def _script(identity: str, offset: int, program: str, environment: Sequence[str]
 
 
 def write_xar(image: Path, config: Config, output: Path, *, report: Report = lambda what, done, total: None) -> int:
-    """Write the self-mounting file `output`, which appears whole or not at all; returns its size. Blocks. Raises UsageError, DiskFull or
-    P2PDistError."""
+    """Write the self-mounting file `output`, which appears whole or not at all; returns its size.
+    Blocks. Raises UsageError, DiskFull or P2PDistError."""
     hasher = hashlib.sha256(xar_header(config, "0" * 16))
     with image.open("rb") as source:
         total = os.fstat(source.fileno()).st_size
@@ -225,8 +230,8 @@ def write_xar(image: Path, config: Config, output: Path, *, report: Report = lam
 
 
 def make_readable(tree: Path) -> dict[bytes, int]:
-    """Give the owner of all that is in the directory `tree`, who is this user, the right to read it. Returns by path the modes that entries
-    had before where those are others."""
+    """Give the owner of all that is in the directory `tree`, who is this user, the right to read
+    it. Returns by path the modes that entries had before where those are others."""
     found: dict[bytes, int] = {}
     opened: dict[tuple[int, int], int] = {}
     for path, status in _walk(tree, opened):
@@ -242,10 +247,11 @@ def write_tar(
     modes: Mapping[bytes, int] | None = None,
     report: Callable[[int], None] = lambda count: None,
 ) -> int:
-    """Write the directory `tree` as a tar (POSIX.1-2001, pax): entries in the order of names, owned by root, so equal trees give equal
-    bytes. Files with long runs of zeros are sparse (GNU tar, "Storing Sparse Files", PAX format 1.0), wherever the file system has holes.
-    `modes` are those of entries, by path, in the place of their own. Returns how many entries there are. Blocks; raises OSError from the
-    stream."""
+    """Write the directory `tree` as a tar (POSIX.1-2001, pax): entries in the order of names, owned
+    by root, so equal trees give equal bytes. Files with long runs of zeros are sparse (GNU tar,
+    "Storing Sparse Files", PAX format 1.0), wherever the file system has holes. `modes` are those
+    of entries, by path, in the place of their own. Returns how many entries there are. Blocks;
+    raises OSError from the stream."""
     count = 0
     names: dict[tuple[int, int], str] = {}
     with tarfile.open(
@@ -294,7 +300,8 @@ def _add_file(archive: tarfile.TarFile, member: tarfile.TarInfo, file: BinaryIO)
 
 
 def _ranges(file: BinaryIO, size: int) -> list[tuple[int, int]]:
-    """The (begin, end) of a file between runs of zeros of HOLE_BYTES_MIN and more. What it holds decides, not how it is stored."""
+    """The (begin, end) of a file between runs of zeros of HOLE_BYTES_MIN and more. What it holds
+    decides, not how it is stored."""
     found: list[tuple[int, int]] = []
     for begin, end in _stored(file.fileno(), size):
         for at in range(begin, end, CHUNK_BYTES):
@@ -346,8 +353,8 @@ class _Parts:
 
 @contextmanager
 def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `output` when the block ends well. `mode` is lessened by the umask. Raises DiskFull or
-    P2PDistError."""
+    """A new file that takes the place of `output` when the block ends well. `mode` is lessened by
+    the umask. Raises DiskFull or P2PDistError."""
     partial = output.parent / f".{output.name}.{secrets.token_hex(6)}"
     try:
         handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -367,8 +374,8 @@ def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
 
 
 def _walk(tree: Path, opened: dict[tuple[int, int], int] | None = None) -> Iterator[tuple[bytes, os.stat_result]]:
-    """Everything below `tree`, parents first, in the order of names. With `opened` what its owner may not read becomes readable once it
-    was given out."""
+    """Everything below `tree`, parents first, in the order of names. With `opened` what its owner
+    may not read becomes readable once it was given out."""
     pending = [b""]
     while pending:
         path = pending.pop()
@@ -409,7 +416,8 @@ def _member(name: str, status: os.stat_result, mode: int) -> tarfile.TarInfo | N
 
 
 def _quoted(text: str) -> str:
-    """A shell word in which `${P2PDIST_ROOT}` stands for the root, and nothing else for anything."""
+    """A shell word in which `${P2PDIST_ROOT}` stands for the root, and nothing else for
+    anything."""
     if "\0" in text:
         raise UsageError("the package's settings hold a zero byte, which no shell script can")
     return '"$_p2pdist_root"'.join(shlex.quote(part) if part else "" for part in text.split(_ROOT)) or "''"

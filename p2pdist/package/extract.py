@@ -1,4 +1,5 @@
-"""The contents of trees out of packs in a local layout, as objects: one read-only file for each content, by its BLAKE3."""
+"""The contents of trees out of packs in a local layout, as objects: one read-only file for each
+content, by its BLAKE3."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ ROOT_BYTES_MAX = 64 << 20
 
 @dataclass(slots=True)
 class Packs:
-    """What the catalogs of a package say: pages and chunk lists by BLAKE3, and in which pack a chunk is."""
+    """What the catalogs of a package say: pages and chunk lists by BLAKE3, and in which pack a
+    chunk is."""
 
     pages: dict[bytes, bytes] = field(default_factory=dict)
     chunk_lists: dict[bytes, bytes] = field(default_factory=dict)
@@ -40,7 +42,8 @@ class Packs:
 
 
 async def read_packs(manifest: Manifest, layout: LocalDepot) -> Packs:
-    """What all catalogs of a package say. Raises NotFound or Corrupt naming the one that cannot be read."""
+    """What all catalogs of a package say. Raises NotFound or Corrupt naming the one that cannot be
+    read."""
     packs = Packs()
     for part in manifest.parts:
         if part.media_type == CATALOG_TYPE:
@@ -64,8 +67,8 @@ def write_objects(
     *,
     report: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Write the objects of a tree that `objects` lacks, verified. Blocks. Raises NotFound where a pack is not in the layout, Corrupt,
-    DiskFull or P2PDistError."""
+    """Write the objects of a tree that `objects` lacks, verified. Blocks. Raises NotFound where a
+    pack is not in the layout, Corrupt, DiskFull or P2PDistError."""
     handles: dict[Digest, int] = {}
     try:
         for entry in entries:
@@ -109,7 +112,8 @@ def _write(
     layout: LocalDepot,
     handles: dict[Digest, int],
 ) -> None:
-    """Write an object under another name first: what has the name of a content has verified, its chunks and as a whole."""
+    """Write an object under another name first: what has the name of a content has verified, its
+    chunks and as a whole."""
     partial = target.with_suffix(".partial")
     whole, size = blake3(), 0
     with partial.open("xb") as file:

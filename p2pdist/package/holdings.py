@@ -1,9 +1,10 @@
 """Which packs have which chunks, and how many bytes of each pack a tree needs.
 
-A tree has hundreds of thousands of chunks and an edit changes a few of them, so nothing here is made for each chunk: what is asked for is
-searched for in the packs' records as they are, and only for many questions a table is built. For each pack there is the sum of the stored
-bytes of those of its chunks that the tree needs and that no other pack has; it does not depend on the order of packs. The few chunks that
-several packs have are `shared`, and count for whichever pack comes first.
+A tree has hundreds of thousands of chunks and an edit changes a few of them, so nothing here is
+made for each chunk: what is asked for is searched for in the packs' records as they are, and only
+for many questions a table is built. For each pack there is the sum of the stored bytes of those of
+its chunks that the tree needs and that no other pack has; it does not depend on the order of packs.
+The few chunks that several packs have are `shared`, and count for whichever pack comes first.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _RECORD = struct.Struct("<32sII")
 
 
 class Rows:
-    """Rows of `width` bytes that begin with a BLAKE3, to be found by it. Some are searched for; for many a table is made."""
+    """Rows of `width` bytes that begin with a BLAKE3, to be found by it. Some are searched for; for
+    many a table is made."""
 
     def __init__(self, parts: Sequence[bytes], width: int) -> None:
         self._data = b"".join(parts) if len(parts) != 1 else parts[0]
@@ -72,7 +74,8 @@ Shared = dict[bytes, dict[Digest, int]]
 
 
 class Holdings:
-    """Packs, by digest, and what of them is needed. `read` are the records of a pack; what is not asked for is not read."""
+    """Packs, by digest, and what of them is needed. `read` are the records of a pack; what is not
+    asked for is not read."""
 
     def __init__(
         self,
@@ -91,7 +94,8 @@ class Holdings:
         self._starts: list[int] = []
 
     def known(self, questions: int) -> Container[bytes]:
-        """The chunks that some pack has, for about so many questions, which threads may ask at the same time."""
+        """The chunks that some pack has, for about so many questions, which threads may ask at the
+        same time."""
         return self.rows().table() if questions > SEARCHES_MAX else self.rows()
 
     def rows(self) -> Rows:
@@ -104,7 +108,8 @@ class Holdings:
         return self._rows
 
     def forget(self, gone: Iterable[Digest]) -> bool:
-        """Packs are not at hand any more. False when the tree needed something that no other has: then nothing here is right."""
+        """Packs are not at hand any more. False when the tree needed something that no other has:
+        then nothing here is right."""
         names = set(gone)
         if any(self.live[name] for name in names):
             return False
@@ -165,7 +170,8 @@ class Holdings:
         self._count(chunks, -1)
 
     def live_bytes(self, order: Sequence[Digest]) -> dict[int, int]:
-        """Stored bytes that the tree needs of each pack that is needed at all, by its place in `order`."""
+        """Stored bytes that the tree needs of each pack that is needed at all, by its place in
+        `order`."""
         places: dict[Digest, int] = {}
         for place, name in enumerate(order):
             places.setdefault(name, place)
@@ -176,7 +182,8 @@ class Holdings:
         return dict(sorted(live.items()))
 
     def is_first(self, pack: Digest, chunk: bytes, order: Sequence[Digest]) -> bool:
-        """Whether of the packs that have a chunk, this one among them, it comes first in `order`."""
+        """Whether of the packs that have a chunk, this one among them, it comes first in
+        `order`."""
         holders = self.shared.get(chunk)
         return holders is None or min(holders, key=order.index) == pack
 

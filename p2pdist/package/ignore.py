@@ -1,7 +1,8 @@
-"""Which files a package leaves out: patterns as in a .gitignore file (gitignore(5)), from the project file, `.p2pdistignore` and flags.
+"""Which files a package leaves out: patterns as in a .gitignore file (gitignore(5)), from the
+project file, `.p2pdistignore` and flags.
 
-The last pattern that matches a path decides, so a flag wins over `.p2pdistignore`, and that over the project file. What lies in a
-directory that is left out is left out with it.
+The last pattern that matches a path decides, so a flag wins over `.p2pdistignore`, and that over
+the project file. What lies in a directory that is left out is left out with it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Ignore = Callable[[bytes, bool], bool]
 
 
 def matcher(patterns: Sequence[str], *, where: str = "the patterns") -> Ignore | None:
-    """Says which paths match `patterns`; None when there is nothing to match. Raises UsageError naming the pattern that is none."""
+    """Says which paths match `patterns`; None when there is nothing to match. Raises UsageError
+    naming the pattern that is none."""
     if len(patterns) > PATTERNS_MAX:
         raise TooLarge(f"{where} are {len(patterns)}, over the limit of {PATTERNS_MAX}")
     if not patterns:
@@ -46,7 +48,8 @@ def matcher(patterns: Sequence[str], *, where: str = "the patterns") -> Ignore |
 
 
 def read_patterns(source: Path) -> list[str]:
-    """The lines of `.p2pdistignore` in the directory `source`; none without that file. Raises UsageError when it cannot be read."""
+    """The lines of `.p2pdistignore` in the directory `source`; none without that file. Raises
+    UsageError when it cannot be read."""
     file = source / IGNORE_FILE
     try:
         with open_regular(file) as stream:

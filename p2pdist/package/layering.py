@@ -1,7 +1,9 @@
-"""Packing several layers as one package: each is packed on top of those before it, and only the last packing tags.
+"""Packing several layers as one package: each is packed on top of those before it, and only the
+last packing tags.
 
-A layer is packed from its directory where pack() alone can show what is wanted of it. A stand-in (stage.py) is packed instead where the
-layer appears in another place, where files are replaced to make it reproducible, and where an image shall hold a part of a directory.
+A layer is packed from its directory where pack() alone can show what is wanted of it. A stand-in
+(stage.py) is packed instead where the layer appears in another place, where files are replaced to
+make it reproducible, and where an image shall hold a part of a directory.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ from p2pdist.package.tree_scan import check_unchanged, scan_tree
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What goes into a layer: of the directory `source` what `ignore` does not leave out and, if there is an `only`, what is in it, below
-    the directory `target` of the package."""
+    """What goes into a layer: of the directory `source` what `ignore` does not leave out and, if
+    there is an `only`, what is in it, below the directory `target` of the package."""
 
     source: Path
     form: Format
@@ -44,18 +46,20 @@ class Layer:
     only: frozenset[bytes] | None = None
     target: str = ""
     split: bool = False
-    """The rest of the directory is in other layers: sources of compiled files may be there, and the times of directories, which change
-    with what is written for the other layers, are 0."""
+    """The rest of the directory is in other layers: sources of compiled files may be there, and the
+    times of directories, which change with what is written for the other layers, are 0."""
     told: bool = True
     """The user hears of links and permissions that mean something else on a host."""
     modes: Mapping[bytes, int] = field(default_factory=dict)
-    """Those that entries get, by path, in the place of their own: of a source that is packed itself, not a stand-in."""
+    """Those that entries get, by path, in the place of their own: of a source that is packed
+    itself, not a stand-in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How all layers are made. `mtime` and `world_readable` as pack takes them; `reproducible` replaces compiled Python;
-    `follow_links` packs files in the place of links that lead out of the package."""
+    """How all layers are made. `mtime` and `world_readable` as pack takes them; `reproducible`
+    replaces compiled Python; `follow_links` packs files in the place of links that lead out of the
+    package."""
 
     base: Reference | None = None
     settings: Settings = field(default_factory=Settings)
@@ -68,7 +72,8 @@ class Making:
 
 
 def project_layers(file: ProjectFile, form: Format, patterns: Sequence[str] = ()) -> list[Layer]:
-    """The layers of a project; `patterns` are left out of each of them, as what the project and `.p2pdistignore` say."""
+    """The layers of a project; `patterns` are left out of each of them, as what the project and
+    `.p2pdistignore` say."""
     project = file.project
     if not project.layer:
         return [plain_layer(file.path.parent, form, patterns, project)]
@@ -93,8 +98,8 @@ def plain_layer(source: Path, form: Format, patterns: Sequence[str] = (), projec
 
 
 def chosen_paths(source: Path, chosen: Ignore, ignore: Ignore | None) -> frozenset[bytes]:
-    """What of `source` matches, with all that is in matching directories, and the directories above. Raises UsageError when that is
-    nothing."""
+    """What of `source` matches, with all that is in matching directories, and the directories
+    above. Raises UsageError when that is nothing."""
     found: set[bytes] = set()
     for entry in walk(source, ignore=ignore):
         if os.path.dirname(entry.path) in found or chosen(entry.path, entry.is_directory):
@@ -105,7 +110,8 @@ def chosen_paths(source: Path, chosen: Ignore, ignore: Ignore | None) -> frozens
 
 
 def used_layer(layer: Layer, trace: Trace) -> tuple[Layer, list[str]]:
-    """What of a layer was used in a run, and a note when the run used more. Raises UsageError when nothing was."""
+    """What of a layer was used in a run, and a note when the run used more. Raises UsageError when
+    nothing was."""
     found = select(layer.source, trace)
     only = found.paths if layer.only is None else found.paths & layer.only
     notes = [f"{found.missing} files of the trace are not in {layer.source}"] if found.missing else []
@@ -113,7 +119,8 @@ def used_layer(layer: Layer, trace: Trace) -> tuple[Layer, list[str]]:
 
 
 def split_layer(layer: Layer, first_party: Sequence[str]) -> tuple[list[Layer], list[str]]:
-    """The layers of a virtual environment, up to three, of which none is empty; and notes. Raises UsageError."""
+    """The layers of a virtual environment, up to three, of which none is empty; and notes. Raises
+    UsageError."""
     found = split(layer.source, first_party=first_party, ignore=layer.ignore)
     notes = [
         *found.notes,
@@ -132,8 +139,8 @@ async def pack_layers(
     origin: Depot | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[Packed, list[str]]:
-    """Pack `layers`, bottom to top, as `reference`. Returns what came of it, with the sums over all layers, and notes for the user.
-    Raises what pack raises; then no tag has moved."""
+    """Pack `layers`, bottom to top, as `reference`. Returns what came of it, with the sums over all
+    layers, and notes for the user. Raises what pack raises; then no tag has moved."""
     if not 1 <= len(layers) <= LAYERS_MAX:
         raise UsageError(f"{reference} would have {len(layers)} layers", remedy=f"It must have 1 to {LAYERS_MAX}")
     below, sums, notes = making.base, list[Packed](), list[str]()
@@ -192,7 +199,8 @@ def _summed(sums: Sequence[Packed]) -> Packed:
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """What came of a stand-in: what of the source it could not carry, notes, and the links in whose place files stand."""
+    """What came of a stand-in: what of the source it could not carry, notes, and the links in whose
+    place files stand."""
 
     lost: list[Dropped]
     notes: list[str]
@@ -232,7 +240,8 @@ def _stage(
     followed: dict[bytes, Followed],
     on_progress: OnProgress | None,
 ) -> _Staged:
-    """Make the stand-in for a layer in `work`/tree. Raises Corrupt when something in its source changes meanwhile."""
+    """Make the stand-in for a layer in `work`/tree. Raises Corrupt when something in its source
+    changes meanwhile."""
     before = scan_tree(layer.source, ignore=layer.ignore, only=layer.only)
     whole = layer.ignore is None and layer.only is None
     look_again = partial(check_unchanged, before, ignore=layer.ignore, only=layer.only, times_of_directories=whole)

@@ -1,31 +1,40 @@
-"""Leases and removals: how those who write to a place and those who collect in it know of each other.
+"""Leases and removals: how those who write to a place and those who collect in it know of each
+other.
 
-A place is an image layout in a directory or a bucket, used by machines that see nothing of each other but what lies there. No storage
-can delete "unless somebody has just relied on it", and none of the buckets can refresh the age of a blob without copying it (S3 refuses
-to copy a value onto itself unchanged, and copies no more than 5 GB at once). So both sides leave notes, small values beside the blobs:
+A place is an image layout in a directory or a bucket, used by machines that see nothing of each
+other but what lies there. No storage can delete "unless somebody has just relied on it", and none
+of the buckets can refresh the age of a blob without copying it (S3 refuses to copy a value onto
+itself unchanged, and copies no more than 5 GB at once). So both sides leave notes, small values
+beside the blobs:
 
-- a **lease** names every blob of a package that somebody is about to tag. It is written before the first look at what is there
-  already, renewed while the work lasts, and removed after the tag is visible;
-- a **removal** names the blobs that somebody is about to delete. It is written before the last look at leases and tags, and removed
-  after the deletion.
+- a **lease** names every blob of a package that somebody is about to tag. It is written before the
+  first look at what is there already, renewed while the work lasts, and removed after the tag is
+  visible;
+- a **removal** names the blobs that somebody is about to delete. It is written before the last look
+  at leases and tags, and removed after the deletion.
 
-Each side writes its own note before it reads the other's (Dekker's rule), and reads what was written before (S3, Google and Azure
-buckets and local file systems promise that; NFS does only without its caches of names and attributes, `lookupcache=none,actimeo=0`):
+Each side writes its own note before it reads the other's (Dekker's rule), and reads what was
+written before (S3, Google and Azure buckets and local file systems promise that; NFS does only
+without its caches of names and attributes, `lookupcache=none,actimeo=0`):
 
     writer      lease -> removals -> look, send -> tag -> look again -> lease away
     collector   removal -> leases -> tags -> delete -> removal away
 
-If the lease was written before the collector read leases, the blobs stay. If not, the removal was there before the writer read removals:
-either it still is, and the writer waits until it is gone, or it is gone and the deletion done. In both cases the writer looks at what is
-there after the deletion, and sends what is missing. Later removals see the lease, or, when it is gone, the tag, since leases are read
-before tags. So a blob that a visible tag names is never missing, whatever age a collection spares.
+If the lease was written before the collector read leases, the blobs stay. If not, the removal was
+there before the writer read removals: either it still is, and the writer waits until it is gone, or
+it is gone and the deletion done. In both cases the writer looks at what is there after the
+deletion, and sends what is missing. Later removals see the lease, or, when it is gone, the tag,
+since leases are read before tags. So a blob that a visible tag names is never missing, whatever age
+a collection spares.
 
-Times. A note of a process that was killed stays, so both kinds end by age, by the clock of the storage alone, against one's own note: a
-lease is void after LEASE_S, a removal after REMOVAL_S. A collector begins no deletion later than START_S after its note, which leaves
-REMOVAL_S - START_S for the request itself (the drivers give up after 5 minutes); a writer whose lease is older than LEASE_S / 2 (its
-process was stopped, or the storage away) takes a new one and looks at everything again before it tags. Only a process that stands still
-for long exactly between such a look at its clock and the request can do harm; for that the writer looks at all blobs once more after the
-tag and sends what is missing.
+Times. A note of a process that was killed stays, so both kinds end by age, by the clock of the
+storage alone, against one's own note: a lease is void after LEASE_S, a removal after REMOVAL_S. A
+collector begins no deletion later than START_S after its note, which leaves REMOVAL_S - START_S for
+the request itself (the drivers give up after 5 minutes); a writer whose lease is older than LEASE_S
+/ 2 (its process was stopped, or the storage away) takes a new one and looks at everything again
+before it tags. Only a process that stands still for long exactly between such a look at its clock
+and the request can do harm; for that the writer looks at all blobs once more after the tag and
+sends what is missing.
 """
 
 from __future__ import annotations
@@ -89,7 +98,8 @@ async def read_note(board: NoteBoard, name: str) -> frozenset[Digest]:
 
 
 class Lease:
-    """Keeps the blobs `names` from collections while the block lasts; see above. `on_wait` is called while a removal is waited for."""
+    """Keeps the blobs `names` from collections while the block lasts; see above. `on_wait` is
+    called while a removal is waited for."""
 
     def __init__(self, board: NoteBoard, names: Iterable[Digest], *, on_wait: Callable[[], None] | None = None) -> None:
         self._board, self._names, self._on_wait = board, frozenset(names), on_wait
@@ -122,12 +132,13 @@ class Lease:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether it could be void by now or soon: then it has to be taken again, and everything looked at again, before a tag is set."""
+        """Whether it could be void by now or soon: then it has to be taken again, and everything
+        looked at again, before a tag is set."""
         return clock() - self._renewed > LEASE_S / 2
 
     async def take(self) -> None:
-        """Write the lease, under a new name since the old note may be void, and wait until no removal is under way that names any of the
-        blobs. What is there then stays there."""
+        """Write the lease, under a new name since the old note may be void, and wait until no
+        removal is under way that names any of the blobs. What is there then stays there."""
         await self._leave()
         self._name = note_name(LEASE)
         await self._write()

@@ -1,10 +1,12 @@
-"""Symbolic links of a source that do not lead to the same thing on a host: out of the package, or to nothing.
+"""Symbolic links of a source that do not lead to the same thing on a host: out of the package, or
+to nothing.
 
-A relative link that climbs out of the package shows what lies beside the place where a host shows it. An absolute one leads to this
-machine's path, which only directories of the operating system are sure to share. A package has links as they are; what is followed
-instead is a file that the user asked for (`--follow-links`), and the files of a Hugging Face snapshot, which are links to the blobs of
-its cache (huggingface.co/docs/huggingface_hub, "Understand caching"). No other link is followed unasked: the source may be a checkout of
-somebody else's, and the link lead to a secret.
+A relative link that climbs out of the package shows what lies beside the place where a host shows
+it. An absolute one leads to this machine's path, which only directories of the operating system are
+sure to share. A package has links as they are; what is followed instead is a file that the user
+asked for (`--follow-links`), and the files of a Hugging Face snapshot, which are links to the blobs
+of its cache (huggingface.co/docs/huggingface_hub, "Understand caching"). No other link is followed
+unasked: the source may be a checkout of somebody else's, and the link lead to a secret.
 """
 
 from __future__ import annotations
@@ -50,8 +52,9 @@ class Followed:
 
 
 def strange_links(source: Path, paths: Iterable[bytes], *, target: str = "", whole: bool = True) -> list[Link]:
-    """Those of the links `paths` of the directory `source`, which appears below `target` of the package, that lead out of the package, and
-    if the package is the `whole` of what a host will see, those that lead nowhere. Raises Corrupt when one vanishes."""
+    """Those of the links `paths` of the directory `source`, which appears below `target` of the
+    package, that lead out of the package, and if the package is the `whole` of what a host will
+    see, those that lead nowhere. Raises Corrupt when one vanishes."""
     top, prefix = os.fsencode(source), os.fsencode(target)
     found = []
     for path in paths:
@@ -77,8 +80,9 @@ def _leads_out(text: bytes, path: bytes) -> bool:
 def followed_links(
     source: Path, paths: Iterable[bytes], *, target: str = "", wanted: bool = False
 ) -> dict[bytes, Followed]:
-    """What to pack in the place of links of `source`: if it is `wanted` of all that lead out of the package, else of those that lead from a
-    Hugging Face snapshot to the blobs beside it. Raises UsageError naming a link that is wanted and leads to no regular file."""
+    """What to pack in the place of links of `source`: if it is `wanted` of all that lead out of the
+    package, else of those that lead from a Hugging Face snapshot to the blobs beside it. Raises
+    UsageError naming a link that is wanted and leads to no regular file."""
     blobs = snapshot_blobs(source)
     found = {}
     for link in strange_links(source, paths, target=target, whole=False):
@@ -98,7 +102,8 @@ def followed_links(
 
 
 def snapshot_blobs(source: Path) -> bytes | None:
-    """The directory of blobs of the cache that `source` is a Hugging Face snapshot of, None where it is none."""
+    """The directory of blobs of the cache that `source` is a Hugging Face snapshot of, None where
+    it is none."""
     blobs = source.parent.parent / "blobs"
     return (
         os.fsencode(blobs) if source.parent.name == "snapshots" and blobs.is_dir() and not blobs.is_symlink() else None

@@ -1,12 +1,14 @@
 """Marking: which blobs the tags of a place lead to.
 
-Every entry of the index is a root. From it the walk goes through documents: manifests of any kind, nested indexes, what stands under
-`manifests` or `subject`, and JSON of a media type that is not known to end there. Of a document every string that is a digest counts as a
-name, wherever it stands: layers, config, catalogs, packs, piece lists, and what annotations name (torrent documents, piece lists). Too much
-is kept rather than too little.
+Every entry of the index is a root. From it the walk goes through documents: manifests of any kind,
+nested indexes, what stands under `manifests` or `subject`, and JSON of a media type that is not
+known to end there. Of a document every string that is a digest counts as a name, wherever it
+stands: layers, config, catalogs, packs, piece lists, and what annotations name (torrent documents,
+piece lists). Too much is kept rather than too little.
 
-An index may lack some of what it lists (a copy for one platform alone does), so a document below a root that is not there ends the walk.
-A root that cannot be read, or any document that is there and cannot, ends the marking: what it leads to is not known.
+An index may lack some of what it lists (a copy for one platform alone does), so a document below a
+root that is not there ends the walk. A root that cannot be read, or any document that is there and
+cannot, ends the marking: what it leads to is not known.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ LEAF_TYPES = frozenset(
         "application/vnd.docker.container.image.v1+json",
     ]
 )
-"""What is known to lead nowhere, and is not read, also where the index itself names it as it does torrent documents."""
+"""What is known to lead nowhere, and is not read, also where the index itself names it as it does
+torrent documents."""
 
 
 class Marked(Protocol):
@@ -67,7 +70,8 @@ class Marked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a document names, and which of it are documents in their turn: digest, media type, and whether it was listed as one."""
+    """What a document names, and which of it are documents in their turn: digest, media type, and
+    whether it was listed as one."""
 
     names: frozenset[Digest]
     below: frozenset[tuple[Digest, str, bool]]
@@ -77,8 +81,9 @@ LEAF = Document(frozenset(), frozenset())
 
 
 def read_document(data: bytes, media_type: str) -> Document:
-    """What `data` names. Raises Corrupt when it should be a manifest or an index and is no JSON object, or lists a document in a way that
-    cannot be followed. Anything else that is no JSON object names nothing."""
+    """What `data` names. Raises Corrupt when it should be a manifest or an index and is no JSON
+    object, or lists a document in a way that cannot be followed. Anything else that is no JSON
+    object names nothing."""
     try:
         body = msgspec.json.decode(data)
         found = list(_found(body))
@@ -102,7 +107,8 @@ def read_document(data: bytes, media_type: str) -> Document:
 
 
 def _found(body: Any) -> Iterator[tuple[str, str, bool]]:
-    """Strings that are digests, with the media type that stands beside them and whether they are listed as documents."""
+    """Strings that are digests, with the media type that stands beside them and whether they are
+    listed as documents."""
     pending: list[tuple[Any, bool]] = [(body, False)]
     while pending:
         value, listed = pending.pop()
@@ -122,7 +128,8 @@ def _found(body: Any) -> Iterator[tuple[str, str, bool]]:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A document to read: how it was named, by which tag it was reached, and whether the index itself names it."""
+    """A document to read: how it was named, by which tag it was reached, and whether the index
+    itself names it."""
 
     digest: Digest
     media_type: str
@@ -132,7 +139,8 @@ class _Step:
 
 
 class Marks:
-    """The blobs that the tags of a place lead to. What a document says is remembered, so marking again reads only new ones."""
+    """The blobs that the tags of a place lead to. What a document says is remembered, so marking
+    again reads only new ones."""
 
     def __init__(self, place: Marked) -> None:
         self._place = place
@@ -140,13 +148,15 @@ class Marks:
         self._turns = asyncio.Semaphore(READS_IN_FLIGHT)
 
     async def reached(self) -> set[Digest]:
-        """Raises what reading the index raises, and the failure of a document, naming the tag that leads to it."""
+        """Raises what reading the index raises, and the failure of a document, naming the tag that
+        leads to it."""
         roots = await self._place.roots()
         while True:
             try:
                 return await self._reached(roots)
             except NotFound:
-                # A tag may have been removed since, and another collection have taken what it led to.
+                # A tag may have been removed since, and another collection have taken what it led
+                # to.
                 before, roots = roots, await self._place.roots()
                 if not set(_named(before)) - set(_named(roots)):
                     raise

@@ -1,5 +1,6 @@
-"""How much memory the kernel lets this process and its children have: limits of its control groups (cgroups(7), version 1 and 2) and of
-its own (getrlimit(2)). A program that plans with a share of the machine's memory is given a share of this instead."""
+"""How much memory the kernel lets this process and its children have: limits of its control groups
+(cgroups(7), version 1 and 2) and of its own (getrlimit(2)). A program that plans with a share of
+the machine's memory is given a share of this instead."""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ def address_limit() -> int | None:
 
 
 def memory_groups(groups: str, mounts: str) -> Iterator[Path]:
-    """The files that may hold a limit on memory: of the control group of a process and of those above it, given its /proc/PID/cgroup and
-    /proc/PID/mountinfo. A group that is out of sight in a container is that at the root of what is mounted there."""
+    """The files that may hold a limit on memory: of the control group of a process and of those
+    above it, given its /proc/PID/cgroup and /proc/PID/mountinfo. A group that is out of sight in a
+    container is that at the root of what is mounted there."""
     paths = {}
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,4 +1,5 @@
-"""Packing: a directory becomes the top layer of a package in the local layout. Content, then manifest, then tag."""
+"""Packing: a directory becomes the top layer of a package in the local layout. Content, then
+manifest, then tag."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to run. None keeps what the base says; entries of `env` (NAME=value) replace the base's of the same name."""
+    """What to run. None keeps what the base says; entries of `env` (NAME=value) replace the base's
+    of the same name."""
 
     entrypoint: Sequence[str] | None = None
     env: Sequence[str] = ()
@@ -69,10 +71,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What came of it. `files` and `bytes_total` count the regular files of the source, for a tree those without further hard links;
-    `layers` are the content layers, bottom to top, and `parts` the catalogs and packs that trees among them draw on. `bytes_written` went
-    to the layout: what it had already does not count. `dropped` holds the first of the `dropped_total` things that the layer does not
-    carry."""
+    """What came of it. `files` and `bytes_total` count the regular files of the source, for a tree
+    those without further hard links; `layers` are the content layers, bottom to top, and `parts`
+    the catalogs and packs that trees among them draw on. `bytes_written` went to the layout: what
+    it had already does not count. `dropped` holds the first of the `dropped_total` things that the
+    layer does not carry."""
 
     reference: Reference
     digest: str
@@ -90,13 +93,15 @@ class Packed:
     followed: tuple[Link, ...] = ()
     """Those in whose place the files are packed that they lead to."""
     narrow: tuple[str, ...] = ()
-    """Files and directories that their owner may read or execute and others may not; owners become root."""
+    """Files and directories that their owner may read or execute and others may not; owners become
+    root."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the directory that is packed stands for: a source that appears below `target` of the package. `told`: the user hears of links
-    and permissions that mean something else on a host. `whole`: the layers below come from the same source."""
+    """What the directory that is packed stands for: a source that appears below `target` of the
+    package. `told`: the user hears of links and permissions that mean something else on a host.
+    `whole`: the layers below come from the same source."""
 
     source: Path
     target: str = ""
@@ -151,18 +156,22 @@ async def pack(
     shown: Shown | None = None,
     on_progress: OnProgress | None = None,
 ) -> Packed:
-    """Pack the directory `source` as `reference` into `layout`, on top of `base` (looked up in the layout, then at the origin).
+    """Pack the directory `source` as `reference` into `layout`, on top of `base` (looked up in the
+    layout, then at the origin).
 
-    `mtime`, in seconds since 1970, replaces all modification times of an image, and the later ones of a tree. Without it an image keeps
-    times from 1970 to 2106, and UsageError names what has another one. Corrupt names what changes in the source meanwhile.
-    `ignore` leaves entries out by path below the source; `only` keeps these paths and the directories above them (a directory named there
-    is kept without what is in it). With `timeless` the directories of a tree have the time 0. `xattrs` carries extended attributes
-    `user.*`, in trees alone; `level` is for images alone. `modes` are those that files and directories get in the package, by path below
-    the source, in the place of their own; `world_readable` then gives everybody the right to read, and to execute what anybody may
-    execute. `shown` is what `source` stands for, by default itself.
+    `mtime`, in seconds since 1970, replaces all modification times of an image, and the later ones
+    of a tree. Without it an image keeps times from 1970 to 2106, and UsageError names what has
+    another one. Corrupt names what changes in the source meanwhile. `ignore` leaves entries out by
+    path below the source; `only` keeps these paths and the directories above them (a directory
+    named there is kept without what is in it). With `timeless` the directories of a tree have the
+    time 0. `xattrs` carries extended attributes `user.*`, in trees alone; `level` is for images
+    alone. `modes` are those that files and directories get in the package, by path below the
+    source, in the place of their own; `world_readable` then gives everybody the right to read, and
+    to execute what anybody may execute. `shown` is what `source` stands for, by default itself.
 
-    The base's layers and parts are named, not copied; its piece lists and catalogs are copied. No collection runs in the layout meanwhile.
-    Raises NotFound, UsageError, DiskFull, Conflict during a collection, and what build_image and pack_tree raise.
+    The base's layers and parts are named, not copied; its piece lists and catalogs are copied. No
+    collection runs in the layout meanwhile. Raises NotFound, UsageError, DiskFull, Conflict during
+    a collection, and what build_image and pack_tree raise.
     """
     started, source = time.monotonic(), source_directory(source)
     if not reference.tag:
@@ -290,7 +299,8 @@ async def _add_manifest(
 
 
 async def _name(reference: Reference, layout: LocalDepot, manifest: Manifest) -> tuple[Descriptor, int]:
-    """Store the manifest and let `reference` name it; returns its descriptor, and how many bytes were written."""
+    """Store the manifest and let `reference` name it; returns its descriptor, and how many bytes
+    were written."""
     body = encode_manifest(manifest)
     described = Descriptor(MANIFEST_TYPE, digest_of(body), len(body))
     written = await write_small(layout, body)
@@ -351,8 +361,8 @@ async def _add_image(
     *,
     whiteouts: bool,
 ) -> _Layer:
-    """Build the image, hash it and move it into the layout. `whiteouts`: there is something below that they hide. Raises Corrupt when
-    something in the source changes meanwhile."""
+    """Build the image, hash it and move it into the layout. `whiteouts`: there is something below
+    that they hide. Raises Corrupt when something in the source changes meanwhile."""
     looked = await asyncio.to_thread(scan_tree, source, ignore=options.ignore, only=options.only)
     look_again = partial(check_unchanged, looked, ignore=options.ignore, only=options.only)
     found = await asyncio.to_thread(survey, looked, times_kept=options.mtime is None, whiteouts=whiteouts)

@@ -1,7 +1,8 @@
 """Writing packs: stored chunks one behind the other, hashed on the way to the disk.
 
-How large the pieces of a pack are depends on its size, which is not known before its end; so the hashes of all piece sizes that come into
-question are kept (two, with packs of at most PACK_BYTES_MAX).
+How large the pieces of a pack are depends on its size, which is not known before its end; so the
+hashes of all piece sizes that come into question are kept (two, with packs of at most
+PACK_BYTES_MAX).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Written:
 
 
 class PackWriter:
-    """Writes packs of at most `limit` bytes into `directory`. Chunks lie in the order of the calls. `close` ends the last pack, `abandon`
-    deletes all. Raises DiskFull and P2PDistError."""
+    """Writes packs of at most `limit` bytes into `directory`. Chunks lie in the order of the calls.
+    `close` ends the last pack, `abandon` deletes all. Raises DiskFull and P2PDistError."""
 
     def __init__(self, directory: Path, *, limit: int = PACK_BYTES_MAX) -> None:
         self.chunks: set[bytes] = set()
@@ -118,7 +119,8 @@ class _Open:
             self._handle = -1
 
     def _flush(self, length: int) -> None:
-        """Hash and write the first bytes of the buffer: whole pieces of every size, except at the end."""
+        """Hash and write the first bytes of the buffer: whole pieces of every size, except at the
+        end."""
         with memoryview(self._buffer) as view, view[:length] as data:
             self._sha256.update(data)
             for size, hashes in self._hashes.items():

@@ -1,9 +1,10 @@
 """The pool: what the catalogs at hand know, so that a new tree stores only what none of them has.
 
-At hand are the catalogs of the base, and those of the newest PACKAGES_MAX packages with trees in the local layout. A pack counts only
-while it can be sent: when it lies in the layout, or belongs to the base. Where several packs have a chunk, or several catalogs a page,
-the base comes first, since the package draws on it anyhow, then packages of the same name, newest first, since hosts are likely to
-have these.
+At hand are the catalogs of the base, and those of the newest PACKAGES_MAX packages with trees in
+the local layout. A pack counts only while it can be sent: when it lies in the layout, or belongs to
+the base. Where several packs have a chunk, or several catalogs a page, the base comes first, since
+the package draws on it anyhow, then packages of the same name, newest first, since hosts are likely
+to have these.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ PACKAGES_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A catalog or pack as manifests name it, with its piece list. `of_base`: the package draws on it whatever its own tree needs."""
+    """A catalog or pack as manifests name it, with its piece list. `of_base`: the package draws on
+    it whatever its own tree needs."""
 
     described: Descriptor
     pieces: Descriptor
@@ -54,7 +56,8 @@ class KnownPack:
 
 @dataclass(slots=True)
 class Pool:
-    """Catalogs and packs by number, and the numbers of the catalogs that have a page and a chunk list. All keys are BLAKE3.
+    """Catalogs and packs by number, and the numbers of the catalogs that have a page and a chunk
+    list. All keys are BLAKE3.
 
     What catalogs carry is decoded when it is asked for; `known` says what they have, by digest."""
 
@@ -72,7 +75,8 @@ class Pool:
     def add(
         self, part: Part, path: Path, found: KnownCatalog | Catalog, packs: Mapping[Digest, tuple[Part, Path | None]]
     ) -> None:
-        """Add a catalog, which lies at `path`, and those of its packs that can be used. What is known already stays where it was."""
+        """Add a catalog, which lies at `path`, and those of its packs that can be used. What is
+        known already stays where it was."""
         number = len(self.catalogs)
         self.catalogs.append(part)
         self._paths.append(path)
@@ -126,7 +130,8 @@ class Pool:
     def _catalog(self, number: int) -> Catalog:
         if number not in self._decoded:
             try:
-                # It was verified when the pool was made, and nothing is removed from the layout meanwhile.
+                # It was verified when the pool was made, and nothing is removed from the layout
+                # meanwhile.
                 self._decoded[number] = decode_catalog(self._paths[number].read_bytes())
             except OSError as error:
                 raise P2PDistError(f"cannot read {self._paths[number]}: {error.strerror}") from error
@@ -149,8 +154,8 @@ async def read_pool(
     depots: list[Depot],
     known: Mapping[str, KnownCatalog],
 ) -> Pool:
-    """The pool for a new version of the package `name`. The base's catalogs are brought into the layout from `depots`. Catalogs that are
-    `known` by digest are verified but not decoded.
+    """The pool for a new version of the package `name`. The base's catalogs are brought into the
+    layout from `depots`. Catalogs that are `known` by digest are verified but not decoded.
 
     Raises NotFound and Corrupt naming the catalog that cannot be read.
     """
@@ -197,7 +202,8 @@ async def read_catalog(described: Descriptor, depots: list[Depot]) -> Catalog:
 async def _read(
     described: Descriptor, depots: list[Depot], *, decode: bool, into: LocalDepot | None = None
 ) -> Catalog | None:
-    """Read a catalog, verified, and keep a copy `into` a layout. None when it is not to be decoded."""
+    """Read a catalog, verified, and keep a copy `into` a layout. None when it is not to be
+    decoded."""
     try:
         data = await read_small(described.digest, depots, limit=CATALOG_BYTES_MAX)
         catalog = await asyncio.to_thread(decode_catalog, data) if decode else None

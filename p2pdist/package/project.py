@@ -1,4 +1,5 @@
-"""The project file, `p2pdist.toml`: how a directory is packed, so that `p2pdist pack` needs no options.
+"""The project file, `p2pdist.toml`: how a directory is packed, so that `p2pdist pack` needs no
+options.
 
     name = "team/trainer"
     tag = "v3"                      # "latest" when it is left out
@@ -43,7 +44,8 @@ Format = Literal["squashfs", "tree"]
 
 
 class ProjectLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One layer: a directory, relative to the project file, and what of it goes where. Without `format` it has the project's."""
+    """One layer: a directory, relative to the project file, and what of it goes where. Without
+    `format` it has the project's."""
 
     source: str
     format: Format | None = None
@@ -84,8 +86,8 @@ class ProjectFile:
 
 
 def find_project(source: Path | None, named: Path | None) -> ProjectFile | None:
-    """The project file that was named, else the one in `source`, else, without a source, the one in the working directory, which must
-    be there. Raises UsageError and what read_project raises."""
+    """The project file that was named, else the one in `source`, else, without a source, the one in
+    the working directory, which must be there. Raises UsageError and what read_project raises."""
     if named is not None:
         return read_project(named)
     file = (source_directory(source) if source else Path()) / PROJECT_FILE
@@ -100,7 +102,8 @@ def find_project(source: Path | None, named: Path | None) -> ProjectFile | None:
 
 
 def read_project(file: Path) -> ProjectFile:
-    """Read and check a project file. Raises NotFound, and UsageError naming the key that is wrong."""
+    """Read and check a project file. Raises NotFound, and UsageError naming the key that is
+    wrong."""
     try:
         with open_regular(file) as stream:
             data = stream.read(PROJECT_BYTES_MAX + 1)
@@ -132,7 +135,8 @@ def check_target(target: str, file: Path) -> None:
 
 
 def _underscored(body: dict[str, Any]) -> dict[str, Any]:
-    """Keys with underscores for hyphens, also those of layers; environment names stay as they are."""
+    """Keys with underscores for hyphens, also those of layers; environment names stay as they
+    are."""
     plain = {key.replace("-", "_"): value for key, value in body.items()}
     if isinstance(plain.get("layer"), list):
         plain["layer"] = [_underscored(item) if isinstance(item, dict) else item for item in plain["layer"]]

@@ -1,8 +1,9 @@
-"""Pushing: what an origin lacks of a package is sent to it. Content, then manifest, then tag, so a visible reference never dangles.
+"""Pushing: what an origin lacks of a package is sent to it. Content, then manifest, then tag, so a
+visible reference never dangles.
 
-A push skips what is there already, and a collection may be about to remove just that because no tag leads to it. How both are kept apart is
-told in lease.py: a push leaves a lease on all blobs of the package before it looks at any of them, and looks at all of them once more after
-the tag is set.
+A push skips what is there already, and a collection may be about to remove just that because no tag
+leads to it. How both are kept apart is told in lease.py: a push leaves a lease on all blobs of the
+package before it looks at any of them, and looks at all of them once more after the tag is set.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ BLOBS_IN_FLIGHT = 4
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """`bytes_sent` and `bytes_skipped` (already there) add up to the package: layers, piece lists, config and manifest. What
-    had to be sent again since something removed it meanwhile counts each time it was sent."""
+    """`bytes_sent` and `bytes_skipped` (already there) add up to the package: layers, piece lists,
+    config and manifest. What had to be sent again since something removed it meanwhile counts each
+    time it was sent."""
 
     reference: Reference
     digest: Digest
@@ -55,8 +57,9 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What someone who holds A lacks of B: `added` layers, of `bytes_to_move` bytes in all. `removed` layers are in A alone. A `changed`
-    layer took the place of another at the same height; it is counted among neither the added nor the removed."""
+    """What someone who holds A lacks of B: `added` layers, of `bytes_to_move` bytes in all.
+    `removed` layers are in A alone. A `changed` layer took the place of another at the same height;
+    it is counted among neither the added nor the removed."""
 
     bytes_to_move: int
     added: tuple[Digest, ...]
@@ -70,7 +73,8 @@ class Target(Depot, NoteBoard, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A blob to send, and where it is: a file that has to be there when the origin lacks it, or its bytes."""
+    """A blob to send, and where it is: a file that has to be there when the origin lacks it, or its
+    bytes."""
 
     blob: Descriptor
     source: Path | bytes
@@ -86,7 +90,8 @@ class _Sender:
         self._turns = asyncio.Semaphore(BLOBS_IN_FLIGHT)
 
     async def deliver(self, content: list[_Item], manifest: _Item, reference: Reference) -> None:
-        """Send what is lacking, then the manifest, then set the tag, if `reference` has one, under a lease (lease.py)."""
+        """Send what is lacking, then the manifest, then set the tag, if `reference` has one, under
+        a lease (lease.py)."""
         names = [item.blob.digest for item in (*content, manifest)]
         async with Lease(self._origin, names, on_wait=self._wait) as lease:
             await self._send_all(content, manifest)
@@ -102,7 +107,8 @@ class _Sender:
         await self._send(manifest, again)
 
     async def _send(self, item: _Item, again: bool) -> None:
-        """Send a blob unless it is there. `again`: it was sent or found there before. Raises NotFound when neither side has it."""
+        """Send a blob unless it is there. `again`: it was sent or found there before. Raises
+        NotFound when neither side has it."""
         async with self._turns:
             blob, source = item.blob, item.source
             if await self._origin.size(blob.digest) == blob.size:
@@ -137,9 +143,11 @@ class _Sender:
 async def push(
     reference: Reference, layout: LocalDepot, origin: Target, *, on_progress: OnProgress | None = None
 ) -> Pushed:
-    """Send a package from the local layout to the origin. Layers of a base may be at the origin only.
+    """Send a package from the local layout to the origin. Layers of a base may be at the origin
+    only.
 
-    Raises NotFound when the reference is not in the layout or a blob is nowhere, and Corrupt when a local blob was altered.
+    Raises NotFound when the reference is not in the layout or a blob is nowhere, and Corrupt when a
+    local blob was altered.
     """
     started = time.monotonic()
     described, manifest, _ = await read_manifest(reference, [layout])
@@ -152,7 +160,8 @@ async def push(
 
 
 async def push_blob(file: Path, origin: Target, *, on_progress: OnProgress | None = None) -> Pushed:
-    """Send one file as a blob with its piece list, tagged as blob_reference. `digest` and `size` of the result are the file's."""
+    """Send one file as a blob with its piece list, tagged as blob_reference. `digest` and `size` of
+    the result are the file's."""
     started = time.monotonic()
     stopped = threading.Event()
     try:
@@ -174,8 +183,9 @@ def _small(data: bytes, media_type: str) -> _Item:
 
 
 def compare(old: Manifest, new: Manifest) -> Difference:
-    """What someone who holds `old` lacks of `new`, layer by layer. Catalogs and packs count whole; how much of a pack is needed, and which
-    paths differ, is found out by compare_packages (tree_diff.py)."""
+    """What someone who holds `old` lacks of `new`, layer by layer. Catalogs and packs count whole;
+    how much of a pack is needed, and which paths differ, is found out by compare_packages
+    (tree_diff.py)."""
     before, after = {layer.digest for layer in old.layers}, {layer.digest: layer for layer in new.layers}
     changed = tuple(
         there.digest

@@ -1,4 +1,5 @@
-"""Opening a file by its name where anything may be in its place: a FIFO would be waited for, for ever."""
+"""Opening a file by its name where anything may be in its place: a FIFO would be waited for, for
+ever."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ class NotRegular(OSError):
 
 
 def open_regular(path: Path | bytes, *, follow: bool = True) -> BinaryIO:
-    """Open a regular file for reading; `follow` says whether a symbolic link to one will do. Never waits. Raises NotRegular, and OSError
-    as open(2) does."""
+    """Open a regular file for reading; `follow` says whether a symbolic link to one will do. Never
+    waits. Raises NotRegular, and OSError as open(2) does."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         handle = os.open(path, flags)

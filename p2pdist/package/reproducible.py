@@ -1,15 +1,18 @@
-"""Reproducible packages: what a checkout made elsewhere or later would not share is taken out of a source before it is packed.
+"""Reproducible packages: what a checkout made elsewhere or later would not share is taken out of a
+source before it is packed.
 
-Three things differ between checkouts of one tree. Modification times: times later than a given one are clamped to it (pack's `mtime`).
-Permissions follow the umask of whoever made the checkout: only whether the owner may execute a file is kept (stage.py). And compiled
-Python: a .pyc file holds the time of its source and the path where it was compiled. Each one is compiled again from its
-source to a hash-based one (PEP 552, checked: the interpreter compares the hash of the source when it imports), whose path is that
-within the package. That needs an interpreter with the same magic number. A file for which there is none, or no source, is left out
-with a note; the interpreter compiles it when it is imported. A .pyc file outside `__pycache__` without a source is the module itself:
-it stays as it is.
+Three things differ between checkouts of one tree. Modification times: times later than a given one
+are clamped to it (pack's `mtime`). Permissions follow the umask of whoever made the checkout: only
+whether the owner may execute a file is kept (stage.py). And compiled Python: a .pyc file holds the
+time of its source and the path where it was compiled. Each one is compiled again from its source to
+a hash-based one (PEP 552, checked: the interpreter compares the hash of the source when it
+imports), whose path is that within the package. That needs an interpreter with the same magic
+number. A file for which there is none, or no source, is left out with a note; the interpreter
+compiles it when it is imported. A .pyc file outside `__pycache__` without a source is the module
+itself: it stays as it is.
 
-Every file is compiled in a process of its own, forked from one that has compiled nothing, with a fixed hash seed, since what marshal
-writes depends on what else is alive in the process (bpo-34093).
+Every file is compiled in a process of its own, forked from one that has compiled nothing, with a
+fixed hash seed, since what marshal writes depends on what else is alive in the process (bpo-34093).
 """
 
 from __future__ import annotations
@@ -76,7 +79,8 @@ _MAGIC = "import importlib.util, sys; sys.stdout.write(importlib.util.MAGIC_NUMB
 
 @dataclass(slots=True)
 class Replaced:
-    """Instead of a file of the source another one, or nothing; and notes about what was left out or kept."""
+    """Instead of a file of the source another one, or nothing; and notes about what was left out or
+    kept."""
 
     files: dict[bytes, Path | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -90,8 +94,8 @@ class _Job:
 
 
 def clamp_time(environ: Mapping[str, str]) -> int:
-    """The time that no file is later than, in seconds since 1970: SOURCE_DATE_EPOCH (reproducible-builds.org), else TIME_DEFAULT_S.
-    Raises UsageError."""
+    """The time that no file is later than, in seconds since 1970: SOURCE_DATE_EPOCH
+    (reproducible-builds.org), else TIME_DEFAULT_S. Raises UsageError."""
     text = environ.get("SOURCE_DATE_EPOCH", "")
     if not text:
         return TIME_DEFAULT_S
@@ -108,9 +112,9 @@ def recompile(
     others: Iterable[Found] = (),
     report: Report = lambda what, done, total: None,
 ) -> Replaced:
-    """Compile every .pyc file among `files` of `source` anew, into the empty directory `work`; their sources are among `files` and
-    `others`. `report` hears of bytes of source. Blocks.
-    Never writes to `source`."""
+    """Compile every .pyc file among `files` of `source` anew, into the empty directory `work`;
+    their sources are among `files` and `others`. `report` hears of bytes of source. Blocks. Never
+    writes to `source`."""
     source, work = Path(os.path.abspath(source)), Path(os.path.abspath(work))  # the interpreter runs elsewhere
     taken = {found.path: found.status.st_size for found in files if _is_file(source, found)}
     sources = {**{found.path: found.status.st_size for found in others if _is_file(source, found)}, **taken}
@@ -142,7 +146,8 @@ def recompile(
 
 
 def _is_file(source: Path, found: Found) -> bool:
-    """Whether it is a regular file or a link to one: an interpreter that opened a FIFO would wait for ever."""
+    """Whether it is a regular file or a link to one: an interpreter that opened a FIFO would wait
+    for ever."""
     mode = found.status.st_mode
     return stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and os.path.isfile(os.path.join(os.fsencode(source), found.path)))
 
@@ -190,7 +195,8 @@ _ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/b
 
 
 def _interpreter(magic: bytes, tag: str) -> str | None:
-    """A program from PATH, or this one, whose .pyc files begin with `magic`. None of the source is ever executed."""
+    """A program from PATH, or this one, whose .pyc files begin with `magic`. None of the source is
+    ever executed."""
     version = _VERSION.match(tag)
     names = [f"python{version[1]}.{version[2]}"] if version else []
     found = [shutil.which(name, path=part) for name in (*names, "python3") for part in os.get_exec_path()]

@@ -1,4 +1,5 @@
-"""What looks at a source directory have in common: what cannot go in, what is left out, and what cannot be read."""
+"""What looks at a source directory have in common: what cannot go in, what is left out, and what
+cannot be read."""
 
 from __future__ import annotations
 
@@ -24,13 +25,15 @@ KINDS_DROPPED = {
 
 
 Ignore = Callable[[bytes, bool], bool]
-"""Whether to leave out the entry with this path below the source, which is a directory or not; a directory with all that is in it."""
+"""Whether to leave out the entry with this path below the source, which is a directory or not; a
+directory with all that is in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Something that a package does not carry. `path` is relative to the source, with surrogates for bytes that are not UTF-8;
-    `what` is `socket`, `FIFO`, `block device`, `character device`, `setuid bit` or `setgid bit`."""
+    """Something that a package does not carry. `path` is relative to the source, with surrogates
+    for bytes that are not UTF-8; `what` is `socket`, `FIFO`, `block device`, `character device`,
+    `setuid bit` or `setgid bit`."""
 
     path: str
     what: str
@@ -38,7 +41,8 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A symbolic link of a source: its path relative to it, the path it holds, and what of that a user should know."""
+    """A symbolic link of a source: its path relative to it, the path it holds, and what of that a
+    user should know."""
 
     path: str
     target: str
@@ -47,8 +51,9 @@ class Link:
 
 @dataclass(slots=True)
 class Scan:
-    """`files` regular files of `bytes_total` bytes; `dropped` holds the first DROPPED_SHOWN_MAX of `dropped_total`. `excluded` are the
-    paths that were left out by request, of a directory its own alone."""
+    """`files` regular files of `bytes_total` bytes; `dropped` holds the first DROPPED_SHOWN_MAX of
+    `dropped_total`. `excluded` are the paths that were left out by request, of a directory its own
+    alone."""
 
     files: int = 0
     bytes_total: int = 0
@@ -63,8 +68,9 @@ class Scan:
 
 
 def source_directory(source: Path) -> Path:
-    """The path of the directory `source`, absolute and without symbolic links: mksquashfs packs a link as a link, whatever it leads to, and
-    programs that run in other directories are given this path. Raises NotFound, and UsageError when there is something else."""
+    """The path of the directory `source`, absolute and without symbolic links: mksquashfs packs a
+    link as a link, whatever it leads to, and programs that run in other directories are given this
+    path. Raises NotFound, and UsageError when there is something else."""
     real = source_path(source)
     if not real.is_dir():
         raise UsageError(f"{source} is not a directory", remedy="Name the directory to pack")
@@ -72,8 +78,8 @@ def source_directory(source: Path) -> Path:
 
 
 def source_path(source: Path, kind: str = "directory") -> Path:
-    """The path of `source`, absolute and without symbolic links. `kind` is what should be there. Raises NotFound, UsageError and
-    P2PDistError saying why there is nothing."""
+    """The path of `source`, absolute and without symbolic links. `kind` is what should be there.
+    Raises NotFound, UsageError and P2PDistError saying why there is nothing."""
     try:
         return Path(os.path.realpath(source, strict=True))
     except ValueError as error:  # a NUL

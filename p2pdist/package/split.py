@@ -1,10 +1,13 @@
-"""Splitting a virtual environment into layers: third-party distributions below, one's own code on top.
+"""Splitting a virtual environment into layers: third-party distributions below, one's own code on
+top.
 
-The lower layer stays the same while only one's own code changes, so hosts that have it fetch the upper one alone. To the lower one go the
-files that the RECORD of a distribution lists and the environment's own furniture (interpreter links, pyvenv.cfg, activation scripts). To
-the upper one goes everything else: distributions installed from a directory (editable ones, direct_url.json with dir_info), those named
-as first-party, and files that no distribution lists. What was compiled from files of the lower layer and is in no RECORD gets a layer of
-its own between them: an interpreter writes it when a module is first imported, and neither the lower layer may change by that nor the
+The lower layer stays the same while only one's own code changes, so hosts that have it fetch the
+upper one alone. To the lower one go the files that the RECORD of a distribution lists and the
+environment's own furniture (interpreter links, pyvenv.cfg, activation scripts). To the upper one
+goes everything else: distributions installed from a directory (editable ones, direct_url.json with
+dir_info), those named as first-party, and files that no distribution lists. What was compiled from
+files of the lower layer and is in no RECORD gets a layer of its own between them: an interpreter
+writes it when a module is first imported, and neither the lower layer may change by that nor the
 upper one carry it with each edit.
 """
 
@@ -30,7 +33,8 @@ _FURNITURE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What goes to each layer, directories included: paths relative to the source. Names of the distributions in each, and notes."""
+    """What goes to each layer, directories included: paths relative to the source. Names of the
+    distributions in each, and notes."""
 
     lower: frozenset[bytes]
     compiled: frozenset[bytes]
@@ -41,8 +45,8 @@ class Split:
 
 
 def split(source: Path, *, first_party: Collection[str] = (), ignore: Ignore | None = None) -> Split:
-    """Divide `source`, which is a virtual environment or has some right in it. Raises UsageError when there is none, or when a name in
-    `first_party` is not installed."""
+    """Divide `source`, which is a virtual environment or has some right in it. Raises UsageError
+    when there is none, or when a name in `first_party` is not installed."""
     environments = list(_environments(source))
     if not environments:
         raise UsageError(

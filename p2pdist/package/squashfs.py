@@ -1,8 +1,9 @@
 """A directory as a squashfs image, by mksquashfs(1) of squashfs-tools 4.5 or later.
 
-The image depends on names, contents, modes, symbolic links and modification times below the source alone. Owners become root;
-extended attributes, hard-link identity and the source directory's own mode and time are left out, since they differ between copies of
-one tree. The version of mksquashfs and its zstd library also shape the bytes.
+The image depends on names, contents, modes, symbolic links and modification times below the source
+alone. Owners become root; extended attributes, hard-link identity and the source directory's own
+mode and time are left out, since they differ between copies of one tree. The version of mksquashfs
+and its zstd library also shape the bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from p2pdist.package.memory import address_limit, memory_limit
 from p2pdist.package.scan import source_directory
 
 LEVEL = 6
-"""zstd level: about 7 % smaller than level 3 at half its speed; a package is packed once and moved thousands of times."""
+"""zstd level: about 7 % smaller than level 3 at half its speed; a package is packed once and moved
+thousands of times."""
 LEVEL_MAX = 22
 MTIME_MAX = (1 << 32) - 1
 POLL_S = 0.2
@@ -34,9 +36,11 @@ PROCESSOR_BYTES = 128 << 20
 """Address space for the threads of one processor: two stacks, and what zstd works in."""
 _OUTPUT_KEPT_BYTES = 64 << 10
 
-# Becomes the program whose parent's pid, path and arguments it is given, and which is killed (PR_SET_PDEATHSIG, SIGKILL) when that parent
-# ends, however it does. prctl(2) is called here and not between fork and exec of the parent, where other threads may hold any lock. The
-# signal follows the thread that forked: asyncio forks on the thread of the loop, which stays while the program is awaited.
+# Becomes the program whose parent's pid, path and arguments it is given, and which is killed
+# (PR_SET_PDEATHSIG, SIGKILL) when that parent ends, however it does. prctl(2) is called here and
+# not between fork and exec of the parent, where other threads may hold any lock. The signal follows
+# the thread that forked: asyncio forks on the thread of the loop, which stays while the program is
+# awaited.
 _END_WITH_PARENT = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
@@ -46,7 +50,8 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def check_apart(source: Path, output: Path) -> None:
-    """Raises UsageError when `output` lies within `source`, where it would be packed into itself."""
+    """Raises UsageError when `output` lies within `source`, where it would be packed into
+    itself."""
     inside, outside = output.resolve(), source.resolve()
     if inside == outside or outside in inside.parents:
         raise UsageError(
@@ -69,11 +74,13 @@ async def build_image(
 ) -> None:
     """Write the image of the directory `source` to the new file `output`.
 
-    `mtime` (seconds since 1970) replaces all modification times. Block devices, sockets, FIFOs and setuid/setgid bits are left out;
-    character devices are not, since one that is 0/0 is a whiteout. `exclude` holds paths below the source that are left out, of a directory
-    with all that is in it. `modes` are those of files and directories, by path below the source, in the place of their own;
-    `world_readable` lets everybody read, and execute what anybody may (chmod a+rX). `size_estimate` is what DiskFull says is needed.
-    `on_bytes` hears of source bytes as they are read. Raises UsageError, DiskFull, or P2PDistError with what mksquashfs said.
+    `mtime` (seconds since 1970) replaces all modification times. Block devices, sockets, FIFOs and
+    setuid/setgid bits are left out; character devices are not, since one that is 0/0 is a whiteout.
+    `exclude` holds paths below the source that are left out, of a directory with all that is in it.
+    `modes` are those of files and directories, by path below the source, in the place of their own;
+    `world_readable` lets everybody read, and execute what anybody may (chmod a+rX). `size_estimate`
+    is what DiskFull says is needed. `on_bytes` hears of source bytes as they are read. Raises
+    UsageError, DiskFull, or P2PDistError with what mksquashfs said.
     """
     check_apart(source, output)
     if not 1 <= level <= LEVEL_MAX:
@@ -104,7 +111,8 @@ async def build_image(
 
 
 async def _run(command: list[str | bytes], on_bytes: Callable[[int], None] | None) -> tuple[str, int]:
-    """The end of what a program says, and its exit code. It ends with this process, and when this call is cancelled."""
+    """The end of what a program says, and its exit code. It ends with this process, and when this
+    call is cancelled."""
     # With SOURCE_DATE_EPOCH set mksquashfs refuses -mkfs-time and would flatten times unasked.
     environment = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}
     process = await asyncio.create_subprocess_exec(
@@ -150,7 +158,8 @@ def _arguments(source: Path, output: Path, level: int, mtime: int | None, world_
 
 
 def _memory_arguments(memory: int | None, address_space: int | None, processors: int | None) -> list[str]:
-    """By itself mksquashfs plans with a quarter of the machine's memory, whatever this process may have of it."""
+    """By itself mksquashfs plans with a quarter of the machine's memory, whatever this process may
+    have of it."""
     arguments = []
     if address_space is not None:
         processors = processors or max(1, min(os.cpu_count() or 1, address_space // PROCESSOR_BYTES))
@@ -166,7 +175,8 @@ def _memory_arguments(memory: int | None, address_space: int | None, processors:
 
 @contextlib.contextmanager
 def _exclude_options(output: Path, exclude: Collection[bytes]) -> Iterator[list[str]]:
-    """Options that leave out paths, which stand in a file beside the output as long as the block runs."""
+    """Options that leave out paths, which stand in a file beside the output as long as the block
+    runs."""
     if not exclude:
         yield []
         return
@@ -179,8 +189,9 @@ def _exclude_options(output: Path, exclude: Collection[bytes]) -> Iterator[list[
 
 
 def _pattern(path: bytes) -> bytes:
-    """A pattern of mksquashfs that fits this path alone. A line cannot hold a newline, but a set of all other bytes can be negated. Without
-    patterns it would leave out all names of a file of which one is named."""
+    """A pattern of mksquashfs that fits this path alone. A line cannot hold a newline, but a set of
+    all other bytes can be negated. Without patterns it would leave out all names of a file of which
+    one is named."""
     escaped = (
         _NEWLINE if char == 10 else bytes((char,)) if chr(char).isalnum() or char in _PLAIN else b"\\%c" % char
         for char in path
@@ -190,8 +201,9 @@ def _pattern(path: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _mode_options(output: Path, modes: Mapping[bytes, int]) -> Iterator[list[str | bytes]]:
-    """Options that change modes (pseudo definitions "m"), which stand in a file beside the output as long as the block runs; those of names
-    with a newline, which no line can hold, are options themselves."""
+    """Options that change modes (pseudo definitions "m"), which stand in a file beside the output
+    as long as the block runs; those of names with a newline, which no line can hold, are options
+    themselves."""
     if not modes:
         yield []
         return
@@ -216,7 +228,8 @@ _PLAIN = frozenset([*b"/._-", *range(128, 256)])
 
 
 async def _watch_reads(pid: int, on_bytes: Callable[[int], None]) -> None:
-    """Report what process `pid` has read (proc(5), /proc/[pid]/io), until cancelled or the process is gone."""
+    """Report what process `pid` has read (proc(5), /proc/[pid]/io), until cancelled or the process
+    is gone."""
     seen = 0
     while True:
         await asyncio.sleep(POLL_S)

@@ -1,9 +1,11 @@
-"""Staging: a stand-in for a source directory that shows a part of it, or other bytes in places, while the source stays as it is.
+"""Staging: a stand-in for a source directory that shows a part of it, or other bytes in places,
+while the source stays as it is.
 
-The stand-in is made of copies, which share their blocks with the source where the file system can (ioctl_ficlone(2)). Hard links would
-cost less, but making one changes the ctime of the user's file: whoever packs it at that time would find it changed, and whoever packed it
-earlier would read it again.
-A directory of which something is left out gets the time of the newest thing that stays, so that what is left out has no part in it.
+The stand-in is made of copies, which share their blocks with the source where the file system can
+(ioctl_ficlone(2)). Hard links would cost less, but making one changes the ctime of the user's file:
+whoever packs it at that time would find it changed, and whoever packed it earlier would read it
+again. A directory of which something is left out gets the time of the newest thing that stays, so
+that what is left out has no part in it.
 """
 
 from __future__ import annotations
@@ -42,8 +44,9 @@ class Found:
 
 
 def walk(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] | None = None) -> Iterator[Found]:
-    """Everything below `source` that is taken, parents before children, in the order of names. `ignore` leaves out; of `only` a
-    directory stands for itself alone. Raises UsageError and P2PDistError naming what cannot be read."""
+    """Everything below `source` that is taken, parents before children, in the order of names.
+    `ignore` leaves out; of `only` a directory stands for itself alone. Raises UsageError and
+    P2PDistError naming what cannot be read."""
     top = os.fsencode(source)
     pending = [(b"", 0)]
     while pending:
@@ -90,10 +93,11 @@ def stage(
     timeless: bool = False,
     followed: Mapping[bytes, Followed] | None = None,
 ) -> list[Dropped]:
-    """Make the new directory `target` a stand-in for `source`. In the place of a file in `replaced` stands the file named there, or
-    nothing. With `plain_modes` permissions say no more than Git keeps of them (git-fast-import(1)): whether the owner may execute a file.
-    With `timeless` all directories have the time 0. In the place of a link in `followed` stands the file named
-    there. Returns what could not be carried. Raises DiskFull, and what walk raises."""
+    """Make the new directory `target` a stand-in for `source`. In the place of a file in `replaced`
+    stands the file named there, or nothing. With `plain_modes` permissions say no more than Git
+    keeps of them (git-fast-import(1)): whether the owner may execute a file. With `timeless` all
+    directories have the time 0. In the place of a link in `followed` stands the file named there.
+    Returns what could not be carried. Raises DiskFull, and what walk raises."""
     try:
         return _Stage(source, target, replaced or {}, plain_modes, timeless, followed or {}).make(ignore, only)
     except OSError as error:
@@ -174,7 +178,8 @@ class _Stage:
         self.copies[name] = there
 
     def _permissions(self, mode: int) -> int:
-        """Of a file or directory with this mode. Bits that are not packed stay, so that packing says so."""
+        """Of a file or directory with this mode. Bits that are not packed stay, so that packing
+        says so."""
         if not self.plain_modes:
             return stat.S_IMODE(mode)
         return (mode & 0o7000) | (0o755 if stat.S_ISDIR(mode) or mode & stat.S_IXUSR else 0o644)
@@ -204,7 +209,8 @@ class _Stage:
 
 
 def _copy(here: bytes, there: bytes, before: os.stat_result) -> None:
-    """Copy the content of a regular file. Raises Corrupt when it is no longer what it was `before`, or OSError."""
+    """Copy the content of a regular file. Raises Corrupt when it is no longer what it was `before`,
+    or OSError."""
     source = os.open(here, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         target = os.open(there, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

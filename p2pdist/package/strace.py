@@ -1,8 +1,11 @@
-"""Which paths a program and its children used, by strace(1): running a command under it and reading its logs.
+"""Which paths a program and its children used, by strace(1): running a command under it and reading
+its logs.
 
-Only calls that read are recorded: opening, executing, asking for status, following links. A file that the program makes itself is
-none that it needs. Strings and descriptor paths are logged as hexadecimal escapes (-xx, -y), so no file name can look like something
-else; each process has a log of its own (-ff), so no call is cut in two by another process. Not seen: files opened through io_uring.
+Only calls that read are recorded: opening, executing, asking for status, following links. A file
+that the program makes itself is none that it needs. Strings and descriptor paths are logged as
+hexadecimal escapes (-xx, -y), so no file name can look like something else; each process has a log
+of its own (-ff), so no call is cut in two by another process. Not seen: files opened through
+io_uring.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ _MADE_ANEW = re.compile(rb"\b(?:O_WRONLY|O_EXCL|O_TRUNC)\b")
 
 @dataclass(slots=True)
 class Used:
-    """Absolute paths as the processes wrote them: `paths` all of them, `opened` those that were opened or executed."""
+    """Absolute paths as the processes wrote them: `paths` all of them, `opened` those that were
+    opened or executed."""
 
     paths: set[bytes] = field(default_factory=set)
     opened: set[bytes] = field(default_factory=set)
@@ -54,9 +58,10 @@ class Used:
 
 
 def run(command: Sequence[str], logs: Path, *, stdout: int | None = None) -> int:
-    """Run `command` to its end with its logs in the empty directory `logs`; returns its exit code, or 128 + n when signal n ended it.
-    SIGTERM and SIGHUP are passed on; a terminal's Ctrl-C reaches the command by itself. Call it from the main thread.
-    Raises NotFound, UsageError, and P2PDistError when strace is missing or not allowed."""
+    """Run `command` to its end with its logs in the empty directory `logs`; returns its exit code,
+    or 128 + n when signal n ended it. SIGTERM and SIGHUP are passed on; a terminal's Ctrl-C reaches
+    the command by itself. Call it from the main thread. Raises NotFound, UsageError, and
+    P2PDistError when strace is missing or not allowed."""
     tool = shutil.which("strace")
     if tool is None:
         raise P2PDistError("strace is not installed", remedy="Install the Debian package strace")
@@ -114,12 +119,14 @@ def _children(pid: int) -> list[int]:
 
 
 def read_logs(logs: Path, directory: bytes) -> Used:
-    """What the processes with logs in `logs` used; the first was started in `directory`. A child is in the directory where its parent
-    was when it made it, and strace tells of most calls where the process is."""
+    """What the processes with logs in `logs` used; the first was started in `directory`. A child is
+    in the directory where its parent was when it made it, and strace tells of most calls where the
+    process is."""
     used = Used()
     files = {path.suffix[1:]: path for path in logs.iterdir()}
     where: dict[str, bytes] = {}
-    # Parents mostly have smaller numbers than their children; where they have not, strace's own word has to do.
+    # Parents mostly have smaller numbers than their children; where they have not, strace's own
+    # word has to do.
     for pid in sorted(files, key=int):
         _read_log(files[pid], where.get(pid, directory), used, where)
     return used

@@ -1,4 +1,5 @@
-"""What a look at a source directory says before an image is made of it: how much there is, what cannot go in, and what cannot be read."""
+"""What a look at a source directory says before an image is made of it: how much there is, what
+cannot go in, and what cannot be read."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ _MTIME_END_NS = (MTIME_MAX + 1) * 1_000_000_000
 
 
 def survey(looked: TreeScan, *, times_kept: bool = False, whiteouts: bool = False) -> Scan:
-    """Count what was seen. An image carries `whiteouts`, character devices 0/0 that hide what is below it, if there is something below it;
-    it cannot carry the mark of a directory that hides all of what is in the one below (overlayfs, "whiteouts and opaque directories").
-    Other character devices are among what is `excluded`.
+    """Count what was seen. An image carries `whiteouts`, character devices 0/0 that hide what is
+    below it, if there is something below it; it cannot carry the mark of a directory that hides all
+    of what is in the one below (overlayfs, "whiteouts and opaque directories"). Other character
+    devices are among what is `excluded`.
 
-    Raises P2PDistError naming the first file that cannot be read and, if an image is to keep the times of entries, UsageError naming
-    the first that has one outside 1970 to 2106: mksquashfs would write another one without a word."""
+    Raises P2PDistError naming the first file that cannot be read and, if an image is to keep the
+    times of entries, UsageError naming the first that has one outside 1970 to 2106: mksquashfs
+    would write another one without a word."""
     found = Scan(excluded=[*looked.excluded])
     for directory in sorted(looked.directories):
         prefix = directory + b"/" if directory else b""
@@ -35,7 +38,8 @@ def survey(looked: TreeScan, *, times_kept: bool = False, whiteouts: bool = Fals
 
 
 def _leave_out(found: Scan, looked: TreeScan, path: bytes, row: Row, whiteouts: bool) -> bool:
-    """Note an entry, or the mark of a directory, that no image carries; returns whether it is left out."""
+    """Note an entry, or the mark of a directory, that no image carries; returns whether it is left
+    out."""
     if stat.S_ISDIR(row.mode):
         try:
             if is_opaque(looked.path(path)):

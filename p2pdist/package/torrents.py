@@ -1,7 +1,9 @@
-"""Torrents of what lies at an origin: made by reading it once, kept there under a tag of their own (p2pdist/model/torrent.py).
+"""Torrents of what lies at an origin: made by reading it once, kept there under a tag of their own
+(p2pdist/model/torrent.py).
 
-A blob and a package that it belongs to may be cut into pieces of different sizes; both are hashed in one reading. What was read is compared
-with its digest, so no torrent is published that lies because of a damaged copy.
+A blob and a package that it belongs to may be cut into pieces of different sizes; both are hashed
+in one reading. What was read is compared with its digest, so no torrent is published that lies
+because of a damaged copy.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ OnHashed = Callable[[int, int], None]
 
 
 class Readable(Target, Protocol):
-    """A depot whose blobs can be read in ranges, and whose tags can be listed, as at every origin."""
+    """A depot whose blobs can be read in ranges, and whose tags can be listed, as at every
+    origin."""
 
     async def read_range(self, digest: Digest, start: int, length: int) -> bytes: ...
 
@@ -64,8 +67,8 @@ class Made:
 
 
 async def make_torrent(reference: Reference, depot: Readable, *, on_progress: OnHashed | None = None) -> Made:
-    """Make the torrent of a package, or of a blob that was pushed alone (`blob:sha256-...`), and tag it. Raises NotFound, Corrupt and what
-    reading and writing raise."""
+    """Make the torrent of a package, or of a blob that was pushed alone (`blob:sha256-...`), and
+    tag it. Raises NotFound, Corrupt and what reading and writing raise."""
     described = await depot.resolve(reference)
     manifest = decode_manifest(await depot.read(described.digest, limit=MANIFEST_BYTES_MAX))
     alone = reference.name == "blob" and len(manifest.blobs) == 1
@@ -80,8 +83,9 @@ async def make_torrent(reference: Reference, depot: Readable, *, on_progress: On
 async def make_torrents(
     reference: Reference, layout: Layout, depot: Readable, *, on_progress: OnHashed | None = None
 ) -> list[Made]:
-    """Make the torrents of a package in the local layout that was pushed to `depot`, and of each of its blobs, as far as they have none
-    yet; a blob of the base that is not in the layout is read from the depot. Raises as make_torrent, UsageError for too many blobs."""
+    """Make the torrents of a package in the local layout that was pushed to `depot`, and of each of
+    its blobs, as far as they have none yet; a blob of the base that is not in the layout is read
+    from the depot. Raises as make_torrent, UsageError for too many blobs."""
     described = await layout.resolve(reference)
     manifest = decode_manifest(await layout.read(described.digest, limit=MANIFEST_BYTES_MAX))
     blobs = list({blob.digest: blob for blob in manifest.blobs if blob.size}.values())
@@ -97,8 +101,8 @@ async def make_torrents(
 
 
 async def make_file_torrent(digest: Digest, file: Path, depot: Target) -> Digest | None:
-    """The torrent document of a file that was pushed as the blob `digest`, made now unless there is one; an empty file has none. Raises
-    Corrupt when the file has changed."""
+    """The torrent document of a file that was pushed as the blob `digest`, made now unless there is
+    one; an empty file has none. Raises Corrupt when the file has changed."""
     size = file.stat().st_size
     if not size:
         return None
@@ -123,7 +127,8 @@ async def _make(
     package: Digest | None,
     on_progress: OnHashed | None,
 ) -> list[Made]:
-    """Torrents of the blobs in `alone`, each for itself, and of those in `together` as a package; whatever is in both is read once."""
+    """Torrents of the blobs in `alone`, each for itself, and of those in `together` as a package;
+    whatever is in both is read once."""
     single, parts = {blob.digest: blob for blob in alone}, {blob.digest: blob for blob in together}
     blobs = {**parts, **single}
     total, done = sum(blob.size for blob in blobs.values()), 0

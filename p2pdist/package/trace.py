@@ -1,9 +1,10 @@
 """Traces: which files below a directory, and which Python modules among them, a run really used.
 
-A trace is JSON: {"version": 1, "root", "files", "modules"}. Files are relative to the root: whatever was opened, executed, asked for its
-status or listed, and the symbolic links on the way; a directory stands for itself, not for what is in it. Names that are not UTF-8
-carry their bytes as lone surrogates. Packing only what was used takes these, the directories above them, and the METADATA of every
-distribution of which something was used.
+A trace is JSON: {"version": 1, "root", "files", "modules"}. Files are relative to the root:
+whatever was opened, executed, asked for its status or listed, and the symbolic links on the way; a
+directory stands for itself, not for what is in it. Names that are not UTF-8 carry their bytes as
+lone surrogates. Packing only what was used takes these, the directories above them, and the
+METADATA of every distribution of which something was used.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Trace(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What of a source is to be packed: paths relative to it, directories included. `missing` files of the traces are not in it."""
+    """What of a source is to be packed: paths relative to it, directories included. `missing` files
+    of the traces are not in it."""
 
     paths: frozenset[bytes]
     missing: int
@@ -128,7 +130,8 @@ def _sorted(paths: Iterable[bytes]) -> tuple[str, ...]:
 
 
 class _Ways:
-    """Follows absolute paths as the kernel does, and says what lies below the root on the way: symbolic links and the end."""
+    """Follows absolute paths as the kernel does, and says what lies below the root on the way:
+    symbolic links and the end."""
 
     def __init__(self, root: bytes) -> None:
         self._root = root
@@ -178,8 +181,8 @@ class _Ways:
 
 
 def _module(root: bytes, path: bytes) -> str:
-    """The dotted name of the module in a file, "" when it is none. It begins below the library directory that the file is in, else at the
-    topmost directory with an __init__.py."""
+    """The dotted name of the module in a file, "" when it is none. It begins below the library
+    directory that the file is in, else at the topmost directory with an __init__.py."""
     directory, name = os.path.split(path)
     if os.path.basename(directory) == b"__pycache__":
         directory, name = os.path.dirname(directory), b"__pycache__/" + name

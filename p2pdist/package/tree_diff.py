@@ -1,7 +1,9 @@
-"""What differs between two packages with trees: paths, and the bytes that a host which holds the first moves for the second.
+"""What differs between two packages with trees: paths, and the bytes that a host which holds the
+first moves for the second.
 
-A host that holds a package has the contents of its trees, and the chunks of its large files. For another one it reads the roots and
-catalogs that it lacks whole, and of packs the chunks that it lacks.
+A host that holds a package has the contents of its trees, and the chunks of its large files. For
+another one it reads the roots and catalogs that it lacks whole, and of packs the chunks that it
+lacks.
 """
 
 from __future__ import annotations
@@ -60,8 +62,9 @@ class Trees:
 
 
 async def compare_packages(old: Manifest, new: Manifest, depots: list[Depot]) -> tuple[Difference, PathChanges | None]:
-    """What someone who holds `old` lacks of `new`: layer by layer with exact bytes, and path by path, None when no layer is a tree. Reads
-    roots and catalogs from `depots`. Raises NotFound and Corrupt."""
+    """What someone who holds `old` lacks of `new`: layer by layer with exact bytes, and path by
+    path, None when no layer is a tree. Reads roots and catalogs from `depots`. Raises NotFound and
+    Corrupt."""
     found = compare(old, new)
     if not any(layer.media_type == TREE_TYPE for layer in (*old.layers, *new.layers)):
         return found, None
@@ -89,7 +92,8 @@ async def read_trees(manifest: Manifest, depots: list[Depot]) -> Trees:
 
 
 def bytes_to_move(held: Trees, wanted: Trees) -> int:
-    """Bytes of layers and catalogs that `held` does not name, and of the stored chunks that it does not have."""
+    """Bytes of layers and catalogs that `held` does not name, and of the stored chunks that it does
+    not have."""
     have = {blob.digest for blob in held.manifest.blobs}
     whole = sum(blob.size for blob in wanted.manifest.blobs if blob.digest not in have and blob.media_type != PACK_TYPE)
     lacking = wanted.chunks() - held.chunks()
@@ -105,7 +109,8 @@ def bytes_to_move(held: Trees, wanted: Trees) -> int:
 
 
 def merge(layers: Iterable[Sequence[Entry]]) -> list[Entry]:
-    """What layers show together, bottom to top, in walking order, as an overlay does. A hard link is shown as the file that it names."""
+    """What layers show together, bottom to top, in walking order, as an overlay does. A hard link
+    is shown as the file that it names."""
     shown: list[Entry] = []
     for entries in layers:
         upper = {entry.path: entry for entry in _resolved(entries)}
@@ -119,8 +124,9 @@ def merge(layers: Iterable[Sequence[Entry]]) -> list[Entry]:
 
 
 def compare_trees(old: Sequence[Entry], new: Sequence[Entry]) -> PathChanges:
-    """Paths that were added, changed and removed, in walking order. The time of a directory, which every change in it sets, does not
-    count as a change of it; another name of a file does not differ from a file of its own."""
+    """Paths that were added, changed and removed, in walking order. The time of a directory, which
+    every change in it sets, does not count as a change of it; another name of a file does not
+    differ from a file of its own."""
     before = {entry.path: _essence(entry) for entry in _resolved(old)}
     after = {entry.path: _essence(entry) for entry in _resolved(new)}
     return (

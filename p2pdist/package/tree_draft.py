@@ -1,9 +1,10 @@
-"""A tree between the look at its directory and its pages: of directories that did not change what the last packing remembers of them, of
-the others their entries. The entries of a directory come in runs, between which those of the directories in it stand (walking order).
+"""A tree between the look at its directory and its pages: of directories that did not change what
+the last packing remembers of them, of the others their entries. The entries of a directory come in
+runs, between which those of the directories in it stand (walking order).
 
-Pages end behind entries that their paths choose, and where they are full (tree.py). So what is between two ends of the first kind, a
-section, has the pages that it had when the same runs of directories that did not change make it up: then neither its entries nor its
-pages are looked at.
+Pages end behind entries that their paths choose, and where they are full (tree.py). So what is
+between two ends of the first kind, a section, has the pages that it had when the same runs of
+directories that did not change make it up: then neither its entries nor its pages are looked at.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class Kept:
 
 @dataclass(slots=True, eq=False)
 class Looked:
-    """A directory whose entries were looked at, and what the next packing may be told of them: by position in its own entries."""
+    """A directory whose entries were looked at, and what the next packing may be told of them: by
+    position in its own entries."""
 
     path: bytes
     fingerprint: bytes
@@ -159,7 +161,8 @@ Run = tuple[Kept | Looked, int, int]
 
 @dataclass(slots=True)
 class Draft:
-    """A tree that lacks the contents of `wanted`; `places` says of each the directory, its position in it, and that of its stamp."""
+    """A tree that lacks the contents of `wanted`; `places` says of each the directory, its position
+    in it, and that of its stamp."""
 
     directories: list[Kept | Looked] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
@@ -210,8 +213,8 @@ class Draft:
         check_entries(self._unchecked())
 
     def _unchecked(self) -> list[Entry]:
-        """What the last packing has not checked, and the directories above it. Names of hard links are never taken over, so this is a
-        tree, too, and when it is one the whole is."""
+        """What the last packing has not checked, and the directories above it. Names of hard links
+        are never taken over, so this is a tree, too, and when it is one the whole is."""
         above = {b""}
         for looked in self.looked:
             path = looked.path
@@ -255,8 +258,8 @@ class Draft:
     def pages(
         self, known: Known, available: Callable[[bytes], bool]
     ) -> tuple[dict[bytes, bytes | None], list[Section]]:
-        """The pages of the tree by BLAKE3, None where they were taken over from the last packing because they are `available`; and the
-        sections to be remembered."""
+        """The pages of the tree by BLAKE3, None where they were taken over from the last packing
+        because they are `available`; and the sections to be remembered."""
         numbers = {id(directory): number for number, directory in enumerate(self.directories)}
         pages: dict[bytes, bytes | None] = {}
         sections: list[Section] = []
@@ -277,7 +280,8 @@ def split(names: bytes) -> list[bytes]:
 
 
 def _key(runs: list[Run]) -> tuple[int, ...]:
-    """What a section was in the last packing; nothing when it has part of a directory that has changed."""
+    """What a section was in the last packing; nothing when it has part of a directory that has
+    changed."""
     found: list[int] = []
     for directory, begin, end in runs:
         if type(directory) is not Kept:

@@ -1,5 +1,6 @@
-"""From a scan to the entries of a tree, in walking order: what the last packing knows is taken over, the rest is looked at more closely,
-and files whose content is not known are left to be read."""
+"""From a scan to the entries of a tree, in walking order: what the last packing knows is taken
+over, the rest is looked at more closely, and files whose content is not known are left to be
+read."""
 
 from __future__ import annotations
 
@@ -36,10 +37,11 @@ _NONE = (errno.ENODATA, errno.ENOTSUP, errno.EPERM, errno.EACCES)
 
 
 class Assembler:
-    """Makes the draft of a tree. `known` are the directories of the last packing; `available` says whether contents of one of them need
-    not be read because packs have them, and of one of its files; `mtime` is the latest modification time, in seconds, that an entry may
-    have; `modes` are those of entries, by path, in the place of their own; with `timeless` directories have the time 0; `world_readable`
-    gives all the right to read, and to execute what anybody may execute."""
+    """Makes the draft of a tree. `known` are the directories of the last packing; `available` says
+    whether contents of one of them need not be read because packs have them, and of one of its
+    files; `mtime` is the latest modification time, in seconds, that an entry may have; `modes` are
+    those of entries, by path, in the place of their own; with `timeless` directories have the time
+    0; `world_readable` gives all the right to read, and to execute what anybody may execute."""
 
     def __init__(
         self,
@@ -83,7 +85,8 @@ class Assembler:
         return self._draft
 
     def _enter(self, path: bytes) -> tuple[Kept | Looked, Iterator[tuple[int, bytes]]]:
-        """A directory, and the positions and paths of the directories in it, which are gone through before the next is asked for."""
+        """A directory, and the positions and paths of the directories in it, which are gone through
+        before the next is asked for."""
         fingerprint = self._scan.digests[path]
         number = self._known.numbers.get(path, -1)
         before = self._known.directory(number) if number >= 0 else None
@@ -157,7 +160,8 @@ class Assembler:
             return os.readlink(self._scan.path(path))
 
     def _attributes(self, looked: Looked, path: bytes, row: Row, *, opaque: bool = False) -> tuple[bool, Xattrs]:
-        """Whether a directory is opaque, and the extended attributes `user.*` when they are wanted."""
+        """Whether a directory is opaque, and the extended attributes `user.*` when they are
+        wanted."""
         if not (opaque or self._xattrs):
             return False, ()
         now = time.time_ns()
@@ -206,7 +210,8 @@ def _user_attributes(path: bytes) -> Xattrs:
 
 
 def is_opaque(path: bytes) -> bool:
-    """Whether a directory hides all of what is in the one below it; only root sees the mark. Raises OSError."""
+    """Whether a directory hides all of what is in the one below it; only root sees the mark. Raises
+    OSError."""
     try:
         return os.getxattr(path, _OPAQUE, follow_symlinks=False) == b"y"
     except OSError as error:

@@ -1,8 +1,10 @@
-"""What a tree needs of the pool's chunks, brought forward from what the last packing of the directory needed.
+"""What a tree needs of the pool's chunks, brought forward from what the last packing of the
+directory needed.
 
-The notes say what each pack had that was needed. Packs that went since and packs that came are accounted for, then the chunks that
-directories lost and won; what other directories have as well is neither. Where something is gone that the tree needed, and where there are
-no notes, all is counted from nothing.
+The notes say what each pack had that was needed. Packs that went since and packs that came are
+accounted for, then the chunks that directories lost and won; what other directories have as well is
+neither. Where something is gone that the tree needed, and where there are no notes, all is counted
+from nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from p2pdist.package.tree_state import Block, KnownRecords, Notes, Remembered
 
 
 class Ledger:
-    """`holdings` say what the packs have and what of it the tree needs: the tree of the last packing, until `settle` was called. Raises
-    Damaged, and Corrupt where a catalog is broken."""
+    """`holdings` say what the packs have and what of it the tree needs: the tree of the last
+    packing, until `settle` was called. Raises Damaged, and Corrupt where a catalog is broken."""
 
     def __init__(self, pool: Pool, notes: Notes) -> None:
         self.known = Known(notes)
@@ -47,7 +49,8 @@ class Ledger:
             self.holdings.learn(name, pool.pack(usable[name]).records, before)
 
     def available(self, found: Remembered | File) -> bool:
-        """Whether packs have all contents of a directory of the last packing, or of a file in one."""
+        """Whether packs have all contents of a directory of the last packing, or of a file in
+        one."""
         lists = [name for _, name in found.chunk_lists] if isinstance(found, Remembered) else [found.chunks]
         if any(name and name not in self._pool.chunk_lists for name in lists):
             return False
@@ -100,7 +103,8 @@ class Ledger:
     def remember(
         self, draft: Draft, written: tuple[PackWriter, PackWriter], state: tree_state.Draft
     ) -> tuple[list[Remembered], dict[str, KnownRecords], dict[bytes, Block]]:
-        """For the next packing: the directories, the packs with those `written` of new chunks and of chunks that moved, the chunk lists."""
+        """For the next packing: the directories, the packs with those `written` of new chunks and
+        of chunks that moved, the chunk lists."""
         for pack in written[0].packs:
             self.holdings.own(pack.pack.digest, pack.pack.records, pack.pack.size)
         for pack in written[1].packs:

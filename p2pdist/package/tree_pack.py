@@ -1,6 +1,8 @@
-"""Packing a directory as a tree: scan, read what is new, write packs and one catalog with what no catalog has, and the root.
+"""Packing a directory as a tree: scan, read what is new, write packs and one catalog with what no
+catalog has, and the root.
 
-Nothing is written when nothing has changed. What is written lies in the layout before this returns, and no manifest names it yet.
+Nothing is written when nothing has changed. What is written lies in the layout before this returns,
+and no manifest names it yet.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ SECONDS_MAX = (1 << 63) // 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What of a directory becomes a tree. `mtime`: the latest modification time that an entry may have, in seconds since 1970; with
-    `timeless` directories have the time 0. `modes`: those that entries are to have, by path, in the place of their own, only for a source
-    that no packing has seen; with `world_readable` everybody may read, and execute what anybody may."""
+    """What of a directory becomes a tree. `mtime`: the latest modification time that an entry may
+    have, in seconds since 1970; with `timeless` directories have the time 0. `modes`: those that
+    entries are to have, by path, in the place of their own, only for a source that no packing has
+    seen; with `world_readable` everybody may read, and execute what anybody may."""
 
     xattrs: bool = False
     ignore: Ignore | None = None
@@ -55,7 +58,8 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A packed tree, `bytes_written` to the layout for it, what its directory looked like, and what the caller should be told."""
+    """A packed tree, `bytes_written` to the layout for it, what its directory looked like, and what
+    the caller should be told."""
 
     outcome: Outcome
     bytes_written: int
@@ -72,9 +76,11 @@ async def pack_tree(
     options: Options,
     on_bytes: Callable[[int, int], None],
 ) -> Tree:
-    """Pack the directory `source` for a package called `name`. `on_bytes` hears of bytes read, and of bytes in all.
+    """Pack the directory `source` for a package called `name`. `on_bytes` hears of bytes read, and
+    of bytes in all.
 
-    Raises NotFound, UsageError, DiskFull; Corrupt when a file changes meanwhile or a catalog is broken; P2PDistError.
+    Raises NotFound, UsageError, DiskFull; Corrupt when a file changes meanwhile or a catalog is
+    broken; P2PDistError.
     """
     if options.mtime is not None and not 0 <= options.mtime < SECONDS_MAX:
         raise UsageError(f"{options.mtime} is not a modification time", remedy="Give seconds since 1970")

@@ -1,15 +1,17 @@
 """Which catalogs and packs of the pool a tree draws on, and what is written anew.
 
-By itself a tree would draw on all that knows a page or chunk of it, and each version adds one catalog and one pack. Two rules keep
-manifests small, and keep hosts that begin from nothing from loading dead bytes:
+By itself a tree would draw on all that knows a page or chunk of it, and each version adds one
+catalog and one pack. Two rules keep manifests small, and keep hosts that begin from nothing from
+loading dead bytes:
 
 - Of a pack of which less than a quarter is still needed, the needed chunks are written anew.
-- When there would be more than CATALOGS_MAX catalogs, those of which the tree needs least are written anew as one, with the chunks of
-  their packs, until CATALOGS_KEPT are left. So this happens once in many versions, and the large catalogs stay.
+- When there would be more than CATALOGS_MAX catalogs, those of which the tree needs least are
+  written anew as one, with the chunks of their packs, until CATALOGS_KEPT are left. So this happens
+  once in many versions, and the large catalogs stay.
 
-The base's catalogs and packs stay as they are: the package draws on them anyhow. What is written anew comes from packs, not from files,
-and goes into packs and a catalog of its own, behind what is new in the manifest: hosts that have the earlier version have all of it, and
-can leave it alone.
+The base's catalogs and packs stay as they are: the package draws on them anyhow. What is written
+anew comes from packs, not from files, and goes into packs and a catalog of its own, behind what is
+new in the manifest: hosts that have the earlier version have all of it, and can leave it alone.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ LIVE_DIVISOR = 4
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Numbers of catalogs and packs of the pool that the tree draws on, and of packs whose needed chunks are written anew; pages and
-    chunk lists that the catalogs must carry that are written."""
+    """Numbers of catalogs and packs of the pool that the tree draws on, and of packs whose needed
+    chunks are written anew; pages and chunk lists that the catalogs must carry that are written."""
 
     catalogs: frozenset[int]
     packs: frozenset[int]
@@ -40,8 +42,8 @@ class Plan:
 def choose(
     pool: Pool, live: Mapping[int, int], pages: Collection[bytes], chunk_lists: Collection[bytes], *, adds: bool
 ) -> Plan:
-    """The plan of a tree with these pages and chunk lists, that needs `live` stored bytes of packs, by number; `adds`: new chunks were
-    written, so there will be a new catalog."""
+    """The plan of a tree with these pages and chunk lists, that needs `live` stored bytes of packs,
+    by number; `adds`: new chunks were written, so there will be a new catalog."""
     rewritten = {
         number
         for number, count in live.items()

@@ -1,20 +1,25 @@
-"""Reading files into packs: their contents' BLAKE3, chunk lists, and the chunks that no catalog has.
+"""Reading files into packs: their contents' BLAKE3, chunk lists, and the chunks that no catalog
+has.
 
-Files are handed to threads (BLAKE3, zstd and system calls release the interpreter's lock): small ones in batches, large ones window by
-window, which this thread reads and cuts. Results are taken in the order in which work was handed out, so packs hold chunks in walking
-order whoever was faster, and what is under way is bounded. A file must have the same stat(2) behind the last byte read as when the tree
-was scanned; else it changed meanwhile, and nothing is packed.
+Files are handed to threads (BLAKE3, zstd and system calls release the interpreter's lock): small
+ones in batches, large ones window by window, which this thread reads and cuts. Results are taken in
+the order in which work was handed out, so packs hold chunks in walking order whoever was faster,
+and what is under way is bounded. A file must have the same stat(2) behind the last byte read as
+when the tree was scanned; else it changed meanwhile, and nothing is packed.
 
-A file that was written to just before it was read could be written to again without a change of its times. It is not `settled`, and
-read again next time, as git does with entries that are as new as its index ("racy git").
+A file that was written to just before it was read could be written to again without a change of its
+times. It is not `settled`, and read again next time, as git does with entries that are as new as
+its index ("racy git").
 
-A store through a shared mapping gives a file new times only when its page is clean, which it is not again until it was written back. So
-what has changed lately is sent on its way to the disk before it is read: the next store, whoever has the page mapped, changes the times. On
-a file system that is all in memory nothing is ever written back, and the times never change: there no file is ever settled.
+A store through a shared mapping gives a file new times only when its page is clean, which it is not
+again until it was written back. So what has changed lately is sent on its way to the disk before it
+is read: the next store, whoever has the page mapped, changes the times. On a file system that is
+all in memory nothing is ever written back, and the times never change: there no file is ever
+settled.
 
-Nor is one where changes set no ctime: sshfs, SMB, rclone, AFS or FAT show a ctime that is the mtime, and an image that
-is mounted in the place of another has the times that it was made with. So a ctime counts on file systems alone that are known to set one at
-each change.
+Nor is one where changes set no ctime: sshfs, SMB, rclone, AFS or FAT show a ctime that is the
+mtime, and an image that is mounted in the place of another has the times that it was made with. So
+a ctime counts on file systems alone that are known to set one at each change.
 """
 
 from __future__ import annotations
@@ -45,11 +50,12 @@ BATCH_FILES = 128
 BATCH_BYTES = 4 << 20
 WORKERS_MAX = 8
 SETTLED_NS = 100_000_000
-"""A time stamp of a local file system is at most a tick of the kernel, 10 ms, old when it is set; whole seconds betray a coarser one."""
+"""A time stamp of a local file system is at most a tick of the kernel, 10 ms, old when it is set;
+whole seconds betray a coarser one."""
 SETTLED_COARSE_NS = 2_000_000_000
 WRITTEN_BACK_NS = 90_000_000_000
-"""By then the kernel has written back what was changed: it begins after 30 s unless the machine is told otherwise
-(vm.dirty_expire_centisecs, proc_sys_vm(5))."""
+"""By then the kernel has written back what was changed: it begins after 30 s unless the machine is
+told otherwise (vm.dirty_expire_centisecs, proc_sys_vm(5))."""
 SET_CTIME = {
     *(0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0xCA451A4E),  # ext2-4, XFS, Btrfs, F2FS, ZFS, bcachefs
     *(0x3153464A, 0x3434, 0x01161970, 0x7461636F),  # JFS, NILFS, GFS2, OCFS2
@@ -57,12 +63,14 @@ SET_CTIME = {
 }
 """File systems that set a file's ctime at each change, by f_type (statfs(2), linux/magic.h)."""
 OVERLAY = 0x794C7630
-"""overlayfs shows the times of its layers, which may be images: there a ctime counts that is not the mtime."""
+"""overlayfs shows the times of its layers, which may be images: there a ctime counts that is not
+the mtime."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _STATFS_BYTES_MAX = 256
 _WAIT_BEFORE_AND_WRITE = 1 | 2
-"""Of sync_file_range(2): begin to write all that is dirty, also what is being written while it was changed again."""
+"""Of sync_file_range(2): begin to write all that is dirty, also what is being written while it was
+changed again."""
 
 _TYPE = (1 << 32) - 1
 _offset = ctypes.c_int64
@@ -78,8 +86,8 @@ class Wanted:
 
 @dataclass(slots=True)
 class Read:
-    """What came of a file: the BLAKE3 of its content and of its chunk list (empty up to WHOLE_MAX bytes), and whether a later change is
-    sure to change its times."""
+    """What came of a file: the BLAKE3 of its content and of its chunk list (empty up to WHOLE_MAX
+    bytes), and whether a later change is sure to change its times."""
 
     content: bytes
     chunks: bytes = b""
@@ -103,9 +111,11 @@ class ChangeTimes:
 
 @dataclass(slots=True)
 class ContentReader:
-    """Reads files and adds to `writer` what `known` lacks. `chunk_lists` gathers the encoded lists of large files by BLAKE3.
+    """Reads files and adds to `writer` what `known` lacks. `chunk_lists` gathers the encoded lists
+    of large files by BLAKE3.
 
-    `on_bytes` hears of bytes read. Raises Corrupt when a file changes meanwhile, and P2PDistError when one cannot be read or `stopped`.
+    `on_bytes` hears of bytes read. Raises Corrupt when a file changes meanwhile, and P2PDistError
+    when one cannot be read or `stopped`.
     """
 
     known: Container[bytes]
@@ -157,7 +167,8 @@ class ContentReader:
     # -- small files
 
     def _read_batch(self, batch: list[Wanted]) -> list[tuple[Read, int, bytes | None]]:
-        """On a thread: each file's result, its size, and its stored form unless some pack has it."""
+        """On a thread: each file's result, its size, and its stored form unless some pack has
+        it."""
         found = []
         own: set[bytes] = set()
         now, encoder = time.time_ns(), ChunkEncoder()
@@ -179,7 +190,8 @@ class ContentReader:
             self.on_bytes(size)
 
     def _has(self, chunk: bytes) -> bool:
-        # A thread may ask while another chunk is being added: what it misses then is compressed once in vain.
+        # A thread may ask while another chunk is being added: what it misses then is compressed
+        # once in vain.
         return chunk in self.known or chunk in self.writer.chunks
 
     def _settled(self, file: Wanted, now_ns: int) -> bool:
@@ -220,7 +232,8 @@ class ContentReader:
         self._waiting.append((done, lambda _: self._add_list(read, chunks, results)))
 
     def _store_chunks(self, window: list[Chunk]) -> list[tuple[bytes, int, bytes | None]]:
-        """On a thread: BLAKE3, length, and the stored form of each chunk unless some pack has it."""
+        """On a thread: BLAKE3, length, and the stored form of each chunk unless some pack has
+        it."""
         found: list[tuple[bytes, int, bytes | None]] = []
         own: set[bytes] = set()
         encoder = ChunkEncoder()
@@ -250,7 +263,8 @@ class ContentReader:
 
 
 def _file_system(path: bytes) -> int:
-    """The type of the file system that a file is on: f_type of statfs(2), the first word of what it fills in. Raises OSError."""
+    """The type of the file system that a file is on: f_type of statfs(2), the first word of what it
+    fills in. Raises OSError."""
     filled = ctypes.create_string_buffer(_STATFS_BYTES_MAX)
     if _libc.statfs(path, filled):
         number = ctypes.get_errno()
@@ -278,14 +292,16 @@ def _open(file: Wanted) -> int:
 
 
 def _write_back(handle: int, row: Row, now_ns: int) -> bool:
-    """See that the next store through a mapping gives the file new times; False where that cannot be had."""
+    """See that the next store through a mapping gives the file new times; False where that cannot
+    be had."""
     if row.ctime_ns < now_ns - WRITTEN_BACK_NS:
         return True
     return bool(_libc.sync_file_range(handle, _offset(0), _offset(0), _WAIT_BEFORE_AND_WRITE) == 0)
 
 
 def _read_whole(file: Wanted, now_ns: int) -> tuple[bytes, bool]:
-    """The content, and whether a later change is sure to change the file's times if they are old enough."""
+    """The content, and whether a later change is sure to change the file's times if they are old
+    enough."""
     size = file.row.size
     if not size:
         return b"", True

@@ -1,9 +1,12 @@
-"""A look at a source directory that is to become a tree: every directory's entries with what stat(2) says of them.
+"""A look at a source directory that is to become a tree: every directory's entries with what
+stat(2) says of them.
 
-A look at 200,000 files that have not changed must take well under a second, so it makes no object for an entry: the rows of a directory
-are encoded at once, and the hash over all of them (`fingerprint`) tells whether anything has changed since an earlier look. Rows keep the
-order of readdir(3), which stays while nothing changes; whoever uses them sorts by name. A change of content, mode, owner, links or
-extended attributes changes an inode's ctime, and with it the fingerprint. The source directory itself counts for nothing but its names.
+A look at 200,000 files that have not changed must take well under a second, so it makes no object
+for an entry: the rows of a directory are encoded at once, and the hash over all of them
+(`fingerprint`) tells whether anything has changed since an earlier look. Rows keep the order of
+readdir(3), which stays while nothing changes; whoever uses them sorts by name. A change of content,
+mode, owner, links or extended attributes changes an inode's ctime, and with it the fingerprint. The
+source directory itself counts for nothing but its names.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ _AT_ONCE = 4096
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An entry of a directory and its lstat(2); times in nanoseconds. `size` is the device number where the entry is a device."""
+    """An entry of a directory and its lstat(2); times in nanoseconds. `size` is the device number
+    where the entry is a device."""
 
     name: bytes
     mode: int
@@ -50,9 +54,10 @@ _FILE_SYSTEM = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 
 @dataclass(frozen=True, slots=True)
 class TreeScan:
-    """What is below `source`. `directories` are encoded rows by path, b"" being the source itself, `digests` their BLAKE3,
-    and `names` those of the entries, with NUL between them, in the order of readdir(3). `excluded` are the paths that were left out by
-    request, of a directory its own alone; `changed_ns` is when an entry of the source itself came or went last (its mtime)."""
+    """What is below `source`. `directories` are encoded rows by path, b"" being the source itself,
+    `digests` their BLAKE3, and `names` those of the entries, with NUL between them, in the order of
+    readdir(3). `excluded` are the paths that were left out by request, of a directory its own
+    alone; `changed_ns` is when an entry of the source itself came or went last (its mtime)."""
 
     source: bytes
     directories: dict[bytes, bytes]
@@ -64,7 +69,8 @@ class TreeScan:
     links: list[bytes]
     """The paths of symbolic links."""
     narrow: list[bytes]
-    """The paths of files and directories that their owner or group may read or execute, and others may not."""
+    """The paths of files and directories that their owner or group may read or execute, and others
+    may not."""
 
     def rows(self, directory: bytes) -> list[Row]:
         """The entries of a directory, sorted by name."""
@@ -76,8 +82,9 @@ class TreeScan:
 
 
 def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] | None = None) -> TreeScan:
-    """Look at everything below `source` but what `ignore` leaves out and, with `only`, what is neither one of these paths nor a directory
-    above one. Raises NotFound, UsageError when it is no directory or over a limit, and P2PDistError naming what cannot be read."""
+    """Look at everything below `source` but what `ignore` leaves out and, with `only`, what is
+    neither one of these paths nor a directory above one. Raises NotFound, UsageError when it is no
+    directory or over a limit, and P2PDistError naming what cannot be read."""
     wanted = None if only is None else with_parents(only)
     root = os.fsencode(source_directory(source))
     found: dict[bytes, bytes] = {}
@@ -122,9 +129,10 @@ def check_unchanged(
     only: Collection[bytes] | None = None,
     times_of_directories: bool = True,
 ) -> None:
-    """Look again, and raise Corrupt naming the first entry that appeared, vanished or changed since `before`, which was made with the same
-    `ignore` and `only`. Access times count for nothing. That of a directory changes with any entry that comes or goes, also one that is
-    there no more or is left out; without `times_of_directories` that counts for nothing either."""
+    """Look again, and raise Corrupt naming the first entry that appeared, vanished or changed since
+    `before`, which was made with the same `ignore` and `only`. Access times count for nothing. That
+    of a directory changes with any entry that comes or goes, also one that is there no more or is
+    left out; without `times_of_directories` that counts for nothing either."""
     after = scan_tree(Path(os.fsdecode(before.source)), ignore=ignore, only=only)
     touched: list[bytes] = []
     for directory in sorted(before.directories.keys() & after.directories.keys()):
@@ -154,7 +162,8 @@ def _lasting(row: Row) -> tuple[int, ...]:
 
 
 def check_names(scan: TreeScan, *, ignore: Ignore | None = None, only: Collection[bytes] | None = None) -> None:
-    """Raises Corrupt naming a file that appeared or vanished since the scan, which was made with the same `ignore` and `only`."""
+    """Raises Corrupt naming a file that appeared or vanished since the scan, which was made with
+    the same `ignore` and `only`."""
     wanted = None if only is None else with_parents(only)
     for directory, then in scan.names.items():
         now = _names(scan.source, directory, ignore, wanted)
@@ -179,12 +188,14 @@ _Row = tuple[bytes, int, int, int, int, int, int, int]
 def _list(
     root: bytes, directory: bytes, ignore: Ignore | None, wanted: Collection[bytes] | None
 ) -> tuple[list[_Row], list[bytes], list[bytes]]:
-    """The rows of a directory, the paths of the directories in it, and those of what is left out."""
+    """The rows of a directory, the paths of the directories in it, and those of what is left
+    out."""
     prefix = directory + b"/" if directory else b""
     rows: list[_Row] = []
     with _opened(root, directory) as handle, os.scandir(handle) as entries:
         while found := list(islice(entries, _AT_ONCE)):
-            # Names are encoded, and tuples made, for many entries at a time: that takes less than the system calls do.
+            # Names are encoded, and tuples made, for many entries at a time: that takes less than
+            # the system calls do.
             names = "\0".join([entry.name for entry in found]).encode(*_FILE_SYSTEM).split(b"\0")
             rows += [
                 (
@@ -212,7 +223,8 @@ def _is_narrow(mode: int) -> bool:
 
 
 def _names(root: bytes, directory: bytes, ignore: Ignore | None, wanted: Collection[bytes] | None) -> bytes:
-    """The names of a directory's rows, with NUL between them; nothing is asked of the entries themselves."""
+    """The names of a directory's rows, with NUL between them; nothing is asked of the entries
+    themselves."""
     with _opened(root, directory) as handle:
         if ignore is None and wanted is None:
             return "\0".join(os.listdir(handle)).encode(*_FILE_SYSTEM)

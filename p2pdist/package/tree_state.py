@@ -1,12 +1,15 @@
-"""What a packing of a tree leaves behind for the next one of the same directory, so that what has not changed is neither read nor looked
-at again, and so that a directory that has not changed at all costs one look.
+"""What a packing of a tree leaves behind for the next one of the same directory, so that what has
+not changed is neither read nor looked at again, and so that a directory that has not changed at all
+costs one look.
 
-A state is a hint that may be deleted. In `.pack` of the layout there is, for each source, layout and set of options, a file that is
-replaced at once, and beside it a volume that is never changed: the file has what came since the volume was written. Of both there are
-those of the newest STATES_MAX. The file is the magic, lengths and hashes (`_SIZES`), the head, the index, and the newer blocks; the head
-alone is read where nothing has changed. Blocks, in the volume and behind it, are read when they are asked for. Whatever does not match
-its hash is not believed. Packings may run side by side: who saves holds an exclusive flock on `.pack`, who opens a file and its volume
-a shared one.
+A state is a hint that may be deleted. In `.pack` of the layout there is, for each source, layout
+and set of options, a file that is replaced at once, and beside it a volume that is never changed:
+the file has what came since the volume was written. Of both there are those of the newest
+STATES_MAX. The file is the magic, lengths and hashes (`_SIZES`), the head, the index, and the newer
+blocks; the head alone is read where nothing has changed. Blocks, in the volume and behind it, are
+read when they are asked for. Whatever does not match its hash is not believed. Packings may run
+side by side: who saves holds an exclusive flock on `.pack`, who opens a file and its volume a
+shared one.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from p2pdist.model.tree import Entry
 STATES_MAX = 32
 NEWER_BYTES_MIN = 1 << 20
 NEWER_DIVISOR = 8
-"""What is newer than the volume is written at each packing; a new volume is made of all when that is more than a part of it."""
+"""What is newer than the volume is written at each packing; a new volume is made of all when that
+is more than a part of it."""
 
 _FORMAT = b"p2pdist-pack-state-"
 _MAGIC = _FORMAT + b"3\n"
@@ -39,8 +43,9 @@ _KEY_LENGTH = 32
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """A packed tree as the manifest names it. `parts` are the catalogs and packs of its own, those of the base not among them; `lists`
-    are the piece lists of root and parts. `dropped` holds the first paths, and kinds, of the `dropped_total` things that were dropped."""
+    """A packed tree as the manifest names it. `parts` are the catalogs and packs of its own, those
+    of the base not among them; `lists` are the piece lists of root and parts. `dropped` holds the
+    first paths, and kinds, of the `dropped_total` things that were dropped."""
 
     root: Descriptor
     parts: tuple[Descriptor, ...]
@@ -52,7 +57,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """`fingerprint` of the scan, empty when something in it was too new to be told from a later change; digest of the base's manifest."""
+    """`fingerprint` of the scan, empty when something in it was too new to be told from a later
+    change; digest of the base's manifest."""
 
     fingerprint: bytes
     base: str
@@ -69,7 +75,8 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Bytes of a state: where they are in the volume, or behind it in what is newer, and their BLAKE3."""
+    """Bytes of a state: where they are in the volume, or behind it in what is newer, and their
+    BLAKE3."""
 
     offset: int
     length: int
@@ -77,9 +84,11 @@ class Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Remembered(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A directory: BLAKE3 of its rows, empty when its entries may not be taken over as they are. `body` is a Body, `chunks` the BLAKE3 of
-    every chunk of its files, one behind the other. Of its entries `count` and, for the regular files, `files` and `bytes_total`; by
-    position the names of directories, those behind which a page ends, and the chunk lists of large files; what was dropped in it."""
+    """A directory: BLAKE3 of its rows, empty when its entries may not be taken over as they are.
+    `body` is a Body, `chunks` the BLAKE3 of every chunk of its files, one behind the other. Of its
+    entries `count` and, for the regular files, `files` and `bytes_total`; by position the names of
+    directories, those behind which a page ends, and the chunk lists of large files; what was
+    dropped in it."""
 
     path: bytes
     fingerprint: bytes
@@ -95,14 +104,16 @@ class Remembered(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The encoded entries of a directory, and the stamps of those of them that are files, None where a file has to be read again."""
+    """The encoded entries of a directory, and the stamps of those of them that are files, None
+    where a file has to be read again."""
 
     entries: bytes
     stamps: bytes
 
 
 class KnownCatalog(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a catalog has: BLAKE3 and bytes of its pages and of its chunk lists, digest and bytes of its packs."""
+    """What a catalog has: BLAKE3 and bytes of its pages and of its chunk lists, digest and bytes of
+    its packs."""
 
     pages: tuple[tuple[bytes, int], ...]
     chunk_lists: tuple[tuple[bytes, int], ...]
@@ -110,20 +121,22 @@ class KnownCatalog(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class KnownRecords(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The records of a pack's chunks, and the stored bytes of those that the tree needs and no other pack has."""
+    """The records of a pack's chunks, and the stored bytes of those that the tree needs and no
+    other pack has."""
 
     records: Block
     live: int
 
 
 Section = tuple[tuple[int, ...], bytes]
-"""What is between two ends of pages: the directories by number, each with the first position and the one behind the last, as a flat row;
-and the BLAKE3 of the pages, one behind the other."""
+"""What is between two ends of pages: the directories by number, each with the first position and
+the one behind the last, as a flat row; and the BLAKE3 of the pages, one behind the other."""
 
 
 class Index(msgspec.Struct, array_like=True):
-    """The volume and its length; the directories by number, in walking order; what the pool had. `shared` are the chunks that several
-    packs have: whether the tree needs it, and its stored length by pack. `chunk_lists` are those of large files, encoded."""
+    """The volume and its length; the directories by number, in walking order; what the pool had.
+    `shared` are the chunks that several packs have: whether the tree needs it, and its stored
+    length by pack. `chunk_lists` are those of large files, encoded."""
 
     volume: str = ""
     length: int = 0
@@ -186,7 +199,8 @@ class Notes:
 
 
 class Draft:
-    """What is to be remembered: blocks are added, or kept from earlier notes. With `anew` they all go into a new volume."""
+    """What is to be remembered: blocks are added, or kept from earlier notes. With `anew` they all
+    go into a new volume."""
 
     def __init__(self, notes: Notes, *, anew: bool) -> None:
         self._notes, self.anew = notes, anew
@@ -238,8 +252,9 @@ class StateFile:
         return Draft(notes, anew=much or not volume or not self._volume(notes.index.volume).exists())
 
     def save(self, head: Head, index: Index, draft: Draft) -> None:
-        """Replace the state by an index of what was added to `draft`, and delete the oldest ones over STATES_MAX. When another packing
-        has done away with the volume of the draft meanwhile, its state stays. Raises P2PDistError."""
+        """Replace the state by an index of what was added to `draft`, and delete the oldest ones
+        over STATES_MAX. When another packing has done away with the volume of the draft meanwhile,
+        its state stays. Raises P2PDistError."""
         try:
             self._folder.mkdir(exist_ok=True)
             with self._locked(fcntl.LOCK_EX):
@@ -262,7 +277,8 @@ class StateFile:
 
     @contextlib.contextmanager
     def _locked(self, how: int) -> Iterator[None]:
-        """With a lock on the folder, where there is one and it can be locked: elsewhere notes of packings side by side may be lost."""
+        """With a lock on the folder, where there is one and it can be locked: elsewhere notes of
+        packings side by side may be lost."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
                 handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,4 +1,5 @@
-"""Bringing a tree whose contents have been read into the layout: packs, one catalog, the root, and their piece lists."""
+"""Bringing a tree whose contents have been read into the layout: packs, one catalog, the root, and
+their piece lists."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Built:
-    """Packs with what is new and packs with what moved out of old ones; the tree, complete, its pages by BLAKE3, None where the pool has
-    them, and what the pool has of it."""
+    """Packs with what is new and packs with what moved out of old ones; the tree, complete, its
+    pages by BLAKE3, None where the pool has them, and what the pool has of it."""
 
     new: PackWriter
     moved: PackWriter
@@ -52,7 +53,8 @@ class Built:
 
 
 async def store_tree(built: Built, pool: Pool, layout: LocalDepot, stopped: threading.Event) -> tuple[Outcome, int]:
-    """Store what the pool lacks; returns how many bytes that were. Raises UsageError, DiskFull, Corrupt and P2PDistError."""
+    """Store what the pool lacks; returns how many bytes that were. Raises UsageError, DiskFull,
+    Corrupt and P2PDistError."""
     catalogs, plan = await stoppable(stopped, _prepare, built, pool, stopped)
     written = 0
     added: list[tuple[str, Content]] = []
@@ -149,7 +151,8 @@ def _outcome(
 
 
 def _rewrite(pool: Pool, plan: Plan, built: Built, stopped: threading.Event) -> None:
-    """Copy the needed chunks of the packs that are given up. Raises Corrupt naming a pack that is not what it should be."""
+    """Copy the needed chunks of the packs that are given up. Raises Corrupt naming a pack that is
+    not what it should be."""
     chunks, order, writer = built.ledger.needed(built.draft), pool.order, built.moved
     holdings = built.ledger.holdings
     for number in sorted(plan.rewritten):
@@ -186,7 +189,8 @@ def _encode(catalog: Catalog) -> bytes:
 
 
 def _check_readable(built: Built, pool: Pool, root: Root, heads: Iterable[tuple[int, bytes]]) -> None:
-    """Raises UsageError for a tree that every agent would refuse: it, or the catalogs with these heads, would take too much memory."""
+    """Raises UsageError for a tree that every agent would refuse: it, or the catalogs with these
+    heads, would take too much memory."""
     encoded = sum(len(data) if data else pool.sizes[name] for name, data in built.pages.items())
     try:
         check_memory(root.entries * ENTRY_BYTES + len(root.pages) * PAGE_BYTES + encoded)
@@ -225,7 +229,8 @@ async def write_small(layout: LocalDepot, data: bytes) -> int:
 async def stoppable(
     stopped: threading.Event, function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
 ) -> Result:
-    """Run a function on a thread; when this call is cancelled, tell it by `stopped` and wait for it to end."""
+    """Run a function on a thread; when this call is cancelled, tell it by `stopped` and wait for it
+    to end."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(work)

@@ -1,23 +1,28 @@
-"""Applying a tar to a directory, as a layer of an OCI image is applied to those below it (image specification, "Image Layer Filesystem
-Changeset"): entries replace what was there, `.wh.NAME` removes NAME, `.wh..wh..opq` removes what lower layers have in a directory.
+"""Applying a tar to a directory, as a layer of an OCI image is applied to those below it (image
+specification, "Image Layer Filesystem Changeset"): entries replace what was there, `.wh.NAME`
+removes NAME, `.wh..wh..opq` removes what lower layers have in a directory.
 
-The tar may be hostile. Nothing is written outside the directory: names with ".." are refused. Symbolic links are made as they are. An
-entry, a whiteout or the target of a hard link may lie behind one (lib/x, where a lower layer has lib -> usr/lib): this module follows
-the link itself, as if the directory were the root of the file system (chroot(2)), so absolute links and ".." end within it. Of the links
-that the same tar brought those that climb out of the directory, or lead to its top, are refused, as are the absolute ones of a plain tar:
-tools write nothing behind them. Devices, FIFOs, set-uid and set-gid bits are dropped. The filters of tarfile itself are not used: they
-refuse the absolute links that images are full of, and change modes.
+The tar may be hostile. Nothing is written outside the directory: names with ".." are refused.
+Symbolic links are made as they are. An entry, a whiteout or the target of a hard link may lie
+behind one (lib/x, where a lower layer has lib -> usr/lib): this module follows the link itself, as
+if the directory were the root of the file system (chroot(2)), so absolute links and ".." end within
+it. Of the links that the same tar brought those that climb out of the directory, or lead to its
+top, are refused, as are the absolute ones of a plain tar: tools write nothing behind them. Devices,
+FIFOs, set-uid and set-gid bits are dropped. The filters of tarfile itself are not used: they refuse
+the absolute links that images are full of, and change modes.
 
-A tar is taken whole or refused. tarfile ends at a header that is none as it does at the end of the archive, so `fromtarfile` tells the two
-apart. The end is a block of zeros; behind it no tool looks. Where nothing else vouches for the whole, an archive that ends without it was
-cut off.
+A tar is taken whole or refused. tarfile ends at a header that is none as it does at the end of the
+archive, so `fromtarfile` tells the two apart. The end is a block of zeros; behind it no tool looks.
+Where nothing else vouches for the whole, an archive that ends without it was cut off.
 
-Whoever imports must read what was unpacked: files and directories that their owner may not read stay readable here, and the modes that
-they are to have in the package are kept beside them (`Applied.closed`).
+Whoever imports must read what was unpacked: files and directories that their owner may not read
+stay readable here, and the modes that they are to have in the package are kept beside them
+(`Applied.closed`).
 
-tarfile keeps whole headers (long names, pax records, maps of sparse files) in memory, of whatever length they are said to be, and follows
-them as far as they go. So what may be read for one entry besides its content is limited, and pax records are checked before tarfile
-parses them: its time is quadratic in the length of some that are broken.
+tarfile keeps whole headers (long names, pax records, maps of sparse files) in memory, of whatever
+length they are said to be, and follows them as far as they go. So what may be read for one entry
+besides its content is limited, and pax records are checked before tarfile parses them: its time is
+quadratic in the length of some that are broken.
 """
 
 from __future__ import annotations
@@ -81,14 +86,16 @@ BROKEN = (
 
 @dataclass(slots=True)
 class Applied:
-    """What was applied so far, to be handed from layer to layer. Directories get their modes and times at the end."""
+    """What was applied so far, to be handed from layer to layer. Directories get their modes and
+    times at the end."""
 
     entries: int = 0
     size: int = 0
     seen: Scan = field(default_factory=Scan)
     directories: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     closed: dict[bytes, int] = field(default_factory=dict)
-    """Modes of what its owner may not read, by path; it was made readable. Those of directories are there once finish() has run."""
+    """Modes of what its owner may not read, by path; it was made readable. Those of directories are
+    there once finish() has run."""
     behind: int = 0
     """Bytes that follow the ends of the archives, zeros apart."""
 
@@ -102,9 +109,10 @@ def apply_tar(
     vouched: bool = False,
     on_bytes: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Apply the uncompressed tar in `stream` to the directory `target`. Without `whiteouts` files of such names are plain files. `vouched`:
-    a digest or check sum over all of the stream shows that nothing was cut off, so the end need not be marked, and nothing is an empty
-    archive. Raises Corrupt, TooLarge, DiskFull or P2PDistError; then `target` is half done."""
+    """Apply the uncompressed tar in `stream` to the directory `target`. Without `whiteouts` files
+    of such names are plain files. `vouched`: a digest or check sum over all of the stream shows
+    that nothing was cut off, so the end need not be marked, and nothing is an empty archive. Raises
+    Corrupt, TooLarge, DiskFull or P2PDistError; then `target` is half done."""
     layer = _Layer(os.fsencode(target), applied, whiteouts, on_bytes)
     limited = cast(IO[bytes], _Limited(stream, vouched))
     try:
@@ -142,7 +150,8 @@ class _Layer:
     whiteouts: bool
     on_bytes: Callable[[int], None]
     own: set[bytes] = field(default_factory=set)
-    """What this layer itself has brought, and the directories above: its own whiteouts do not remove it."""
+    """What this layer itself has brought, and the directories above: its own whiteouts do not
+    remove it."""
     real: set[bytes] = field(default_factory=lambda: {b""})
     """Directories known to be ones, with all above them."""
 
@@ -183,8 +192,8 @@ class _Layer:
             path = os.path.dirname(path)
 
     def _followed(self, directory: bytes) -> bytes:
-        """Where a directory is once the symbolic links on the way are followed within the root; what is missing counts as directories.
-        Raises Corrupt."""
+        """Where a directory is once the symbolic links on the way are followed within the root;
+        what is missing counts as directories. Raises Corrupt."""
         if directory in self.real:
             return directory
         reached, rest, links = b"", directory.split(b"/"), 0
@@ -207,7 +216,8 @@ class _Layer:
         return reached
 
     def _parents(self, directory: bytes) -> None:
-        """Make the directories above an entry where they are missing; raises Corrupt when one is something else."""
+        """Make the directories above an entry where they are missing; raises Corrupt when one is
+        something else."""
         missing = []
         while directory not in self.real:
             missing.append(directory)
@@ -332,7 +342,8 @@ class _Layer:
 
 
 class _Limited:
-    """Reads on from a stream, no further than `left` bytes while an entry's header is read (None: as far as it goes)."""
+    """Reads on from a stream, no further than `left` bytes while an entry's header is read (None:
+    as far as it goes)."""
 
     def __init__(self, stream: IO[bytes], vouched: bool) -> None:
         self._stream, self.vouched = stream, vouched
@@ -350,7 +361,8 @@ class _Limited:
 
 
 def _limited_by(stream: Any) -> type[tarfile.TarInfo]:
-    """A TarInfo for tarfile.open that reads its headers within the limit of `stream`, a _Limited."""
+    """A TarInfo for tarfile.open that reads its headers within the limit of `stream`, a
+    _Limited."""
 
     class Header(tarfile.TarInfo):
         @classmethod
@@ -375,7 +387,8 @@ def _limited_by(stream: Any) -> type[tarfile.TarInfo]:
             archive.fileobj = _Again(archive, data)
             member = cast(Any, super()._proc_pax(archive))  # type: ignore[misc] # typeshed keeps silent about it
             told = member.pax_headers
-            # A sparse file may have another size and name in the archive. Where records tell these, tarfile takes whichever comes last.
+            # A sparse file may have another size and name in the archive. Where records tell these,
+            # tarfile takes whichever comes last.
             if member.sparse is not None and "GNU.sparse.name" in told:
                 member.name = told["GNU.sparse.name"]
             if member.sparse is not None and "size" in told:
@@ -387,8 +400,8 @@ def _limited_by(stream: Any) -> type[tarfile.TarInfo]:
 
 
 def _check_end(archive: Any, error: Exception, vouched: bool) -> None:
-    """See that an archive ends where reading a header failed with `error`. Raises Corrupt, also where a single block of zeros stands
-    between entries, as archive/tar of Go does."""
+    """See that an archive ends where reading a header failed with `error`. Raises Corrupt, also
+    where a single block of zeros stands between entries, as archive/tar of Go does."""
     if isinstance(error, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
         if any(archive.fileobj.read(tarfile.BLOCKSIZE)):
             raise Corrupt("the archive is damaged: zeros are in the place of a header", remedy=_DAMAGED)
@@ -419,7 +432,8 @@ _RECORD = re.compile(rb"(\d{1,9}) ")
 
 
 def _check_records(data: bytes) -> None:
-    """See that pax records ("LENGTH KEYWORD=VALUE\n", LENGTH that of all of it) lie one behind the other. Raises Corrupt."""
+    """See that pax records ("LENGTH KEYWORD=VALUE\n", LENGTH that of all of it) lie one behind the
+    other. Raises Corrupt."""
     if any(len(digits) > DIGITS_MAX for digits in re.findall(rb"\d+", data)):
         raise Corrupt(f"the archive has a pax header with over {DIGITS_MAX} digits in a row", remedy=_REMEDY)
     position = 0
@@ -452,12 +466,14 @@ def _bounded(path: bytes) -> bytes:
 
 
 def _is_directory(member: tarfile.TarInfo) -> bool:
-    """Also one of an incremental archive of GNU tar, and a file whose name ends like that of a directory, as old tools wrote them."""
+    """Also one of an incremental archive of GNU tar, and a file whose name ends like that of a
+    directory, as old tools wrote them."""
     return member.isdir() or member.type == _DUMPED or (member.isreg() and member.name.endswith("/"))
 
 
 def _ranges(archive: Any, member: Any) -> list[tuple[int, int]]:
-    """The (offset, length) of a file's content that the archive holds; the rest are holes. Raises Corrupt."""
+    """The (offset, length) of a file's content that the archive holds; the rest are holes. Raises
+    Corrupt."""
     found = [(0, member.size)] if member.sparse is None else [piece for piece in member.sparse if piece[1]]
     end = 0
     for begin, length in found:
@@ -476,7 +492,8 @@ def _blocks(size: int) -> int:
 
 
 def _readable(path: bytes, mode: int, applied: Applied, needed: int) -> int:
-    """The mode with the bits that its owner must have to read it; where that is another one, the mode is noted."""
+    """The mode with the bits that its owner must have to read it; where that is another one, the
+    mode is noted."""
     if mode & needed != needed:
         applied.closed[path] = mode
     return mode | needed
@@ -493,8 +510,8 @@ def _target_of(full: bytes) -> bytes:
 
 
 def _leads_out(path: bytes, target: bytes, *, rooted: bool) -> bool:
-    """Whether a symbolic link at `path` by itself leads out of the directory. An absolute one does; where / is the root of an image
-    (`rooted`) only one to / itself does."""
+    """Whether a symbolic link at `path` by itself leads out of the directory. An absolute one does;
+    where / is the root of an image (`rooted`) only one to / itself does."""
     absolute = target.startswith(b"/")
     depth = 0 if absolute else path.count(b"/")
     for part in target.split(b"/"):

@@ -1,1 +1,2 @@
-"""The simulator: the cores of hosts and tracker on a virtual clock, with a network model, seeded faults and checked invariants."""
+"""The simulator: the cores of hosts and tracker on a virtual clock, with a network model, seeded
+faults and checked invariants."""

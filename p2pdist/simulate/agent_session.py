@@ -1,4 +1,5 @@
-"""A host's side of its session: opened again whenever it breaks, with the agent's pauses; reports at the interval that the tracker asks."""
+"""A host's side of its session: opened again whenever it breaks, with the agent's pauses; reports
+at the interval that the tracker asks."""
 
 from __future__ import annotations
 

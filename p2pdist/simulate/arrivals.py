@@ -9,10 +9,12 @@ KINDS = ("burst", "uniform", "poisson", "ramp")
 
 
 def start_times(kind: str, span_s: float, hosts: int, seed: int) -> list[float]:
-    """The start of each host in seconds, drawn from the seed; the first starts at 0. `kind` is one of KINDS.
+    """The start of each host in seconds, drawn from the seed; the first starts at 0. `kind` is one
+    of KINDS.
 
-    burst: all at 0. uniform: independently, evenly over `span_s`. poisson: with exponential gaps that add up to `span_s` on average.
-    ramp: ever more of them until `span_s`, the rate growing from nothing in proportion to the time.
+    burst: all at 0. uniform: independently, evenly over `span_s`. poisson: with exponential gaps
+    that add up to `span_s` on average. ramp: ever more of them until `span_s`, the rate growing
+    from nothing in proportion to the time.
     """
     if kind == "burst" or not span_s:
         return [0.0] * hosts

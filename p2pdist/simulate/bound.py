@@ -1,8 +1,9 @@
 """What no distribution can beat: the time that the links alone ask for.
 
-Everybody needs the whole blob through its own downlink, something of it must have left the origin and entered each rack, and what all
-receive must have been sent by somebody: max(F/U_origin, F/min d, F/rack rate, N F/(U_origin + sum u)) when all begin at once (Mundinger,
-Weber and Weiss, Journal of Scheduling 2008, for fluid and without racks). A host that starts later counts from its start.
+Everybody needs the whole blob through its own downlink, something of it must have left the origin
+and entered each rack, and what all receive must have been sent by somebody: max(F/U_origin, F/min
+d, F/rack rate, N F/(U_origin + sum u)) when all begin at once (Mundinger, Weber and Weiss, Journal
+of Scheduling 2008, for fluid and without racks). A host that starts later counts from its start.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import NamedTuple
 
 
 class Party(NamedTuple):
-    """A host as the bound sees it: when it starts in seconds, its rates in bytes/s, its rack (-1: none), and whether it must complete."""
+    """A host as the bound sees it: when it starts in seconds, its rates in bytes/s, its rack (-1:
+    none), and whether it must complete."""
 
     starts_at: float
     up_bytes_s: float
@@ -22,7 +24,8 @@ class Party(NamedTuple):
 
 
 def bound(size: int, parties: Sequence[Party], origin_bytes_s: float, rack_bytes_s: float = 0.0) -> float:
-    """The time in seconds at which the last host that counts can be complete at the earliest; 0 when none counts."""
+    """The time in seconds at which the last host that counts can be complete at the earliest; 0
+    when none counts."""
     counted = [party for party in parties if party.counts]
     alone = own_bounds(size, parties, origin_bytes_s, rack_bytes_s)
     ends = [party.starts_at + own_s for party, own_s in zip(parties, alone, strict=True) if party.counts]
@@ -30,7 +33,8 @@ def bound(size: int, parties: Sequence[Party], origin_bytes_s: float, rack_bytes
 
 
 def own_bounds(size: int, parties: Sequence[Party], origin_bytes_s: float, rack_bytes_s: float = 0.0) -> list[float]:
-    """For each host the seconds that it needs at least from its own start, however much the others help."""
+    """For each host the seconds that it needs at least from its own start, however much the others
+    help."""
     first = min((party.starts_at for party in parties), default=0.0)
     first_in: dict[int, float] = {}
     for party in parties:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A host's process dies, or with `power` the whole host; it comes back after a while, or never (None)."""
+    """A host's process dies, or with `power` the whole host; it comes back after a while, or never
+    (None)."""
 
     host: str
     at: float
@@ -26,8 +27,8 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A host's process is asked to end: it hands over to others, ends when nobody receives from it, after `within_s` at the latest, and
-    comes back a while later, or never (None)."""
+    """A host's process is asked to end: it hands over to others, ends when nobody receives from it,
+    after `within_s` at the latest, and comes back a while later, or never (None)."""
 
     host: str
     at: float
@@ -47,7 +48,8 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A group is cut from the other hosts, from the tracker, from the origin, as the cut says, for a while or for good (None)."""
+    """A group is cut from the other hosts, from the tracker, from the origin, as the cut says, for
+    a while or for good (None)."""
 
     cut: Cut
     at: float
@@ -81,7 +83,8 @@ class TrackerLoss:
 
 @dataclass(frozen=True, slots=True)
 class TrackerLosses:
-    """The tracker's process dies again and again, every so often until all pulls have ended; each time a new one starts after a while."""
+    """The tracker's process dies again and again, every so often until all pulls have ended; each
+    time a new one starts after a while."""
 
     every_s: float
     back_after_s: float
@@ -112,8 +115,9 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """For a while the processes of these hosts (TRACKER_NAME: the tracker's; None: all, with the tracker's) have this share of a processor,
-    or none at all (0), as on a machine that is paused."""
+    """For a while the processes of these hosts (TRACKER_NAME: the tracker's; None: all, with the
+    tracker's) have this share of a processor, or none at all (0), as on a machine that is
+    paused."""
 
     at: float
     for_s: float
@@ -146,9 +150,10 @@ ORIGIN_ALLOWANCE = {
     Crash: 0.25, Leave: 0.15, Slow: 0.2, Partition: 0.9, WrongBytes: 0.2, Silent: 0.4, TrackerLoss: 0.5, TrackerLosses: 0.5,
     OriginOutage: 0.3, OriginWrong: 2.0,
 }  # fmt: skip
-"""How much of the blob the origin may send beyond one copy for each kind of fault that happens, as a share of the blob. A lease holder that
-goes away takes what it has not passed on with it; both sides of a partition need a copy while it lasts; newcomers
-that find a new tracker before those who were under way get a reader of their own until they are back."""
+"""How much of the blob the origin may send beyond one copy for each kind of fault that happens, as
+a share of the blob. A lease holder that goes away takes what it has not passed on with it; both
+sides of a partition need a copy while it lasts; newcomers that find a new tracker before those who
+were under way get a reader of their own until they are back."""
 
 
 def origin_limit(faults: Iterable[Fault]) -> float:
@@ -347,7 +352,8 @@ WEIGHTS = {
 def schedule(
     seed: int, names: list[str], *, pieces: int, duration_s: float, kinds: tuple[str, ...] = ()
 ) -> tuple[Fault, ...]:
-    """A schedule drawn from a seed: one to four kinds of faults, or those named, within about `duration_s`."""
+    """A schedule drawn from a seed: one to four kinds of faults, or those named, within about
+    `duration_s`."""
     draw = _Draw(seed, names, pieces, duration_s)
     chosen = list(kinds)
     while not kinds and len(chosen) < 1 + seed % 4:

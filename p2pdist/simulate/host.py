@@ -1,6 +1,8 @@
-"""A simulated host: the real download, sources and uplink cores, and around them what the agent's shell does.
+"""A simulated host: the real download, sources and uplink cores, and around them what the agent's
+shell does.
 
-What survives a crash is the disk: the verified pieces of each blob. Everything else, the cores included, begins anew.
+What survives a crash is the disk: the verified pieces of each blob. Everything else, the cores
+included, begins anew.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ class Host:
         self._block_sent: dict[int, ul.BlockSent] = {}
 
     def spoils(self, piece: int) -> bool:
-        """Whether this host's copy of a piece goes out with wrong bytes: the share `wrong_bytes` of all pieces, always the same ones."""
+        """Whether this host's copy of a piece goes out with wrong bytes: the share `wrong_bytes` of
+        all pieces, always the same ones."""
         return (piece * 2654435761 % 1000) < self.wrong_bytes * 1000
 
     # -- life and death
@@ -111,7 +114,8 @@ class Host:
         self.session.stop()
 
     def leave(self) -> None:
-        """The process is asked to end: it fetches nothing more, tells the tracker, and serves on (p2pdist/agent/departure.py)."""
+        """The process is asked to end: it fetches nothing more, tells the tracker, and serves on
+        (p2pdist/agent/departure.py)."""
         self.leaving = True
         self.session.tell(Leaving())
         self._stop_pulling()
@@ -291,7 +295,8 @@ class Host:
         self._steer(stream.pull)
 
     def arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
-        """A piece has come in whole. It is verified; a good one is stored and at once offered to this host's children."""
+        """A piece has come in whole. It is verified; a good one is stored and at once offered to
+        this host's children."""
         self.processor.run(self._arrived, stream, piece, length, good)
 
     def _arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:

@@ -1,4 +1,5 @@
-"""How a simulated host takes in what arrives: after each piece its downlink core says for how long it does not read the stream on."""
+"""How a simulated host takes in what arrives: after each piece its downlink core says for how long
+it does not read the stream on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What must hold at every moment of a simulation; the first breach ends the run with its seed and time.
+"""What must hold at every moment of a simulation; the first breach ends the run with its seed and
+time.
 
-Cheap checks follow each event: what is stored, sent, opened and planned. The trees are checked along the paths that an event may have
-changed, and as a whole every FULL_CHECK_S and at the end.
+Cheap checks follow each event: what is stored, sent, opened and planned. The trees are checked
+along the paths that an event may have changed, and as a whole every FULL_CHECK_S and at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class InvariantBroken(AssertionError):
 
 
 class Invariants:
-    """See the module's text. `origin_streams_max` is the cap on leases that the fleets are given."""
+    """See the module's text. `origin_streams_max` is the cap on leases that the fleets are
+    given."""
 
     def __init__(self, world: World, seed: int, origin_streams_max: int) -> None:
         self._world, self._seed = world, seed
@@ -62,7 +64,8 @@ class Invariants:
         pull.proof[piece] = 1
 
     def sending(self, stream: Stream, pull: Pull, piece: int, offset: int) -> None:
-        """A host sends a block: the piece has verified there, and it is the stream's only block in flight."""
+        """A host sends a block: the piece has verified there, and it is the stream's only block in
+        flight."""
         if not pull.proof[piece]:
             self.broken(f"{stream} forwards piece {piece} before it has verified")
         if stream.sending >= 0:
@@ -71,7 +74,8 @@ class Invariants:
             self.broken(f"{stream} carries piece {piece}")
 
     def commanded(self, host: Host, pull: Pull, command: dl.Command) -> None:
-        """A download core commands something: streams only for what is missing, one a stripe, one end, and nothing after it."""
+        """A download core commands something: streams only for what is missing, one a stripe, one
+        end, and nothing after it."""
         if pull.settled:
             self.broken(f"{host.name} does {command} after its pull has ended")
         match command:
@@ -120,7 +124,8 @@ class Invariants:
             self.broken(f"{host.name} asks a swarm for piece {piece} and still has streams")
 
     def feeding(self, host: Host, pull: Pull, piece: int) -> None:
-        """Who reads for a swarm what is missing has a lease, or is a keeper while these read, or while no tracker answers."""
+        """Who reads for a swarm what is missing has a lease, or is a keeper while these read, or
+        while no tracker answers."""
         self.asking(host, pull, piece)
         blob, stripe = pull.blob.digest, piece % pull.blob.stripes
         if (blob, stripe, host.name) in self._ever_granted:
@@ -172,7 +177,8 @@ class Invariants:
                 self._leases(fleet)
 
     def _keepers(self, swarm: Swarm, told: Member, names: list[str]) -> None:
-        """A host is told of a few others in its zone that are there, of more where they read for a swarm; it may then be one of them."""
+        """A host is told of a few others in its zone that are there, of more where they read for a
+        swarm; it may then be one of them."""
         most = KEEPERS_MAX if told.zone in swarm.dealt else KEEPERS
         self.require(len({*names}) == len(names) <= most, f"{told.host} is told of the keepers {names}")
         for name in names:
@@ -183,7 +189,8 @@ class Invariants:
             self._named[swarm.blob, told.host] = None
 
     def _leases(self, fleet: Fleet) -> None:
-        """At most one lease a stripe and zone, and no more than the cap in all, of those that this fleet granted and that are out."""
+        """At most one lease a stripe and zone, and no more than the cap in all, of those that this
+        fleet granted and that are out."""
         granted: dict[tuple[Digest, int, str], int] = {}
         for blob, stripe, name in list(self._granted):
             swarm = fleet.swarms.get(blob)
@@ -268,7 +275,8 @@ class Invariants:
     # -- the end
 
     def check_end(self, fleet: Fleet | None, hosts: Iterable[Host], failures: tuple[type[P2PDistError], ...]) -> None:
-        """What must hold once all is quiet: every host's books agree with the tracker's, and only such failures happened as had to."""
+        """What must hold once all is quiet: every host's books agree with the tracker's, and only
+        such failures happened as had to."""
         if fleet is not None:
             self.check_fleet(fleet)
         for host in hosts:

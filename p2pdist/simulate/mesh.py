@@ -1,20 +1,26 @@
-"""A BitTorrent swarm of one blob: what libtorrent does as the other way of moving bytes, as far as handoffs between the ways depend on it.
+"""A BitTorrent swarm of one blob: what libtorrent does as the other way of moving bytes, as far as
+handoffs between the ways depend on it.
 
-Model. Members know some hosts by name: those of the tracker's plans, those that an announce names, those that their own peers know (BEP
-11). A member dials all of the first, and of the others as many, by chance, as give it DIALLED_MAX connections; who does not answer is
-tried TRIES_MAX times. Those answer that are in the swarm, or have the whole blob; who fetches it by trees does not. Of a connection both
-sides know what the other has. A side asks for up to WINDOW pieces at once, the rarest among its peers first, chance deciding among equals;
-it uploads to SLOTS peers at once, every RECHOKE_S to those who gave most, and one of them by chance. Each connection sends one piece at a
-time; all of a host's share its uplink with its streams, first come, first served, and the receiver's downlink and the racks between as in
-network.py. A piece is verified when it has arrived; who sent a wrong one is not talked to again. A request that was not answered for
-REQUEST_S is made elsewhere. What is sent into a cut path is lost; a connection that was cut for PEER_TIMEOUT_S ends, that of a process that
-dies at once.
+Model. Members know some hosts by name: those of the tracker's plans, those that an announce names,
+those that their own peers know (BEP 11). A member dials all of the first, and of the others as
+many, by chance, as give it DIALLED_MAX connections; who does not answer is tried TRIES_MAX times.
+Those answer that are in the swarm, or have the whole blob; who fetches it by trees does not. Of a
+connection both sides know what the other has. A side asks for up to WINDOW pieces at once, the
+rarest among its peers first, chance deciding among equals; it uploads to SLOTS peers at once, every
+RECHOKE_S to those who gave most, and one of them by chance. Each connection sends one piece at a
+time; all of a host's share its uplink with its streams, first come, first served, and the
+receiver's downlink and the racks between as in network.py. A piece is verified when it has arrived;
+who sent a wrong one is not talked to again. A request that was not answered for REQUEST_S is made
+elsewhere. What is sent into a cut path is lost; a connection that was cut for PEER_TIMEOUT_S ends,
+that of a process that dies at once.
 
-Left out: blocks below a piece, and with them pieces from several peers, the end game, and what a broken transfer loses besides whole
-pieces; the time that news of pieces takes; limits on connections that nobody reaches here; the swarm of version 1; fast resume; the second
-or less that a host needs to become a seed again after its transfer.
+Left out: blocks below a piece, and with them pieces from several peers, the end game, and what a
+broken transfer loses besides whole pieces; the time that news of pieces takes; limits on
+connections that nobody reaches here; the swarm of version 1; fast resume; the second or less that a
+host needs to become a seed again after its transfer.
 
-Invariants: a member asks for no piece that it holds or has asked for; it counts only what has verified.
+Invariants: a member asks for no piece that it holds or has asked for; it counts only what has
+verified.
 """
 
 from __future__ import annotations
@@ -70,7 +76,8 @@ class Mesh:
             member.leave()
 
     def answer(self, name: str) -> Member | None:
-        """Who takes a connection at a host, None when nobody does. A host with the whole blob becomes a seed when somebody knocks."""
+        """Who takes a connection at a host, None when nobody does. A host with the whole blob
+        becomes a seed when somebody knocks."""
         member = self.members.get(name)
         if member is None:
             host = self.around.hosts[name]
@@ -82,8 +89,8 @@ class Mesh:
 
 
 class Member:
-    """One host in a swarm. `have` are its pieces, and `under_way` those that it asked for, as bits; `counts` how many of its peers
-    have each piece."""
+    """One host in a swarm. `have` are its pieces, and `under_way` those that it asked for, as bits;
+    `counts` how many of its peers have each piece."""
 
     def __init__(self, mesh: Mesh, host: Host, pull: Pull) -> None:
         self.mesh, self.host, self.pull = mesh, host, pull
@@ -314,7 +321,8 @@ class Member:
             self.ask(peer)
 
     def held(self, piece: int) -> None:
-        """The host holds a piece from now on, whoever it came from: it is asked for no more, and peers hear of it."""
+        """The host holds a piece from now on, whoever it came from: it is asked for no more, and
+        peers hear of it."""
         bit = 1 << piece
         self.have |= bit
         for peer in list(self.peers.values()):

@@ -1,16 +1,19 @@
 """The network: links with a rate, paths with a latency, streams that break, and cuts.
 
-Model. A block occupies its sender's uplink first come, first served: it has been sent at max(now, uplink free) + bytes / rate. It has
-arrived at max(sent + latency, downlink free + bytes / rate), cut through: the receiver takes it in while it is being sent. What is on its
-way when a stream closes is lost. Of one stream at most WINDOW_PIECES wait for the receiver's downlink: its window is full then, and the
-sender's kernel takes no more until there is room. Opening a stream takes a round trip.
+Model. A block occupies its sender's uplink first come, first served: it has been sent at max(now,
+uplink free) + bytes / rate. It has arrived at max(sent + latency, downlink free + bytes / rate),
+cut through: the receiver takes it in while it is being sent. What is on its way when a stream
+closes is lost. Of one stream at most WINDOW_PIECES wait for the receiver's downlink: its window is
+full then, and the sender's kernel takes no more until there is room. Opening a stream takes a round
+trip.
 
-Between the two, a block for another rack waits its turn on its own rack's uplink and then on the other rack's downlink (rack.py), and one
-from the origin on the latter. Of such a stream at most CROSSING_PIECES are on their way, whichever queue they stand in.
+Between the two, a block for another rack waits its turn on its own rack's uplink and then on the
+other rack's downlink (rack.py), and one from the origin on the latter. Of such a stream at most
+CROSSING_PIECES are on their way, whichever queue they stand in.
 
-A process that dies breaks its streams at once. A host without power and a cut path are silent: blocks into them are stuck until the
-path heals, and after GIVES_UP_S the kernel gives the stream up on both sides. A stream whose other end is gone breaks when the
-path heals.
+A process that dies breaks its streams at once. A host without power and a cut path are silent:
+blocks into them are stuck until the path heals, and after GIVES_UP_S the kernel gives the stream up
+on both sides. A stream whose other end is gone breaks when the path heals.
 """
 
 from __future__ import annotations
@@ -35,14 +38,16 @@ WINDOW_PIECES = 4
 CROSSING_PIECES = 2
 
 SLOW_BLOCK_S = 0.2
-"""A block that takes longer than this keeps its sender's uplink core ticking: it may have to be taken for stuck."""
+"""A block that takes longer than this keeps its sender's uplink core ticking: it may have to be
+taken for stuck."""
 
 ORIGIN_NAME = "@origin"
 TRACKER_NAME = "@tracker"
 
 
 class Link:
-    """One host's link: rates in bytes/s, and when each direction will have done what it has been given."""
+    """One host's link: rates in bytes/s, and when each direction will have done what it has been
+    given."""
 
     __slots__ = ("_full", "down_bytes_s", "down_free_at", "up_bytes_s", "up_free_at")
 
@@ -59,9 +64,11 @@ class Link:
 
 
 class Stream:
-    """One stripe on its way from `parent` (None: the origin) to `child`. `number` is its name in the child's download core, `serving` in
-    the parent's uplink core. `finishing` is the piece after which the child closes it, or -1; `unread` are pieces that arrived and after
-    which the child does not read on yet (intake.py). `feed` is what reads the origin for a swarm, where that does."""
+    """One stripe on its way from `parent` (None: the origin) to `child`. `number` is its name in
+    the child's download core, `serving` in the parent's uplink core. `finishing` is the piece after
+    which the child closes it, or -1; `unread` are pieces that arrived and after which the child
+    does not read on yet (intake.py). `feed` is what reads the origin for a swarm, where that
+    does."""
 
     __slots__ = (
         "began_at",
@@ -112,7 +119,8 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """`group` cannot reach, nor be reached from, the hosts outside it, the tracker, the origin, as the flags say."""
+    """`group` cannot reach, nor be reached from, the hosts outside it, the tracker, the origin, as
+    the flags say."""
 
     group: frozenset[str]
     peers: bool = True
@@ -274,7 +282,8 @@ class Network:
             parent.watch_uplink()
 
     def cross(self, source: Rack | None, child: Host, length: int, call: Call, *arguments: object) -> None:
-        """Carry a block that was just sent from a rack (None: the origin) to a host outside it; `call` happens when it arrives."""
+        """Carry a block that was just sent from a rack (None: the origin) to a host outside it;
+        `call` happens when it arrives."""
         now = self.world.now
         passed = source.leave(now, length) if source is not None else now
         self._later(passed, self._enter, child, length, call, arguments)
@@ -307,7 +316,8 @@ class Network:
             stream.parent.block_sent(stream, length)
 
     def arrival(self, link: Link, length: int) -> float:
-        """When a block that has just been sent will have arrived; occupies the downlink until then."""
+        """When a block that has just been sent will have arrived; occupies the downlink until
+        then."""
         filled = link.down_free_at + length / link.down_bytes_s
         soonest = self.world.now + self.latency_s
         arrives = filled if filled > soonest else soonest

@@ -1,8 +1,11 @@
-"""Central storage as the network model sees it: one uplink shared first come, first served by the requests of lease holders.
+"""Central storage as the network model sees it: one uplink shared first come, first served by the
+requests of lease holders.
 
-A lease holder keeps REQUESTS_MAX piece requests under way for its stripe, and waits when it would be more than LEAD_MAX pieces ahead of the
-children that it feeds, those under way included (`Turns.reading` in agent/turns.py). Who reads for a swarm asks for each piece by itself
-(swarm_feed.py). A request whose reader has gone is not served. While the origin is away it answers that it is unavailable.
+A lease holder keeps REQUESTS_MAX piece requests under way for its stripe, and waits when it would
+be more than LEAD_MAX pieces ahead of the children that it feeds, those under way included
+(`Turns.reading` in agent/turns.py). Who reads for a swarm asks for each piece by itself
+(swarm_feed.py). A request whose reader has gone is not served. While the origin is away it answers
+that it is unavailable.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ LEAD_MAX = 4
 
 
 class Origin:
-    """See the module's text. `bytes_sent` counts every piece served, `bytes_by_zone` by the zone of the reader; `wrong` are the pieces
-    that it holds with wrong bytes."""
+    """See the module's text. `bytes_sent` counts every piece served, `bytes_by_zone` by the zone of
+    the reader; `wrong` are the pieces that it holds with wrong bytes."""
 
     def __init__(self, world: World, network: Network, rate_bytes_s: float) -> None:
         self.rate_bytes_s = rate_bytes_s

@@ -1,4 +1,5 @@
-"""A connection between two members of a simulated BitTorrent swarm, as one of them sees it; see mesh.py."""
+"""A connection between two members of a simulated BitTorrent swarm, as one of them sees it; see
+mesh.py."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ if TYPE_CHECKING:
 
 
 class Peer:
-    """One side of a connection. `choking`: this side uploads nothing to the other; `asked` is what it asked the other for, and when;
-    `queue` what the other waits for from it; `got` what it got since the last choice of whom to upload to."""
+    """One side of a connection. `choking`: this side uploads nothing to the other; `asked` is what
+    it asked the other for, and when; `queue` what the other waits for from it; `got` what it got
+    since the last choice of whom to upload to."""
 
     __slots__ = (
         "asked",

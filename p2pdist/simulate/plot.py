@@ -17,7 +17,8 @@ FORMATS = frozenset([".png", ".svg", ".pdf"])
 
 
 def check_plot(path: Path) -> None:
-    """Raise UsageError or P2PDistError when no picture could be written there, before hours have gone into what it shows."""
+    """Raise UsageError or P2PDistError when no picture could be written there, before hours have
+    gone into what it shows."""
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"{path} is not the name of a picture", remedy="Let it end in .png, .svg or .pdf")
     if not path.absolute().parent.is_dir():
@@ -38,7 +39,8 @@ def draw(report: Report, path: Path) -> None:
 
 
 def picture(report: Report) -> Figure:
-    """The curve, the bound as a vertical line, and the times at which so many of the complete were complete as MARKS says."""
+    """The curve, the bound as a vertical line, and the times at which so many of the complete were
+    complete as MARKS says."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

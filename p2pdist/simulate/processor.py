@@ -1,9 +1,12 @@
-"""When a simulated host's process gets to what has come for it: at once, or late while its machine is busy or paused.
+"""When a simulated host's process gets to what has come for it: at once, or late while its machine
+is busy or paused.
 
-Model. Whatever comes for the process (a piece, a message, the end of a stream, room for the next block, its own timers) stands in one
-line. With a share of a processor, each thing waits for as much longer than usual as the share is smaller, where usual is the time that
-a piece takes on the host's link: so a host with a tenth of a processor sends and receives at about a tenth of its rate, and reports late.
-With none it stands still until it has a processor again, and then does all that has gathered.
+Model. Whatever comes for the process (a piece, a message, the end of a stream, room for the next
+block, its own timers) stands in one line. With a share of a processor, each thing waits for as much
+longer than usual as the share is smaller, where usual is the time that a piece takes on the host's
+link: so a host with a tenth of a processor sends and receives at about a tenth of its rate, and
+reports late. With none it stands still until it has a processor again, and then does all that has
+gathered.
 """
 
 from __future__ import annotations

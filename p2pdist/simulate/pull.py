@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class Blob:
-    """One blob of a simulation: how it is cut, how urgent its pulls are, and what else is the same for it at every host."""
+    """One blob of a simulation: how it is cut, how urgent its pulls are, and what else is the same
+    for it at every host."""
 
     __slots__ = ("digest", "layout", "lengths", "priority", "stripes", "verified")
 
@@ -29,9 +30,10 @@ class Blob:
 
 
 class Pull:
-    """One blob at one host. `have` is what the disk holds; `proof` is the invariants' own record of it. `bytes_again` came
-    for nothing: the host held them, or had closed their stream and asked another source for them; `bytes_swarm` are those of the others
-    that came by BitTorrent. `moves` counts how often the pull left a way for the other."""
+    """One blob at one host. `have` is what the disk holds; `proof` is the invariants' own record of
+    it. `bytes_again` came for nothing: the host held them, or had closed their stream and asked
+    another source for them; `bytes_swarm` are those of the others that came by BitTorrent. `moves`
+    counts how often the pull left a way for the other."""
 
     __slots__ = (
         "blob",

@@ -1,13 +1,15 @@
-"""Racks: a shared uplink and a shared downlink each, through which everything passes that crosses the rack's boundary."""
+"""Racks: a shared uplink and a shared downlink each, through which everything passes that crosses
+the rack's boundary."""
 
 from __future__ import annotations
 
 
 class Rack:
-    """One rack. `bytes_s` is the rate of each direction, 0 for no limit; `bytes_in` and `bytes_out` count what has crossed its boundary.
+    """One rack. `bytes_s` is the rate of each direction, 0 for no limit; `bytes_in` and `bytes_out`
+    count what has crossed its boundary.
 
-    Like a host's link each direction is first come, first served and cut through: a block passes while it comes in, when nothing else is
-    in its way.
+    Like a host's link each direction is first come, first served and cut through: a block passes
+    while it comes in, when nothing else is in its way.
     """
 
     __slots__ = ("bytes_in", "bytes_out", "bytes_s", "down_free_at", "name", "up_free_at")

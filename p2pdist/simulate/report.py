@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 class Report:
     """Figures of one run.
 
-    Times are in seconds since a host's own start, except the makespan and the `completions`, which count from the start of the run.
-    `bound_s` is what no distribution to those that were not lost can beat, `healthy_bound_s` to those that neither crash nor are slow
-    (bound.py). The percentiles `healthy_*` are of these hosts; `own_ratio_max` is the worst of their own times over what it needs at
-    least. `rack_rx_ratio_*` are the bytes that came into a rack from outside over the blob's size F, 0 without racks;
-    `zone_origin_ratios` what the origin sent into each zone over F. `wanted` is how many pulls there were, a host and a blob each.
-    `duplicates` are pieces received by a host that held them;
-    `duplicate_ratio` is all bytes that came for nothing over those that were taken. `moved` are pulls that left a way for the other,
-    `swarm_ratio` the share of what was taken that came by BitTorrent. `fingerprint` differs when anything that a host or
-    the origin did differs."""
+    Times are in seconds since a host's own start, except the makespan and the `completions`, which
+    count from the start of the run. `bound_s` is what no distribution to those that were not lost
+    can beat, `healthy_bound_s` to those that neither crash nor are slow (bound.py). The percentiles
+    `healthy_*` are of these hosts; `own_ratio_max` is the worst of their own times over what it
+    needs at least. `rack_rx_ratio_*` are the bytes that came into a rack from outside over the
+    blob's size F, 0 without racks; `zone_origin_ratios` what the origin sent into each zone over F.
+    `wanted` is how many pulls there were, a host and a blob each. `duplicates` are pieces received
+    by a host that held them; `duplicate_ratio` is all bytes that came for nothing over those that
+    were taken. `moved` are pulls that left a way for the other, `swarm_ratio` the share of what was
+    taken that came by BitTorrent. `fingerprint` differs when anything that a host or the origin did
+    differs."""
 
     hosts: int
     size: int
@@ -69,7 +71,8 @@ class Report:
     completions: tuple[float, ...]
 
     def curve(self) -> list[float | None]:
-        """When 1 %, 2 %, to 100 % of the pulls were complete, in seconds from the start of the run; None for what was not reached."""
+        """When 1 %, 2 %, to 100 % of the pulls were complete, in seconds from the start of the run;
+        None for what was not reached."""
         needed = [ceil(percent * self.wanted / 100) for percent in range(1, 101)]
         return [self.completions[each - 1] if each <= len(self.completions) else None for each in needed]
 
@@ -179,7 +182,8 @@ def _lost(simulation: Simulation, host: Host) -> bool:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of the values do not pass (nearest rank); 0 without values."""
+    """The smallest value that at least `share` of the values do not pass (nearest rank); 0 without
+    values."""
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 

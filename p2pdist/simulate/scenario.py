@@ -16,13 +16,15 @@ from tracker.core.pace import report_interval_s
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What to simulate: sizes in bytes, rates in bytes/s, times in seconds. `origin_bytes_s` 0 stands for twice a host's rate;
-    `piece_size` 0 for what the size asks for, `report_interval_s` 0 for what a tracker asks of so many hosts. Hosts are dealt into
-    `racks` in blocks, and racks (hosts without racks) into `zones`; what crosses a rack's boundary shares `rack_bytes_s` in each direction,
-    0 for no limit. `other_nics` are (rate, share of the hosts) of those that have another rate than `nic_bytes_s`. `arrivals` and
-    `arrivals_s` say how the hosts' starts are spread (arrivals.py). The last `preseeds` of the `blobs` are
-    pulled as preseeds; the others by the first `starters` hosts alone, 0 for all. `transport` says how blobs come (core/transport.py); to
-    `tree_hosts` they come by trees."""
+    """What to simulate: sizes in bytes, rates in bytes/s, times in seconds. `origin_bytes_s` 0
+    stands for twice a host's rate; `piece_size` 0 for what the size asks for, `report_interval_s` 0
+    for what a tracker asks of so many hosts. Hosts are dealt into `racks` in blocks, and racks
+    (hosts without racks) into `zones`; what crosses a rack's boundary shares `rack_bytes_s` in each
+    direction, 0 for no limit. `other_nics` are (rate, share of the hosts) of those that have
+    another rate than `nic_bytes_s`. `arrivals` and `arrivals_s` say how the hosts' starts are
+    spread (arrivals.py). The last `preseeds` of the `blobs` are pulled as preseeds; the others by
+    the first `starters` hosts alone, 0 for all. `transport` says how blobs come
+    (core/transport.py); to `tree_hosts` they come by trees."""
 
     hosts: int
     size: int
@@ -79,7 +81,8 @@ class Scenario:
         return found
 
     def parties(self, *, without: Container[str] = ()) -> list[Party]:
-        """The hosts as the bound sees them; those `without` need not complete. A link that is slow from the start has that rate."""
+        """The hosts as the bound sees them; those `without` need not complete. A link that is slow
+        from the start has that rate."""
         shares: dict[str, tuple[float, float]] = {}
         late: dict[str, float] = {}
         for fault in self.faults:
@@ -102,7 +105,8 @@ class Scenario:
         return bound(self.size * self.blobs, parties, self.origin_bytes_s, self.rack_bytes_s)
 
     def filled(self) -> Scenario:
-        """The same with every default worked out. The time limit is generous: reaching it means that somebody waits forever."""
+        """The same with every default worked out. The time limit is generous: reaching it means
+        that somebody waits forever."""
         filled = replace(
             self,
             origin_bytes_s=self.origin_bytes_s or 2 * self.nic_bytes_s,

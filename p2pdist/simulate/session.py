@@ -1,4 +1,5 @@
-"""Sessions and the tracker's service: the shell around the fleet core, with messages that take time and tracker processes that die."""
+"""Sessions and the tracker's service: the shell around the fleet core, with messages that take time
+and tracker processes that die."""
 
 from __future__ import annotations
 
@@ -120,7 +121,8 @@ class Tracker:
         self._sessions.clear()
 
     def connect(self, agent: AgentSession, hello: Hello) -> Session | None:
-        """A host opens a session; None when no process listens. The first message is on its way to the host when this returns."""
+        """A host opens a session; None when no process listens. The first message is on its way to
+        the host when this returns."""
         if self.fleet is None:
             return None
         self._number += 1

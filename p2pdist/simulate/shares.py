@@ -10,13 +10,15 @@ from p2pdist.simulate.scenario import Scenario
 
 
 def slow_share(scenario: Scenario, share: float, factor: float, *, both: bool = False) -> tuple[Slow, ...]:
-    """That share of the hosts has an uplink (with `both` also a downlink) of `factor` times its rate, from the start on."""
+    """That share of the hosts has an uplink (with `both` also a downlink) of `factor` times its
+    rate, from the start on."""
     return tuple(Slow(name, 0.0, factor, both) for name in _some(scenario, share, Random(f"slow {scenario.seed}")))
 
 
 def crash_share(scenario: Scenario, share: float) -> tuple[Crash, ...]:
-    """That share of the hosts dies for good, each somewhere between its start and the bound: every other one with its process, whose
-    peers are told so by the kernel, the rest with their power, which nobody is told."""
+    """That share of the hosts dies for good, each somewhere between its start and the bound: every
+    other one with its process, whose peers are told so by the kernel, the rest with their power,
+    which nobody is told."""
     scenario = scenario.filled()
     random = Random(f"crash {scenario.seed}")
     parties = scenario.parties()
@@ -29,7 +31,8 @@ def crash_share(scenario: Scenario, share: float) -> tuple[Crash, ...]:
 
 
 def cut_half(scenario: Scenario, at: float, for_s: float | None) -> Partition:
-    """Half of the hosts are cut off from the others and from the tracker for a while, or for good."""
+    """Half of the hosts are cut off from the others and from the tracker for a while, or for
+    good."""
     group = _some(scenario, 0.5, Random(f"half {scenario.seed}"))
     return Partition(Cut(frozenset(group), peers=True, tracker=True), at, for_s)
 

@@ -1,4 +1,5 @@
-"""One simulation: hosts, tracker, origin and network put together, run until every pull has ended."""
+"""One simulation: hosts, tracker, origin and network put together, run until every pull has
+ended."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ class Simulation:
             self._unsettled += len(wanted)
 
     def run(self, progress: Progress | None = None) -> Report:
-        """Run until every pull has ended and the tracker has heard of it; raises InvariantBroken."""
+        """Run until every pull has ended and the tracker has heard of it; raises
+        InvariantBroken."""
         scenario = self.scenario
         self.tracker.start()
         late = late_hosts(scenario.faults)

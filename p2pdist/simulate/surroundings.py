@@ -44,7 +44,8 @@ class Checks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """See the module's text. `meshes` are the BitTorrent swarms, one a blob; `on_settled` is called when a pull completes or gives up."""
+    """See the module's text. `meshes` are the BitTorrent swarms, one a blob; `on_settled` is called
+    when a pull completes or gives up."""
 
     world: World
     network: Network

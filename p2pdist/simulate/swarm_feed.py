@@ -1,6 +1,7 @@
 """What a simulated host brings from the origin into a swarm, as core/feeding.py decides.
 
-A piece that was read and has verified is held at once: the second that libtorrent may keep it in memory is left out.
+A piece that was read and has verified is held at once: the second that libtorrent may keep it in
+memory is left out.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The ways of one blob at a simulated host: the cores that decide on the move (core/transport.py, core/handover.py), and the shell around
-them as in p2pdist/agent/ways.py. Every blob has a torrent, of which a host learns while a tracker answers it.
+"""The ways of one blob at a simulated host: the cores that decide on the move (core/transport.py,
+core/handover.py), and the shell around them as in p2pdist/agent/ways.py. Every blob has a torrent,
+of which a host learns while a tracker answers it.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Ways:
         return self._swarm_writes
 
     def steer(self) -> None:
-        """Leave the present way when it is time for another, and begin that once nothing else writes into the blob."""
+        """Leave the present way when it is time for another, and begin that once nothing else
+        writes into the blob."""
         host, pull = self._host, self._pull
         if self._over or pull.download is None:
             return

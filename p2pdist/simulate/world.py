@@ -1,7 +1,8 @@
 """Virtual time: what happens next, and the only source of chance.
 
-Theory. A heap of (time, number, call, arguments). Whatever is due first happens first; what is due at the same time happens in the order
-in which it was asked for, so a run depends on its seed alone: not on the wall clock, not on hash seeds, not on memory addresses.
+Theory. A heap of (time, number, call, arguments). Whatever is due first happens first; what is due
+at the same time happens in the order in which it was asked for, so a run depends on its seed alone:
+not on the wall clock, not on hash seeds, not on memory addresses.
 
 Invariants: time never goes back; nothing is planned for the past.
 """
@@ -18,7 +19,8 @@ _Entry = tuple[float, int, Call, tuple[Any, ...]]
 
 
 class World:
-    """See the module's text. `now` is in seconds; `events` is how many things have happened; `stopped` ends the run."""
+    """See the module's text. `now` is in seconds; `events` is how many things have happened;
+    `stopped` ends the run."""
 
     __slots__ = ("_asked", "_heap", "events", "now", "random", "stopped")
 
@@ -41,7 +43,8 @@ class World:
         heappush(self._heap, (self.now + delay_s, self._asked, call, arguments))
 
     def run(self, *, until: float, events_max: int) -> bool:
-        """Let at most `events_max` things happen; returns False when the run is stopped, nothing is left, or `until` is reached."""
+        """Let at most `events_max` things happen; returns False when the run is stopped, nothing is
+        left, or `until` is reached."""
         heap, pop = self._heap, heappop
         for _ in range(events_max):
             if self.stopped or not heap:

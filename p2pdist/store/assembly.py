@@ -1,7 +1,8 @@
 """Large contents in the making, from chunks in packs and in older objects.
 
-An assembly writes its parts to a draft as they become available, in whatever order. What comes in order is hashed while it is in memory,
-the rest is read again at the end: no draft gets its name before all of it has verified. Blocks of zeros are left as holes.
+An assembly writes its parts to a draft as they become available, in whatever order. What comes in
+order is hashed while it is in memory, the rest is read again at the end: no draft gets its name
+before all of it has verified. Blocks of zeros are left as holes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _STEP = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A chunk of a content, `length` bytes at `offset`: `stored` bytes at `at` of `pack`, or at `at` of the object `source`."""
+    """A chunk of a content, `length` bytes at `offset`: `stored` bytes at `at` of `pack`, or at
+    `at` of the object `source`."""
 
     offset: int
     chunk: bytes
@@ -51,18 +53,20 @@ class Damaged(Exception):
 
 
 class Decoder:
-    """Decodes chunks. Not thread-safe; keeping the context saves half of what a small chunk costs. Chunks of several blocks come into
-    memory that is kept as well: that of a new one for each is cleared by the kernel first, and joining them is a copy."""
+    """Decodes chunks. Not thread-safe; keeping the context saves half of what a small chunk costs.
+    Chunks of several blocks come into memory that is kept as well: that of a new one for each is
+    cleared by the kernel first, and joining them is a copy."""
 
     def __init__(self) -> None:
         self._decompress = zstandard.ZstdDecompressor().decompress
-        # A whole frame comes into the memory in one go, whatever its window; a window is taken only for one that is cut short.
+        # A whole frame comes into the memory in one go, whatever its window; a window is taken only
+        # for one that is cut short.
         self._reader = zstandard.ZstdDecompressor(max_window_size=BLOCK_SIZE).stream_reader
         self._memory = memoryview(b"")
 
     def decode(self, pack: Digest, chunk: bytes, stored: memoryview, length: int) -> bytes | memoryview:
-        """The chunk, one of more than BLOCK_SIZE good until the next call; raises Corrupt when what the pack holds cannot be decoded. Its
-        BLAKE3 is yet to be compared."""
+        """The chunk, one of more than BLOCK_SIZE good until the next call; raises Corrupt when what
+        the pack holds cannot be decoded. Its BLAKE3 is yet to be compared."""
         try:
             if len(stored) == length:
                 return stored
@@ -97,7 +101,8 @@ class Decoder:
 
 
 def wrong_chunk(pack: Digest, chunk: bytes) -> Corrupt:
-    """A chunk that is not what the catalog says, in a pack whose pieces have verified: whoever packed it was wrong."""
+    """A chunk that is not what the catalog says, in a pack whose pieces have verified: whoever
+    packed it was wrong."""
     return Corrupt(
         f"the pack {pack} does not hold the chunk {chunk.hex()} that its catalog states",
         remedy="Pack and push the package again",
@@ -105,7 +110,8 @@ def wrong_chunk(pack: Digest, chunk: bytes) -> Corrupt:
 
 
 class Assembly:
-    """One large content: its encoded chunk list, and the parts that are not in its draft yet. Not thread-safe."""
+    """One large content: its encoded chunk list, and the parts that are not in its draft yet. Not
+    thread-safe."""
 
     def __init__(self, content: bytes, size: int, chunks: bytes, parts: list[Part]) -> None:
         self.content, self.size = content, size
@@ -127,7 +133,8 @@ class Assembly:
         return any(map(available, self.pending))
 
     def advance(self, objects: Objects, packs: Callable[[Digest], PackHere], available: Callable[[Part], bool]) -> bool:
-        """Write what is available; True when the content has become an object. Raises Corrupt, Damaged, OSError, P2PDistError."""
+        """Write what is available; True when the content has become an object. Raises Corrupt,
+        Damaged, OSError, P2PDistError."""
         if self.content in objects:
             self.close()
             return True
@@ -190,7 +197,8 @@ class Assembly:
 
     @staticmethod
     def _write_old(draft: Draft, part: Part, source: int, data: bytes) -> None:
-        """Write a chunk of an older object; where both have it at the same place in a block, the filesystem may share the blocks."""
+        """Write a chunk of an older object; where both have it at the same place in a block, the
+        filesystem may share the blocks."""
         first = -part.offset % HOLE
         last = part.length - (part.offset + part.length) % HOLE
         if (part.at - part.offset) % HOLE or last - first < HOLE or has_hole(part.offset, data):

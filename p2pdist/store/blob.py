@@ -1,14 +1,18 @@
 """One blob in a store, partial or complete.
 
-Invariants: a piece enters `have` after its bytes, verified, were written; a complete blob has every piece in `have`; `have` is one object
-for the blob's whole life, read by anyone and changed under the blob's disk lock. A blob that is held is neither evicted nor removed.
-A disk may hang at any call, and what hangs keeps the disk lock. So hold(), release(), and fileno() of a file that is open, which the event
-loop calls, take the other lock only, and under that nothing waits for the disk. Order: disk lock, then the other.
+Invariants: a piece enters `have` after its bytes, verified, were written; a complete blob has every
+piece in `have`; `have` is one object for the blob's whole life, read by anyone and changed under
+the blob's disk lock. A blob that is held is neither evicted nor removed. A disk may hang at any
+call, and what hangs keeps the disk lock. So hold(), release(), and fileno() of a file that is open,
+which the event loop calls, take the other lock only, and under that nothing waits for the disk.
+Order: disk lock, then the other.
 
-A blob of one piece has no bitmap on disk: it has everything or nothing, and after a crash a look at its content tells.
+A blob of one piece has no bitmap on disk: it has everything or nothing, and after a crash a look at
+its content tells.
 
-Pieces that an earlier process marked are read again before anything is added to them or the blob becomes complete (`recheck`): a bitmap, or
-bytes, that changed while nobody looked would make wrong content complete. Until then only peers get them, who verify what they receive.
+Pieces that an earlier process marked are read again before anything is added to them or the blob
+becomes complete (`recheck`): a bitmap, or bytes, that changed while nobody looked would make wrong
+content complete. Until then only peers get them, who verify what they receive.
 """
 
 from __future__ import annotations
@@ -44,8 +48,9 @@ _Bytes = TypeVar("_Bytes", bytes, memoryview)
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """What the blobs of one store share. `load` reads a piece list (raises Corrupt), `settle` is told of blobs that became complete;
-    `in_memory` says whether the store is on no disk, so that no call waits for one."""
+    """What the blobs of one store share. `load` reads a piece list (raises Corrupt), `settle` is
+    told of blobs that became complete; `in_memory` says whether the store is on no disk, so that no
+    call waits for one."""
 
     paths: Paths
     index: Index
@@ -56,7 +61,8 @@ class Shelf:
 
 
 class Blob:
-    """Thread-safe. Made by the store only. Every method raises NotFound once the blob was removed, and P2PDistError when the disk fails."""
+    """Thread-safe. Made by the store only. Every method raises NotFound once the blob was removed,
+    and P2PDistError when the disk fails."""
 
     def __init__(
         self, shelf: Shelf, entry: Entry, have: PieceSet, *, complete: bool, pieces: PieceList | None = None
@@ -77,7 +83,8 @@ class Blob:
         self._fd = -1
         self._marks: HaveFile | None = None
         self._unread: threading.Lock | None = None
-        """Held while pieces that an earlier process marked are read again; None when there are none."""
+        """Held while pieces that an earlier process marked are read again; None when there are
+        none."""
 
     def __repr__(self) -> str:
         return f"<Blob {self.digest} {len(self.have)}/{self.layout.count}{' complete' if self.complete else ''}>"
@@ -93,7 +100,8 @@ class Blob:
 
     @property
     def in_memory(self) -> bool:
-        """Whether a piece can be written without waiting for a disk, which may hang: only then the event loop may."""
+        """Whether a piece can be written without waiting for a disk, which may hang: only then the
+        event loop may."""
         return self._shelf.in_memory
 
     @property
@@ -118,7 +126,8 @@ class Blob:
         return self._holds > 0
 
     def hold(self) -> None:
-        """Keep the blob from eviction and removal until release(); holds add up. Raises NotFound when it is gone already."""
+        """Keep the blob from eviction and removal until release(); holds add up. Raises NotFound
+        when it is gone already."""
         with self._lock:
             self._require_present()
             self._holds += 1
@@ -143,8 +152,8 @@ class Blob:
             self.release()
 
     def fileno(self) -> int:
-        """A descriptor of the content, for sendfile and pread. Only while the blob is held; it then stays valid, also across finish().
-        Waits for the disk unless `opened`."""
+        """A descriptor of the content, for sendfile and pread. Only while the blob is held; it then
+        stays valid, also across finish(). Waits for the disk unless `opened`."""
         with self._lock:
             assert self._holds > 0, "fileno() needs a hold"
             if self._fd >= 0:
@@ -160,10 +169,11 @@ class Blob:
     # -- pieces
 
     def write(self, piece: int, data: bytes | bytearray | memoryview) -> bool:
-        """Verify `data` as piece number `piece`, write it and mark it; the buffer must not change meanwhile.
+        """Verify `data` as piece number `piece`, write it and mark it; the buffer must not change
+        meanwhile.
 
-        False means wrong bytes, and nothing was written. A piece that is held already is True without a look at `data`. Raises DiskFull,
-        and UsageError for a piece that does not exist.
+        False means wrong bytes, and nothing was written. A piece that is held already is True
+        without a look at `data`. Raises DiskFull, and UsageError for a piece that does not exist.
         """
         self._check(piece)
         if piece in self.have:
@@ -184,9 +194,11 @@ class Blob:
         return True
 
     def adopt(self, piece: int) -> bool:
-        """Verify what another writer (BitTorrent) has left in the place of `piece`, and mark it if right.
+        """Verify what another writer (BitTorrent) has left in the place of `piece`, and mark it if
+        right.
 
-        False: other bytes lie there. The writer must not touch the piece any more, and nothing else may write into the blob meanwhile.
+        False: other bytes lie there. The writer must not touch the piece any more, and nothing else
+        may write into the blob meanwhile.
         """
         self._check(piece)
         if piece in self.have:
@@ -208,8 +220,9 @@ class Blob:
         return self.read_range(self.layout.offset(piece), self.layout.length(piece))
 
     def read_range(self, start: int, length: int) -> bytes:
-        """`length` bytes from `start`, at most READ_BYTES_MAX; raises NotFound unless every piece in it is held, UsageError
-        for a range outside the blob. The pieces were verified when written, not again now."""
+        """`length` bytes from `start`, at most READ_BYTES_MAX; raises NotFound unless every piece
+        in it is held, UsageError for a range outside the blob. The pieces were verified when
+        written, not again now."""
         return self._read(start, length, lambda fd: os.pread(fd, length, start))
 
     def read_into(self, start: int, buffer: memoryview) -> None:
@@ -217,7 +230,8 @@ class Blob:
         self._read(start, len(buffer), lambda fd: buffer[: os.preadv(fd, [buffer], start)])
 
     def finish(self) -> None:
-        """Make the blob complete: every piece is held. Idempotent; raises Conflict when pieces are missing."""
+        """Make the blob complete: every piece is held. Idempotent; raises Conflict when pieces are
+        missing."""
         with self._disk:
             if self.complete:
                 return
@@ -241,8 +255,8 @@ class Blob:
     # -- checking and giving
 
     def verify(self, *, drop: bool = False) -> list[int]:
-        """Read every held piece; returns those whose bytes on disk are wrong. `drop` takes them out of `have`; a complete blob that loses
-        pieces becomes partial again."""
+        """Read every held piece; returns those whose bytes on disk are wrong. `drop` takes them out
+        of `have`; a complete blob that loses pieces becomes partial again."""
         with self.held():
             bad = self._wrong(list(self.have))
             if drop and bad:
@@ -250,7 +264,8 @@ class Blob:
         return bad
 
     def recheck(self) -> list[int]:
-        """Read the pieces that an earlier process marked, unless that was done, and drop those whose bytes are wrong; returns these."""
+        """Read the pieces that an earlier process marked, unless that was done, and drop those
+        whose bytes are wrong; returns these."""
         unread = self._unread
         if unread is None:
             return []
@@ -283,7 +298,8 @@ class Blob:
         return bad
 
     def sha256(self) -> Digest:
-        """The SHA-256 of the content of a complete blob, in the form of a digest; its name, unless whoever pushed it lied."""
+        """The SHA-256 of the content of a complete blob, in the form of a digest; its name, unless
+        whoever pushed it lied."""
         self._require_complete()
         state = hashlib.sha256()
         buffer = memoryview(bytearray(_STEP))
@@ -295,15 +311,17 @@ class Blob:
         return Digest(f"sha256:{state.hexdigest()}")
 
     def give(self, output: Path) -> str:
-        """Place a copy of a complete blob at `output`, atomically; see placement.place for the ways and errors. It is never a link to the
-        store's own file, which root could write to through it. Raises Conflict for a place in the store."""
+        """Place a copy of a complete blob at `output`, atomically; see placement.place for the ways
+        and errors. It is never a link to the store's own file, which root could write to through
+        it. Raises Conflict for a place in the store."""
         self._require_complete()
         self._require_outside(output)
         with self.held():
             return place(self.fileno(), self.size, output)
 
     def begin_copy(self, output: Path) -> Copy | None:
-        """A copy that is written while the pieces arrive, by whoever reads them; None where give() does better. Raises as give()."""
+        """A copy that is written while the pieces arrive, by whoever reads them; None where give()
+        does better. Raises as give()."""
         self._require_outside(output)
         with self.held():
             return Copy.begin(self.fileno(), self.size, output)
@@ -316,7 +334,8 @@ class Blob:
     # -- for the store
 
     def open_new(self) -> None:
-        """Create the files of a new partial blob, bitmap first; raises OSError. The space is reserved by the store."""
+        """Create the files of a new partial blob, bitmap first; raises OSError. The space is
+        reserved by the store."""
         with self._disk:
             paths = self._shelf.paths
             if self.marked:
@@ -325,8 +344,9 @@ class Blob:
             allocate(self._fd, self.size)
 
     def reconcile(self, *, trusted: bool) -> None:
-        """At opening, before anyone else has the blob: bring `have`, index and files in line, wherever they were left. Unless `trusted`,
-        every piece of `have` is verified first. Raises OSError."""
+        """At opening, before anyone else has the blob: bring `have`, index and files in line,
+        wherever they were left. Unless `trusted`, every piece of `have` is verified first. Raises
+        OSError."""
         if not trusted:
             for piece in self.verify():
                 self.have.discard(piece)
@@ -342,7 +362,8 @@ class Blob:
                 self._remove_marks()
                 self._shelf.settle(self)
             elif self.marked and not trusted:
-                # Written anew, not amended: the new boot id must never stand above bits of the old one.
+                # Written anew, not amended: the new boot id must never stand above bits of the old
+                # one.
                 HaveFile.create(self._shelf.paths.have(self.digest), self.have, self._shelf.boot).close()
         if not self.complete and self.have.complete:
             self.finish()
@@ -359,8 +380,8 @@ class Blob:
                 self._close_data()
 
     def close(self) -> None:
-        """Close the files at the end of the store. A partial blob is synchronised and marked clean, so that it is trusted after a
-        restart of the machine too. Raises OSError."""
+        """Close the files at the end of the store. A partial blob is synchronised and marked clean,
+        so that it is trusted after a restart of the machine too. Raises OSError."""
         with self._disk:
             with self._lock:
                 self._gone = "cannot be used: the store is closed"

@@ -9,7 +9,8 @@
     images/<hex>                metadata images of trees (trees.py)
     variants/<boot>/<hex>/      objects of trees once more, with another mode or time (variants.py)
 
-Sizes are counted as reserved: a partial blob counts in full from its beginning. Lock order: store, blob, index.
+Sizes are counted as reserved: a partial blob counts in full from its beginning. Lock order: store,
+blob, index.
 """
 
 from __future__ import annotations
@@ -48,20 +49,23 @@ PARTIAL_IDLE_S = 3600.0
 """A partial blob that nobody used for this long may be evicted like a complete one."""
 
 USE_SAVED_S = 60.0
-"""Uses are kept in memory for so long: a crash costs some order of eviction, not a write per use."""
+"""Uses are kept in memory for so long: a crash costs some order of eviction, not a write per
+use."""
 
 SMALL_IDLE_S = 86400.0
 """A small blob that nothing refers to is removed at the first opening after this time."""
 
 
 class BlobStore:
-    """Thread-safe. All methods raise P2PDistError when the disk fails and UsageError for what is no digest."""
+    """Thread-safe. All methods raise P2PDistError when the disk fails and UsageError for what is no
+    digest."""
 
     def __init__(self, root: Path, *, capacity_bytes: int | None = None, choose: Chooser | None = None) -> None:
-        """Open the store, creating it if need be; verifies what a crash of the machine may have damaged and removes leftovers.
+        """Open the store, creating it if need be; verifies what a crash of the machine may have
+        damaged and removes leftovers.
 
-        `choose` decides what to evict (see core/eviction); without it nothing is evicted. Raises Conflict when another process
-        uses the directory.
+        `choose` decides what to evict (see core/eviction); without it nothing is evicted. Raises
+        Conflict when another process uses the directory.
         """
         self._paths = Paths(root)
         self._capacity = capacity_bytes
@@ -111,7 +115,8 @@ class BlobStore:
         return Surroundings(self._lock, self._paths, self._index, self.get, self.owners, self.make_room, settle)
 
     def close(self) -> None:
-        """Bring everything to the disk and unlock the directory. Idempotent; blobs cannot be used afterwards."""
+        """Bring everything to the disk and unlock the directory. Idempotent; blobs cannot be used
+        afterwards."""
         with self._lock:
             if self._closed:
                 return
@@ -134,8 +139,9 @@ class BlobStore:
     # -- blobs
 
     def get(self, digest: Digest) -> Blob | None:
-        """The blob, complete or partial; the same object each time. A complete blob was checked piece by piece against the piece list
-        `blob.pieces_digest`: compare it with the manifest's, or call begin, which does."""
+        """The blob, complete or partial; the same object each time. A complete blob was checked
+        piece by piece against the piece list `blob.pieces_digest`: compare it with the manifest's,
+        or call begin, which does."""
         return self._blobs.get(parse_digest(digest))
 
     def blobs(self) -> list[Blob]:
@@ -143,11 +149,12 @@ class BlobStore:
         return list(self._blobs.values())
 
     def begin(self, digest: Digest, pieces: PieceList) -> Blob:
-        """The blob, a new partial one if there was none; not yet held. What an earlier process left of it is read again first.
+        """The blob, a new partial one if there was none; not yet held. What an earlier process left
+        of it is read again first.
 
-        A blob that came by another piece list stays if it is complete and its SHA-256 is its name (this reads it all);
-        otherwise it is begun anew, or Conflict when it is in use. Raises DiskFull when neither the disk nor the capacity has room
-        after eviction.
+        A blob that came by another piece list stays if it is complete and its SHA-256 is its name
+        (this reads it all); otherwise it is begun anew, or Conflict when it is in use. Raises
+        DiskFull when neither the disk nor the capacity has room after eviction.
         """
         parse_digest(digest)
         while True:
@@ -167,12 +174,14 @@ class BlobStore:
                 return self._create(digest, pieces)
 
     def claim(self, digest: Digest, pieces: PieceList) -> Blob:
-        """The same, held for the caller to release. One that is not held gives way to whatever else is begun."""
+        """The same, held for the caller to release. One that is not held gives way to whatever else
+        is begun."""
         try:
             blob = self.begin(digest, pieces)
             blob.hold()
         except NotFound:
-            # As long as nothing else can be begun. Only a complete blob of another piece list that came in between is read within the lock.
+            # As long as nothing else can be begun. Only a complete blob of another piece list that
+            # came in between is read within the lock.
             with self._lock:
                 blob = self.begin(digest, pieces)
                 blob.hold()
@@ -198,7 +207,8 @@ class BlobStore:
         return blob
 
     def remove(self, digest: Digest) -> None:
-        """Remove a blob; raises NotFound, and Conflict when it is pinned, in use, or the root or a catalog of a tree."""
+        """Remove a blob; raises NotFound, and Conflict when it is pinned, in use, or the root or a
+        catalog of a tree."""
         with self._lock:
             blob = self.get(digest)
             if blob is None:
@@ -212,7 +222,8 @@ class BlobStore:
             self._discard(blob)
 
     def drop_partial(self, digest: Digest) -> None:
-        """Remove a partial blob, pinned or not; nothing happens when there is none. Raises Conflict when it is in use or complete."""
+        """Remove a partial blob, pinned or not; nothing happens when there is none. Raises Conflict
+        when it is in use or complete."""
         with self._lock:
             blob = self.get(digest)
             if blob is None:
@@ -347,8 +358,8 @@ class BlobStore:
         )
 
     def make_room(self, needed: int) -> list[Digest]:
-        """Evict what must go for `needed` more bytes to fit; returns what went. Raises DiskFull when that is impossible, and then
-        evicts nothing."""
+        """Evict what must go for `needed` more bytes to fit; returns what went. Raises DiskFull
+        when that is impossible, and then evicts nothing."""
         with self._lock:
             return self._room.make(needed)
 
@@ -361,7 +372,8 @@ class BlobStore:
         return verify(self, bytes_s=bytes_s)
 
     def bytes_ahead(self) -> int:
-        """Bytes that partial blobs and expected objects will yet take from the disk; 0 for blobs where the filesystem reserved them."""
+        """Bytes that partial blobs and expected objects will yet take from the disk; 0 for blobs
+        where the filesystem reserved them."""
         ahead = self.objects.bytes_expected
         for blob in self.blobs():
             if not blob.complete:
@@ -392,7 +404,8 @@ class BlobStore:
         return [*trees, *blobs], shares
 
     def evict(self, digest: Digest) -> bool:
-        """Remove a blob or tree that was chosen to make room; False when it has been taken into use since."""
+        """Remove a blob or tree that was chosen to make room; False when it has been taken into use
+        since."""
         assert digest not in self._pins, "what is pinned was chosen for eviction"
         gone = False
         with suppress(Conflict):

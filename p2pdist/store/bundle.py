@@ -1,6 +1,8 @@
-"""Bundles: contents that verify one after the other, and become objects together where that is of use (see named.py), else one by one.
+"""Bundles: contents that verify one after the other, and become objects together where that is of
+use (see named.py), else one by one.
 
-Of a frame that the filesystem takes as it is only the frame is kept: what it decodes to has verified and is not needed.
+Of a frame that the filesystem takes as it is only the frame is kept: what it decodes to has
+verified and is not needed.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ HELD_BYTES = 4 << 20
 
 
 class Bundle:
-    """Ends with the `with` block, also when it fails: then all that was added are objects. What is added must stay as it is until then. Not
-    thread-safe. Methods raise P2PDistError when the disk fails."""
+    """Ends with the `with` block, also when it fails: then all that was added are objects. What is
+    added must stay as it is until then. Not thread-safe. Methods raise P2PDistError when the disk
+    fails."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -32,7 +35,8 @@ class Bundle:
         self._flush()
 
     def add(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview = b"") -> bool:
-        """Verify `data` and make it an object; see Objects.add. Memory that is used again may hold it if it has more than BLOCK_SIZE."""
+        """Verify `data` and make it an object; see Objects.add. Memory that is used again may hold
+        it if it has more than BLOCK_SIZE."""
         if content in self._objects:
             return True
         if content_hash(data) != content:

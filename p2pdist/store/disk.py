@@ -1,4 +1,5 @@
-"""The disk below a store: free space, reservation, whole writes, and what its failures mean to a user."""
+"""The disk below a store: free space, reservation, whole writes, and what its failures mean to a
+user."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from uuid import UUID
 from p2pdist.model.errors import DiskFull, P2PDistError, foreseen
 
 RESERVE_BYTES = 64 << 20
-"""A store leaves this much of the disk free, or a hundredth of a disk smaller than 6.4 GB: logs, the index and others need some."""
+"""A store leaves this much of the disk free, or a hundredth of a disk smaller than 6.4 GB: logs,
+the index and others need some."""
 
 HANGS_S = 1.0
 """A disk that has not taken a byte for so long hangs."""
@@ -29,8 +31,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def boot_id() -> UUID:
-    """Identifies the running kernel since its start (random(4)). What was written under another boot id and not
-    synchronised may be lost."""
+    """Identifies the running kernel since its start (random(4)). What was written under another
+    boot id and not synchronised may be lost."""
     return UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
 
 
@@ -55,8 +57,9 @@ def usable_bytes(path: Path) -> int:
 
 
 def allocate(fd: int, size: int) -> None:
-    """Make the file `size` bytes long with its space reserved, or sparse where the filesystem cannot reserve, or only by writing zeros: in
-    memory that takes 0.8 ms a MiB at the moment when everybody waits for the first piece. Raises OSError."""
+    """Make the file `size` bytes long with its space reserved, or sparse where the filesystem
+    cannot reserve, or only by writing zeros: in memory that takes 0.8 ms a MiB at the moment when
+    everybody waits for the first piece. Raises OSError."""
     if in_memory(fd):
         os.ftruncate(fd, size)
     else:
@@ -64,8 +67,9 @@ def allocate(fd: int, size: int) -> None:
 
 
 def in_memory(fd: int) -> bool:
-    """Whether a file is on tmpfs (fstatfs(2), whose first word is the type of the filesystem): there no call waits for a disk, and none for
-    a snapshot either, since tmpfs cannot be frozen. Raises OSError."""
+    """Whether a file is on tmpfs (fstatfs(2), whose first word is the type of the filesystem):
+    there no call waits for a disk, and none for a snapshot either, since tmpfs cannot be frozen.
+    Raises OSError."""
     found = ctypes.create_string_buffer(_STATFS_BYTES)
     if _libc.fstatfs(fd, found) != 0:
         code = ctypes.get_errno()
@@ -74,9 +78,11 @@ def in_memory(fd: int) -> bool:
 
 
 def reserve(fd: int, size: int) -> None:
-    """Make the file `size` bytes long with its space reserved, or sparse where the filesystem cannot reserve. Raises OSError.
+    """Make the file `size` bytes long with its space reserved, or sparse where the filesystem
+    cannot reserve. Raises OSError.
 
-    fallocate(2) is called itself, since posix_fallocate(3) writes every block where the call is not supported.
+    fallocate(2) is called itself, since posix_fallocate(3) writes every block where the call is not
+    supported.
     """
     if size == 0:
         return
@@ -102,8 +108,9 @@ def pwrite_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> No
 
 
 class Pulse:
-    """Tells whether the disk below a file answers: writes one byte of it, in a thread, when it is asked. `fd` is open for writing, and what
-    its byte at `offset` is does not matter. Thread-safe."""
+    """Tells whether the disk below a file answers: writes one byte of it, in a thread, when it is
+    asked. `fd` is open for writing, and what its byte at `offset` is does not matter.
+    Thread-safe."""
 
     def __init__(self, fd: int, offset: int) -> None:
         self._fd, self._offset = fd, offset
@@ -111,7 +118,8 @@ class Pulse:
         self._began: float | None = None
 
     def hangs_s(self) -> float:
-        """For how many seconds the disk has not answered, 0 while it does; begins to find out for the next time. Returns at once."""
+        """For how many seconds the disk has not answered, 0 while it does; begins to find out for
+        the next time. Returns at once."""
         with self._lock:
             if self._began is None:
                 self._began = time.monotonic()
@@ -145,8 +153,8 @@ def sync_path(path: Path) -> None:
 
 
 def sync_filesystem(path: Path) -> None:
-    """Flush the filesystem of `path` (syncfs(2)), which also makes the space of removed files free again where that is put off.
-    Raises OSError."""
+    """Flush the filesystem of `path` (syncfs(2)), which also makes the space of removed files free
+    again where that is put off. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc.syncfs(fd) != 0:
@@ -157,7 +165,8 @@ def sync_filesystem(path: Path) -> None:
 
 
 def failure(error: OSError, path: Path, *, needed: int = 0) -> P2PDistError:
-    """What an OSError at `path` means to a user: DiskFull (with `needed` bytes), else what `foreseen` says."""
+    """What an OSError at `path` means to a user: DiskFull (with `needed` bytes), else what
+    `foreseen` says."""
     if error.errno in _FULL:
         directory = path if path.is_dir() else path.parent
         try:

@@ -1,4 +1,5 @@
-"""Bringing complete blobs and objects to the disk in the background, so that a restart of the machine need not verify them again."""
+"""Bringing complete blobs and objects to the disk in the background, so that a restart of the
+machine need not verify them again."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from p2pdist.store.paths import Paths
 log = logging.getLogger(__name__)
 
 GATHER_S = 1.0
-"""So long blobs are gathered: the layers of one package share the synchronisation of directories and index, and nobody who waits for a
-pull waits for the disk. A machine that is lost meanwhile costs a verification."""
+"""So long blobs are gathered: the layers of one package share the synchronisation of directories
+and index, and nobody who waits for a pull waits for the disk. A machine that is lost meanwhile
+costs a verification."""
 
 
 _Task = Callable[[], None]
@@ -27,8 +29,9 @@ _Work = tuple[Digest, Digest] | _Task
 
 
 class Settler:
-    """One thread that synchronises the blobs it is told of, in batches: contents, piece lists, directories, index; then marks them
-    durable. Tasks that do such a thing for something else are run once for each batch."""
+    """One thread that synchronises the blobs it is told of, in batches: contents, piece lists,
+    directories, index; then marks them durable. Tasks that do such a thing for something else are
+    run once for each batch."""
 
     def __init__(self, paths: Paths, index: Index) -> None:
         self._paths = paths
@@ -42,7 +45,8 @@ class Settler:
         self._queue.put((digest, pieces_digest))
 
     def add_task(self, task: Callable[[], None]) -> None:
-        """`task` may raise P2PDistError; what it did not bring to the disk it counts as not durable."""
+        """`task` may raise P2PDistError; what it did not bring to the disk it counts as not
+        durable."""
         self._queue.put(task)
 
     def close(self) -> None:

@@ -1,9 +1,11 @@
-"""Encoded writes: Btrfs takes stored blocks as they are, instead of compressing again what was just decompressed.
+"""Encoded writes: Btrfs takes stored blocks as they are, instead of compressing again what was just
+decompressed.
 
-Format: BTRFS_IOC_ENCODED_WRITE with struct btrfs_ioctl_encoded_io_args (Linux, include/uapi/linux/btrfs.h): one zstd frame for up to
-128 KiB, at an offset that is a multiple of the sector; so is its length unless it ends the file. The kernel does not look into the frame: a
-wrong one is found out when it is read. So only frames are given to it that were decompressed and verified here before, and that its
-decompressor can take, with a window of at most 128 KiB.
+Format: BTRFS_IOC_ENCODED_WRITE with struct btrfs_ioctl_encoded_io_args (Linux,
+include/uapi/linux/btrfs.h): one zstd frame for up to 128 KiB, at an offset that is a multiple of
+the sector; so is its length unless it ends the file. The kernel does not look into the frame: a
+wrong one is found out when it is read. So only frames are given to it that were decompressed and
+verified here before, and that its decompressor can take, with a window of at most 128 KiB.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from p2pdist.model.catalog import BLOCK_SIZE, one_frame
 log = logging.getLogger(__name__)
 
 _INLINE_MAX = 2048
-"""Stored bytes of a content of at most a sector that Btrfs keeps in its tree, with the mount option max_inline as it is by default."""
+"""Stored bytes of a content of at most a sector that Btrfs keeps in its tree, with the mount option
+max_inline as it is by default."""
 
 _ENCODED_WRITE = 0x40809440
 _ARGUMENTS = struct.Struct("=QQqQQQQII64x")
@@ -46,7 +49,8 @@ def on_btrfs(directory: Path) -> bool:
 
 
 class _Call(threading.local):
-    """The arguments of the call, for each thread: `words` are two struct iovec, which lie at `address`."""
+    """The arguments of the call, for each thread: `words` are two struct iovec, which lie at
+    `address`."""
 
     def __init__(self) -> None:
         self.words = (ctypes.c_uint64 * 4)()
@@ -55,7 +59,8 @@ class _Call(threading.local):
 
 
 class Extent(NamedTuple):
-    """`length` bytes of a file at `offset`: those behind the first `skipped` of the `decoded` ones that a frame decodes to."""
+    """`length` bytes of a file at `offset`: those behind the first `skipped` of the `decoded` ones
+    that a frame decodes to."""
 
     offset: int
     length: int
@@ -73,7 +78,8 @@ class EncodedWriter:
         self.encoded_bytes = 0
 
     def takes(self, stored: bytes | memoryview, size: int) -> bool:
-        """Whether `stored` is one frame, which the filesystem should take as the whole content, of `size` bytes, of a file."""
+        """Whether `stored` is one frame, which the filesystem should take as the whole content, of
+        `size` bytes, of a file."""
         count = len(stored)
         if not (self.works and 0 < count < size and one_frame(stored, size)):
             return False
@@ -82,14 +88,15 @@ class EncodedWriter:
         return decodable(stored)
 
     def write_frame(self, fd: int, stored: bytes | memoryview, size: int) -> bool:
-        """Write such a frame to an empty file; False when it was refused. A `stored` that may be written to is not copied, nor are bytes.
-        Raises OSError."""
+        """Write such a frame to an empty file; False when it was refused. A `stored` that may be
+        written to is not copied, nor are bytes. Raises OSError."""
         stored = addressable(stored)
         return self.write(fd, Extent(0, size, size), address(stored), len(stored))
 
     def in_tree(self, count: int, size: int) -> bool:
-        """Whether a frame of `count` bytes for a content of `size` becomes an item of the filesystem's tree, without extent (with another
-        max_inline than the default it may be otherwise)."""
+        """Whether a frame of `count` bytes for a content of `size` becomes an item of the
+        filesystem's tree, without extent (with another max_inline than the default it may be
+        otherwise)."""
         return count <= _INLINE_MAX and size <= self.sector
 
     def saves(self, count: int, size: int) -> bool:
@@ -97,7 +104,8 @@ class EncodedWriter:
         return -(-count // self.sector) < -(-size // self.sector)
 
     def write(self, fd: int, extent: Extent, place: int, count: int, first: bytes = b"") -> bool:
-        """Write a frame: the bytes `first`, and `count` more at the address `place`. False when it was refused. Raises OSError."""
+        """Write a frame: the bytes `first`, and `count` more at the address `place`. False when it
+        was refused. Raises OSError."""
         if not self.works:
             return False
         call = self._call
@@ -129,7 +137,8 @@ def decodable(frame: bytes | memoryview) -> bool:
 
 
 def addressable(stored: bytes | memoryview) -> bytes | memoryview:
-    """The same in memory that has an address: a copy where nobody may write to it, unless it is bytes."""
+    """The same in memory that has an address: a copy where nobody may write to it, unless it is
+    bytes."""
     return bytes(stored) if isinstance(stored, memoryview) and stored.readonly else stored
 
 

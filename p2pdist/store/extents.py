@@ -1,10 +1,12 @@
 """The extents of a file on Btrfs, made of the blocks of chunks, wherever in the file these begin.
 
-An extent begins at a sector, and ends at one unless the file ends there. Contents that are cut have chunks that begin and end anywhere, and
-so do their blocks. What a block has behind its last whole sector is held until the next one comes, and put before that one's frame as it
-is (see frame.py): then the frame decodes from the beginning of the sector on. What it decodes to behind the extent's last sector is on the
-disk but not used. Where the bytes before a block were not written just before, others stand for them, and the extent begins with the
-next sector. Every sector is written once.
+An extent begins at a sector, and ends at one unless the file ends there. Contents that are cut have
+chunks that begin and end anywhere, and so do their blocks. What a block has behind its last whole
+sector is held until the next one comes, and put before that one's frame as it is (see frame.py):
+then the frame decodes from the beginning of the sector on. What it decodes to behind the extent's
+last sector is on the disk but not used. Where the bytes before a block were not written just
+before, others stand for them, and the extent begins with the next sector. Every sector is written
+once.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from p2pdist.store.frame import beginning, blocks_of
 
 
 def write_content(writer: EncodedWriter, fd: int, stored: bytes | memoryview, data: bytes | memoryview) -> None:
-    """Write `data`, which is what `stored` decodes to and was verified, to an empty file; raises OSError. A `stored` that may be written to
-    is not copied, nor are bytes."""
+    """Write `data`, which is what `stored` decodes to and was verified, to an empty file; raises
+    OSError. A `stored` that may be written to is not copied, nor are bytes."""
     size = len(data)
     if not writer.works or len(stored) == size:
         pwrite_all(fd, data, 0)
@@ -28,21 +30,23 @@ def write_content(writer: EncodedWriter, fd: int, stored: bytes | memoryview, da
 
 
 class Extents:
-    """Writes the chunks of one file of `size` bytes, best in order. What is behind the last whole sector is written by the next call, or by
-    `flush`. Not thread-safe. Methods raise OSError, and may be called again with the same."""
+    """Writes the chunks of one file of `size` bytes, best in order. What is behind the last whole
+    sector is written by the next call, or by `flush`. Not thread-safe. Methods raise OSError, and
+    may be called again with the same."""
 
     def __init__(self, writer: EncodedWriter, fd: int, size: int) -> None:
         self._writer, self._fd, self._size = writer, fd, size
         self._held, self._end = b"", 0
-        """What is not written of the last chunks, and where it ends: there the chunk begins that is being written."""
+        """What is not written of the last chunks, and where it ends: there the chunk begins that is
+        being written."""
         self._data = memoryview(b"")
         """This chunk."""
         self._done = 0
         """Up to here all is written of what is held and of this chunk."""
 
     def write(self, offset: int, stored: bytes | memoryview, data: bytes | memoryview) -> None:
-        """Write `data`, which is what `stored` decodes to and was verified, at `offset`. A `stored` that may be written to is not copied,
-        nor are bytes."""
+        """Write `data`, which is what `stored` decodes to and was verified, at `offset`. A `stored`
+        that may be written to is not copied, nor are bytes."""
         if offset != self._end or not self._writer.works:
             self.flush()
             self._end = offset
@@ -78,7 +82,8 @@ class Extents:
             at += length
 
     def _write_frame(self, frame: bytes | memoryview, place: int, at: int, length: int) -> None:
-        """Write a frame in memory at `place`, which decodes to the `length` bytes at `at` of the file, where that is worth it."""
+        """Write a frame in memory at `place`, which decodes to the `length` bytes at `at` of the
+        file, where that is worth it."""
         writer = self._writer
         before = at % writer.sector
         begin, stop, skipped = at - before, self._whole(at + length), 0
@@ -108,7 +113,8 @@ class Extents:
         return self._held[begin - self._end :] + bytes(self._data[: end - self._end])
 
     def _write_until(self, end: int) -> None:
-        """Write what is not written yet up to there, decompressed. What is held ends before, unless there is nothing to write."""
+        """Write what is not written yet up to there, decompressed. What is held ends before, unless
+        there is nothing to write."""
         if self._done >= end:
             return
         if self._done < self._end:

@@ -1,7 +1,8 @@
 """Filling: objects from the packs that are here, whole or in part, and from older objects.
 
-Small contents are made run by run: neighbours in a pack are read at once, and threads decode, verify and write them; most of the time goes
-into creating files. Large contents are assemblies, one thread each.
+Small contents are made run by run: neighbours in a pack are read at once, and threads decode,
+verify and write them; most of the time goes into creating files. Large contents are assemblies, one
+thread each.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ RUN_CHUNKS = 1024
 """At most in a run."""
 
 REACH = 4
-"""Times as much it may be of what is named at once: the more names come together, the more are of one directory (see named.py)."""
+"""Times as much it may be of what is named at once: the more names come together, the more are of
+one directory (see named.py)."""
 
 GAP_BYTES = PIECE_SIZE_MIN // 2
-"""What is not needed between two chunks is read with them up to so many bytes. It is less than a piece, so it lies in pieces that hold one
-of the two."""
+"""What is not needed between two chunks is read with them up to so many bytes. It is less than a
+piece, so it lies in pieces that hold one of the two."""
 
 DRAFTS_MAX = 64
 """So many assemblies are begun before all their parts are here."""
@@ -51,8 +53,9 @@ class Filled:
 
 
 class _Desk:
-    """What a thread works with, one run after the other: memory for what it reads, and a decoder. New memory for each run would be cleared
-    by the kernel first, and so is no more taken than a run needs: many a call makes a few contents."""
+    """What a thread works with, one run after the other: memory for what it reads, and a decoder.
+    New memory for each run would be cleared by the kernel first, and so is no more taken than a run
+    needs: many a call makes a few contents."""
 
     def __init__(self) -> None:
         self.decoder = Decoder()

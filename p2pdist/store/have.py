@@ -1,12 +1,14 @@
 """The bitmap of a partial blob on disk: which pieces have verified.
 
-A bit is set with one pwrite after the piece's own pwrite, so both lie in the page cache in that order and a killed process loses neither.
-What a lost machine loses is another matter: the header names the boot under which bits were set, and bits of another boot are hints to
-be verified, unless the file is marked clean, which is done only after data and bits were synchronised and undone before the next bit is
-set. pwrite is used rather than a shared mapping because a full disk then gives an error instead of SIGBUS.
+A bit is set with one pwrite after the piece's own pwrite, so both lie in the page cache in that
+order and a killed process loses neither. What a lost machine loses is another matter: the header
+names the boot under which bits were set, and bits of another boot are hints to be verified, unless
+the file is marked clean, which is done only after data and bits were synchronised and undone before
+the next bit is set. pwrite is used rather than a shared mapping because a full disk then gives an
+error instead of SIGBUS.
 
-Format: the 16 bytes `p2pdist-have-001`, boot id (16 bytes), number of pieces (u32 big-endian), clean (one byte, 0 or 1), 27 zero
-bytes, then the bitmap of PieceSet.
+Format: the 16 bytes `p2pdist-have-001`, boot id (16 bytes), number of pieces (u32 big-endian),
+clean (one byte, 0 or 1), 27 zero bytes, then the bitmap of PieceSet.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Marks:
 
 
 def read_marks(path: Path, count: int) -> Marks | None:
-    """Read the bitmap of a blob of `count` pieces; None when there is none or it is damaged. Raises OSError."""
+    """Read the bitmap of a blob of `count` pieces; None when there is none or it is damaged. Raises
+    OSError."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -48,7 +51,8 @@ def read_marks(path: Path, count: int) -> Marks | None:
 
 
 class HaveFile:
-    """A bitmap file that is open for writing. Not thread-safe: the blob's lock guards it. All methods raise OSError."""
+    """A bitmap file that is open for writing. Not thread-safe: the blob's lock guards it. All
+    methods raise OSError."""
 
     __slots__ = ("_fd", "count")
 

@@ -1,7 +1,8 @@
-"""Metadata images of trees as files of a store: images/<hex of the root>. Others write them; here they are counted and removed.
+"""Metadata images of trees as files of a store: images/<hex of the root>. Others write them; here
+they are counted and removed.
 
-Room for the image of a tree that is being pulled is kept as that for its objects is. How long an image will be is known when it has been
-laid out; until then it counts with a bound.
+Room for the image of a tree that is being pulled is kept as that for its objects is. How long an
+image will be is known when it has been laid out; until then it counts with a bound.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ BYTES_MIN_MAX = 8192
 """An image of nothing takes no more."""
 
 ENTRY_BYTES = 204
-"""An entry takes so much in an image, and its name, attributes and target. Blocks that are not filled up take less than all that is in
-them again."""
+"""An entry takes so much in an image, and its name, attributes and target. Blocks that are not
+filled up take less than all that is in them again."""
 
 
 def image_bytes_max(entries: int, encoded: int) -> int:
-    """Bytes that the image of so many entries takes at most; `encoded` is the length of the pages that carry them."""
+    """Bytes that the image of so many entries takes at most; `encoded` is the length of the pages
+    that carry them."""
     return BYTES_MIN_MAX + 2 * (ENTRY_BYTES * entries + encoded)
 
 
 class Images:
-    """The caller holds the store's lock, but where it only looks. Methods raise P2PDistError when the disk fails."""
+    """The caller holds the store's lock, but where it only looks. Methods raise P2PDistError when
+    the disk fails."""
 
     def __init__(self, directory: Path, path: Callable[[Digest], Path]) -> None:
         self._directory, self.path = directory, path

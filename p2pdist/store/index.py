@@ -1,7 +1,9 @@
-"""The index of a store: which blobs, pins, packages, objects and trees there are, and small blobs of few bytes.
+"""The index of a store: which blobs, pins, packages, objects and trees there are, and small blobs
+of few bytes.
 
-SQLite in WAL mode with synchronous NORMAL: what was committed survives a killed process; a lost machine may lose the last commits but the
-index stays consistent, and recovery reconciles it with the files. Nothing is written here per piece.
+SQLite in WAL mode with synchronous NORMAL: what was committed survives a killed process; a lost
+machine may lose the last commits but the index stays consistent, and recovery reconciles it with
+the files. Nothing is written here per piece.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ CREATE TABLE IF NOT EXISTS tree_pages (name BLOB PRIMARY KEY, contents BLOB NOT 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A blob in the index. `boot` is the boot id under which it became complete, `durable` whether it has reached the disk since."""
+    """A blob in the index. `boot` is the boot id under which it became complete, `durable` whether
+    it has reached the disk since."""
 
     digest: Digest
     size: int
@@ -72,8 +75,8 @@ class PackageRecord:
 
 @dataclass(frozen=True, slots=True)
 class ObjectsState:
-    """What the index says of all objects: the boot under which it was last opened, whether rows and files agreed when it was left, and
-    up to which batch objects have reached the disk."""
+    """What the index says of all objects: the boot under which it was last opened, whether rows and
+    files agreed when it was left, and up to which batch objects have reached the disk."""
 
     boot: str
     clean: bool
@@ -82,7 +85,8 @@ class ObjectsState:
 
 @dataclass(frozen=True, slots=True)
 class TreeRecord:
-    """A tree in the index: its catalogs, all packs that they list, and whether every content was here when it was last looked at."""
+    """A tree in the index: its catalogs, all packs that they list, and whether every content was
+    here when it was last looked at."""
 
     root: Digest
     catalogs: tuple[Digest, ...]
@@ -245,8 +249,8 @@ class Index:
         return [TreeRecord(row[0], tuple(row[1].split()), tuple(row[2].split()), bool(row[3]), row[4]) for row in rows]
 
     def add_tree(self, record: TreeRecord, pages: Mapping[bytes, Iterable[bytes]]) -> None:
-        """`pages` are the names of the contents of each of its pages, by the name of the page; all names have HASH_SIZE bytes. What another
-        tree has, too, is not written again."""
+        """`pages` are the names of the contents of each of its pages, by the name of the page; all
+        names have HASH_SIZE bytes. What another tree has, too, is not written again."""
         values = (record.root, " ".join(record.catalogs), " ".join(record.packs), record.complete, record.last_used)
         with self._transaction():
             known = {row[0] for row in self._database.execute("SELECT name FROM tree_pages")}

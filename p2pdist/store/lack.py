@@ -1,7 +1,9 @@
-"""What a store lacks of a tree: which contents have no object, and which chunks of which packs make them.
+"""What a store lacks of a tree: which contents have no object, and which chunks of which packs make
+them.
 
-A content of up to WHOLE_MAX bytes is one chunk. That of a larger file is a list of chunks, and those that older objects here hold are
-taken from them. Each chunk is taken from one pack: one that is here, else the first in the order of the catalogs.
+A content of up to WHOLE_MAX bytes is one chunk. That of a larger file is a list of chunks, and
+those that older objects here hold are taken from them. Each chunk is taken from one pack: one that
+is here, else the first in the order of the catalogs.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ Located = dict[bytes, tuple[Digest, Stored]]
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a page or a tree states of contents, none of which is empty: their `sizes` in bytes, and the names of the chunk lists of those
-    that have one."""
+    """What a page or a tree states of contents, none of which is empty: their `sizes` in bytes, and
+    the names of the chunk lists of those that have one."""
 
     sizes: dict[bytes, int]
     chunk_lists: dict[bytes, bytes]
@@ -45,9 +47,9 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A tree as its root and catalogs have it; `pages` say by BLAKE3, in order, what each states of contents. `changed` are the sizes that
-    pages state which the tree `base` has not: whatever else is in `contents` is a content of `base`, with this size. Without a base that
-    is all of them."""
+    """A tree as its root and catalogs have it; `pages` say by BLAKE3, in order, what each states of
+    contents. `changed` are the sizes that pages state which the tree `base` has not: whatever else
+    is in `contents` is a content of `base`, with this size. Without a base that is all of them."""
 
     entries: Entries
     pages: Mapping[bytes, Contents]
@@ -57,7 +59,8 @@ class Tree:
 
     @property
     def contents(self) -> dict[bytes, int]:
-        """The sizes of all contents, put together when they are asked for: of a version that hardly differs few are needed."""
+        """The sizes of all contents, put together when they are asked for: of a version that hardly
+        differs few are needed."""
         sizes: dict[bytes, int] = {}
         for page in self.pages.values():
             sizes.update(page.sizes)
@@ -66,7 +69,8 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What is needed of a pack of `size` bytes: chunks by offset, in all `stored` bytes, in these ranges (begin, end) of the pack."""
+    """What is needed of a pack of `size` bytes: chunks by offset, in all `stored` bytes, in these
+    ranges (begin, end) of the pack."""
 
     pack: Digest
     size: int
@@ -77,9 +81,10 @@ class Need:
 
 @dataclass(slots=True)
 class Lack:
-    """What a store lacks of the tree `root`. `needs` says what of which packs it takes, in all `bytes_stored`, whether these are here or
-    not; `bytes_content` is what the objects will take. In `selected` the caller puts selections of packs that it holds. As long as a lack
-    is open, nothing that the tree needs is evicted; `close` it, or use it in a `with` block."""
+    """What a store lacks of the tree `root`. `needs` says what of which packs it takes, in all
+    `bytes_stored`, whether these are here or not; `bytes_content` is what the objects will take. In
+    `selected` the caller puts selections of packs that it holds. As long as a lack is open, nothing
+    that the tree needs is evicted; `close` it, or use it in a `with` block."""
 
     root: Digest
     catalogs: tuple[Digest, ...]
@@ -125,8 +130,8 @@ def contents_of(entries: Iterable[Entry]) -> Contents:
 def tree_of(
     entries: Entries, pages: Mapping[bytes, Contents], base: Digest | None, before: Mapping[bytes, Contents]
 ) -> Tree:
-    """The tree with these entries, whose pages state these contents in turn; `before` are the pages of `base`, which has passed here.
-    Raises Corrupt when pages contradict each other."""
+    """The tree with these entries, whose pages state these contents in turn; `before` are the pages
+    of `base`, which has passed here. Raises Corrupt when pages contradict each other."""
     new = [page for name, page in pages.items() if name not in before]
     changed: dict[bytes, int] = {}
     for page in new:
@@ -134,7 +139,8 @@ def tree_of(
     stated: dict[bytes, int] = {}
     for name in before.keys() - pages.keys():
         stated.update(before[name].sizes)
-    # What a page that is gone stated agreed with all that stay; so these are asked only for what nobody stated.
+    # What a page that is gone stated agreed with all that stay; so these are asked only for what
+    # nobody stated.
     fresh = {content: size for content, size in changed.items() if stated.get(content) != size}
     for page in new:
         if not page.sizes.items() <= changed.items():
@@ -154,8 +160,9 @@ def _sizes_differ(content: bytes) -> Corrupt:
 
 @dataclass(frozen=True, slots=True)
 class Backed:
-    """What backs the sizes that a tree states of contents that are missing: where those are that are one chunk, and the encoded chunk lists
-    of the others. `room` is what their objects will take."""
+    """What backs the sizes that a tree states of contents that are missing: where those are that
+    are one chunk, and the encoded chunk lists of the others. `room` is what their objects will
+    take."""
 
     whole: Located
     chunked: dict[bytes, bytes]
@@ -163,8 +170,9 @@ class Backed:
 
 
 def back(lack: Lack, lists: Mapping[bytes, bytes], packs: Iterable[Pack]) -> Backed:
-    """What backs the sizes in `missing`, so that no room is made for bytes that are only claimed. `packs` come in order of preference.
-    Memory does not grow with the sizes. Raises Corrupt for what is nowhere or has another size."""
+    """What backs the sizes in `missing`, so that no room is made for bytes that are only claimed.
+    `packs` come in order of preference. Memory does not grow with the sizes. Raises Corrupt for
+    what is nowhere or has another size."""
     named = lack.tree.chunk_lists
     chunked = {
         content: _chunk_list(content, lack.missing, named[content], lists) for content in lack.missing.keys() & named
@@ -181,8 +189,9 @@ def back(lack: Lack, lists: Mapping[bytes, bytes], packs: Iterable[Pack]) -> Bac
 
 
 def plan(lack: Lack, backed: Backed, packs: Sequence[Pack], old: Iterable[tuple[bytes, bytes]]) -> None:
-    """Fill in what a lack needs; `missing` is known and `backed`. `packs` come in order of preference, `old` are objects here and their
-    encoded chunk lists. Raises Corrupt for what is nowhere."""
+    """Fill in what a lack needs; `missing` is known and `backed`. `packs` come in order of
+    preference, `old` are objects here and their encoded chunk lists. Raises Corrupt for what is
+    nowhere."""
     chunked = {content: ChunkList.decode(encoded) for content, encoded in backed.chunked.items()}
     pieces = {chunk for chunks in chunked.values() for chunk, _ in chunks.chunks}
     held = _held_chunks(pieces, old) if pieces else {}

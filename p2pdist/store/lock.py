@@ -10,7 +10,8 @@ from p2pdist.store.paths import Paths
 
 
 def lock_directory(paths: Paths) -> int:
-    """Lock the store for this process; returns the descriptor that holds the lock, which the kernel drops when the process ends.
+    """Lock the store for this process; returns the descriptor that holds the lock, which the kernel
+    drops when the process ends.
 
     Raises Conflict naming the process that has it, OSError.
     """

@@ -1,13 +1,16 @@
 """Files that have their names from the moment they are created, many of them together.
 
-Where a name that is given later costs much, as on Btrfs, a file is created under its name and written. Between two calls the interpreter
-and the filesystem push each other out of the processor's caches: to create some files, then write them all, then close them all takes a
-fifth less than one file after the other, and so does each kind of writing for itself: first the frames so small that they become items of
-the filesystem's trees, then those with extents. In the order of their names, files of one directory come together, which the filesystem
-enters into it together as well. Several threads may do so at once: they wait for each other in the filesystem's trees, and yet end a
-little earlier than where one creates while another one writes.
+Where a name that is given later costs much, as on Btrfs, a file is created under its name and
+written. Between two calls the interpreter and the filesystem push each other out of the processor's
+caches: to create some files, then write them all, then close them all takes a fifth less than one
+file after the other, and so does each kind of writing for itself: first the frames so small that
+they become items of the filesystem's trees, then those with extents. In the order of their names,
+files of one directory come together, which the filesystem enters into it together as well. Several
+threads may do so at once: they wait for each other in the filesystem's trees, and yet end a little
+earlier than where one creates while another one writes.
 
-Until it is written a file is empty, and torn while it is: so it counts when the call that makes it has said so, not before.
+Until it is written a file is empty, and torn while it is: so it counts when the call that makes it
+has said so, not before.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ _NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
 
 
 class Verified(NamedTuple):
-    """A content of `size` bytes that has verified: as `stored` in a pack, or empty, and as it is, or None where `stored` is a frame that
-    the filesystem takes."""
+    """A content of `size` bytes that has verified: as `stored` in a pack, or empty, and as it is,
+    or None where `stored` is a frame that the filesystem takes."""
 
     content: bytes
     size: int
@@ -42,14 +45,15 @@ class NamedFiles:
     """Makes files `<2 hex>/<62 hex>` in a directory. Thread-safe."""
 
     def __init__(self, directory: int, encoded: EncodedWriter, mode_masked: bool) -> None:
-        """`directory` is its descriptor, `mode_masked` says that a file does not have the mode that it was created with."""
+        """`directory` is its descriptor, `mode_masked` says that a file does not have the mode that
+        it was created with."""
         self._directory, self._encoded, self._masked = directory, encoded, mode_masked
         self.torn = False
         """Whether there may be a file that is not what its name says."""
 
     def write(self, contents: Sequence[Verified], made: Callable[[Verified], object]) -> list[Verified]:
-        """Write contents that are not empty and say of each that it is `made`. Returns those that have such a file already, another
-        writer's or a stray. Raises OSError."""
+        """Write contents that are not empty and say of each that it is `made`. Returns those that
+        have such a file already, another writer's or a stray. Raises OSError."""
         left: list[Verified] = []
         for at in range(0, len(contents), TOGETHER):
             left += self._write_some(contents[at : at + TOGETHER], made)
@@ -73,7 +77,8 @@ class NamedFiles:
             self._write_all(items, made)
             self._write_all(files, made)
         except BaseException:
-            # By then the name may be that of another writer's file. Empty ones are removed at the next opening, a torn one as well.
+            # By then the name may be that of another writer's file. Empty ones are removed at the
+            # next opening, a torn one as well.
             self.torn = True
             for fd, _ in (*items[-1:], *files[-1:]):
                 with suppress(OSError):

@@ -1,8 +1,10 @@
-"""Objects at the opening of a store: which of those that a stopped, killed or lost process left can be trusted.
+"""Objects at the opening of a store: which of those that a stopped, killed or lost process left can
+be trusted.
 
-Rows and files agree when the store was closed in order. After a kill they may not: rows are written in batches, behind the files, and a
-file may have got its name before it was written to the end. So files without a row are verified against their names and taken in. Under
-another boot what has not reached the disk may be torn, too: objects of batches that are not durable.
+Rows and files agree when the store was closed in order. After a kill they may not: rows are written
+in batches, behind the files, and a file may have got its name before it was written to the end. So
+files without a row are verified against their names and taken in. Under another boot what has not
+reached the disk may be torn, too: objects of batches that are not durable.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ _THREADS = min(4, os.cpu_count() or 1)
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Sizes in bytes by content, the last batch, up to which batch all is durable, whether the store was last open under another boot,
-    and whether objects were lost."""
+    """Sizes in bytes by content, the last batch, up to which batch all is durable, whether the
+    store was last open under another boot, and whether objects were lost."""
 
     sizes: dict[bytes, int]
     batch: int
@@ -39,7 +41,8 @@ class Recovered:
 
 
 def recover_objects(paths: Paths, index: Index, boot: UUID) -> Recovered:
-    """All objects of a store that is locked but not yet in use; rows and files agree afterwards. Raises P2PDistError."""
+    """All objects of a store that is locked but not yet in use; rows and files agree afterwards.
+    Raises P2PDistError."""
     sizes, state = index.objects(), index.objects_state()
     batch = index.last_batch()
     other = state is None or state.boot != str(boot)

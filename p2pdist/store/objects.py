@@ -2,14 +2,16 @@
 
     objects/<2 hex>/<62 hex>    mode 0444; an empty content has none
 
-A file counts after its bytes have verified and were written; two writers of one content are harmless. Drafts are files without a name,
-which the kernel removes with the process, or files in tmp/ where it has none such. On Btrfs, where a name given later costs a third of
-what a small file does, contents that are in memory, verified, are written under their names at once, some together (see named.py); a killed
-process may leave torn ones.
-Which objects there are is known in memory, and written to the index in batches behind the files; see object_recovery for what is believed
-at the next opening. What objects take is counted without the chunks of zeros, which are left as holes.
+A file counts after its bytes have verified and were written; two writers of one content are
+harmless. Drafts are files without a name, which the kernel removes with the process, or files in
+tmp/ where it has none such. On Btrfs, where a name given later costs a third of what a small file
+does, contents that are in memory, verified, are written under their names at once, some together
+(see named.py); a killed process may leave torn ones. Which objects there are is known in memory,
+and written to the index in batches behind the files; see object_recovery for what is believed at
+the next opening. What objects take is counted without the chunks of zeros, which are left as holes.
 
-Whoever is about to make objects says so (`expect`), so that their room is counted before they are there.
+Whoever is about to make objects says so (`expect`), so that their room is counted before they are
+there.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from p2pdist.store.paths import Paths
 log = logging.getLogger(__name__)
 
 ROWS_MAX = 100_000
-"""So many rows are kept in memory before they are written: each time most pages of the table are, whatever the number."""
+"""So many rows are kept in memory before they are written: each time most pages of the table are,
+whatever the number."""
 
 HOLE_CHUNK = 512 << 10
 """Packing cuts a hole into chunks of so many zeros (package/chunker.py)."""
@@ -51,13 +54,15 @@ _NO_DRAFTS = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
 
 
 def bytes_taken(size: int, chunks: bytes) -> int:
-    """What an object of `size` bytes with this encoded chunk list takes. Of a hole each chunk counts a block: it costs memory and time to
-    make, and what is claimed of these must have a limit, too."""
+    """What an object of `size` bytes with this encoded chunk list takes. Of a hole each chunk
+    counts a block: it costs memory and time to make, and what is claimed of these must have a
+    limit, too."""
     return size - chunks.count(_HOLE_RECORD) * (HOLE_CHUNK - HOLE)
 
 
 class Draft:
-    """A file in the making: `fd` is open for reading and writing. Ends in Objects.name or close()."""
+    """A file in the making: `fd` is open for reading and writing. Ends in Objects.name or
+    close()."""
 
     __slots__ = ("extents", "fd", "path")
 
@@ -80,9 +85,9 @@ class Draft:
 
 
 class Objects:
-    """Thread-safe. `sizes` gives the size in bytes of each object by content; changed here only. `encoded` writes chunks; it may be told
-    to write them decompressed. `named_at_once` says whether contents are written under their names. Methods raise P2PDistError when the
-    disk fails."""
+    """Thread-safe. `sizes` gives the size in bytes of each object by content; changed here only.
+    `encoded` writes chunks; it may be told to write them decompressed. `named_at_once` says whether
+    contents are written under their names. Methods raise P2PDistError when the disk fails."""
 
     def __init__(self, paths: Paths, index: Index, boot: UUID) -> None:
         """Open what the store has; verifies what a crash of the machine may have damaged."""
@@ -108,7 +113,8 @@ class Objects:
             self.named_at_once = on_btrfs(paths.objects)
             self._directory = os.open(paths.objects, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._unnamed = _has_unnamed_files(paths.objects)
-        # The mode is given at creation, which is one call less for each file; a mask that takes it away must be made up for.
+        # The mode is given at creation, which is one call less for each file; a mask that takes it
+        # away must be made up for.
         self._masked = bool(_umask() & 0o444)
         self._named = NamedFiles(self._directory, self.encoded, self._masked)
 
@@ -146,8 +152,9 @@ class Objects:
     # -- making
 
     def add(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview = b"") -> bool:
-        """Verify `data` and make it an object. False means other bytes, and nothing was stored. `stored` is the form in which a pack has
-        it (see catalog.py), which some filesystems take as it is. Raises DiskFull."""
+        """Verify `data` and make it an object. False means other bytes, and nothing was stored.
+        `stored` is the form in which a pack has it (see catalog.py), which some filesystems take as
+        it is. Raises DiskFull."""
         if content in self.sizes:
             return True
         if content_hash(data) != content:
@@ -163,7 +170,8 @@ class Objects:
             self._put_alone(content, data, stored)
 
     def put_together(self, contents: Sequence[Verified]) -> None:
-        """The same for some contents, where they are `named_at_once`; best in the order of their names."""
+        """The same for some contents, where they are `named_at_once`; best in the order of their
+        names."""
         self._remove_rows()
         if self._clean:
             self._mark_unclean()
@@ -200,15 +208,15 @@ class Objects:
         return Draft(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o444), path)
 
     def write_chunk(self, draft: Draft, offset: int, stored: bytes | memoryview, data: bytes | memoryview) -> None:
-        """Write a chunk that has verified to a draft that has its size; best one behind the other, and it is in the file after `flush`.
-        Raises OSError."""
+        """Write a chunk that has verified to a draft that has its size; best one behind the other,
+        and it is in the file after `flush`. Raises OSError."""
         if draft.extents is None:
             draft.extents = Extents(self.encoded, draft.fd, os.fstat(draft.fd).st_size)
         draft.extents.write(offset, stored, data)
 
     def name(self, draft: Draft, content: bytes, size: int, chunks: bytes) -> None:
-        """Make a draft whose `size` bytes have verified as a whole the object `content`; `chunks` is its encoded chunk list. Raises
-        OSError."""
+        """Make a draft whose `size` bytes have verified as a whole the object `content`; `chunks`
+        is its encoded chunk list. Raises OSError."""
         if content not in self.sizes:
             self._remove_rows()
             draft.flush()
@@ -259,7 +267,8 @@ class Objects:
     # -- room
 
     def expect(self, contents: Mapping[bytes, int]) -> None:
-        """Count what contents will take that will be made, until they are there or until `unexpect`; each once, whoever expects it."""
+        """Count what contents will take that will be made, until they are there or until
+        `unexpect`; each once, whoever expects it."""
         with self._lock:
             for content, size in contents.items():
                 if content not in self.sizes:
@@ -314,8 +323,8 @@ class Objects:
         return freed
 
     def _remove_rows(self) -> None:
-        """Rows of what was removed: one that the index could not give up would vouch for whatever has the name later. Nothing is made,
-        and files and index are not in line, before it has."""
+        """Rows of what was removed: one that the index could not give up would vouch for whatever
+        has the name later. Nothing is made, and files and index are not in line, before it has."""
         if self._left:
             with self._saving:
                 with self._lock:
@@ -340,7 +349,8 @@ class Objects:
                 raise
 
     def settle(self) -> None:
-        """Bring all objects to the disk, so that they need not be verified after a loss of the machine."""
+        """Bring all objects to the disk, so that they need not be verified after a loss of the
+        machine."""
         with self._lock:
             batch = self._batch
             self._batch += 1
@@ -388,6 +398,7 @@ def _has_unnamed_files(directory: Path) -> bool:
 
 
 def _umask() -> int:
-    """The file mode creation mask, which cannot be read without changing it but from here (proc_pid_status(5))."""
+    """The file mode creation mask, which cannot be read without changing it but from here
+    (proc_pid_status(5))."""
     with open("/proc/self/status") as file:
         return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), 0o777)

@@ -1,4 +1,5 @@
-"""Where a store keeps what. Names are made from checked digests alone, so no name can leave the directory."""
+"""Where a store keeps what. Names are made from checked digests alone, so no name can leave the
+directory."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from p2pdist.model.digest import Digest, hex_of, parse_digest
 
 
 class Paths:
-    """The files below `root`. The directories are joined once: that is most of what a path costs, and a small blob takes a dozen."""
+    """The files below `root`. The directories are joined once: that is most of what a path costs,
+    and a small blob takes a dozen."""
 
     __slots__ = ("blobs", "images", "index", "lock", "objects", "partial", "root", "smalls", "temporary", "variants")
 

@@ -1,7 +1,9 @@
-"""Placing a copy of a stored file somewhere else, atomically: the output appears whole or not at all.
+"""Placing a copy of a stored file somewhere else, atomically: the output appears whole or not at
+all.
 
-place() copies a file that is there. A Copy is written while the file arrives, so that little is left to do after the last piece: where many
-hosts share a machine, all of them would copy at the same moment.
+place() copies a file that is there. A Copy is written while the file arrives, so that little is
+left to do after the last piece: where many hosts share a machine, all of them would copy at the
+same moment.
 """
 
 from __future__ import annotations
@@ -33,28 +35,31 @@ _UNSUPPORTED = {errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno
 
 
 def place(fd: int, size: int, output: Path) -> str:
-    """Give `output` the content of the file open as `fd`, of `size` bytes, as a file of its own: what is written into it changes no other.
-    An existing file is replaced.
+    """Give `output` the content of the file open as `fd`, of `size` bytes, as a file of its own:
+    what is written into it changes no other. An existing file is replaced.
 
-    Returns how: "reflink" where the filesystem can, else "copy". Raises NotFound when the directory is missing, Conflict when `output` is a
-    directory or a device, DiskFull.
+    Returns how: "reflink" where the filesystem can, else "copy". Raises NotFound when the directory
+    is missing, Conflict when `output` is a directory or a device, DiskFull.
     """
     with failures(output, needed=size), _directory(output) as directory:
         return _named(output, directory, lambda temporary: _fill(fd, size, temporary, directory))
 
 
 class Copy:
-    """An output that is written piece by piece. It has no name before publish(), so a process that is killed leaves nothing of it behind.
+    """An output that is written piece by piece. It has no name before publish(), so a process that
+    is killed leaves nothing of it behind.
 
-    The process that calls begin() and publish() needs the right to write into the directory; write() and close() need none. The directory
-    is the one that begin() saw, wherever its path leads when publish() is called.
+    The process that calls begin() and publish() needs the right to write into the directory;
+    write() and close() need none. The directory is the one that begin() saw, wherever its path
+    leads when publish() is called.
     """
 
     def __init__(self, output: Path, fd: int, directory: int) -> None:
         """Takes over both descriptors."""
         self.output = output
         self.failed = False
-        """A write failed, as on a full disk: nothing more is written, and the copy cannot be published."""
+        """A write failed, as on a full disk: nothing more is written, and the copy cannot be
+        published."""
         self._fd = fd
         self._directory = directory
         self._lock = threading.Lock()  # of the two below; never held while a disk is waited for
@@ -63,8 +68,9 @@ class Copy:
 
     @classmethod
     def begin(cls, source: int, size: int, output: Path) -> Copy | None:
-        """A copy of the file open as `source`, which need not be whole yet, of `size` bytes in the end. None where place() does better: the
-        file system shares extents, or has no unnamed files. Raises as place()."""
+        """A copy of the file open as `source`, which need not be whole yet, of `size` bytes in the
+        end. None where place() does better: the file system shares extents, or has no unnamed
+        files. Raises as place()."""
         with failures(output, needed=size), _directory(output) as directory:
             try:
                 fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666, dir_fd=directory)
@@ -83,8 +89,8 @@ class Copy:
             return cls(output, fd, os.dup(directory))
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Write `data` at `offset`. A failure is noted in `failed`: place() says what is wrong, if it still is by then. Does nothing when
-        closed."""
+        """Write `data` at `offset`. A failure is noted in `failed`: place() says what is wrong, if
+        it still is by then. Does nothing when closed."""
         with self._open() as is_open:
             if is_open and not self.failed:
                 try:
@@ -93,13 +99,15 @@ class Copy:
                     self.failed = True
 
     def publish(self) -> None:
-        """Give the copy, of which all was written, its name; an existing file is replaced. Raises as place(), and when closed."""
+        """Give the copy, of which all was written, its name; an existing file is replaced. Raises
+        as place(), and when closed."""
         assert not self.failed, "not all of it was written"
         with self._open() as is_open, failures(self.output):
             if not is_open:
                 raise OSError(errno.EBADF, "the copy was given up")
             _check_replaceable(self.output, self._directory)
-            # The flag of linkat(2) by which a file without a name gets one through /proc: os.link() sets it with `src_dir_fd` only.
+            # The flag of linkat(2) by which a file without a name gets one through /proc: os.link()
+            # sets it with `src_dir_fd` only.
             root = os.open("/", os.O_PATH | os.O_CLOEXEC)
             try:
 
@@ -112,8 +120,8 @@ class Copy:
                 os.close(root)
 
     def close(self) -> None:
-        """Let go of the file; what was not published is gone. A thread that is at work ends it first, and nobody waits for that.
-        Idempotent."""
+        """Let go of the file; what was not published is gone. A thread that is at work ends it
+        first, and nobody waits for that. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -141,8 +149,8 @@ class Copy:
 
 @contextmanager
 def _directory(output: Path) -> Iterator[int]:
-    """The directory of `output`, in which all happens, whatever its path leads to meanwhile. Raises NotFound, and Conflict where replacing
-    `output` would lose more than a file."""
+    """The directory of `output`, in which all happens, whatever its path leads to meanwhile. Raises
+    NotFound, and Conflict where replacing `output` would lose more than a file."""
     try:
         directory = os.open(output.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -155,7 +163,8 @@ def _directory(output: Path) -> Iterator[int]:
 
 
 def _named(output: Path, directory: int, make: Callable[[str], Value]) -> Value:
-    """Have `make` create a file under a temporary name, then give it the output's; returns what `make` does."""
+    """Have `make` create a file under a temporary name, then give it the output's; returns what
+    `make` does."""
     # The name is short and of our own making: the output's may be as long as names can be.
     temporary = f".p2pdist-{secrets.token_hex(8)}"
     try:

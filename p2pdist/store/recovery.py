@@ -1,12 +1,14 @@
 """Opening a store: from what a stopped, killed or lost process left to blobs that can be trusted.
 
-What can be believed: a piece marked under the running boot (its bytes are at least in the page cache); every mark of a bitmap left clean;
-a complete blob that is durable, or was completed under the running boot. All else is verified against its piece list; wrong pieces are
-dropped. A bitmap, where there is one, is believed before the index, since finish() removes it last and dropping pieces writes it first.
-A blob of one piece has none, and is verified unless it was complete.
+What can be believed: a piece marked under the running boot (its bytes are at least in the page
+cache); every mark of a bitmap left clean; a complete blob that is durable, or was completed under
+the running boot. All else is verified against its piece list; wrong pieces are dropped. A bitmap,
+where there is one, is believed before the index, since finish() removes it last and dropping pieces
+writes it first. A blob of one piece has none, and is verified unless it was complete.
 
-What is believed of a partial blob is believed so that a start need not read everything: its pieces are read again before more are added
-(Blob.recheck). Of a blob that is complete the size is compared, no more.
+What is believed of a partial blob is believed so that a start need not read everything: its pieces
+are read again before more are added (Blob.recheck). Of a blob that is complete the size is
+compared, no more.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _THREADS = min(4, os.cpu_count() or 1)
 
 
 def recover(shelf: Shelf) -> dict[Digest, Blob]:
-    """All blobs of a store that is locked but not yet in use. Removes what belongs to none. Raises P2PDistError."""
+    """All blobs of a store that is locked but not yet in use. Removes what belongs to none. Raises
+    P2PDistError."""
     found: dict[Digest, Blob] = {}
     entries = shelf.index.entries()
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="store-recovery") as pool:
@@ -82,7 +85,8 @@ def _recover_blob(shelf: Shelf, entry: Entry) -> Blob | None:
 
 
 def _is_possible(shelf: Shelf, entry: Entry) -> bool:
-    """Whether a row is about a blob cut as its piece list says. A blob that is complete may have lost its list."""
+    """Whether a row is about a blob cut as its piece list says. A blob that is complete may have
+    lost its list."""
     power = entry.piece_size & (entry.piece_size - 1) == 0 and PIECE_SIZE_MIN <= entry.piece_size <= PIECE_SIZE_MAX
     if not power or not 0 <= entry.size <= PIECES_LIMIT * entry.piece_size:
         return False
@@ -100,7 +104,8 @@ def _shorten(path: Path, size: int) -> None:
 
 
 def _locate(shelf: Shelf, digest: Digest) -> tuple[bool, int] | None:
-    """Whether the content stands where complete blobs do, and its size in bytes; None when there is none."""
+    """Whether the content stands where complete blobs do, and its size in bytes; None when there is
+    none."""
     for complete, path in ((True, shelf.paths.complete(digest)), (False, shelf.paths.data(digest))):
         try:
             return complete, path.stat().st_size

@@ -1,6 +1,7 @@
 """Room in a store: what its bytes are, and making more of it within the capacity and on the disk.
 
-What nothing names goes first. After that somebody else decides what to evict (core/eviction); here it is carried out.
+What nothing names goes first. After that somebody else decides what to evict (core/eviction); here
+it is carried out.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Bytes of a store. Partial blobs count as reserved, in full, and so do objects that a pull is about to make; `capacity` None means:
-    as much as the disk has."""
+    """Bytes of a store. Partial blobs count as reserved, in full, and so do objects that a pull is
+    about to make; `capacity` None means: as much as the disk has."""
 
     bytes_complete: int
     bytes_partial: int
@@ -64,8 +65,8 @@ class Room:
         self._root, self._capacity, self._choose, self._stock = root, capacity, choose, stock
 
     def make(self, needed: int) -> list[Digest]:
-        """Evict what must go for `needed` more bytes to fit; returns what went. Raises DiskFull when that is impossible, and then evicts
-        nothing."""
+        """Evict what must go for `needed` more bytes to fit; returns what went. Raises DiskFull
+        when that is impossible, and then evicts nothing."""
         evicted: list[Digest] = []
         collected = False
         while (short := needed - self._free()) > 0:

@@ -11,8 +11,9 @@ from p2pdist.model.digest import Digest
 def shared_bytes(
     trees: Mapping[Digest, Iterable[bytes]], staying: Iterable[bytes], sizes: Mapping[bytes, int]
 ) -> tuple[dict[Digest, int], list[Share]]:
-    """Bytes of the contents that one tree alone names, and of those that several do. `trees` are the contents of each, without
-    repetition; `staying` stay whichever of them go; what has no size here counts nothing."""
+    """Bytes of the contents that one tree alone names, and of those that several do. `trees` are
+    the contents of each, without repetition; `staying` stay whichever of them go; what has no size
+    here counts nothing."""
     owners: dict[bytes, int] = {}
     roots = list(trees)
     for number, root in enumerate(roots):

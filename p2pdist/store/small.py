@@ -1,8 +1,10 @@
-"""Small blobs of a store: manifests, configs, piece lists. Read and written whole; the name is the SHA-256, checked at every reading, so
-that nothing needs to be synchronised: what a lost machine tears is found out and fetched again.
+"""Small blobs of a store: manifests, configs, piece lists. Read and written whole; the name is the
+SHA-256, checked at every reading, so that nothing needs to be synchronised: what a lost machine
+tears is found out and fetched again.
 
-Most of them have a few hundred bytes, and a package of hundreds of layers has as many piece lists. Up to ROW_BYTES_MAX they are rows of the
-index, all that come together in one transaction: a file for each would cost several times as much. Larger ones are files.
+Most of them have a few hundred bytes, and a package of hundreds of layers has as many piece lists.
+Up to ROW_BYTES_MAX they are rows of the index, all that come together in one transaction: a file
+for each would cost several times as much. Larger ones are files.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ ROW_BYTES_MAX = 16 << 10
 
 
 class SmallBlobs:
-    """Thread-safe, but that the caller serialises put, remove and sweep. `bytes_total` is what all of them take."""
+    """Thread-safe, but that the caller serialises put, remove and sweep. `bytes_total` is what all
+    of them take."""
 
     def __init__(self, paths: Paths, index: Index) -> None:
         self._paths, self._index = paths, index
@@ -68,7 +71,8 @@ class SmallBlobs:
             self._count(self._files, digest, None)
 
     def sweep(self, wanted: set[Digest], *, idle_s: float) -> None:
-        """Remove those that are neither wanted nor younger than `idle_s` seconds, and files that are no small blobs."""
+        """Remove those that are neither wanted nor younger than `idle_s` seconds, and files that
+        are no small blobs."""
         oldest = time.time() - idle_s
         for digest in self._index.old_smalls(oldest):
             if digest not in wanted:

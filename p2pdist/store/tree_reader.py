@@ -1,12 +1,14 @@
 """Reading trees out of the blobs that carry them: root and catalogs.
 
-The next version of a tree has most pages in common with the last one. So the trees that were read last are kept, with their decoded pages
-and what their catalogs list, as far as KEPT_BYTES_MAX allows. Of a tree that has pages in common with one of them, its base, only the
-other pages are decoded and checked, and how they fit in; of its catalogs, those that are new, and those that carry a page that is
-neither in a kept tree nor in a new catalog. All of this is named by digests, so nothing that is kept becomes wrong.
+The next version of a tree has most pages in common with the last one. So the trees that were read
+last are kept, with their decoded pages and what their catalogs list, as far as KEPT_BYTES_MAX
+allows. Of a tree that has pages in common with one of them, its base, only the other pages are
+decoded and checked, and how they fit in; of its catalogs, those that are new, and those that carry
+a page that is neither in a kept tree nor in a new catalog. All of this is named by digests, so
+nothing that is kept becomes wrong.
 
-What the catalogs of a tree may take of memory is limited for all of them together, before any is decompressed. They are decoded one at a
-time, and of each is kept what the tree names.
+What the catalogs of a tree may take of memory is limited for all of them together, before any is
+decompressed. They are decoded one at a time, and of each is kept what the tree names.
 """
 
 from __future__ import annotations
@@ -51,13 +53,14 @@ ROOT_BYTES_MAX = 64 << 20
 
 KEPT_TREES_MAX = 4
 KEPT_BYTES_MAX = 192 << 20
-"""Of memory for the trees that were read last, estimated; what they share counts once. A larger tree is not kept."""
+"""Of memory for the trees that were read last, estimated; what they share counts once. A larger
+tree is not kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownPage:
-    """A page that was decoded and checked, its contents, its memory and the bytes that it was `encoded` in. Compared by identity, as
-    pages are."""
+    """A page that was decoded and checked, its contents, its memory and the bytes that it was
+    `encoded` in. Compared by identity, as pages are."""
 
     page: Page
     contents: Contents
@@ -74,8 +77,9 @@ class KnownPage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownCatalog:
-    """What a catalog lists: packs, those of its encoded chunk lists that trees named so far, by BLAKE3, and the BLAKE3 of the pages that it
-    carries. `head` is its length and its first bytes."""
+    """What a catalog lists: packs, those of its encoded chunk lists that trees named so far, by
+    BLAKE3, and the BLAKE3 of the pages that it carries. `head` is its length and its first
+    bytes."""
 
     packs: tuple[Pack, ...]
     chunk_lists: Mapping[bytes, bytes]
@@ -115,8 +119,9 @@ class TreeRead:
 
 @dataclass(slots=True)
 class _Reading:
-    """A tree that is being read. `lacking` are its pages that are not known; `pages` those of them that were found, encoded, `lists` the
-    chunk lists of the catalogs that were decoded, and `found` what these, and others, list."""
+    """A tree that is being read. `lacking` are its pages that are not known; `pages` those of them
+    that were found, encoded, `lists` the chunk lists of the catalogs that were decoded, and `found`
+    what these, and others, list."""
 
     lacking: set[bytes]
     pages: dict[bytes, bytes] = field(default_factory=dict)
@@ -124,7 +129,8 @@ class _Reading:
     found: dict[Digest, KnownCatalog] = field(default_factory=dict)
 
     def take(self, digest: Digest, head: tuple[int, bytes], catalog: Catalog) -> None:
-        """A catalog was decoded. Raises Corrupt when all of them have too many pages or chunk lists."""
+        """A catalog was decoded. Raises Corrupt when all of them have too many pages or chunk
+        lists."""
         names = list(map(content_hash, catalog.pages))
         for name, page in zip(names, catalog.pages, strict=True):
             if name in self.lacking:
@@ -192,8 +198,8 @@ class TreeReader:
         return TreeRead(tree, [reading.found[digest] for digest in catalogs], image)
 
     def _find_lists(self, wanted: set[bytes], reading: _Reading, known: Mapping[Digest, KnownCatalog]) -> None:
-        """Keep the chunk lists that a tree names. A known catalog has those that earlier trees named, and is decoded again where that is
-        not enough."""
+        """Keep the chunk lists that a tree names. A known catalog has those that earlier trees
+        named, and is decoded again where that is not enough."""
         for digest, lists in reading.lists.items():
             named = {name: data for data in lists if (name := content_hash(data)) in wanted}
             before = known[digest].chunk_lists if digest in known else {}
@@ -246,7 +252,8 @@ class TreeReader:
 def _joined(
     root: Root, pages: Mapping[bytes, KnownPage], kept: Mapping[Digest, KnownTree]
 ) -> tuple[Tree, dict[bytes, KnownPage]]:
-    """The tree with this root, and its pages in order. Its base is the kept tree with most pages in common."""
+    """The tree with this root, and its pages in order. Its base is the kept tree with most pages in
+    common."""
     own = {name: pages[name] for name in root.pages}
     common = {digest: len(own.keys() & tree.pages.keys()) for digest, tree in kept.items()}
     base = max(reversed(common), key=common.__getitem__, default=None)

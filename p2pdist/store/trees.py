@@ -1,12 +1,15 @@
 """Trees: which of them a store can show, and what makes them so.
 
-A tree is known here by the digest of its root. Its record names its catalogs and its contents, and keeps all of these in the store; it is
-complete while every content has an object and root and catalogs are complete blobs. A complete record vouches for its contents: it is made
-incomplete before an object goes, so that of the next version only contents of pages that differ are looked for. An open Lack keeps what
-its tree needs, what is here and what is to come, before there is a record. What neither a record nor a lack names is garbage: a pull that
-was broken off left it, and it goes when room is needed, or at collect().
+A tree is known here by the digest of its root. Its record names its catalogs and its contents, and
+keeps all of these in the store; it is complete while every content has an object and root and
+catalogs are complete blobs. A complete record vouches for its contents: it is made incomplete
+before an object goes, so that of the next version only contents of pages that differ are looked
+for. An open Lack keeps what its tree needs, what is here and what is to come, before there is a
+record. What neither a record nor a lack names is garbage: a pull that was broken off left it, and
+it goes when room is needed, or at collect().
 
-A tree that is pinned, held or being pulled is neither evicted nor removed. Lock order: a lack, store, objects.
+A tree that is pinned, held or being pulled is neither evicted nor removed. Lock order: a lack,
+store, objects.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ class TreeStatus:
 
 
 class Trees:
-    """Thread-safe. All methods raise P2PDistError when the disk fails and UsageError for what is no digest."""
+    """Thread-safe. All methods raise P2PDistError when the disk fails and UsageError for what is no
+    digest."""
 
     def __init__(self, around: Surroundings, objects: Objects) -> None:
         self._around, self._objects = around, objects
@@ -104,11 +108,13 @@ class Trees:
         return self._reader.known(root)
 
     def image(self, root: Digest) -> Path:
-        """Where the metadata image of a tree belongs: to be written beside it and renamed. It is removed with the tree."""
+        """Where the metadata image of a tree belongs: to be written beside it and renamed. It is
+        removed with the tree."""
         return self._images.path(root)
 
     def keep_variants(self, root: Digest, most: int) -> Path | None:
-        """See Variants.keep; they count from now on and are removed with the tree. Raises NotFound."""
+        """See Variants.keep; they count from now on and are removed with the tree. Raises
+        NotFound."""
         with self._lock:
             taken, contents = self._objects.taken, self._contents(self._record(root).root)
             return self.variants.keep(root, most, sum(taken.get(content, 0) for content in contents))
@@ -125,10 +131,11 @@ class Trees:
     # -- getting one
 
     def lacks(self, root: Digest, catalogs: Sequence[Digest], packs: Sequence[Digest] | None = None) -> Lack:
-        """What must be pulled for the tree; root and catalogs are complete blobs here. Chunks are taken only from `packs`, if given.
+        """What must be pulled for the tree; root and catalogs are complete blobs here. Chunks are
+        taken only from `packs`, if given.
 
-        The room that its objects and its image will take is made and kept until the lack is closed. Raises NotFound for a blob that is
-        not here, Corrupt, DiskFull.
+        The room that its objects and its image will take is made and kept until the lack is closed.
+        Raises NotFound for a blob that is not here, Corrupt, DiskFull.
         """
         parse_digest(root)
         with ExitStack() as claims:
@@ -170,8 +177,9 @@ class Trees:
         return lack
 
     def fill(self, lack: Lack) -> Filled:
-        """Make objects from the packs that are here. May be called as often as packs or pieces arrive; blocks, so call it in a thread.
-        Raises Corrupt, naming pack and chunk, when a pack does not hold what a catalog says; DiskFull; Conflict after it was closed."""
+        """Make objects from the packs that are here. May be called as often as packs or pieces
+        arrive; blocks, so call it in a thread. Raises Corrupt, naming pack and chunk, when a pack
+        does not hold what a catalog says; DiskFull; Conflict after it was closed."""
         with lack.filling:
             self._require_open(lack)
             try:
@@ -183,7 +191,8 @@ class Trees:
                 ) from error
 
     def finish(self, lack: Lack) -> None:
-        """Record the tree of an open lack as complete. Raises Conflict when contents are missing."""
+        """Record the tree of an open lack as complete. Raises Conflict when contents are
+        missing."""
         with self._lock:
             self._require_open(lack)
             if missing := self._missing_of(lack):
@@ -199,7 +208,8 @@ class Trees:
     # -- keeping and removing
 
     def hold(self, root: Digest) -> None:
-        """Keep a tree from eviction and removal until release(); holds add up. Raises NotFound, and Conflict when it is not complete."""
+        """Keep a tree from eviction and removal until release(); holds add up. Raises NotFound, and
+        Conflict when it is not complete."""
         with self._lock:
             record = self._record(root)
             if not self.complete(root):
@@ -227,8 +237,9 @@ class Trees:
             self.release(root)
 
     def remove(self, root: Digest) -> None:
-        """Remove a tree, its image and variants, and the objects that no other tree needs; root and catalogs become ordinary blobs. Raises
-        NotFound, and Conflict when it is pinned or in use."""
+        """Remove a tree, its image and variants, and the objects that no other tree needs; root and
+        catalogs become ordinary blobs. Raises NotFound, and Conflict when it is pinned or in
+        use."""
         with self._lock:
             self._record(root)
             if owners := self._around.owners(root):
@@ -246,7 +257,8 @@ class Trees:
             self._objects.remove(mine - self._named(mine))
 
     def drop_object(self, content: bytes) -> None:
-        """Remove an object that is not what its name says, whoever needs it; trees that do are no longer complete."""
+        """Remove an object that is not what its name says, whoever needs it; trees that do are no
+        longer complete."""
         with self._lock:
             # First, since a tree that is called complete vouches for its contents.
             for root in list(self._records):
@@ -256,8 +268,8 @@ class Trees:
             self._objects.remove([content])
 
     def collect(self) -> int:
-        """Remove what neither a tree nor a pull names: objects, and images and variants without a tree. Returns the bytes that the objects
-        had."""
+        """Remove what neither a tree nor a pull names: objects, and images and variants without a
+        tree. Returns the bytes that the objects had."""
         with self._lock:
             if not self._garbage:
                 return 0
@@ -300,7 +312,8 @@ class Trees:
         return self._images.bytes_total(list(self._records))
 
     def candidates(self) -> tuple[Sequence[Candidate], Sequence[Share]]:
-        """Trees with the bytes that are theirs alone, root, image and variants among them, and what they share."""
+        """Trees with the bytes that are theirs alone, root, image and variants among them, and what
+        they share."""
         own, shares = self._sharing()
         found = []
         for root, record in self._records.items():
@@ -312,7 +325,8 @@ class Trees:
         return found, shares
 
     def save_use(self, since: float) -> None:
-        """Write down when trees were used, of those that were used since then. A row is written whole, with the names of all pages."""
+        """Write down when trees were used, of those that were used since then. A row is written
+        whole, with the names of all pages."""
         self._index.touch_trees(
             [(record.last_used, record.root) for record in self._records.values() if record.last_used >= since]
         )
@@ -339,8 +353,9 @@ class Trees:
         return list(filterfalse(self._objects.sizes.__contains__, contents))
 
     def _missing_of(self, lack: Lack) -> Mapping[bytes, int]:
-        """Contents of its tree that have no object, with their sizes. Raises Corrupt when one has another size than the tree states. What a
-        complete tree has, too, is here and was compared."""
+        """Contents of its tree that have no object, with their sizes. Raises Corrupt when one has
+        another size than the tree states. What a complete tree has, too, is here and was
+        compared."""
         tree, sizes = lack.tree, self._objects.sizes
         base = self._records.get(tree.base) if tree.base is not None else None
         doubtful = tree.changed if base is not None and base.complete else tree.contents

@@ -1,8 +1,9 @@
-"""Variants of objects as files of a store: variants/<boot id>/<hex of the root>/<name>, see model/variant.py. Others write them; here they
-are counted, found and removed.
+"""Variants of objects as files of a store: variants/<boot id>/<hex of the root>/<name>, see
+model/variant.py. Others write them; here they are counted, found and removed.
 
-They belong to one tree and go with it. How many bytes they will take is said before they are written (`keep`), and counts from then on.
-They are not synchronised: those that were written under another boot of the machine are removed, whatever they look like.
+They belong to one tree and go with it. How many bytes they will take is said before they are
+written (`keep`), and counts from then on. They are not synchronised: those that were written under
+another boot of the machine are removed, whatever they look like.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ SHARE_MAX = 0.25
 
 
 class Variants:
-    """The caller holds the store's lock, but where it only looks. Methods raise P2PDistError when the disk fails."""
+    """The caller holds the store's lock, but where it only looks. Methods raise P2PDistError when
+    the disk fails."""
 
     def __init__(self, directory: Path, boot: UUID, make_room: Callable[[int], object]) -> None:
         self._all, self._directory, self._make_room = directory, directory / str(boot), make_room
@@ -39,8 +41,8 @@ class Variants:
         return self._sizes.get(root, 0)
 
     def keep(self, root: Digest, most: int, objects: int) -> Path | None:
-        """A directory for those of a tree whose objects take so many bytes; they take, and count, at most `most`. None when these are too
-        many or do not fit."""
+        """A directory for those of a tree whose objects take so many bytes; they take, and count,
+        at most `most`. None when these are too many or do not fit."""
         if most > SHARE_MAX * objects:
             return None
         path = self._path(root)
@@ -66,7 +68,8 @@ class Variants:
                     _remove(path)
 
     def open(self, needed: Callable[[Digest], bool]) -> None:
-        """Count what there is, and remove what belongs to another boot, to no tree that is needed, or is no variant."""
+        """Count what there is, and remove what belongs to another boot, to no tree that is needed,
+        or is no variant."""
         with failures(self._all):
             for path in self._all.iterdir():
                 if path != self._directory:
@@ -86,8 +89,8 @@ class Variants:
                 self.remove(root)
 
     def verify(self) -> Iterator[tuple[Digest, int, bool]]:
-        """Read all of them: of each the tree, its bytes, and whether it is what its name says; else it is removed, and made again when its
-        tree is shown."""
+        """Read all of them: of each the tree, its bytes, and whether it is what its name says; else
+        it is removed, and made again when its tree is shown."""
         for root in list(self._sizes):
             with failures(self._directory), suppress(FileNotFoundError):  # the tree was removed meanwhile
                 for path in sorted(self._path(root).iterdir()):
@@ -114,7 +117,8 @@ def _is_good(path: Path) -> bool:
 
 
 def _count(directory: Path) -> int:
-    """What those of a tree count. What is no variant is removed: somebody was killed while writing it."""
+    """What those of a tree count. What is no variant is removed: somebody was killed while writing
+    it."""
     total = 0
     for path in directory.iterdir():
         if content_of(path.name) is None or not path.is_file():

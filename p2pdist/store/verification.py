@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One thing that was read: a blob, by digest, an object, by the hexadecimal BLAKE3, or a variant of one, as one of a tree; `size` is
-    in bytes."""
+    """One thing that was read: a blob, by digest, an object, by the hexadecimal BLAKE3, or a
+    variant of one, as one of a tree; `size` is in bytes."""
 
     kind: Literal["blob", "object", "variant"]
     name: str
@@ -29,10 +29,11 @@ class Checked:
 
 
 def verify(store: BlobStore, *, bytes_s: float | None = None) -> Iterator[Checked]:
-    """Read all complete blobs, all objects and their variants, at `bytes_s` bytes a second in the mean, and say of each whether it is
-    right. A wrong piece is dropped, which makes its blob partial; a wrong object is removed, which makes its trees incomplete: the next
-    pull fetches what is missing. A wrong variant is removed, and made again when its tree is shown. What comes or goes meanwhile may or
-    may not be seen. Blocks: iterate in a thread."""
+    """Read all complete blobs, all objects and their variants, at `bytes_s` bytes a second in the
+    mean, and say of each whether it is right. A wrong piece is dropped, which makes its blob
+    partial; a wrong object is removed, which makes its trees incomplete: the next pull fetches what
+    is missing. A wrong variant is removed, and made again when its tree is shown. What comes or
+    goes meanwhile may or may not be seen. Blocks: iterate in a thread."""
     begun, read = time.monotonic(), 0
     for checked in _each(store):
         read += checked.size

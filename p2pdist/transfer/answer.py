@@ -1,8 +1,10 @@
-"""The head of an HTTP/1.1 answer, read from a blocking socket without taking one byte of what follows it (RFC 9112).
+"""The head of an HTTP/1.1 answer, read from a blocking socket without taking one byte of what
+follows it (RFC 9112).
 
-Only what a peer of ours sends is understood: no folded lines, no chunked bodies. The bytes after the head are looked at with
-MSG_PEEK before they are taken, so the frames that may have arrived with the head stay in the socket. TLS has no such look: there only
-as much is taken at a time as the blank line must still have.
+Only what a peer of ours sends is understood: no folded lines, no chunked bodies. The bytes after
+the head are looked at with MSG_PEEK before they are taken, so the frames that may have arrived with
+the head stay in the socket. TLS has no such look: there only as much is taken at a time as the
+blank line must still have.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class EndOfConnection(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Status and header fields; field names are lower case, and a repeated field is joined with commas (RFC 9110, 5.3)."""
+    """Status and header fields; field names are lower case, and a repeated field is joined with
+    commas (RFC 9110, 5.3)."""
 
     status: int
     fields: dict[str, str]
@@ -46,7 +49,8 @@ class Head:
 
 
 def read_head(connection: socket.socket) -> Head:
-    """Take exactly the head of an answer from a blocking socket; raises MalformedAnswer, EndOfConnection and OSError."""
+    """Take exactly the head of an answer from a blocking socket; raises MalformedAnswer,
+    EndOfConnection and OSError."""
     taken = b""
     while not taken.endswith(_END):
         if len(taken) >= HEAD_BYTES_MAX:
@@ -99,8 +103,8 @@ def parse_head(data: bytes) -> Head:
 
 
 def read_problem(connection: socket.socket, head: Head) -> P2PDistError:
-    """The failure that an answer with an error status describes. A body that is no problem document, is over the limit or does not
-    come in time is replaced by the bare status."""
+    """The failure that an answer with an error status describes. A body that is no problem
+    document, is over the limit or does not come in time is replaced by the bare status."""
     bare = Unavailable(f"the peer answered with status {head.status}")
     length = head.fields.get("content-length", "")
     if head.media_type() != "application/problem+json" or not length.isdecimal() or len(length) > 6:

@@ -17,8 +17,9 @@ from p2pdist.transfer.stream_events import refusal
 def ask(
     connection: socket.socket, source: Source, request: StreamRequest, fields: Mapping[str, str], length: int | None
 ) -> bool:
-    """Send a request with these header fields and read the answer's head. With the `length` that the stream will have the connection may
-    serve others after it; returns whether it does. Raises Ended when `source` refuses, MalformedAnswer, EndOfConnection and OSError."""
+    """Send a request with these header fields and read the answer's head. With the `length` that
+    the stream will have the connection may serve others after it; returns whether it does. Raises
+    Ended when `source` refuses, MalformedAnswer, EndOfConnection and OSError."""
     body = msgspec.json.encode(request)
     head = (
         f"POST {STREAM_PATH} HTTP/1.1\r\nHost: {source.address}\r\nContent-Type: application/json\r\n"

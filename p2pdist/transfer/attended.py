@@ -1,17 +1,21 @@
 """Says where the pieces of a stream are taken: in a thread of its own, or on the event loop.
 
-Theory. A thread that waits for a piece, stores it and tells the loop costs two switches of threads a piece, and the two wait for each other
-at the interpreter's lock. On slow links, where pieces come one by one, that is more than hashing and storing take. So the loop takes the
-pieces itself, and hands them on in the same wake-up, where this fills little of its time. Where pieces come fast, or storing is slow, a
-thread takes them: the loop is free for others meanwhile. So it does for a store on a disk, always: any write to it may hang, such as while
-the file system is frozen for a snapshot, no call tells beforehand (ext4 knows no RWF_NOWAIT for writes, which waits for a frozen file
-system all the same), and with the loop all of the agent would hang. A second thread that writes for the loop, which waits for it 50 ms at
-most, was tried, and takes as much of the processor as a thread for each stream.
+Theory. A thread that waits for a piece, stores it and tells the loop costs two switches of threads
+a piece, and the two wait for each other at the interpreter's lock. On slow links, where pieces come
+one by one, that is more than hashing and storing take. So the loop takes the pieces itself, and
+hands them on in the same wake-up, where this fills little of its time. Where pieces come fast, or
+storing is slow, a thread takes them: the loop is free for others meanwhile. So it does for a store
+on a disk, always: any write to it may hang, such as while the file system is frozen for a snapshot,
+no call tells beforehand (ext4 knows no RWF_NOWAIT for writes, which waits for a frozen file system
+all the same), and with the loop all of the agent would hang. A second thread that writes for the
+loop, which waits for it 50 ms at most, was tried, and takes as much of the processor as a thread
+for each stream.
 
-What counts is the share of the time that goes by in storing, over a window of pieces; or one piece that takes very long, since then the
-store makes writers wait. Who has left the loop comes back after a longer window each time. Many streams that each take little may take all
-of the loop's time together, and then nothing tells them so: each of them gets fewer pieces. So their shares are added up, and who finds no
-room stays with its thread.
+What counts is the share of the time that goes by in storing, over a window of pieces; or one piece
+that takes very long, since then the store makes writers wait. Who has left the loop comes back
+after a longer window each time. Many streams that each take little may take all of the loop's time
+together, and then nothing tells them so: each of them gets fewer pieces. So their shares are added
+up, and who finds no room stays with its thread.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ PIECE_MAX = 256 << 10
 
 SHARE_MAX = 0.05
 SHARE_LOW = 0.02
-"""A stream leaves the loop when it takes more than this share of its time, and comes to it when it would take less than the second."""
+"""A stream leaves the loop when it takes more than this share of its time, and comes to it when it
+would take less than the second."""
 
 LOOP_SHARE_MAX = 0.25
 """All streams of a loop together take no more than about this share of its time."""
@@ -39,7 +44,8 @@ Letter_contra = TypeVar("Letter_contra", contravariant=True)
 
 
 class Attended(Protocol[Letter_contra]):
-    """A loop that may take the pieces of streams, in `context`, and who hears of it (see Mailbox)."""
+    """A loop that may take the pieces of streams, in `context`, and who hears of it (see
+    Mailbox)."""
 
     loop: asyncio.AbstractEventLoop
     context: contextvars.Context
@@ -52,7 +58,8 @@ _taken: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary(
 
 
 class Share:
-    """How much of the time one stream takes for storing. Times are in seconds; `now` may start anywhere and only grows."""
+    """How much of the time one stream takes for storing. Times are in seconds; `now` may start
+    anywhere and only grows."""
 
     def __init__(self) -> None:
         self.low = self.high = False
@@ -64,7 +71,8 @@ class Share:
         self._busy_s = 0.0
 
     def spent(self, took_s: float, now: float) -> None:
-        """A piece was stored, which took so long. `low` and `high` say then whether the loop should take the next, or a thread."""
+        """A piece was stored, which took so long. `low` and `high` say then whether the loop should
+        take the next, or a thread."""
         if self._since is None:
             self._since = now  # the first piece is the beginning of the window
             return

@@ -1,13 +1,17 @@
-"""One stripe stream received in a thread of its own, with blocking sockets, or on the event loop while its pieces come slowly.
+"""One stripe stream received in a thread of its own, with blocking sockets, or on the event loop
+while its pieces come slowly.
 
-Theory: a thread that receives a whole piece in one call (MSG_WAITALL), hashes and writes it costs the least per byte and keeps the
-event loop free. At low rates its wake-ups cost more than the bytes do, so the loop takes the pieces then (attended.py): the thread
-ends, and another one begins when they come fast again. `close` and `finish_piece_and_close` end it from outside by shutting the socket
-down, which wakes a blocked receive, and the loop. Nothing here decides on stalls: who listens to the events does, and closes the stream.
+Theory: a thread that receives a whole piece in one call (MSG_WAITALL), hashes and writes it costs
+the least per byte and keeps the event loop free. At low rates its wake-ups cost more than the bytes
+do, so the loop takes the pieces then (attended.py): the thread ends, and another one begins when
+they come fast again. `close` and `finish_piece_and_close` end it from outside by shutting the
+socket down, which wakes a blocked receive, and the loop. Nothing here decides on stalls: who
+listens to the events does, and closes the stream.
 
-Invariants: one buffer of one piece is all the memory a stream takes, whatever the peer sends; a piece goes to `write` only after its
-number and length have been checked, and counts only when `write` has verified it; exactly one StreamClosed is posted, as the last
-event; only the closing frame after everything asked for makes a stream "done", and its connection fit for another.
+Invariants: one buffer of one piece is all the memory a stream takes, whatever the peer sends; a
+piece goes to `write` only after its number and length have been checked, and counts only when
+`write` has verified it; exactly one StreamClosed is posted, as the last event; only the closing
+frame after everything asked for makes a stream "done", and its connection fit for another.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ from p2pdist.transfer.tls import Tls
 
 CONNECT_TIMEOUT_S = 2.0
 DEAD_AFTER_S = 10.0
-"""A peer whose kernel has answered nothing for about this long is taken for dead (TCP_USER_TIMEOUT, tcp(7))."""
+"""A peer whose kernel has answered nothing for about this long is taken for dead (TCP_USER_TIMEOUT,
+tcp(7))."""
 
 END_WAIT_S = 1.0
 """The closing frame comes with the last piece, or the connection is not worth keeping."""
@@ -48,13 +53,16 @@ _numbers = itertools.count(1)
 
 
 class IncomingStream:
-    """Receives the pieces of one stripe from `source` and hands each to `write`, in the order in which they come.
+    """Receives the pieces of one stripe from `source` and hands each to `write`, in the order in
+    which they come.
 
-    `write(piece, data)` verifies and stores, and returns False for wrong bytes; it is called in the receiver thread and may raise
-    P2PDistError. `data` is valid during the call only. `on_event` is called in the receiver thread as well and should be cheap (see
-    Mailbox). With `attended` pieces may be written on its loop, whose `deliver` hears of them then. `number` names the stream in its
-    events; by default it is unique within the process. With `tls` the peer must speak it; `pacer` holds it back. With
-    `kept` the connection may be one that another stream has left in order, and is left so when this one comes to its end.
+    `write(piece, data)` verifies and stores, and returns False for wrong bytes; it is called in the
+    receiver thread and may raise P2PDistError. `data` is valid during the call only. `on_event` is
+    called in the receiver thread as well and should be cheap (see Mailbox). With `attended` pieces
+    may be written on its loop, whose `deliver` hears of them then. `number` names the stream in its
+    events; by default it is unique within the process. With `tls` the peer must speak it; `pacer`
+    holds it back. With `kept` the connection may be one that another stream has left in order, and
+    is left so when this one comes to its end.
     """
 
     def __init__(
@@ -124,7 +132,8 @@ class IncomingStream:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until the stream has ended; False when it has not within `timeout_s`. Not on the loop."""
+        """Wait until the stream has ended; False when it has not within `timeout_s`. Not on the
+        loop."""
         return self._ended.wait(timeout_s)
 
     def close(self) -> None:
@@ -144,7 +153,8 @@ class IncomingStream:
                 self._shut_down()
 
     def _shut_down(self) -> None:
-        """Wake the receiver thread wherever it is blocked. The lock is held, so the descriptor is not another's yet."""
+        """Wake the receiver thread wherever it is blocked. The lock is held, so the descriptor is
+        not another's yet."""
         self._woken.set()
         if self._socket is not None:
             try:
@@ -159,7 +169,8 @@ class IncomingStream:
         self._go_on(self._receive, self._on_event)
 
     def _go_on(self, receive: Callable[[], bool], on_event: Callable[[StreamEvent], None]) -> None:
-        """Receive until the stream has ended, which `receive` answers with True; False when it goes on elsewhere, or later."""
+        """Receive until the stream has ended, which `receive` answers with True; False when it goes
+        on elsewhere, or later."""
         try:
             if not receive():
                 return
@@ -235,7 +246,8 @@ class IncomingStream:
         return f"{text}; if it speaks TLS, this agent needs --tls-cert as well"
 
     def _adopt(self, connection: socket.socket) -> None:
-        """Make `connection` the one that `close` shuts down, in place of one that failed or that it wraps."""
+        """Make `connection` the one that `close` shuts down, in place of one that failed or that it
+        wraps."""
         with self._lock:
             if self._socket is not None:
                 self._socket.close()
@@ -312,10 +324,12 @@ class IncomingStream:
         with self._lock:
             assert self._intake is not None
             self._intake.done()
-            # Nobody needs this stream any more, but its end is due now, and leaves the connection in order.
+            # Nobody needs this stream any more, but its end is due now, and leaves the connection
+            # in order.
             self._ending = self._reusable and not self._lacking
             finishing = self._finishing and not self._ending
-        # The last thing before waiting: it wakes the event loop, which then finds the interpreter free.
+        # The last thing before waiting: it wakes the event loop, which then finds the interpreter
+        # free.
         on_event(PieceReceived(self.number, piece, ok))
         if not ok:
             raise Ended("corrupt", f"{self.source} sent wrong bytes for piece {piece}")
@@ -346,13 +360,15 @@ class IncomingStream:
         return False
 
     def _take(self) -> bool:
-        """Take what has come, and leave the rest to a thread if it is more than the loop should take."""
+        """Take what has come, and leave the rest to a thread if it is more than the loop should
+        take."""
         assert isinstance(self._intake, Intake)
         if self._take_frame(self._intake):
             return True
         if self._pause_s or self._share.high:
             return self._go_to_thread(too_much=True)
-        # libuv tells of an error once, even if there is more to be taken before it, and then watches no longer.
+        # libuv tells of an error once, even if there is more to be taken before it, and then
+        # watches no longer.
         return self._go_to_thread(too_much=False) if self._intake.broken() else False
 
     def _take_frame(self, intake: Intake) -> bool:
@@ -376,7 +392,8 @@ class IncomingStream:
         return False
 
     def _go_to_thread(self, *, too_much: bool) -> bool:
-        """Let a thread go on, and perhaps the loop not so soon again; False, as the stream has not ended."""
+        """Let a thread go on, and perhaps the loop not so soon again; False, as the stream has not
+        ended."""
         self._leave_loop()
         (self._share.left_loop if too_much else self._share.begin)()
         assert self._socket is not None
@@ -392,7 +409,8 @@ class IncomingStream:
             self._attended_fd = -1
 
     def _check_frame(self, piece: int, length: int) -> None:
-        """Before a byte of the piece is received: is it one that was asked for, and of the right length?"""
+        """Before a byte of the piece is received: is it one that was asked for, and of the right
+        length?"""
         stripe, stripes = self.request.stripe, self.request.stripes
         if piece >= self._layout.count or piece % stripes != stripe or piece in self._have:
             raise Ended("protocol", f"{self.source} sent piece {piece}, which was not asked for or came before")

@@ -1,14 +1,17 @@
-"""The connection under one aiohttp request, written to with sendfile past the transport; or through it, when it speaks TLS.
+"""The connection under one aiohttp request, written to with sendfile past the transport; or through
+it, when it speaks TLS.
 
-Theory: asyncio's own `loop.sendfile` pauses reading, waits for writability after every block even when the kernel took all of it,
-and moves the file's position: several system calls a block. A duplicate of the socket's descriptor lets us call sendfile ourselves
-and wait only when the kernel is full. The transport goes on reading, so the end of the connection is noticed by it and by us.
+Theory: asyncio's own `loop.sendfile` pauses reading, waits for writability after every block even
+when the kernel took all of it, and moves the file's position: several system calls a block. A
+duplicate of the socket's descriptor lets us call sendfile ourselves and wait only when the kernel
+is full. The transport goes on reading, so the end of the connection is noticed by it and by us.
 
-Sendfile cannot encrypt, so TLS goes through the transport: read, write, and wait until the transport holds nothing. uvloop's transport
-does that fast enough (asyncio's own a tenth of it), and turns, limits and waking stay the same for both.
+Sendfile cannot encrypt, so TLS goes through the transport: read, write, and wait until the
+transport holds nothing. uvloop's transport does that fast enough (asyncio's own a tenth of it), and
+turns, limits and waking stay the same for both.
 
-Invariants: while a plain Connection is open nobody writes through the transport, except the head of the response before `flushed`; the
-duplicate is closed on leaving, whatever happens.
+Invariants: while a plain Connection is open nobody writes through the transport, except the head of
+the response before `flushed`; the duplicate is closed on leaving, whatever happens.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ TLS_BLOCK_BYTES = 256 << 10
 LOOK_AGAIN_S = 0.1
 
 _readers = ThreadPoolExecutor(8, thread_name_prefix="disk-read")
-"""Threads that wait for the disk: their own, so that on a disk that hangs they keep no others from working."""
+"""Threads that wait for the disk: their own, so that on a disk that hangs they keep no others from
+working."""
 
 _BYTE = (bytearray(1),)
 """Where a byte goes that is read to see whether it can be; what it is does not matter."""
@@ -53,13 +57,14 @@ _BROKEN = {
 
 
 class Connection:
-    """A context manager around the body of a response. When the client goes away, the task that entered is woken wherever it waits
-    inside, and the context is left quietly with `gone` true.
+    """A context manager around the body of a response. When the client goes away, the task that
+    entered is woken wherever it waits inside, and the context is left quietly with `gone` true.
 
-    `unsent_max` (bytes) bounds what the kernel holds unsent (TCP_NOTSENT_LOWAT, tcp(7)); with `small_buffer` so does a send buffer that
-    grows with the rate (see SendBuffer);
-    a client that acknowledges nothing for `dead_after_s` is dropped by the kernel (TCP_USER_TIMEOUT). With `strict`, bytes that the
-    client sends meanwhile break a plain connection. Without `disk` the files that are sent lie in memory, and need not be waited for.
+    `unsent_max` (bytes) bounds what the kernel holds unsent (TCP_NOTSENT_LOWAT, tcp(7)); with
+    `small_buffer` so does a send buffer that grows with the rate (see SendBuffer); a client that
+    acknowledges nothing for `dead_after_s` is dropped by the kernel (TCP_USER_TIMEOUT). With
+    `strict`, bytes that the client sends meanwhile break a plain connection. Without `disk` the
+    files that are sent lie in memory, and need not be waited for.
     """
 
     def __init__(
@@ -132,11 +137,13 @@ class Connection:
             return True
         if not self.gone:
             return False
-        # As asyncio.timeout does: only our own cancellation is taken back, one from outside still counts.
+        # As asyncio.timeout does: only our own cancellation is taken back, one from outside still
+        # counts.
         return self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
 
     def _readable(self) -> None:
-        """The client sent something or went away. Looking does not take bytes from the transport."""
+        """The client sent something or went away. Looking does not take bytes from the
+        transport."""
         assert self._socket is not None
         try:
             seen = self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -166,7 +173,8 @@ class Connection:
             await self._request.writer.drain()
 
     def send_now(self, data: bytes, *, more: bool = False) -> int:
-        """How many bytes of `data` the kernel takes without waiting; none with TLS. Raises ConnectionError when the client is gone."""
+        """How many bytes of `data` the kernel takes without waiting; none with TLS. Raises
+        ConnectionError when the client is gone."""
         assert self._socket is not None
         if self._tls:
             return 0
@@ -178,8 +186,8 @@ class Connection:
             raise _as_connection_error(error) from error
 
     def send_file_now(self, file: int, offset: int, count: int) -> int:
-        """How many bytes of a file descriptor the kernel takes without waiting for the client or the disk; none with TLS. Raises what
-        `send_file` raises."""
+        """How many bytes of a file descriptor the kernel takes without waiting for the client or
+        the disk; none with TLS. Raises what `send_file` raises."""
         if self._tls or (self._disk and not _in_page_cache(file, offset, count)):
             return 0
         return self._send_file_now(file, offset, count)
@@ -198,7 +206,8 @@ class Connection:
         return sent
 
     async def send(self, data: bytes, *, more: bool = False) -> None:
-        """Hand `data` to the kernel; with `more` it may wait there to share a packet with what follows (MSG_MORE, send(2))."""
+        """Hand `data` to the kernel; with `more` it may wait there to share a packet with what
+        follows (MSG_MORE, send(2))."""
         if self._tls:
             self._unwritten += data
             if not more:
@@ -208,8 +217,9 @@ class Connection:
             await self._writable()
 
     async def send_file(self, file: int, offset: int, count: int) -> None:
-        """Hand `count` bytes of a file descriptor, from `offset`, to the kernel. Raises ConnectionError when the client is gone,
-        Corrupt when the file is too short, and OSError when it cannot be read."""
+        """Hand `count` bytes of a file descriptor, from `offset`, to the kernel. Raises
+        ConnectionError when the client is gone, Corrupt when the file is too short, and OSError
+        when it cannot be read."""
         if self._tls:
             await self._encrypt_file(file, offset, count)
             return
@@ -226,8 +236,9 @@ class Connection:
                 await asyncio.sleep(0)
 
     async def _ready(self, file: int, offset: int, count: int) -> int:
-        """Have bytes of a file brought to memory, by a thread if the disk must be waited for: it may hang, and the loop must not hang with
-        it. Returns how many of `count` are there. Raises OSError."""
+        """Have bytes of a file brought to memory, by a thread if the disk must be waited for: it
+        may hang, and the loop must not hang with it. Returns how many of `count` are there. Raises
+        OSError."""
         if not self._disk or _in_page_cache(file, offset, count):
             return count
         count = min(count, TURN_BYTES)
@@ -246,7 +257,8 @@ class Connection:
                 self._buffer.sent(len(data))
 
     async def _write(self, data: bytes) -> None:
-        """Write through the transport, after what `send` held back, and wait until the kernel has taken it."""
+        """Write through the transport, after what `send` held back, and wait until the kernel has
+        taken it."""
         transport = self._request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has closed the connection")
@@ -269,8 +281,9 @@ class Connection:
 
 
 def _in_page_cache(file: int, offset: int, count: int) -> bool:
-    """Whether these bytes can be read without waiting for the disk: looks at both ends, with which what is between has come. False where
-    the file system does not say (preadv2(2), RWF_NOWAIT), as FUSE, NFS and overlays do not."""
+    """Whether these bytes can be read without waiting for the disk: looks at both ends, with which
+    what is between has come. False where the file system does not say (preadv2(2), RWF_NOWAIT), as
+    FUSE, NFS and overlays do not."""
     try:
         for place in (offset + count - 1, offset):
             os.preadv(file, _BYTE, place, os.RWF_NOWAIT)
@@ -287,7 +300,8 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 def _as_connection_error(error: OSError) -> OSError:
-    """What the client's going away raises, as a ConnectionError; anything else, such as a failing disk, as it is."""
+    """What the client's going away raises, as a ConnectionError; anything else, such as a failing
+    disk, as it is."""
     if error.errno in _BROKEN and not isinstance(error, ConnectionError):
         return ConnectionResetError(error.errno, error.strerror)
     return error

@@ -1,4 +1,5 @@
-"""Opening a connection to another agent, with time limits for its name and for the connection, and TLS where it is spoken."""
+"""Opening a connection to another agent, with time limits for its name and for the connection, and
+TLS where it is spoken."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from p2pdist.transfer.tls import Tls
 KEEPALIVE_S = 3
 
 Adopt = Callable[[socket.socket], None]
-"""Is told of each socket before it is waited for, so that another thread can shut it down; may raise."""
+"""Is told of each socket before it is waited for, so that another thread can shut it down; may
+raise."""
 
 
 class Unreachable(Exception):
@@ -34,7 +36,8 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def connect(source: Source, adopt: Adopt, *, timeout_s: float, dead_after_s: float) -> socket.socket:
-    """A connection to `source`, whose kernel may be silent for `dead_after_s`; raises Unreachable."""
+    """A connection to `source`, whose kernel may be silent for `dead_after_s`; raises
+    Unreachable."""
     try:
         host, port = parse_address(source.address)
         candidates = NAMES.find(host)
@@ -59,7 +62,8 @@ def connect(source: Source, adopt: Adopt, *, timeout_s: float, dead_after_s: flo
 
 
 def secure(connection: socket.socket, source: Source, tls: Tls, adopt: Adopt, *, timeout_s: float) -> ssl.SSLSocket:
-    """Speak TLS from here on; what is wrong with the peer's certificate is told. Raises Unreachable."""
+    """Speak TLS from here on; what is wrong with the peer's certificate is told. Raises
+    Unreachable."""
     host, _ = parse_address(source.address)
     name = tls.host_to_check(host)
     try:

@@ -1,16 +1,20 @@
-"""Takes the frames of a stream from a blocking socket, each into one buffer, with few system calls and few wake-ups.
+"""Takes the frames of a stream from a blocking socket, each into one buffer, with few system calls
+and few wake-ups.
 
-Theory: a thread that waits in recv is woken by every segment that comes; at low rates these wake-ups cost more than hashing and storing.
-So the thread waits in poll, with SO_RCVLOWAT (socket(7)) at what is certain to come: the head of a frame and the shortest piece that may
-follow, then the rest. The kernel wakes it when all of that is there (or when it can hold no more), and one call takes it. Nothing is
-taken before, so recv itself never waits: it would count towards the mark anew from what it has taken already.
+Theory: a thread that waits in recv is woken by every segment that comes; at low rates these
+wake-ups cost more than hashing and storing. So the thread waits in poll, with SO_RCVLOWAT
+(socket(7)) at what is certain to come: the head of a frame and the shortest piece that may follow,
+then the rest. The kernel wakes it when all of that is there (or when it can hold no more), and one
+call takes it. Nothing is taken before, so recv itself never waits: it would count towards the mark
+anew from what it has taken already.
 
-What is waited for fills the receive buffer, and a buffer that holds no more than that stops the sender for a round trip after each frame.
-The kernel makes room for a mark, and keeps it when the mark is lowered (tcp_set_rcvlowat in net/ipv4/tcp.c), and unlike SO_RCVBUF that does
-not end its own adjusting. So the first mark is ROOM times what will be waited for.
+What is waited for fills the receive buffer, and a buffer that holds no more than that stops the
+sender for a round trip after each frame. The kernel makes room for a mark, and keeps it when the
+mark is lowered (tcp_set_rcvlowat in net/ipv4/tcp.c), and unlike SO_RCVBUF that does not end its own
+adjusting. So the first mark is ROOM times what will be waited for.
 
-A fast sender should not wait until the thread has woken up and made room. So when frames come faster than FAST_BYTES_S, what is there is
-taken at once and recv waits for the rest of the frame.
+A fast sender should not wait until the thread has woken up and made room. So when frames come
+faster than FAST_BYTES_S, what is there is taken at once and recv waits for the rest of the frame.
 
 Invariants: never waits for bytes that may not come, and never takes a byte beyond the frame.
 """
@@ -45,7 +49,8 @@ class CutShort(Exception):
 
 
 class Intake:
-    """The frames that come over `connection`, with at most `data_max` bytes of data each. For one thread, but for `receiving`."""
+    """The frames that come over `connection`, with at most `data_max` bytes of data each. For one
+    thread, but for `receiving`."""
 
     def __init__(self, connection: socket.socket, data_max: int) -> None:
         self._connection = connection
@@ -60,8 +65,8 @@ class Intake:
         self._set_mark(ROOM * min(FRAME.size + data_max, STEP_BYTES))
 
     def head(self, shortest: int, timeout_s: float | None = None) -> tuple[int, int]:
-        """Wait for the next frame, which has at least `shortest` bytes of data: its piece and length. Raises CutShort and OSError, and
-        TimeoutError when nothing comes for `timeout_s`."""
+        """Wait for the next frame, which has at least `shortest` bytes of data: its piece and
+        length. Raises CutShort and OSError, and TimeoutError when nothing comes for `timeout_s`."""
         end = min(FRAME.size + shortest, STEP_BYTES)
         waits = not self._fast
         while self._taken < FRAME.size:
@@ -86,7 +91,8 @@ class Intake:
         return self._buffer[_DATA_AT : _DATA_AT + length]
 
     def expect(self, shortest: int) -> None:
-        """For who does not wait here: the connection is readable when the next frame, or much of it, has come."""
+        """For who does not wait here: the connection is readable when the next frame, or much of
+        it, has come."""
         self._set_mark(min(FRAME.size + shortest, STEP_BYTES))
 
     def head_if_there(self, shortest: int) -> tuple[int, int] | None:
@@ -100,7 +106,8 @@ class Intake:
         return piece, length
 
     def data_if_there(self, length: int) -> memoryview | None:
-        """As `data`, but None while it has not come whole: the connection is readable when the rest, or much of it, has."""
+        """As `data`, but None while it has not come whole: the connection is readable when the
+        rest, or much of it, has."""
         end = FRAME.size + length
         if self._taken < end:
             self._take(end, socket.MSG_DONTWAIT)
@@ -110,7 +117,8 @@ class Intake:
         return self._buffer[_DATA_AT : _DATA_AT + length]
 
     def broken(self) -> bool:
-        """Whether the connection has failed, or ended on both sides; bytes that came before may still be there."""
+        """Whether the connection has failed, or ended on both sides; bytes that came before may
+        still be there."""
         return any(events & (select.POLLERR | select.POLLHUP) for _, events in self._poll.poll(0))
 
     def done(self) -> None:
@@ -126,7 +134,8 @@ class Intake:
         self._set_mark(1)
 
     def receiving(self) -> int | None:
-        """The piece whose frame has begun to come and is not done; from any thread, while the connection is open."""
+        """The piece whose frame has begun to come and is not done; from any thread, while the
+        connection is open."""
         with self._lock:
             if self._taken >= FRAME.size:
                 head = bytes(self._buffer[_HEAD_AT:_DATA_AT])
@@ -153,7 +162,8 @@ class Intake:
             raise TimeoutError(f"nothing came for {timeout_s} s")
 
     def _take(self, end: int, flags: int) -> None:
-        """Take what is there of the frame's first `end` bytes; with MSG_WAITALL wait for all of them."""
+        """Take what is there of the frame's first `end` bytes; with MSG_WAITALL wait for all of
+        them."""
         view = self._buffer[_HEAD_AT + self._taken : _HEAD_AT + end]
         try:
             count = self._connection.recv_into(view, 0, flags)
@@ -165,7 +175,8 @@ class Intake:
 
 
 class TlsIntake:
-    """The same over TLS, which hands out what it has decrypted: at most one record of 16 KiB at a time."""
+    """The same over TLS, which hands out what it has decrypted: at most one record of 16 KiB at a
+    time."""
 
     def __init__(self, connection: ssl.SSLSocket, data_max: int) -> None:
         self._connection = connection

@@ -1,8 +1,8 @@
 """Connections to other agents that have done their work and wait for more.
 
-A package of hundreds of small blobs would otherwise cost a connection for each, with its handshake and, with TLS, its certificates. Only a
-stream that came to its end leaves a connection in order; and the other side may close it at any time while it waits, which whoever takes
-it finds out.
+A package of hundreds of small blobs would otherwise cost a connection for each, with its handshake
+and, with TLS, its certificates. Only a stream that came to its end leaves a connection in order;
+and the other side may close it at any time while it waits, which whoever takes it finds out.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import time
 from collections import deque
 
 IDLE_S = 10.0
-"""Far less than a server waits for a request, so that hardly ever both decide at the same moment."""
+"""Far less than a server waits for a request, so that hardly ever both decide at the same
+moment."""
 
 KEPT_MAX = 64
 PER_PEER_MAX = 16
 
 
 class KeptConnections:
-    """Thread-safe. Up to PER_PEER_MAX connections for each address, KEPT_MAX in all, each for IDLE_S; who owns this calls `expire` now and
-    then."""
+    """Thread-safe. Up to PER_PEER_MAX connections for each address, KEPT_MAX in all, each for
+    IDLE_S; who owns this calls `expire` now and then."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -11,17 +11,21 @@ from typing import Generic, TypeVar
 Letter = TypeVar("Letter")
 
 PAUSE_S = 0.001
-"""How long letters are gathered when they come fast. Longer saves no more, and uvloop's timers know no shorter time."""
+"""How long letters are gathered when they come fast. Longer saves no more, and uvloop's timers know
+no shorter time."""
 
 
 class Mailbox(Generic[Letter]):
-    """Collects what threads post and hands it to `deliver` on the loop, in order of posting, in batches.
+    """Collects what threads post and hands it to `deliver` on the loop, in order of posting, in
+    batches.
 
-    A wake-up of the loop costs a system call and two switches of threads. So a letter that comes after a silence is delivered at once
-    and the loop is left alone after it; one that comes within `pause_s` of the last delivery waits for the rest of that time, and as long
-    as letters come that fast the loop's own timer looks for them, and nobody is woken. What waits is bounded by what is posted: a stream
-    posts one event for each piece and one when it closes. `deliver` never gets an empty batch, and runs in `context`, that of whoever set
-    this up: what it does is done, and logged, for the same request.
+    A wake-up of the loop costs a system call and two switches of threads. So a letter that comes
+    after a silence is delivered at once and the loop is left alone after it; one that comes within
+    `pause_s` of the last delivery waits for the rest of that time, and as long as letters come that
+    fast the loop's own timer looks for them, and nobody is woken. What waits is bounded by what is
+    posted: a stream posts one event for each piece and one when it closes. `deliver` never gets an
+    empty batch, and runs in `context`, that of whoever set this up: what it does is done, and
+    logged, for the same request.
     """
 
     def __init__(
@@ -37,10 +41,11 @@ class Mailbox(Generic[Letter]):
         self._quiet_until = 0.0
 
     def post(self, letter: Letter) -> None:
-        """Add a letter; called from any thread. After the loop has closed letters are dropped: nobody is left to read them."""
+        """Add a letter; called from any thread. After the loop has closed letters are dropped:
+        nobody is left to read them."""
         self._letters.append(letter)
-        # Without a lock two threads may both see False and wake the loop twice, which costs a look at an empty queue. None is lost:
-        # the loop looks once more after it has cleared the flag.
+        # Without a lock two threads may both see False and wake the loop twice, which costs a look
+        # at an empty queue. None is lost: the loop looks once more after it has cleared the flag.
         if not self._awake:
             self._awake = True
             try:
@@ -50,7 +55,8 @@ class Mailbox(Generic[Letter]):
                     raise
 
     def deliver(self, letter: Letter) -> None:
-        """Hand over a letter now, after those posted before; called on the loop, in `context`, and not from `deliver` itself."""
+        """Hand over a letter now, after those posted before; called on the loop, in `context`, and
+        not from `deliver` itself."""
         if self._letters:
             self._letters.append(letter)
             self._open()

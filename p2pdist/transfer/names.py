@@ -1,13 +1,15 @@
 """Addresses of hosts by name, from the system's resolver, within a time limit.
 
-Theory. The system's resolver (getaddrinfo(3)) waits for silent name servers for up to minutes, and cannot be interrupted. So each look-up
-has a thread of its own, at most LOOKUPS_MAX at a time and one for each name, and callers wait for it for LOOKUP_S. A name that was not
-found, or not in time, is not looked up again for FAILED_S; what was found before is given meanwhile, as a host seldom changes its address
-(RFC 8767, "Serving Stale Data"). Where SILENT_NAMES names in a row got no answer it is the name servers that do not answer: for SILENT_S
-callers wait for SILENT_WAIT_S only, which is enough for /etc/hosts and for a server that is back.
+Theory. The system's resolver (getaddrinfo(3)) waits for silent name servers for up to minutes, and
+cannot be interrupted. So each look-up has a thread of its own, at most LOOKUPS_MAX at a time and
+one for each name, and callers wait for it for LOOKUP_S. A name that was not found, or not in time,
+is not looked up again for FAILED_S; what was found before is given meanwhile, as a host seldom
+changes its address (RFC 8767, "Serving Stale Data"). Where SILENT_NAMES names in a row got no
+answer it is the name servers that do not answer: for SILENT_S callers wait for SILENT_WAIT_S only,
+which is enough for /etc/hosts and for a server that is back.
 
-Invariants: a caller never waits for longer than LOOKUP_S; an address in numbers takes no look-up; look-ups that hang hold no thread that
-anything else needs.
+Invariants: a caller never waits for longer than LOOKUP_S; an address in numbers takes no look-up;
+look-ups that hang hold no thread that anything else needs.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ class Names:
             return self._gave_up(host, wait_s)
 
     def _begin(self, host: str) -> tuple[Found, Future[Found] | None, float]:
-        """What is known, or else the look-up to wait for and how long. Raises Unresolved for a name that failed a moment ago."""
+        """What is known, or else the look-up to wait for and how long. Raises Unresolved for a name
+        that failed a moment ago."""
         if (numeric := _numeric(host)) is not None:
             return numeric, None, 0.0
         now = time.monotonic()
@@ -115,7 +118,8 @@ class Names:
             return (), future, SILENT_WAIT_S if self._is_silent() else LOOKUP_S
 
     def _gave_up(self, host: str, waited_s: float) -> Found:
-        """The name servers have said nothing of a name in time: what was found before, else raise Unresolved."""
+        """The name servers have said nothing of a name in time: what was found before, else raise
+        Unresolved."""
         why = f"the name servers did not answer for {host} within {waited_s:g} s"
         with self._lock:
             if host in self._running:

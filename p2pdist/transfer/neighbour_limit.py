@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     import libtorrent as lt
 
 STILL_S = 2.0
-"""A transfer to which no piece has come for so long may have twice as many neighbours: those that it has may all be silent."""
+"""A transfer to which no piece has come for so long may have twice as many neighbours: those that
+it has may all be silent."""
 
 DOUBLED_BELOW = 1000
 """From so many on there is no limit but the session's."""
@@ -29,7 +30,8 @@ class NeighbourLimit:
         self._came_at = now
 
     def raise_if_still(self, handle: lt.torrent_handle, now: float) -> float | None:
-        """Have more neighbours when next to nothing comes, less than a block from each; says when to look again."""
+        """Have more neighbours when next to nothing comes, less than a block from each; says when
+        to look again."""
         if self.count < 0:
             return None
         if now - self._came_at >= STILL_S:

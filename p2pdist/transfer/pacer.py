@@ -1,5 +1,5 @@
-"""Holds back what a host receives, as its downlink decides: who received a piece reads no further for a while, and TCP holds the sender
-back."""
+"""Holds back what a host receives, as its downlink decides: who received a piece reads no further
+for a while, and TCP holds the sender back."""
 
 from __future__ import annotations
 

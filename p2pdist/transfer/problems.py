@@ -1,6 +1,8 @@
-"""Requests by name and failures as problem documents (RFC 9457): one mapping for agents and trackers.
+"""Requests by name and failures as problem documents (RFC 9457): one mapping for agents and
+trackers.
 
-Every request has a name (p2pdist/model/request_id.py): the one that it brings along, if that is short and plain, else a new one.
+Every request has a name (p2pdist/model/request_id.py): the one that it brings along, if that is
+short and plain, else a new one.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def _response(status: int, body: dict[str, Any]) -> web.Response:
 
 
 def _of_http(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
-    """The problem document of an error that aiohttp itself raises, such as 404, 405 and 413; header fields such as Allow are kept."""
+    """The problem document of an error that aiohttp itself raises, such as 404, 405 and 413; header
+    fields such as Allow are kept."""
     kind = _KINDS.get(error.status)
     slug = kind.slug if kind else http.HTTPStatus(error.status).phrase.lower().replace(" ", "-")
     title = kind.title if kind else error.reason
@@ -74,9 +77,10 @@ def _unreadable(request: web.BaseRequest, error: Exception) -> UsageError:
 
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware that answers every failure of a handler with a problem document; an unexpected exception is logged with its
-    traceback, which no client sees. A failure after the head has gone out breaks the connection, so that it is seen as truncated.
-    All that is logged meanwhile, and by tasks that are started, is logged for this request."""
+    """Middleware that answers every failure of a handler with a problem document; an unexpected
+    exception is logged with its traceback, which no client sees. A failure after the head has gone
+    out breaks the connection, so that it is seen as truncated. All that is logged meanwhile, and by
+    tasks that are started, is logged for this request."""
     given = request.headers.get(HEADER, "")
     name = given if is_sane(given) else os.urandom(8).hex()
     before = REQUEST_ID.set(name)
@@ -91,7 +95,8 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 async def name_request(request: web.Request, response: web.StreamResponse) -> None:
-    """Signal on_response_prepare: an answer that a handler begins itself says as well which request it answers."""
+    """Signal on_response_prepare: an answer that a handler begins itself says as well which request
+    it answers."""
     if name := REQUEST_ID.get():
         response.headers[HEADER] = name
 

@@ -16,7 +16,8 @@ from p2pdist.transfer.connection import Connection
 from p2pdist.transfer.server import UNSENT_BYTES, descriptor_of
 
 RUN_BYTES = 16 << 20
-"""Longest run of pieces handed to one send, so that pieces which come or go are looked at again now and then."""
+"""Longest run of pieces handed to one send, so that pieces which come or go are looked at again now
+and then."""
 
 BLOCK_BYTES = 1 << 20
 """Most that is sent in one turn."""
@@ -31,8 +32,8 @@ class Turn(Protocol):
     """Decides when a reader gets its next block."""
 
     async def wait(self, length: int) -> None:
-        """Wait until `length` bytes may be sent. A P2PDistError ends the answer as truncated. May be cancelled, when the reader goes
-        away."""
+        """Wait until `length` bytes may be sent. A P2PDistError ends the answer as truncated. May
+        be cancelled, when the reader goes away."""
 
     def block_sent(self, length: int) -> None:
         """The kernel has taken them."""
@@ -43,8 +44,9 @@ class Unsatisfiable(Exception):
 
 
 def parse_range(text: str, size: int) -> tuple[int, int] | None:
-    """Start and end (exclusive) of a Range header over `size` bytes; None when the whole is to be sent: the header is absent,
-    malformed, of another unit, or names several ranges (RFC 9110, 14.2). Raises Unsatisfiable."""
+    """Start and end (exclusive) of a Range header over `size` bytes; None when the whole is to be
+    sent: the header is absent, malformed, of another unit, or names several ranges (RFC 9110,
+    14.2). Raises Unsatisfiable."""
     found = _ONE_RANGE.match(text)
     if found is None or not (found[1] or found[2]):
         return None
@@ -73,10 +75,12 @@ async def serve_range(
 ) -> web.StreamResponse:
     """Answer GET or HEAD for a blob: whole, or the one range that the request names.
 
-    `have` is the live set of pieces that may be sent (None: all); for any other piece `wait_for(piece)` is awaited, which returns once
-    the piece is in the file and verified. If it raises before the head has been sent, the error is passed on (a problem document);
-    later, the connection is broken so that the client sees a truncated body. With `turn` every block waits for its own, and what the kernel
-    holds is kept small. `blob_file` stays open until this returns; `disk`: see Connection.
+    `have` is the live set of pieces that may be sent (None: all); for any other piece
+    `wait_for(piece)` is awaited, which returns once the piece is in the file and verified. If it
+    raises before the head has been sent, the error is passed on (a problem document); later, the
+    connection is broken so that the client sees a truncated body. With `turn` every block waits for
+    its own, and what the kernel holds is kept small. `blob_file` stays open until this returns;
+    `disk`: see Connection.
     """
     headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
     early = _precondition(request, digest, headers)
@@ -138,7 +142,8 @@ def _precondition(request: web.Request, digest: Digest, headers: dict[str, str])
 
 
 def _range_applies(request: web.Request, digest: Digest) -> bool:
-    """If-Range lets a range apply only when it names our entity tag, strongly; we give no dates, so none can match."""
+    """If-Range lets a range apply only when it names our entity tag, strongly; we give no dates, so
+    none can match."""
     condition = request.headers.get("If-Range")
     return condition is None or condition.strip() == f'"{digest}"'
 
@@ -179,7 +184,8 @@ class _Body:
             start = run_end
 
     def _run_end(self, start: int, end: int) -> int:
-        """The end of the run of available pieces from `start`, whose own piece is known to be there."""
+        """The end of the run of available pieces from `start`, whose own piece is known to be
+        there."""
         piece = start // self._layout.piece_size + 1
         while self._layout.offset(piece) < end and self._has(piece):
             piece += 1

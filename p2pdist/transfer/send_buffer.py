@@ -1,12 +1,16 @@
 """The send buffer of one stream: small where the path is slow, grown where it is fast or long.
 
-What a socket's buffer holds is out of the sender's hands: turns among a host's children mean nothing beyond it, and on a slow path it only
-lengthens the queue in front of the receiver, where that host's own acknowledgements wait too. So a stream begins with
-SEND_BUFFER_MIN and gets twice what its rate fills in a round trip (plus SLACK_S for this process to be scheduled), never less than before.
+What a socket's buffer holds is out of the sender's hands: turns among a host's children mean
+nothing beyond it, and on a slow path it only lengthens the queue in front of the receiver, where
+that host's own acknowledgements wait too. So a stream begins with SEND_BUFFER_MIN and gets twice
+what its rate fills in a round trip (plus SLACK_S for this process to be scheduled), never less than
+before.
 
-Round trips are short in a data centre, but bytes also wait before the receiver's link, where those of its other streams are; while all of a
-stream's bytes do, none of them is left for this host's own link. So a stream that is quick enough gets what it fills in COVER_S, up to
-COVER_MAX. A slow one does not: its bytes would fill the queue before this host's link, and acknowledgements wait behind them.
+Round trips are short in a data centre, but bytes also wait before the receiver's link, where those
+of its other streams are; while all of a stream's bytes do, none of them is left for this host's own
+link. So a stream that is quick enough gets what it fills in COVER_S, up to COVER_MAX. A slow one
+does not: its bytes would fill the queue before this host's link, and acknowledgements wait behind
+them.
 """
 
 from __future__ import annotations

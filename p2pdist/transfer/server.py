@@ -1,6 +1,8 @@
-"""Serving stripe streams: the pieces of one stripe as frames, with sendfile (see StreamRequest in model/messages.py).
+"""Serving stripe streams: the pieces of one stripe as frames, with sendfile (see StreamRequest in
+model/messages.py).
 
-What to send next, and when, is decided elsewhere: the shell hands in an Outgoing that waits for the stream's turn on the uplink.
+What to send next, and when, is decided elsewhere: the shell hands in an Outgoing that waits for the
+stream's turn on the uplink.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from p2pdist.transfer.connection import Connection
 from p2pdist.transfer.frames import FRAME, STREAM_TYPE
 
 REQUEST_BYTES_MAX = PIECES_LIMIT // 6 + (64 << 10)
-"""Largest body of POST /v1/streams: a bitmap of PIECES_LIMIT bits in base64, and room for the rest."""
+"""Largest body of POST /v1/streams: a bitmap of PIECES_LIMIT bits in base64, and room for the
+rest."""
 
 STRIPES_MAX = 1024
 UNSENT_BYTES = 64 << 10
@@ -29,8 +32,9 @@ _logger = logging.getLogger(__name__)
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
-    """What to send next: `length` bytes of a piece from `offset` within it. The block at offset 0 goes out after the head of the
-    frame; blocks of one piece follow each other without another piece between them, up to the piece's end."""
+    """What to send next: `length` bytes of a piece from `offset` within it. The block at offset 0
+    goes out after the head of the frame; blocks of one piece follow each other without another
+    piece between them, up to the piece's end."""
 
     piece: int
     offset: int
@@ -41,25 +45,28 @@ class Outgoing(Protocol):
     """Decides what one stream sends."""
 
     async def next_block(self) -> Block | None:
-        """Wait for this stream's turn. None: everything asked for has been sent. A P2PDistError ends the stream as truncated. May be
-        cancelled at any time, when the child goes away."""
+        """Wait for this stream's turn. None: everything asked for has been sent. A P2PDistError
+        ends the stream as truncated. May be cancelled at any time, when the child goes away."""
 
     def block_sent(self, length: int) -> None:
         """The kernel has taken the last block, of `length` bytes."""
 
     def at_once(self, send: Callable[[Block], bool] | None) -> None:
-        """While somebody waits in `next_block`, a block may be given to `send` instead, which says whether the kernel took all of it; if
-        not, `next_block` returns that block. None: no longer."""
+        """While somebody waits in `next_block`, a block may be given to `send` instead, which says
+        whether the kernel took all of it; if not, `next_block` returns that block. None: no
+        longer."""
 
 
 class _FrameResponse(web.StreamResponse):
-    """A response without chunks, ended by its length or by the end of the connection (RFC 9112, 6.3)."""
+    """A response without chunks, ended by its length or by the end of the connection (RFC 9112,
+    6.3)."""
 
     _length_check = False
 
 
 async def read_stream_request(request: web.Request) -> StreamRequest:
-    """Decode the body of POST /v1/streams; raises UsageError, or TooLarge. Whether `have` fits the blob is for PieceSet to say."""
+    """Decode the body of POST /v1/streams; raises UsageError, or TooLarge. Whether `have` fits the
+    blob is for PieceSet to say."""
     body = bytearray()
     async for chunk in request.content.iter_any():
         body += chunk
@@ -90,12 +97,14 @@ async def serve_stream(
     dead_after_s: float = 30.0,
     disk: bool = True,
 ) -> web.StreamResponse:
-    """Answer a stream request with the blocks that `stream` names, until it names no more or the child goes away.
+    """Answer a stream request with the blocks that `stream` names, until it names no more or the
+    child goes away.
 
-    `length` is that of the whole stream (frames.py) where the connection is to be kept for further requests; without it the stream ends
-    with the connection. `blob_file` stays open until this returns. `unsent_max` (bytes) and a small send buffer keep what the kernel
-    holds small, or turns mean nothing, and `disk` says whether the file is on one: see Connection. Never raises for what the network does;
-    a failure on our side is logged, and the child sees a truncated stream.
+    `length` is that of the whole stream (frames.py) where the connection is to be kept for further
+    requests; without it the stream ends with the connection. `blob_file` stays open until this
+    returns. `unsent_max` (bytes) and a small send buffer keep what the kernel holds small, or turns
+    mean nothing, and `disk` says whether the file is on one: see Connection. Never raises for what
+    the network does; a failure on our side is logged, and the child sees a truncated stream.
     """
     response = _FrameResponse(headers={"Content-Type": STREAM_TYPE, "Cache-Control": "no-store"})
     if length is None:
@@ -126,7 +135,8 @@ async def serve_stream(
 
 async def _send_frames(connection: Connection, stream: Outgoing, file: int, layout: PieceLayout) -> None:
     frames = _Frames(connection, file, layout)
-    # A task that is woken for each block costs more than giving the block to a socket that has room for it, as most have.
+    # A task that is woken for each block costs more than giving the block to a socket that has room
+    # for it, as most have.
     stream.at_once(frames.send_now)
     try:
         while (block := await stream.next_block()) is not None:
@@ -148,7 +158,8 @@ class _Frames:
         self._offset = self._left = 0
 
     def send_now(self, block: Block) -> bool:
-        """Without waiting. False when it was not taken as a whole, or cannot be: `send` goes on then, or raises why."""
+        """Without waiting. False when it was not taken as a whole, or cannot be: `send` goes on
+        then, or raises why."""
         self._begin(block)
         try:
             if self._head:

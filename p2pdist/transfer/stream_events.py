@@ -15,8 +15,9 @@ from p2pdist.transfer.answer import Head, MalformedAnswer, read_problem
 PROBLEM_TIMEOUT_S = 2.0
 
 Ending = Literal["done", "closed", "refused", "reset", "short", "corrupt", "missing", "busy", "protocol", "failed"]
-"""Why a stream ended: all was received; it was closed from this side; the peer refused, or could not be reached; broke the
-connection; ended early; sent wrong bytes; lacks the blob; is over its limits; broke the protocol; this side failed."""
+"""Why a stream ended: all was received; it was closed from this side; the peer refused, or could
+not be reached; broke the connection; ended early; sent wrong bytes; lacks the blob; is over its
+limits; broke the protocol; this side failed."""
 
 
 class PieceReceived(Struct, frozen=True, gc=False):
@@ -29,7 +30,8 @@ class PieceReceived(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StreamClosed:
-    """The last event of a stream. `error` is the failure of this side ("failed") or the problem that the peer answered with."""
+    """The last event of a stream. `error` is the failure of this side ("failed") or the problem
+    that the peer answered with."""
 
     stream: int
     reason: Ending
@@ -51,7 +53,8 @@ class Ended(Exception):
 
 
 def refusal(connection: socket.socket, answer: Head, source: Source) -> Ended:
-    """How a stream ends that `source` answers with a problem. Raises MalformedAnswer, and OSError."""
+    """How a stream ends that `source` answers with a problem. Raises MalformedAnswer, and
+    OSError."""
     connection.settimeout(PROBLEM_TIMEOUT_S)
     problem = read_problem(connection, answer)
     detail = f"{source}: {problem.what[:500]}"

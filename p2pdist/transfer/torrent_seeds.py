@@ -1,11 +1,13 @@
 """Complete blobs of the store, given to whoever speaks BitTorrent.
 
-Theory. The store's own files are what is read; there is no second copy, and nothing is read before somebody asks. libtorrent is told that
-it has everything and may only upload, so it never opens a file for writing, not even if one were damaged: peers check what they get. An
-open file keeps its bytes on the disk after it was removed, so whoever evicts a blob releases it here first.
+Theory. The store's own files are what is read; there is no second copy, and nothing is read before
+somebody asks. libtorrent is told that it has everything and may only upload, so it never opens a
+file for writing, not even if one were damaged: peers check what they get. An open file keeps its
+bytes on the disk after it was removed, so whoever evicts a blob releases it here first.
 
-Invariants: at most `count_max` seeds; those that were used last. A blob that is fetched by BitTorrent at the moment is not seeded: the
-session has one member for an info hash. One blob may be seeded by several torrents, such as one of version 1 for old clients.
+Invariants: at most `count_max` seeds; those that were used last. A blob that is fetched by
+BitTorrent at the moment is not seeded: the session has one member for an info hash. One blob may be
+seeded by several torrents, such as one of version 1 for old clients.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A complete blob: its file, its torrent, when it was used last (any clock, the same for all)."""
+    """A complete blob: its file, its torrent, when it was used last (any clock, the same for
+    all)."""
 
     digest: Digest
     path: Path
@@ -82,8 +85,9 @@ class TorrentSeeds:
         transfer.hand_over(active.take, lambda: active.removed(None))
 
     def release(self, digest: Digest, timeout_s: float = RELEASE_TIMEOUT_S) -> bool:
-        """Seed a blob no longer and wait until its file is closed; True at once for one that is not seeded, False when libtorrent has
-        not let go of the file within `timeout_s`. Blocks; not for the session's thread, which it waits for."""
+        """Seed a blob no longer and wait until its file is closed; True at once for one that is not
+        seeded, False when libtorrent has not let go of the file within `timeout_s`. Blocks; not for
+        the session's thread, which it waits for."""
         with self._lock:
             found = [active for active in self._active.values() if active.seed.digest == digest]
         for active in found:

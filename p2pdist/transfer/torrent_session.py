@@ -1,17 +1,21 @@
-"""The BitTorrent session of an agent: one libtorrent session, and the one thread that speaks with it.
+"""The BitTorrent session of an agent: one libtorrent session, and the one thread that speaks with
+it.
 
-Theory. libtorrent runs in threads of its own and tells what happens in alerts. The thread here waits for alerts and for calls from outside,
-and hands each alert to the member, a torrent that fetches or seeds, whose it is. So members need no locks: all their methods but those
-that say otherwise run in this thread. What they have to tell the event loop they post to a Mailbox. Peers get a piece from libtorrent
-before anything is heard of it here, so there is no hurry before the last ones: alerts are gathered for GATHER_S, and many pieces share a
-wake-up.
+Theory. libtorrent runs in threads of its own and tells what happens in alerts. The thread here
+waits for alerts and for calls from outside, and hands each alert to the member, a torrent that
+fetches or seeds, whose it is. So members need no locks: all their methods but those that say
+otherwise run in this thread. What they have to tell the event loop they post to a Mailbox. Peers
+get a piece from libtorrent before anything is heard of it here, so there is no hurry before the
+last ones: alerts are gathered for GATHER_S, and many pieces share a wake-up.
 
-Invariants: at most one member for an info hash. Whoever is added hears `removed` exactly once, as the last thing, when libtorrent has let
-go of the file, which may then be renamed or deleted. Alerts that wait are bounded (ALERTS_MAX); when some were dropped, members look
-themselves at how things stand (`overlooked`). Addresses of peers in data centres are local ones; the rate limits hold for these as well,
-which libtorrent would exempt.
+Invariants: at most one member for an info hash. Whoever is added hears `removed` exactly once, as
+the last thing, when libtorrent has let go of the file, which may then be renamed or deleted. Alerts
+that wait are bounded (ALERTS_MAX); when some were dropped, members look themselves at how things
+stand (`overlooked`). Addresses of peers in data centres are local ones; the rate limits hold for
+these as well, which libtorrent would exempt.
 
-libtorrent is imported when a session starts: it takes some time and 20 MB that agents without BitTorrent should not pay.
+libtorrent is imported when a session starts: it takes some time and 20 MB that agents without
+BitTorrent should not pay.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 5.0
 GATHER_S, GATHER_LAST_S = 0.2, 0.02
-"""How long alerts are gathered; the second while a member waits for its last pieces, and somebody for it."""
+"""How long alerts are gathered; the second while a member waits for its last pieces, and somebody
+for it."""
 
 STATS_S = 1.0
 """How often counters are asked for."""
@@ -66,14 +71,17 @@ class Member(Protocol):
         """Whether it waits for its last pieces."""
 
     def close(self) -> None:
-        """The session ends. `removed` must come of it, sooner or later. May be called from any thread."""
+        """The session ends. `removed` must come of it, sooner or later. May be called from any
+        thread."""
 
     def removed(self, error: P2PDistError | None) -> None:
-        """libtorrent has nothing to do with it any more; `error` says why it did not get to add it."""
+        """libtorrent has nothing to do with it any more; `error` says why it did not get to add
+        it."""
 
 
 class TorrentSession:
-    """See the module's text. start() and close() block; the rest returns at once, from any thread."""
+    """See the module's text. start() and close() block; the rest returns at once, from any
+    thread."""
 
     def __init__(self, settings: TorrentSettings) -> None:
         self._settings = settings
@@ -118,13 +126,15 @@ class TorrentSession:
             raise self._failure
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Remove all torrents, then end; False when libtorrent has not let go of all files within `timeout_s`. Idempotent."""
+        """Remove all torrents, then end; False when libtorrent has not let go of all files within
+        `timeout_s`. Idempotent."""
         if self.call(self._begin_close) or self._thread.is_alive():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def add(self, member: Member) -> None:
-        """Take part in a swarm. What becomes of it the member is told; where the session is closed that is `removed`, in this thread."""
+        """Take part in a swarm. What becomes of it the member is told; where the session is closed
+        that is `removed`, in this thread."""
         if not self.call(lambda: self._add(member)):
             member.removed(Unavailable("BitTorrent is not running"))
 
@@ -162,12 +172,14 @@ class TorrentSession:
         return self._closing
 
     def replace(self, member: Member) -> None:
-        """Another member takes over the torrent that has its info hash; the one before hears nothing more."""
+        """Another member takes over the torrent that has its info hash; the one before hears
+        nothing more."""
         self._members[member.info_hash] = member
         member.added(self._handles[member.info_hash])
 
     def watch_blocks(self, watch: bool) -> None:
-        """Whether one more member, or one less, wants to hear of every block. That costs: there are thousands a second."""
+        """Whether one more member, or one less, wants to hear of every block. That costs: there are
+        thousands a second."""
         self._watchers += 1 if watch else -1
         self._apply({"alert_mask": self._mask()})
 
@@ -232,8 +244,8 @@ class TorrentSession:
             self._dispatch(alert)
 
     def _wait(self, due: float) -> None:
-        """Until there are calls, or alerts that have been gathered for a while, or it is `due`. Who hears of blocks looks at connections
-        that may be gone a moment later."""
+        """Until there are calls, or alerts that have been gathered for a while, or it is `due`. Who
+        hears of blocks looks at connections that may be gone a moment later."""
         hurry = any(member.nearly_done for member in self._members.values())
         gather_s = 0.0 if self._watchers else GATHER_LAST_S if hurry else GATHER_S
         for poll, until in ((self._poll, min(due, self._heard_at + gather_s)), (self._poll_all, due)):

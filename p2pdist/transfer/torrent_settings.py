@@ -1,17 +1,22 @@
-"""How the BitTorrent session of an agent is set up, in libtorrent's words (its settings_pack reference).
+"""How the BitTorrent session of an agent is set up, in libtorrent's words (its settings_pack
+reference).
 
-Theory. In a data centre many hosts want the same at once, over short and clean paths. What counts is to fill uplinks early and to leave
-nobody waiting: TCP, connections made at once and given up soon, requests no deeper than a second, little in buffers, where it would fill
-the queues in front of others (BUFFER_BYTES), and blocks asked for again elsewhere after seconds. All links are full, so a host that is
-choked for a while never makes up for it. Hence a host has few connections for a torrent that it fetches (NEIGHBOURS_MAX), and more upload
-slots than that. As everybody has as many, picked by a hash of both addresses (BEP 40), all get the same share of as many uplinks; and a
-piece is told of to those few only, which is much of the CPU. Two hosts that call each other close one of the two connections; the caller
-tries again after two seconds, not sooner, which would cost CPU all the time, and not much later, since who came early may have found
-nobody. Over a WAN the defaults of libtorrent are right; there uTP (BEP 29) yields to other traffic, and connections are obfuscated where
-the peer can do so, which keeps middleboxes from slowing them. That is no security: peers are not known by it, and what they send is
-verified anyway.
+Theory. In a data centre many hosts want the same at once, over short and clean paths. What counts
+is to fill uplinks early and to leave nobody waiting: TCP, connections made at once and given up
+soon, requests no deeper than a second, little in buffers, where it would fill the queues in front
+of others (BUFFER_BYTES), and blocks asked for again elsewhere after seconds. All links are full, so
+a host that is choked for a while never makes up for it. Hence a host has few connections for a
+torrent that it fetches (NEIGHBOURS_MAX), and more upload slots than that. As everybody has as many,
+picked by a hash of both addresses (BEP 40), all get the same share of as many uplinks; and a piece
+is told of to those few only, which is much of the CPU. Two hosts that call each other close one of
+the two connections; the caller tries again after two seconds, not sooner, which would cost CPU all
+the time, and not much later, since who came early may have found nobody. Over a WAN the defaults of
+libtorrent are right; there uTP (BEP 29) yields to other traffic, and connections are obfuscated
+where the peer can do so, which keeps middleboxes from slowing them. That is no security: peers are
+not known by it, and what they send is verified anyway.
 
-Nothing is found by broadcast or asked of routers: peers come from trackers and from whoever adds them, from the DHT (BEP 5) only if asked.
+Nothing is found by broadcast or asked of routers: peers come from trackers and from whoever adds
+them, from the DHT (BEP 5) only if asked.
 """
 
 from __future__ import annotations
@@ -28,7 +33,8 @@ if TYPE_CHECKING:
 Network = Literal["datacenter", "wan"]
 
 ALERTS_MAX = 20_000
-"""Alerts that may wait for the session's thread. Of those beyond it libtorrent only says that they were dropped."""
+"""Alerts that may wait for the session's thread. Of those beyond it libtorrent only says that they
+were dropped."""
 
 QUEUED_DISK_BYTES_MAX = 64 << 20
 """What may wait to be written before peers are read no further."""
@@ -37,7 +43,8 @@ PEERS_LISTED_MAX = 2000
 """Peers that are remembered for a torrent, connected or not."""
 
 BUFFER_BYTES = 64 << 10
-"""What waits to be sent to one peer, in libtorrent and once more in the kernel; enough for 5 Gbit/s where a round trip takes 0.1 ms."""
+"""What waits to be sent to one peer, in libtorrent and once more in the kernel; enough for 5 Gbit/s
+where a round trip takes 0.1 ms."""
 
 NEIGHBOURS_MAX = 8
 """Connections for one torrent while it is fetched, in a data centre."""
@@ -82,8 +89,8 @@ _WAN: lt.settings_pack = {
 
 @dataclass(frozen=True, slots=True)
 class TorrentSettings:
-    """Where a session listens (an IP address; port 0: any that is free), what network it is for and what it may use. Rates are in bytes
-    per second over all torrents; 0 is no limit."""
+    """Where a session listens (an IP address; port 0: any that is free), what network it is for and
+    what it may use. Rates are in bytes per second over all torrents; 0 is no limit."""
 
     listen_address: str
     listen_port: int
@@ -108,7 +115,8 @@ class TorrentSettings:
 
     @property
     def neighbours_max(self) -> int:
-        """Connections for one torrent while it is fetched; -1 for no limit but `connections_max`."""
+        """Connections for one torrent while it is fetched; -1 for no limit but
+        `connections_max`."""
         return NEIGHBOURS_MAX if self.network == "datacenter" else -1
 
     def pack(self) -> lt.settings_pack:

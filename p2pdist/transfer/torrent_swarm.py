@@ -26,7 +26,8 @@ URL_CHARACTERS_MAX = 2000
 
 @dataclass(frozen=True, slots=True)
 class Swarm:
-    """Where peers are found: the announce URLs of trackers (BEP 3, BEP 15), peers, the URLs of web seeds (BEP 19)."""
+    """Where peers are found: the announce URLs of trackers (BEP 3, BEP 15), peers, the URLs of web
+    seeds (BEP 19)."""
 
     trackers: tuple[str, ...] = ()
     peers: tuple[Address, ...] = ()
@@ -44,7 +45,8 @@ class Swarm:
 
 
 class OpenFile:
-    """A file that libtorrent is to open whatever becomes of its name, by way of a descriptor of this process (/proc/self/fd, proc(5))."""
+    """A file that libtorrent is to open whatever becomes of its name, by way of a descriptor of
+    this process (/proc/self/fd, proc(5))."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -77,7 +79,8 @@ def _check_url(url: str, kind: str, schemes: tuple[str, ...]) -> None:
 
 
 def check_peers(peers: Sequence[Address]) -> None:
-    """Raises UsageError for too many peers, and for one that is not given by IP address and port."""
+    """Raises UsageError for too many peers, and for one that is not given by IP address and
+    port."""
     if len(peers) > PEERS_MAX:
         raise UsageError(f"a swarm is given with up to {PEERS_MAX} peers")
     for host, port in peers:
@@ -90,14 +93,16 @@ def check_peers(peers: Sequence[Address]) -> None:
 
 
 def priorities(count: int) -> list[int]:
-    """How urgent each piece of a blob is to libtorrent, from 7 at the beginning to 4 at the end: the scarcest piece still comes first,
-    among others the earlier one. What comes roughly in order can be hashed as a whole while it comes, not only when all is there."""
+    """How urgent each piece of a blob is to libtorrent, from 7 at the beginning to 4 at the end:
+    the scarcest piece still comes first, among others the earlier one. What comes roughly in order
+    can be hashed as a whole while it comes, not only when all is there."""
     return [7 - 4 * piece // count for piece in range(count)]
 
 
 def torrent_parameters(lt: Any, torrent: Torrent, path: Path, swarm: Swarm) -> add_torrent_params:
-    """What libtorrent is to add: a torrent of one file, which is the one at `path` whatever the torrent calls it. It starts at once, and
-    libtorrent believes what is said of pieces: it reads nothing to check that."""
+    """What libtorrent is to add: a torrent of one file, which is the one at `path` whatever the
+    torrent calls it. It starts at once, and libtorrent believes what is said of pieces: it reads
+    nothing to check that."""
     params: add_torrent_params = lt.load_torrent_buffer(torrent.metainfo(""))
     params.save_path = str(path.parent)
     params.renamed_files = {0: path.name}

@@ -1,22 +1,29 @@
 """One blob fetched from a BitTorrent swarm, straight into the file of the store's partial blob.
 
-Theory. The torrent's one file is mapped onto the blob's data file, so there is no second copy. Pieces that the blob holds are given to
-libtorrent as held, without a look at them; it fetches the others and writes them in place. When it says that a piece has passed its own
-hashes (SHA-1 and SHA-256), the piece is read back and verified by the blob's piece list (BLAKE3), and only that makes it held here.
-libtorrent may say so before the bytes have left its own cache. So a piece that does not verify yet is looked at again, a little later each
-time, then libtorrent is told to write out what it has; what is wrong after that (FLUSHES) was never right: the torrent lies, and the
-transfer ends as corrupt.
+Theory. The torrent's one file is mapped onto the blob's data file, so there is no second copy.
+Pieces that the blob holds are given to libtorrent as held, without a look at them; it fetches the
+others and writes them in place. When it says that a piece has passed its own hashes (SHA-1 and
+SHA-256), the piece is read back and verified by the blob's piece list (BLAKE3), and only that makes
+it held here. libtorrent may say so before the bytes have left its own cache. So a piece that does
+not verify yet is looked at again, a little later each time, then libtorrent is told to write out
+what it has; what is wrong after that (FLUSHES) was never right: the torrent lies, and the transfer
+ends as corrupt.
 
-Whoever leaves a swarm at its last piece takes a source from those who lack theirs, and they need a while to find it again. So a transfer
-may stay when it is done: libtorrent goes on giving, and writes no more, until the torrent is given to another member of the session
-(`hand_over`), or for STAY_S. The file is opened by a descriptor of this process (/proc/self/fd, proc(5)), whatever it is called meanwhile.
+Whoever leaves a swarm at its last piece takes a source from those who lack theirs, and they need a
+while to find it again. So a transfer may stay when it is done: libtorrent goes on giving, and
+writes no more, until the torrent is given to another member of the session (`hand_over`), or for
+STAY_S. The file is opened by a descriptor of this process (/proc/self/fd, proc(5)), whatever it is
+called meanwhile.
 
-Invariants: nothing else writes into the blob from start() until StreamClosed, and no piece counts but through Blob.adopt. Exactly one
-StreamClosed is posted, as the last event, after libtorrent has let go of the file, or only reads it: then it may be renamed, or written by
-others. Pieces that were under way are garbage in the file by then, and are not held. What peers of the same torrent get from libtorrent
-has passed the torrent's hashes, which is what they check as well; the blob's own piece list counts for all that leaves by other ways.
+Invariants: nothing else writes into the blob from start() until StreamClosed, and no piece counts
+but through Blob.adopt. Exactly one StreamClosed is posted, as the last event, after libtorrent has
+let go of the file, or only reads it: then it may be renamed, or written by others. Pieces that were
+under way are garbage in the file by then, and are not held. What peers of the same torrent get from
+libtorrent has passed the torrent's hashes, which is what they check as well; the blob's own piece
+list counts for all that leaves by other ways.
 
-The hashes of the torrent come from the document that a manifest names, so a torrent that lies was published so.
+The hashes of the torrent come from the document that a manifest names, so a torrent that lies was
+published so.
 """
 
 from __future__ import annotations
@@ -50,7 +57,8 @@ LOOK_AGAIN_S = 0.01
 
 FLUSH_AFTER_S = 1.0
 FLUSHES = 3
-"""A piece is wrong if it is so after as many flushes: up to two that libtorrent began of itself, before the piece, may end late."""
+"""A piece is wrong if it is so after as many flushes: up to two that libtorrent began of itself,
+before the piece, may end late."""
 
 LAST_PIECES = 16
 """With no more than these to come a transfer hears of each soon."""
@@ -80,7 +88,8 @@ class PartialBlob(Protocol):
 
 @dataclass(slots=True)
 class _Unseen:
-    """A piece that libtorrent has and that did not verify yet: when it was first looked at, when next, how many flushes it has seen."""
+    """A piece that libtorrent has and that did not verify yet: when it was first looked at, when
+    next, how many flushes it has seen."""
 
     since: float
     due: float
@@ -89,9 +98,9 @@ class _Unseen:
 
 
 class TorrentTransfer:
-    """See the module's text. `on_event` is called in the session's thread (see Mailbox); `number` names the transfer in its events, by
-    default one that no stream has; `stay`: the torrent stays when it is done. Raises UsageError when the torrent is not one of this
-    blob."""
+    """See the module's text. `on_event` is called in the session's thread (see Mailbox); `number`
+    names the transfer in its events, by default one that no stream has; `stay`: the torrent stays
+    when it is done. Raises UsageError when the torrent is not one of this blob."""
 
     def __init__(
         self,
@@ -148,7 +157,8 @@ class TorrentTransfer:
         self._session.call(lambda: self._finish("closed"))
 
     def finish_piece_and_close(self) -> None:
-        """As close: pieces under way have come from many peers in parts, and are fetched again by whoever goes on."""
+        """As close: pieces under way have come from many peers in parts, and are fetched again by
+        whoever goes on."""
         self.close()
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -156,22 +166,26 @@ class TorrentTransfer:
         return self._over.wait(timeout_s)
 
     def stop(self, timeout_s: float | None = 5.0) -> bool:
-        """Close and wait until libtorrent has let go of the file; False when it has not within `timeout_s`. Blocks."""
+        """Close and wait until libtorrent has let go of the file; False when it has not within
+        `timeout_s`. Blocks."""
         self.close()
         return self.join(timeout_s)
 
     def hand_over(self, take: Callable[[Any, OpenFile], Member], otherwise: Callable[[], object]) -> None:
-        """Give the torrent to the member that `take` makes, in the session's thread, of libtorrent and the file that it reads, which is to
-        be closed by that member; `otherwise` is called where this transfer has gone."""
+        """Give the torrent to the member that `take` makes, in the session's thread, of libtorrent
+        and the file that it reads, which is to be closed by that member; `otherwise` is called
+        where this transfer has gone."""
         if not self._session.call(lambda: self._hand_over(take, otherwise)):
             otherwise()
 
     def give_piece(self, piece: int, data: bytes) -> None:
-        """Bring a piece that came from elsewhere into the swarm. It is told of like any other once it has verified."""
+        """Bring a piece that came from elsewhere into the swarm. It is told of like any other once
+        it has verified."""
         self._session.call(lambda: self._give(piece, data))
 
     def look_around(self, tell: Callable[[list[int]], object]) -> None:
-        """Call `tell` in the session's thread with how many of the peers that are connected have each piece."""
+        """Call `tell` in the session's thread with how many of the peers that are connected have
+        each piece."""
         self._session.call(lambda: self._look_around(tell))
 
     def add_peers(self, peers: Sequence[Address]) -> None:
@@ -277,7 +291,8 @@ class TorrentTransfer:
     # -- pieces
 
     def _passed(self, piece: int) -> None:
-        """libtorrent has the piece, by the torrent's hashes; it says so of those, too, that it was given."""
+        """libtorrent has the piece, by the torrent's hashes; it says so of those, too, that it was
+        given."""
         if piece in self._blob.have or piece in self._unseen:
             return
         now = time.monotonic()
@@ -367,7 +382,8 @@ class TorrentTransfer:
             self._session.watch_blocks(False)
 
     def _finish(self, reason: Ending, detail: str = "", error: P2PDistError | None = None) -> None:
-        """Let libtorrent remove the torrent: it ends all connections, writes out what it has and closes the file."""
+        """Let libtorrent remove the torrent: it ends all connections, writes out what it has and
+        closes the file."""
         if self._closed is not None:
             return
         self._closed = StreamClosed(self.number, reason, detail, error)

@@ -16,8 +16,9 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class WebSeeds:
-    """Remembers which blocks web seeds were asked for. Whoever was asked last is taken for the one that gave a block: when one has come
-    libtorrent does not say so reliably. A web seed is known by its address, or by what libtorrent says of the connection."""
+    """Remembers which blocks web seeds were asked for. Whoever was asked last is taken for the one
+    that gave a block: when one has come libtorrent does not say so reliably. A web seed is known by
+    its address, or by what libtorrent says of the connection."""
 
     def __init__(self, swarm: Swarm) -> None:
         self._addresses = {(url.hostname, url.port or _PORTS.get(url.scheme)) for url in map(urlsplit, swarm.web_seeds)}

@@ -1,6 +1,8 @@
-"""A small agent with one package in its store: the local API's mounts and pulls on a Unix socket, over real mounts.
+"""A small agent with one package in its store: the local API's mounts and pulls on a Unix socket,
+over real mounts.
 
-`python mount_agent.py SOCKET DIRECTORY SCRIPT IMAGE...` serves until SIGTERM; SCRIPT is the package's program, a shell script.
+`python mount_agent.py SOCKET DIRECTORY SCRIPT IMAGE...` serves until SIGTERM; SCRIPT is the
+package's program, a shell script.
 """
 
 from __future__ import annotations

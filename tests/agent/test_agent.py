@@ -1,4 +1,5 @@
-"""One agent in this process, over a real store and a real origin, with the tracker's plans given by hand."""
+"""One agent in this process, over a real store and a real origin, with the tracker's plans given by
+hand."""
 
 from __future__ import annotations
 
@@ -110,7 +111,8 @@ async def test_what_was_evicted_is_not_offered_while_it_is_fetched_again(rig: Ri
 async def test_a_pull_goes_on_when_its_blob_is_removed_before_it_is_held(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody removes a package that has the same layer, at the very moment at which a pull has found or begun it."""
+    """Somebody removes a package that has the same layer, at the very moment at which a pull has
+    found or begun it."""
     digest = await rig.publish(rig.data)
     begin, removed = rig.agent.store.begin, list[Digest]()
 
@@ -132,7 +134,8 @@ async def test_a_pull_goes_on_when_its_blob_is_removed_before_it_is_held(
 async def test_a_blob_that_is_found_wrong_while_a_pull_takes_it_is_not_fetched_unheld(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A verification that runs meanwhile keeps the pull from letting it go until it has become a partial one."""
+    """A verification that runs meanwhile keeps the pull from letting it go until it has become a
+    partial one."""
     digest = await rig.publish(rig.data)
     blob, pull = await rig.fetch(digest)
     assert pull is not None
@@ -185,7 +188,8 @@ async def test_one_who_waits_for_a_piece_may_leave_without_the_others(rig: Rig) 
 
 @pytest.mark.parametrize("way", ["pull", "read"])
 async def test_pieces_that_verify_do_not_make_a_blob_that_is_not_its_digest(rig: Rig, way: str) -> None:
-    """Who asks for a digest trusts neither the manifest nor the piece list at the origin: also over plain HTTP."""
+    """Who asks for a digest trusts neither the manifest nor the piece list at the origin: also over
+    plain HTTP."""
     lie = await rig.publish_lie()
     if way == "pull":
         pull = rig.agent.pulls.start(PullRequest(blob=lie))
@@ -297,7 +301,8 @@ async def test_short_pieces_of_the_origin_are_stored_on_the_loop_where_no_disk_m
 async def test_a_reader_of_the_origin_that_is_closed_tells_of_every_piece_it_stored(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A piece on disk that nobody was told of would never be asked for again, and the pull would wait for it for ever."""
+    """A piece on disk that nobody was told of would never be asked for again, and the pull would
+    wait for it for ever."""
     digest = await rig.publish(rig.data)
     blob, _ = await rig.fetch(digest)
     slow, events = SlowBlob(blob), list[StreamEvent]()

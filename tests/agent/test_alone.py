@@ -1,5 +1,6 @@
-"""An agent that no tracker answers and that looks for no neighbours: alone it reads its own origin; with a tracker that is away it waits,
-says so, and gives up. What can never fit into its store it refuses before it evicts anything; and what it does with single blobs."""
+"""An agent that no tracker answers and that looks for no neighbours: alone it reads its own origin;
+with a tracker that is away it waits, says so, and gives up. What can never fit into its store it
+refuses before it evicts anything; and what it does with single blobs."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ async def pack_tree(place: Path, origin: LocalLayout, contents: list[bytes]) -> 
 
 
 async def test_alone_it_reads_its_own_origin(start: Start, origin: LocalLayout, tmp_path: Path) -> None:
-    """A blob of many stripes, and a tree with its packs; without a tracker nothing else can bring them."""
+    """A blob of many stripes, and a tree with its packs; without a tracker nothing else can bring
+    them."""
     (tmp_path / "weights").write_bytes(os.urandom(64 * PIECE + 1))
     blob = (await push_blob(tmp_path / "weights", origin)).digest
     await pack_tree(tmp_path, origin, [os.urandom(3 * PIECE), b"small"])
@@ -90,7 +92,8 @@ async def test_alone_it_reads_its_own_origin(start: Start, origin: LocalLayout, 
 async def test_with_a_tracker_that_is_away_it_waits_and_leaves_the_origin_alone(
     start: Start, origin: LocalLayout, tmp_path: Path
 ) -> None:
-    """Thousands of agents may wait like it. It says for what, and ends as a new pull does that waits for a tracker."""
+    """Thousands of agents may wait like it. It says for what, and ends as a new pull does that
+    waits for a tracker."""
     (tmp_path / "weights").write_bytes(os.urandom(PIECE))
     blob = (await push_blob(tmp_path / "weights", origin)).digest
     agent = await start(NOBODY, tracker_wait_s=1.0)
@@ -109,7 +112,8 @@ async def test_with_a_tracker_that_is_away_it_waits_and_leaves_the_origin_alone(
 async def test_what_can_never_fit_is_told_from_what_does_not_fit_now(
     start: Start, origin: LocalLayout, tmp_path: Path, form: str
 ) -> None:
-    """Each part would fit by itself, and what is here already stays: it would be evicted to no avail."""
+    """Each part would fit by itself, and what is here already stays: it would be evicted to no
+    avail."""
     (tmp_path / "kept").write_bytes(os.urandom(2 * PIECE))
     kept = (await push_blob(tmp_path / "kept", origin)).digest
     what = {"package": str(TAG)}
@@ -144,7 +148,8 @@ async def test_what_others_keep_from_fitting_may_fit_later(start: Start, origin:
 async def test_a_blob_by_itself_is_listed_pinned_verified_and_removed(
     start: Start, origin: LocalLayout, tmp_path: Path
 ) -> None:
-    """One that was pulled by its digest has no package here; one of a package is removed with that alone."""
+    """One that was pulled by its digest has no package here; one of a package is removed with that
+    alone."""
     await push(origin, TAG, [os.urandom(2 * PIECE)])
     digests = []
     for name in ("one", "two", "three"):
@@ -189,7 +194,8 @@ async def test_a_blob_by_itself_is_listed_pinned_verified_and_removed(
 
 
 async def test_a_layer_of_what_a_tag_meant_before_is_a_blob_by_itself(start: Start, origin: LocalLayout) -> None:
-    """It takes room that no package accounts for, until it is collected; what a pull is about to need stays."""
+    """It takes room that no package accounts for, until it is collected; what a pull is about to
+    need stays."""
     await push(origin, TAG, [os.urandom(2 * PIECE)])
     agent = await start()
     before = (await pulled(agent, package=str(TAG))).package

@@ -1,4 +1,5 @@
-"""What an agent does of the policies of packages: pins, what goes and when, limits of blobs; and what it remembers."""
+"""What an agent does of the policies of packages: pins, what goes and when, limits of blobs; and
+what it remembers."""
 
 from __future__ import annotations
 

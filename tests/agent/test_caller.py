@@ -1,4 +1,5 @@
-"""What is done for a process that asks over the Unix socket is done with its rights. Needs root, to be another user as well."""
+"""What is done for a process that asks over the Unix socket is done with its rights. Needs root, to
+be another user as well."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ ROOT = Caller(0, 0)
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that every user can reach; those of a test are root's alone. In it `mine` is the user's."""
+    """A directory that every user can reach; those of a test are root's alone. In it `mine` is the
+    user's."""
     with tempfile.TemporaryDirectory() as made:
         directory = Path(made)
         directory.chmod(0o755)
@@ -97,7 +99,8 @@ def test_the_kernel_says_who_asks(place: Path) -> None:
 async def test_files_are_written_where_the_user_may(
     place: Path, name: str, groups: tuple[int, ...], allowed: bool
 ) -> None:
-    """Also by what a further group allows; never through a link of the user's to where the user may not write."""
+    """Also by what a further group allows; never through a link of the user's to where the user may
+    not write."""
     owned(place / "shared", 0, 0o770, 4343)
     owned(place / "sticky", 0, 0o1777)
     owned(place / "other", 1234)
@@ -162,7 +165,8 @@ async def shown(mounts: Mounts, image: Path, path: Path | str, caller: Caller, h
 
 @pytest.mark.root
 async def test_packages_are_shown_where_the_user_may_write(place: Path, image: Path, tmp_path: Path) -> None:
-    """In a directory that is made for it with the user's rights, or in an empty one that is the user's; and by nobody else taken away."""
+    """In a directory that is made for it with the user's rights, or in an empty one that is the
+    user's; and by nobody else taken away."""
     mounts = Mounts(tmp_path / "mounts")
     owned(place / "sticky", 0, 0o1777)
     owned(place / "other", 1234)
@@ -200,7 +204,8 @@ async def test_packages_are_shown_where_the_user_may_write(place: Path, image: P
 
 @pytest.mark.root
 async def test_a_place_that_moves_leads_nowhere_else(place: Path, image: Path, tmp_path: Path) -> None:
-    """The user renames what the path went through and puts a link there: what is mounted elsewhere is not taken away."""
+    """The user renames what the path went through and puts a link there: what is mounted elsewhere
+    is not taken away."""
     mounts = Mounts(tmp_path / "mounts")
     elsewhere = owned(place / "elsewhere", 0)
     (elsewhere / "view").mkdir()

@@ -1,4 +1,5 @@
-"""The client of the local API, and the verbs that use it, against a small agent on a real Unix socket."""
+"""The client of the local API, and the verbs that use it, against a small agent on a real Unix
+socket."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ NOBODY = 65534
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory with a short name, which sockets need, open to everybody, with the layers `base` and `app`."""
+    """A directory with a short name, which sockets need, open to everybody, with the layers `base`
+    and `app`."""
     path = Path(tempfile.mkdtemp(prefix="p2pd-", dir="/tmp"))
     path.chmod(0o755)
     for name in ("base", "app"):
@@ -79,7 +81,8 @@ async def serving(app: web.Application, socket: Path) -> AsyncIterator[LocalClie
 
 
 async def test_a_pull_is_followed_to_its_end(place: Path) -> None:
-    """Progress is told each time; what the agent cannot find is raised with its remedy and details."""
+    """Progress is told each time; what the agent cannot find is raised with its remedy and
+    details."""
     agent = MountAgent(place / "mounts", images(place), SCRIPT)
     async with serving(agent.app(), place / "s") as client:
         seen: list[PullStatus] = []
@@ -117,7 +120,8 @@ async def test_mounts_packages_and_status(place: Path) -> None:
 
 
 def test_nobody_answers(place: Path) -> None:
-    """A missing socket, one that nobody listens on, one that is a file, and one with too long a name."""
+    """A missing socket, one that nobody listens on, one that is a file, and one with too long a
+    name."""
     stale = sockets.socket(sockets.AF_UNIX)
     stale.bind(str(place / "stale"))
     stale.close()
@@ -156,7 +160,8 @@ main()
 
 @pytest.mark.root
 def test_who_may_not_use_the_socket_is_told_whose_it_is(place: Path) -> None:
-    """A socket of a group, one of root's own, one in a directory that is closed to others, and no directory at all."""
+    """A socket of a group, one of root's own, one in a directory that is closed to others, and no
+    directory at all."""
     place.chmod(0o755)
     listening = []
     for name, owner in (("group", 1), ("root", 0), ("closed/agent", 1)):
@@ -192,7 +197,8 @@ def test_who_may_not_use_the_socket_is_told_whose_it_is(place: Path) -> None:
 
 
 async def test_answers_that_are_none(place: Path) -> None:
-    """A failed pull, a server error without a problem document, other JSON, and an answer that is cut off."""
+    """A failed pull, a server error without a problem document, other JSON, and an answer that is
+    cut off."""
     problem = NotFound("gone", remedy="Pull again").problem()
 
     async def failed(request: web.Request) -> web.Response:
@@ -232,7 +238,8 @@ async def test_answers_that_are_none(place: Path) -> None:
 
 
 async def test_a_file_that_the_agent_writes_elsewhere_is_missed(place: Path) -> None:
-    """An agent whose paths lead elsewhere says that it is done, and the caller has nothing, or what it had before."""
+    """An agent whose paths lead elsewhere says that it is done, and the caller has nothing, or what
+    it had before."""
     shared = place / "shared"
 
     async def pulled(request: web.Request) -> web.Response:
@@ -327,12 +334,14 @@ def verbs(request: pytest.FixtureRequest, place: Path) -> Iterator[Verbs]:
 
 
 def namespaces(verbs: Verbs) -> bool:
-    """Whether a package can be shown in a user namespace. Where the tests are root's, /dev/fuse is opened for the user."""
+    """Whether a package can be shown in a user namespace. Where the tests are root's, /dev/fuse is
+    opened for the user."""
     return shutil.which("squashfuse") is not None if verbs.prefix else not missing()
 
 
 def test_run_shows_runs_and_takes_away(verbs: Verbs) -> None:
-    """Exit code, arguments and environment; standard error says which way and why; nothing is shown afterwards."""
+    """Exit code, arguments and environment; standard error says which way and why; nothing is shown
+    afterwards."""
     code, said, complained = verbs.verb("run", "app:v1", "--", "--epochs", "3", "--", "x")
     assert code == 7, complained
     lines = said.splitlines()
@@ -428,7 +437,8 @@ def test_a_stopped_run_takes_its_mount_away(verbs: Verbs) -> None:
 
 
 class Elsewhere:
-    """Verbs in a mount namespace that was made before anything was shown, as jobs have it under PrivateTmp or in a container."""
+    """Verbs in a mount namespace that was made before anything was shown, as jobs have it under
+    PrivateTmp or in a container."""
 
     def __init__(self, verbs: Verbs, prepare: str = "true") -> None:
         self.verbs, self.prepare = verbs, prepare
@@ -449,7 +459,8 @@ class Elsewhere:
 @pytest.mark.root
 @pytest.mark.parametrize("verbs", ["root"], indirect=True)
 def test_a_program_does_not_start_where_its_package_is_not_seen(verbs: Verbs) -> None:
-    """It would start in the empty directory under the mount. Plain files are seen; nothing stays shown."""
+    """It would start in the empty directory under the mount. Plain files are seen; nothing stays
+    shown."""
     elsewhere = Elsewhere(verbs)
     code, said, complained = elsewhere.verb("run", "app:v1")
     assert (code, said) == (1, "")
@@ -462,7 +473,8 @@ def test_a_program_does_not_start_where_its_package_is_not_seen(verbs: Verbs) ->
 @pytest.mark.parametrize("verbs", ["root"], indirect=True)
 @pytest.mark.parametrize("how", ["overlay", "unpack"])
 def test_a_package_is_not_mounted_where_the_caller_does_not_see_it(verbs: Verbs, how: str) -> None:
-    """Below a file system of the caller's own the agent sees another directory, or none. Neither a mount nor a directory stays."""
+    """Below a file system of the caller's own the agent sees another directory, or none. Neither a
+    mount nor a directory stays."""
     shared = verbs.place / "home" / "shared"
     shared.mkdir()
     own = f"mount -t tmpfs own {shared}"
@@ -496,7 +508,8 @@ def test_another_s_mount_of_the_same_name_is_not_taken_away(verbs: Verbs) -> Non
 
 
 def test_layers_that_are_not_seen_are_not_said_to_be_missing(place: Path) -> None:
-    """An agent without root hands out images of its store, which a caller in a container may not see."""
+    """An agent without root hands out images of its store, which a caller in a container may not
+    see."""
     shown = MountStatus("app:v1", DIGEST, "images/1", "images", images=(str(place / "app.squashfs"), "/store/of/agent"))
     with pytest.raises(Conflict, match="/store/of/agent, where this process does not see it"):
         check_seen(shown, "")
@@ -516,7 +529,8 @@ def until_nothing_is_shown(verbs: Verbs) -> None:
 
 @pytest.mark.slow
 def test_the_view_of_a_killed_run_goes_when_its_program_ends(verbs: Verbs) -> None:
-    """kill -9 of `run` alone: the program, which has nothing open of its view, goes on with it, and nobody need take it away."""
+    """kill -9 of `run` alone: the program, which has nothing open of its view, goes on with it, and
+    nobody need take it away."""
     stop, how = verbs.place / "stop", ("--how", "unpack") if verbs.prefix or os.geteuid() else ()
     with verbs.start(sys.executable, "-m", "p2pdist.cli.main", "run", *how, "app:v1", "--", "linger", str(stop)) as run:
         assert run.stdout is not None
@@ -532,7 +546,8 @@ def test_the_view_of_a_killed_run_goes_when_its_program_ends(verbs: Verbs) -> No
 
 @pytest.mark.slow
 def test_the_view_of_a_run_stays_for_what_it_leaves_behind(verbs: Verbs) -> None:
-    """`run` ends with its program, and says that a process in the background goes on with the view."""
+    """`run` ends with its program, and says that a process in the background goes on with the
+    view."""
     stop, how = verbs.place / "stop", ("--how", "unpack") if verbs.prefix or os.geteuid() else ()
     with verbs.start(sys.executable, "-m", "p2pdist.cli.main", "run", *how, "app:v1", "--", "leave", str(stop)) as run:
         assert run.wait(30) == 5

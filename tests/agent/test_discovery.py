@@ -1,5 +1,5 @@
-"""Discovery with real multicast DNS on loopback: found, forgotten, strangers, names that are taken; and the session that is offered what
-was found."""
+"""Discovery with real multicast DNS on loopback: found, forgotten, strangers, names that are taken;
+and the session that is offered what was found."""
 
 from __future__ import annotations
 

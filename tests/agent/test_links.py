@@ -1,4 +1,5 @@
-"""Which of its addresses a host gives to others, on real interfaces in a network namespace of its own."""
+"""Which of its addresses a host gives to others, on real interfaces in a network namespace of its
+own."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ SECOND = (
 
 
 def given(local: str, listens: str, addresses: tuple[str, ...] = BOTH, more: str = "true") -> str:
-    """What a host with these addresses gives to others when `local` is its address in the session with the tracker."""
+    """What a host with these addresses gives to others when `local` is its address in the session
+    with the tracker."""
     adds = "".join(f"ip address add {each} dev d0{' nodad' * (':' in each)}; " for each in addresses)
     script = f'ip link set lo up; ip link add d0 type veth peer name e0; ip link set e0 up; ip link set d0 up; {adds}{more}; exec "$@"'
     words = ["unshare", "--net", "sh", "-ec", script, "sh", sys.executable, "-c", SCRIPT, local, listens]

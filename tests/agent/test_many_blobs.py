@@ -1,5 +1,5 @@
-"""A package of hundreds of small blobs from one agent to another, over real sockets and a real tracker: what it costs in connections and
-in messages."""
+"""A package of hundreds of small blobs from one agent to another, over real sockets and a real
+tracker: what it costs in connections and in messages."""
 
 from __future__ import annotations
 
@@ -65,8 +65,9 @@ async def push(origin: LocalLayout, tag: Reference, contents: list[bytes]) -> No
 
 
 class Site:
-    """A tracker and agents in this process. `said` is what the tracker heard; `callers` are the addresses from which agents were asked for
-    streams, one for each connection, and `streams` how often they were."""
+    """A tracker and agents in this process. `said` is what the tracker heard; `callers` are the
+    addresses from which agents were asked for streams, one for each connection, and `streams` how
+    often they were."""
 
     def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
         self.directory, self._stack = directory, stack

@@ -147,7 +147,8 @@ async def test_root_mounts_rather_than_hand_out_images(tmp_path: Path, images: l
 async def test_a_caller_that_goes_away_leaves_nothing_unknown(
     tmp_path: Path, images: list[Path], claims: Claims
 ) -> None:
-    """A cancelled request either shows nothing or is known to the next agent, and a stop waits for it."""
+    """A cancelled request either shows nothing or is known to the next agent, and a stop waits for
+    it."""
     mounts = Mounts(tmp_path / "mounts")
     task = asyncio.create_task(shown(mounts, images, claims, tmp_path / "view"))
     await asyncio.sleep(0)
@@ -175,7 +176,8 @@ KINDS = [
 async def test_a_stop_leaves_what_is_shown_to_the_next_agent(
     tmp_path: Path, images: list[Path], claims: Claims, layers: int, asked: dict[str, str], how: str
 ) -> None:
-    """A program that reads it may have nothing open just then. The next agent lists it, keeps its blobs and can take it away."""
+    """A program that reads it may have nothing open just then. The next agent lists it, keeps its
+    blobs and can take it away."""
     mounts, view = Mounts(tmp_path / "mounts"), tmp_path / "view"
     before = await shown(mounts, images[-layers:], claims, view, **asked)
     await mounts.close()
@@ -203,7 +205,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts processes that last; with `view`, as programs that were started from it and have nothing of it open."""
+    """Starts processes that last; with `view`, as programs that were started from it and have
+    nothing of it open."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(view: str = "") -> subprocess.Popen[bytes]:
@@ -228,7 +231,8 @@ async def test_the_view_of_a_process_goes_with_its_last_program(
     asked: dict[str, str],
     how: str,
 ) -> None:
-    """SIGKILL of the process leaves nothing behind; what it started from the view keeps it, also over a restart of the agent."""
+    """SIGKILL of the process leaves nothing behind; what it started from the view keeps it, also
+    over a restart of the agent."""
     monkeypatch.setattr(agent_mounts, "LOOK_S", 0.02)
     mounts = Mounts(tmp_path / "mounts")
     mounts.start()
@@ -256,7 +260,8 @@ async def test_the_view_of_a_process_goes_with_its_last_program(
 async def test_what_ended_while_no_agent_ran_is_gone_at_once(
     tmp_path: Path, images: list[Path], claims: Claims, processes: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    """Also when another process has got the number since; images that were handed out go the same way."""
+    """Also when another process has got the number since; images that were handed out go the same
+    way."""
     mounts = Mounts(tmp_path / "mounts")
     ended, alive = processes(), processes()
     gone = await shown(mounts, images, claims, pid=ended.pid, how="unpack")

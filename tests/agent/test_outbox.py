@@ -42,7 +42,8 @@ def holding(blob: Digest, count: int = 0) -> Holding:
 
 
 def understood(said: list[FromAgent]) -> tuple[object, ...]:
-    """What a tracker knows after these messages: counts by blob, what was complained of and when, bytes sent."""
+    """What a tracker knows after these messages: counts by blob, what was complained of and when,
+    bytes sent."""
     known: dict[Digest, tuple[int, ...]] = {}
     complaints, sent = [], 0
     for message in said:

@@ -1,4 +1,5 @@
-"""How an agent finds the small parts of a package, against a real tracker over a real layout, and against trackers that lie."""
+"""How an agent finds the small parts of a package, against a real tracker over a real layout, and
+against trackers that lie."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ TAG = parse_reference("team/app:v1")
 
 
 class Published:
-    """A package of layers that nobody has, only their piece lists: the small documents in a layout."""
+    """A package of layers that nobody has, only their piece lists: the small documents in a
+    layout."""
 
     def __init__(self, *pieces: int) -> None:
         self.config = encode_config(Config(("true",), (f"SALT={os.urandom(4).hex()}",)))

@@ -1,4 +1,5 @@
-"""What a host keeps for preseeds, over a real store and a real origin, with the tracker's words given by hand."""
+"""What a host keeps for preseeds, over a real store and a real origin, with the tracker's words
+given by hand."""
 
 from __future__ import annotations
 
@@ -207,7 +208,8 @@ async def test_a_preseed_lasts_as_long_on_a_host_whose_clock_is_wrong(rig: Rig, 
 
 @pytest.mark.parametrize("ahead_s", [7200.0, -7200.0])
 async def test_a_time_by_the_trackers_clock_is_turned_into_a_duration(rig: Rig, ahead_s: float) -> None:
-    """An earlier tracker names a time only; the session has measured by how much the clocks differ."""
+    """An earlier tracker names a time only; the session has measured by how much the clocks
+    differ."""
     digest, rig.clock_ahead_s = await rig.publish(1), ahead_s
     await rig.keep("p1", digest, until=time.time() - ahead_s + 600)
     left_s = rig.preseeding._kept["p1"].ends_at - asyncio.get_running_loop().time()  # type: ignore[operator]
@@ -215,7 +217,8 @@ async def test_a_time_by_the_trackers_clock_is_turned_into_a_duration(rig: Rig, 
 
 
 async def test_what_is_over_by_this_hosts_clock_alone_fails_for_its_clock(rig: Rig) -> None:
-    """A tracker that tells neither how long nor what time it is: nothing is dropped without a word."""
+    """A tracker that tells neither how long nor what time it is: nothing is dropped without a
+    word."""
     digest = await rig.publish(1)
     await rig.keep("p1", digest, until=time.time() - 6600)
     assert rig.states("p1") == ["failed"] and "clock" in rig.said[-1].reason

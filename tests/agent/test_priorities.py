@@ -1,5 +1,6 @@
-"""Agents on real sockets in one process: job starts before preseeds, preseeds that somebody comes to wait for, and limits that hold for
-everything. The tracker's plans are given by hand. A limit of one byte a second lets the first block through and then nothing."""
+"""Agents on real sockets in one process: job starts before preseeds, preseeds that somebody comes
+to wait for, and limits that hold for everything. The tracker's plans are given by hand. A limit of
+one byte a second lets the first block through and then nothing."""
 
 from __future__ import annotations
 
@@ -135,8 +136,8 @@ def received(fetching: BlobPull) -> int:
 
 @pytest.mark.parametrize("together", [False, True], ids=["two children", "one child"])
 async def test_a_start_overtakes_a_preseed(site: Site, together: bool) -> None:
-    """The parent's uplink is the bottleneck. From when the start's stream is there until it is complete, the preseed gets next to nothing;
-    then it goes on."""
+    """The parent's uplink is the bottleneck. From when the start's stream is there until it is
+    complete, the preseed gets next to nothing; then it goes on."""
     preseed_blob, start_blob = await site.publish(), await site.publish()
     parent = await site.host("parent", upload_bytes_s=60 * PIECE)
     for digest in (preseed_blob, start_blob):
@@ -174,7 +175,8 @@ async def read_it(host: Host, digest: Digest) -> None:
 @pytest.mark.parametrize("limited", ["sender", "receiver"])
 @pytest.mark.parametrize("ask", [pull_it, read_it])
 async def test_a_preseed_that_somebody_asks_for_is_one_no_longer(site: Site, limited: str, ask: Ask) -> None:
-    """Its streams are opened again as those of a start: what held the preseed back, here or at its parent, does not hold any more."""
+    """Its streams are opened again as those of a start: what held the preseed back, here or at its
+    parent, does not hold any more."""
     digest = await site.publish()
     limits = {limited: {"preseed_bytes_s": 1.0}}
     parent = await site.host("parent", **limits.get("sender", {}))
@@ -267,7 +269,8 @@ async def test_the_limit_of_preseeds_is_not_that_of_starts(site: Site) -> None:
 async def test_the_upload_limit_holds_for_readers_over_tcp_and_not_on_the_unix_socket(
     site: Site, part: str | None
 ) -> None:
-    """The first block, and then nothing until it is paid for; on this host there is no network to spare."""
+    """The first block, and then nothing until it is paid for; on this host there is no network to
+    spare."""
     digest = await site.publish(48)
     host = await site.host("host", upload_bytes_s=1.0)
     await host.seed(digest)

@@ -1,4 +1,5 @@
-"""The agent's side of a session, against trackers on real sockets that say what no tracker should."""
+"""The agent's side of a session, against trackers on real sockets that say what no tracker
+should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The trees of a package on their way into a store, from a layout of the local disk: no network takes part."""
+"""The trees of a package on their way into a store, from a layout of the local disk: no network
+takes part."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ async def bring(source: Path, tag: str, layout: LocalLayout, store: BlobStore) -
 async def test_the_image_of_a_second_version_comes_from_the_first(
     layout: LocalLayout, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An edit patches the image that is there, of any tree that was used before another; a new file does not."""
+    """An edit patches the image that is there, of any tree that was used before another; a new file
+    does not."""
     whole: list[Path] = []
 
     def spy(entries: object, path: Path) -> None:
@@ -123,7 +125,8 @@ async def closed(store: BlobStore) -> None:
 async def test_a_pull_that_ends_while_it_looks_what_is_lacking_keeps_no_room(
     layout: LocalLayout, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that looks cannot be stopped, and what it makes room for would be lost until the agent ends."""
+    """The thread that looks cannot be stopped, and what it makes room for would be lost until the
+    agent ends."""
     store = BlobStore(tmp_path / "store")
     looking, go_on, looked = (threading.Event() for _ in range(3))
     lacks = store.trees.lacks

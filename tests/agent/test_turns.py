@@ -19,7 +19,8 @@ LAYOUT = PieceLayout(15 * PIECE, PIECE)
 
 
 async def test_a_stream_ends_although_a_block_was_given_to_it_just_before() -> None:
-    """A block that nobody has taken yet must not let the stream wait for a next one that never comes."""
+    """A block that nobody has taken yet must not let the stream wait for a next one that never
+    comes."""
     turns = Turns()
     turns.held(BLOB, LAYOUT, 1, PieceSet.full(15))
     turn = turns.open(BLOB, 0, PieceSet(15))
@@ -51,7 +52,8 @@ async def test_a_child_that_takes_nothing_does_not_stop_the_reader_of_the_origin
 
 
 async def test_what_is_being_read_from_the_origin_counts_as_ahead_of_the_children() -> None:
-    """Else all readers begin at once when the children have caught up a little, and the link is full of one stripe."""
+    """Else all readers begin at once when the children have caught up a little, and the link is
+    full of one stripe."""
     turns = Turns()
     turns.held(BLOB, LAYOUT, 1, PieceSet(15))
     child, begun = turns.open(BLOB, 0, PieceSet(15)), 0
@@ -87,7 +89,8 @@ async def test_without_children_nothing_is_ahead() -> None:
 
 
 async def test_a_limited_uplink_keeps_to_its_limit_and_goes_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight streams whose kernels take everything at once: 120 pieces at 400 a second. No other tick helps the limit on."""
+    """Eight streams whose kernels take everything at once: 120 pieces at 400 a second. No other
+    tick helps the limit on."""
     monkeypatch.setattr("p2pdist.agent.turns.TICK_S", 3600.0)
     turns = Turns(limit_bytes_s=400 * PIECE)
     turns.held(BLOB, LAYOUT, 1, PieceSet.full(15))

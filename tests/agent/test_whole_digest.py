@@ -19,8 +19,8 @@ DATA = random.Random(1).randbytes((9 << 20) + 12345)
 
 
 async def check(root: Path, digest: Digest, output: Path | None = None) -> list[int]:
-    """Check DATA, stored under `digest`, whose pieces come when they are waited for; returns them in the order in which they were. A copy
-    at `output` is written meanwhile."""
+    """Check DATA, stored under `digest`, whose pieces come when they are waited for; returns them
+    in the order in which they were. A copy at `output` is written meanwhile."""
     pieces = PieceList.of_stream(io.BytesIO(DATA), len(DATA))
     waited: list[int] = []
     with contextlib.closing(BlobStore(root)) as store:

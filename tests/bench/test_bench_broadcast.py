@@ -92,7 +92,8 @@ def test_missed_goals_are_marked() -> None:
 
 
 def test_table_of_all_methods() -> None:
-    """Every method has its row, also one that could not run; the goal is ours alone; the bound comes last."""
+    """Every method has its row, also one that could not run; the goal is ours alone; the bound
+    comes last."""
     runs = [a_run(), a_run(1), a_run(0, "http", makespan_s=168.0)]
     lines = side_by_side(UNIFORM, [OURS, LIBTORRENT, HTTP], runs, {"libtorrent": "libtorrent in .venv"}).splitlines()
     assert lines[1] == "== 24 hosts, 64 MiB, 40 Mbit/s, origin 80 Mbit/s; median of 2"

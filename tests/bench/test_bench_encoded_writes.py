@@ -1,4 +1,5 @@
-"""The benchmark of encoded writes: it runs to its end on a small tree, and neither mount nor loop device nor file outlives it."""
+"""The benchmark of encoded writes: it runs to its end on a small tree, and neither mount nor loop
+device nor file outlives it."""
 
 from __future__ import annotations
 

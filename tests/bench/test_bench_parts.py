@@ -1,4 +1,5 @@
-"""Benchmarks that are programs of their own: what is read from their documents, and how their failures show."""
+"""Benchmarks that are programs of their own: what is read from their documents, and how their
+failures show."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def stream(path: str, gb_s: float, **more: Any) -> dict[str, Any]:
 
 
 def test_streams_are_measured_against_the_better_nginx() -> None:
-    """Plain ones against plain, those over TLS against TLS; whether a goal is met is for the program to say."""
+    """Plain ones against plain, those over TLS against TLS; whether a goal is met is for the
+    program to say."""
     rows = [stream("nginx -> curl", 3.0), stream("streams", 1.0, met=True), stream("nginx -> curl", 4.0)]
     secured = [stream("nginx -> curl over TLS", 2.0), stream("TLS streams", 1.0, met=False)]
     nginx, plain, tls_nginx, tls = loopback_lines({"rows": rows, "tls_rows": secured})

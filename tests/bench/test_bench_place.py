@@ -1,4 +1,5 @@
-"""A benchmark begins only where there is room, and leaves nothing behind, whatever is mounted there and however it ends."""
+"""A benchmark begins only where there is room, and leaves nothing behind, whatever is mounted there
+and however it ends."""
 
 from __future__ import annotations
 

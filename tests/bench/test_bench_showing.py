@@ -1,4 +1,5 @@
-"""The benchmark of ways to show a package: every way that it knows is taken on a small tree, or said to be refused."""
+"""The benchmark of ways to show a package: every way that it knows is taken on a small tree, or
+said to be refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`p2pdist agent` with certificates, as a process: peers over TLS only, the Unix socket as ever, certificates renewed by SIGHUP."""
+"""`p2pdist agent` with certificates, as a process: peers over TLS only, the Unix socket as ever,
+certificates renewed by SIGHUP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`p2pdist agent --transport`: what is said of settings that cannot be used, and of a port that is taken."""
+"""`p2pdist agent --transport`: what is said of settings that cannot be used, and of a port that is
+taken."""
 
 from __future__ import annotations
 

@@ -174,7 +174,8 @@ def test_interruption_exits_130(error: BaseException, capsys: pytest.CaptureFixt
 
 @pytest.fixture
 def places(tmp_path: Path) -> Path:
-    """A configuration file whose origins do not exist, so that the message tells which one was used."""
+    """A configuration file whose origins do not exist, so that the message tells which one was
+    used."""
     (tmp_path / "config.toml").write_text(
         f'origin = "file://{tmp_path}/from-top"\n[inspect]\norigin = "file://{tmp_path}/from-table"\n[diff]\nodd = 1\n'
     )

@@ -1,4 +1,5 @@
-"""The verbs that make packages of more than a directory: pack with a project, trace, import, export."""
+"""The verbs that make packages of more than a directory: pack with a project, trace, import,
+export."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def test_what_is_ignored_is_left_out(place: Path, form: str) -> None:
 
 
 def test_a_project_of_several_layers(place: Path) -> None:
-    """Without options: names, formats, parts and places of layers come from p2pdist.toml; options win over it."""
+    """Without options: names, formats, parts and places of layers come from p2pdist.toml; options
+    win over it."""
     (place / "p2pdist.toml").write_text("""
         name = "team/app"
         tag = "v7"
@@ -182,7 +184,8 @@ def saved_image(place: Path, run: dict[str, Any]) -> Path:
 
 
 def test_what_of_an_image_is_not_as_in_a_container_is_said(place: Path) -> None:
-    """Its user, and that it is not entered. An image without PATH has the usual one; a user of root's number needs no word."""
+    """Its user, and that it is not entered. An image without PATH has the usual one; a user of
+    root's number needs no word."""
     entered = "p2pdist run starts the image's program from where the package is seen, and does not enter the image"
     image = saved_image(place, {"Cmd": ["tool"], "User": "app:app", "Env": ["A=1"]})
     imported = done(place, "import", image, "-t", "a:1")

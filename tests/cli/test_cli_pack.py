@@ -29,7 +29,8 @@ def place(tmp_path: Path) -> Path:
 
 
 def done(place: Path, *arguments: str | Path, code: int = 0) -> Any:
-    """Run a verb with --json on the layout and origin of the test; its only output is one document."""
+    """Run a verb with --json on the layout and origin of the test; its only output is one
+    document."""
     environment = {"P2PDIST_LAYOUT": str(place / "layout"), "P2PDIST_ORIGIN": (place / "origin").as_uri()}
     finished = run(*arguments, "--json", **environment)
     assert finished.returncode == code, finished.stderr
@@ -154,7 +155,8 @@ def test_a_terminal_shows_bars(place: Path) -> None:
     ids=lambda words: words[0],
 )
 def test_what_others_chose_does_not_reach_the_terminal_as_it_is(place: Path, words: tuple[str, ...]) -> None:
-    """Names of files and tags, settings, what errors quote: their control characters are escaped."""
+    """Names of files and tags, settings, what errors quote: their control characters are
+    escaped."""
     evil = "evil\x1b]0;owned\a"
     done(place, "pack", place / "app", "-t", "a:1", "--format", "tree")
     (place / "app" / evil).write_text("")
@@ -173,7 +175,8 @@ def test_what_others_chose_does_not_reach_the_terminal_as_it_is(place: Path, wor
 
 @pytest.mark.slow
 def test_the_origin_that_is_named_is_told_of(place: Path) -> None:
-    """The layout has another package of the same tag. An origin that a variable names comes after what was just packed."""
+    """The layout has another package of the same tag. An origin that a variable names comes after
+    what was just packed."""
     old = done(place, "pack", place / "app", "-t", "trainer:v1")["digest"]
     done(place, "push", "trainer:v1")
     (place / "app/run").write_text("#!/bin/sh\necho another\n")

@@ -14,7 +14,8 @@ from test_cli_main import run
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Two packages at an origin and in a layout, everything there old, and no tag on the first any more."""
+    """Two packages at an origin and in a layout, everything there old, and no tag on the first any
+    more."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(name.encode() * 1000)

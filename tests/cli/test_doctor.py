@@ -254,7 +254,8 @@ def test_a_store_on_an_overlay_shows_what_is_not_written_to(tmp_path: Path) -> N
 
 
 async def test_every_mistake_in_policies_is_named(tmp_path: Path) -> None:
-    """With --policies only the file is looked at, and each mistake is named by table and key, with its remedy."""
+    """With --policies only the file is looked at, and each mistake is named by table and key, with
+    its remedy."""
     file = tmp_path / "policies.toml"
     file.write_text('[[policy]]\nmatch = "a:*"\ncahce = "pin"\n\n[[policy]]\nmatch = "b:*"\nreaders = 0\n')
     code, out = await run("--policies", file, "--json")

@@ -1,4 +1,5 @@
-"""A command works whatever it inherits: Python's variables, streams that are closed or full, signals that are ignored or blocked."""
+"""A command works whatever it inherits: Python's variables, streams that are closed or full,
+signals that are ignored or blocked."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def no_agent(done: subprocess.CompletedProcess[str]) -> bool:
 
 @pytest.mark.parametrize("value", ["{}", "/nothing:{}:", ":"])
 def test_modules_of_pythonpath_do_not_replace_ours(foreign: Path, value: str) -> None:
-    """Another environment's directory, and an empty word, which stands for the working directory."""
+    """Another environment's directory, and an empty word, which stands for the working
+    directory."""
     done = run(P2PDIST, "ls", cwd=foreign, PYTHONPATH=value.format(foreign))
     assert no_agent(done), done.stderr
 
@@ -65,7 +67,8 @@ def test_a_module_is_known_however_it_is_named(words: tuple[str, ...]) -> None:
 
 
 def test_what_was_imported_before_us_is_left_behind(foreign: Path) -> None:
-    """A sitecustomize of another environment has run by then; so the command starts anew without it."""
+    """A sitecustomize of another environment has run by then; so the command starts anew without
+    it."""
     (foreign / "sitecustomize.py").write_text("import sys, types\nsys.modules['click'] = types.ModuleType('click')\n")
     done = run(P2PDIST, "ls", PYTHONPATH=str(foreign))
     assert no_agent(done), done.stderr
@@ -89,7 +92,8 @@ def test_other_variables_of_python_change_nothing(name: str, value: str) -> None
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_empty_ones(tmp_path: Path, closed: str) -> None:
-    """Nothing that the command opens gets their numbers: a message would go into a file of the layout."""
+    """Nothing that the command opens gets their numbers: a message would go into a file of the
+    layout."""
     (tmp_path / "source").mkdir()
     layout = f"--layout {tmp_path}/layout"
     done = run("sh", "-c", f"{P2PDIST} pack {tmp_path}/source -t a:1 --format tree {layout} {closed}")

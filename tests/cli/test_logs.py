@@ -1,4 +1,5 @@
-"""What daemons log: three forms of a line, requests by name from the command to the peer, no secrets, and reading again at SIGHUP."""
+"""What daemons log: three forms of a line, requests by name from the command to the peer, no
+secrets, and reading again at SIGHUP."""
 
 from __future__ import annotations
 
@@ -126,7 +127,8 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["a", "token", "://", "authorization ", "access-"])
 def test_what_strangers_send_costs_no_more_than_its_length(text: str) -> None:
-    """Looking for secrets in a long line must not stop the event loop: with a look at each pair of its characters this takes hours."""
+    """Looking for secrets in a long line must not stop the event loop: with a look at each pair of
+    its characters this takes hours."""
     script = (
         f"from p2pdist.cli.logs import without_secrets; text = {text!r} * 20_000; assert without_secrets(text) == text"
     )
@@ -255,8 +257,8 @@ def empty_origin(place: Path) -> Iterator[int]:
 def test_a_request_is_followed_from_the_command_to_the_tracker_and_no_secret_is_told(
     place: Path, empty_origin: int
 ) -> None:
-    """The agent's log and the tracker's, both as JSON and down to debug, name the same request; the password in the tracker's URL and
-    that of the origin stand in neither."""
+    """The agent's log and the tracker's, both as JSON and down to debug, name the same request; the
+    password in the tracker's URL and that of the origin stand in neither."""
     port = free_port()
     tracker = (
         "tracker",

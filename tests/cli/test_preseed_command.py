@@ -1,5 +1,5 @@
-"""p2pdist preseed and rank as commands: what they refuse, and what counts as reached. What they do is tested with a real tracker in
-tests/system/test_preseed_orders.py and test_rankings.py."""
+"""p2pdist preseed and rank as commands: what they refuse, and what counts as reached. What they do
+is tested with a real tracker in tests/system/test_preseed_orders.py and test_rankings.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What p2pdist slurm makes of a job: its packages, where they are shown, the names of what is kept for it. With a real Slurm:
-tests/system/test_slurm.py."""
+"""What p2pdist slurm makes of a job: its packages, where they are shown, the names of what is kept
+for it. With a real Slurm: tests/system/test_slurm.py."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def test_what_names_no_packages(comment: str) -> None:
 
 
 def test_the_job_that_slurm_names() -> None:
-    """With the variables of Slurm 22.05, and with the name that other versions give the list of nodes."""
+    """With the variables of Slurm 22.05, and with the name that other versions give the list of
+    nodes."""
     variables = {"SLURM_JOB_ID": "12", "SLURMD_NODENAME": "node1", "SLURM_NODELIST": "node[1-4]"}
     assert job_of(variables) == Job("12", "node1", "node[1-4]")
     more = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_RESTART_COUNT": "2", "SLURM_JOB_COMMENT": "c"}
@@ -136,7 +137,8 @@ def test_the_record_of_a_job(tmp_path: Path) -> None:
     ],
 )
 def test_whose_fault_a_failure_is(error: P2PDistError, at_fault: bool, tmp_path: Path) -> None:
-    """What any node would meet is not this node's, unless its agent is away. With an agent that answers: tests/system/test_slurm.py."""
+    """What any node would meet is not this node's, unless its agent is away. With an agent that
+    answers: tests/system/test_slurm.py."""
     assert _at_fault(error, tmp_path / "no.sock") is at_fault
 
 
@@ -167,8 +169,8 @@ def test_what_is_no_role(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["prolog", "epilog"])
 def test_the_scripts_to_install_start_what_there_is(name: str) -> None:
-    """They call what the units call, and the agent where the unit has it; their options exist; slurm.conf names both, and leaves the prolog
-    more time than it takes."""
+    """They call what the units call, and the agent where the unit has it; their options exist;
+    slurm.conf names both, and leaves the prolog more time than it takes."""
     first, comment, tracker, line = (DEPLOY / f"{name}.sh").read_text().splitlines()
     unit = (DEPLOY.parent / "systemd/p2pdist-agent.service").read_text()
     program = re.findall(r"^ExecStart=(\S+) agent$", unit, re.MULTILINE)
@@ -187,6 +189,7 @@ def test_the_scripts_to_install_start_what_there_is(name: str) -> None:
     assert settings[name.capitalize()] == f"/etc/slurm/{name}.sh"
     assert float(settings["PrologEpilogTimeout"]) >= options["timeout"] + 60
     assert f"P2PDIST_AGENT_SOCKET=%t{str(options['socket']).removeprefix('/run')}\n" in unit
-    # What is shown to jobs lies in the agent's own directory: their programs pass through it, and a stop of the agent leaves it there.
+    # What is shown to jobs lies in the agent's own directory: their programs pass through it, and a
+    # stop of the agent leaves it there.
     assert options["jobs_dir"].parent == options["socket"].parent
     assert "RuntimeDirectoryMode=0751\nRuntimeDirectoryPreserve=yes\n" in unit

@@ -1,4 +1,5 @@
-"""`p2pdist top` as a process against a tracker whose hosts are spoken for: once, as JSON, live in a terminal, and without a tracker."""
+"""`p2pdist top` as a process against a tracker whose hosts are spoken for: once, as JSON, live in a
+terminal, and without a tracker."""
 
 from __future__ import annotations
 
@@ -185,7 +186,8 @@ async def test_what_is_kept_is_what_the_tracker_sees(hosts: Hosts) -> None:
 
 
 def test_the_time_of_what_happened_stays_while_it_is_shown(hosts: Hosts) -> None:
-    """A tracker says how long ago something was; a second later that is no longer so, and the time shown is the same."""
+    """A tracker says how long ago something was; a second later that is no longer so, and the time
+    shown is the same."""
     view, state = View(hosts.fleet), FleetState()
     view.update(now=hosts.now)
     state.take(view.since(0, now=hosts.now + 3600.0))
@@ -240,7 +242,8 @@ def test_a_large_fleet_fits_a_screen(tmp_path: Path) -> None:
 
 
 async def test_status_asks_a_tracker_where_no_agent_is(hosts: Hosts, tmp_path: Path) -> None:
-    """Hosts that are lost are named, in the API as well; a variable that names the tracker does not change what the verb is about."""
+    """Hosts that are lost are named, in the API as well; a variable that names the tracker does not
+    change what the verb is about."""
     hosts.close("h5")
     hosts.pass_time(10.0)
 

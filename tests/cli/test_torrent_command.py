@@ -95,7 +95,8 @@ def test_an_empty_blob_has_no_torrent(place: Path) -> None:
 
 @pytest.mark.slow
 def test_a_package_is_pushed_with_torrents_of_itself_and_of_its_blobs(place: Path) -> None:
-    """A blob that comes again in the next version is not hashed again. The package's torrent is the one of `p2pdist torrent`."""
+    """A blob that comes again in the next version is not hashed again. The package's torrent is the
+    one of `p2pdist torrent`."""
     done(place, "pack", str(place / "source"), "-t", "app:v1", "--format", "tree")
     pushed = done(place, "push", "app:v1", "--torrent")
     made = pushed["torrents"]

@@ -1,4 +1,5 @@
-"""A slow child costs the others nothing: neither while it cannot take its blocks nor later, when it could."""
+"""A slow child costs the others nothing: neither while it cannot take its blocks nor later, when it
+could."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class Link:
 
 @pytest.mark.parametrize("alone_s", [0.5, 3.0, 30.0])
 def test_whoever_comes_when_only_a_slow_child_is_left_does_not_wait_for_it(alone_s: float) -> None:
-    """The slow one was given little while a quick one was there. It has no claim to that later, nor does it set the pace."""
+    """The slow one was given little while a quick one was there. It has no claim to that later, nor
+    does it set the pace."""
     link = Link()
     link.open(1, SLOW_S)
     link.open(2, QUICK_S)
@@ -84,7 +86,8 @@ def test_two_slow_children_take_turns() -> None:
 
 
 class Buffered(Link):
-    """A link that all streams share evenly, behind a buffer for each that takes a block at once when it is empty."""
+    """A link that all streams share evenly, behind a buffer for each that takes a block at once
+    when it is empty."""
 
     def __init__(self, rate: float, buffer: int) -> None:
         self._rate, self._buffer = rate, buffer
@@ -120,7 +123,8 @@ class Buffered(Link):
 
 
 def test_streams_with_empty_buffers_do_not_make_others_sluggish() -> None:
-    """Preseeds seldom have a turn, so their blocks fit the kernel's buffers, and nothing is learnt from that about the others."""
+    """Preseeds seldom have a turn, so their blocks fit the kernel's buffers, and nothing is learnt
+    from that about the others."""
     link = Buffered(12.5e6, 64 << 10)
     for number in range(8):
         link.open(number, 0.0, "start" if number < 2 else "preseed")

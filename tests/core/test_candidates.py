@@ -1,4 +1,5 @@
-"""Whom a host asks for a stripe: the tracker's choice, and while no tracker answers the keepers and, at a keeper, the origin."""
+"""Whom a host asks for a stripe: the tracker's choice, and while no tracker answers the keepers
+and, at a keeper, the origin."""
 
 from itertools import pairwise
 
@@ -38,7 +39,8 @@ class Way:
         self.candidates.kept_by(tuple(Source(name, f"{name}:7071") for name in sorted(NAMES)))
 
     def choose(self) -> Source | None:
-        """Whom the host asks next, however long it has to wait for that; None when it waits for a tracker."""
+        """Whom the host asks next, however long it has to wait for that; None when it waits for a
+        tracker."""
         source, again_at = self.candidates.choose(self.sources, alone=self.alone, now=self.now)
         while source is None and again_at > self.now:
             self.now = again_at
@@ -137,7 +139,8 @@ def test_rounds_give_ever_more_time_and_a_piece_ends_the_trouble() -> None:
 
 
 def test_who_was_fed_waits_and_few_move_early() -> None:
-    """The first keeper first, then the other keepers; of all others one in ten, at most, in the first half of the time."""
+    """The first keeper first, then the other keepers; of all others one in ten, at most, in the
+    first half of the time."""
     times = {host: Way(host, A).candidates.patience_s(A, 0.1, fed=True) for host in ORDER}
     assert list(times.values()) == sorted(times.values()) and times[ORDER[0]] == 0.1
     crowd = sorted(Way(f"h{number}", A).candidates.patience_s(A, 0.1, fed=True) for number in range(1000))
@@ -148,7 +151,8 @@ def test_who_was_fed_waits_and_few_move_early() -> None:
 
 
 def test_keepers_are_waited_for_and_the_origin_longest() -> None:
-    """A keeper waits longest for those before it, whatever they gave it: it would read the origin itself."""
+    """A keeper waits longest for those before it, whatever they gave it: it would read the origin
+    itself."""
     other, keeper = Way("h1", A).candidates, Way(ORDER[3], A).candidates
     assert other.patience_s(KEEPERS[0], 1.0, fed=False) == KEEPER_PACES
     assert keeper.patience_s(KEEPERS[0], 1.0, fed=False) == KEEPER_PACES_OF_KEEPERS + 3 * KEEPER_PACES_A_RANK

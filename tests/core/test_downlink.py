@@ -1,4 +1,5 @@
-"""What a host receives: limits over all streams, of preseeds alone, and preseeds that give way to pulls that somebody waits for."""
+"""What a host receives: limits over all streams, of preseeds alone, and preseeds that give way to
+pulls that somebody waits for."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def test_without_limits_nobody_pauses_who_is_of_one_priority() -> None:
 def test_no_limit_is_passed_in_any_time(
     limit: float, preseed_limit: float, streams: list[tuple[Priority, float]]
 ) -> None:
-    """Between any two pieces no more came than the limit, the burst, and a piece for each stream: those were under way."""
+    """Between any two pieces no more came than the limit, the burst, and a piece for each stream:
+    those were under way."""
     host = Host(
         *((priority, rate * RATE) for priority, rate in streams), downlink=Downlink(limit * RATE, preseed_limit * RATE)
     )
@@ -93,7 +95,8 @@ def test_the_limit_of_preseeds_is_theirs_alone() -> None:
 
 @pytest.mark.parametrize("preseeds", [1, 2, 8])
 def test_preseeds_give_way_however_many_there_are(preseeds: int) -> None:
-    """Each could take as much as the start does; together they get their share of what comes, and a piece each to begin with."""
+    """Each could take as much as the start does; together they get their share of what comes, and a
+    piece each to begin with."""
     host = Host(("start", RATE), *[("preseed", RATE)] * preseeds, downlink=Downlink())
     host.run(until=10.0)
     total = len(host.came)

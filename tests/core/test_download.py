@@ -154,7 +154,8 @@ def test_wrong_bytes_are_complained_of_and_their_source_is_not_opened_again() ->
 
 
 def test_a_source_that_gave_everything_and_left_pieces_out_is_asked_again_once() -> None:
-    """The piece under way on a closed stream may have been lost. Twice running, it is the source that does not keep its word."""
+    """The piece under way on a closed stream may have been lost. Twice running, it is the source
+    that does not keep its word."""
     pull = Pull()
     pull.plan(0, A, B)
     assert pull(StreamEnded(1, "done")) == []
@@ -418,7 +419,8 @@ def test_plans_for_stripes_that_do_not_exist_are_ignored() -> None:
 
 
 def test_while_it_is_paused_another_transport_brings_the_pieces() -> None:
-    """Streams end after the pieces under way, none is opened, whatever is planned; then they are opened for what is lacking."""
+    """Streams end after the pieces under way, none is opened, whatever is planned; then they are
+    opened for what is lacking."""
     pull = Pull(count=4, stripes=2)
     pull.plan(0, A)
     pull.plan(1, B)
@@ -442,7 +444,8 @@ def test_patience_ends_while_paused_as_well() -> None:
 
 
 def test_who_may_read_the_origin() -> None:
-    """The holder of a lease; the keepers where the reading is dealt, and while no tracker answers."""
+    """The holder of a lease; the keepers where the reading is dealt, and while no tracker
+    answers."""
     pull = Pull(stripes=2, host="A")
     pull.plan(1, ORIGIN)
     pull(Planned(Plan(BLOB, (), (A, B, C))))

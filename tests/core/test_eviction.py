@@ -94,8 +94,9 @@ CANDIDATES = st.lists(
 
 @given(CANDIDATES, st.integers(0, 200))
 def test_choices_are_allowed_enough_and_in_order(candidates: list[Candidate], needed: int) -> None:
-    """Against every subset: impossible is said only when no subset of what may go suffices; the choice suffices, not without its last
-    blob; nobody who stays should have gone before one who goes."""
+    """Against every subset: impossible is said only when no subset of what may go suffices; the
+    choice suffices, not without its last blob; nobody who stays should have gone before one who
+    goes."""
     by_digest = {candidate.digest: candidate for candidate in candidates}
     free = [candidate for candidate in candidates if not candidate.pinned and not candidate.in_use]
     possible = any(
@@ -166,7 +167,8 @@ def test_with_shares_choices_are_allowed_and_enough(
     orders = [list(order) for length in range(4) for order in permutations(by_digest, length)]
     possible = max(freed(set(order)) for order in orders if allowed(order))
     chosen = choose(trees, needed, shares)
-    # What frees nothing stays, and with it what it needs: so less than the most may be said to be possible.
+    # What frees nothing stays, and with it what it needs: so less than the most may be said to be
+    # possible.
     worth = [order for order in orders if allowed(order) and all(_frees(by_digest[name], shares) for name in order)]
     assert (chosen is not None) == (max(freed(set(order)) for order in worth) >= needed)
     assert evictable_bytes(trees, shares) <= possible

@@ -1,4 +1,5 @@
-"""What a host brings from the origin into a swarm: what nobody has, in its turn, and no more at once than can be taken."""
+"""What a host brings from the origin into a swarm: what nobody has, in its turn, and no more at
+once than can be taken."""
 
 from __future__ import annotations
 

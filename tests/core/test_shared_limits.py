@@ -1,4 +1,5 @@
-"""Limits that several blobs share beside those of the whole host: what is sent, by tokens counted, and what is received."""
+"""Limits that several blobs share beside those of the whole host: what is sent, by tokens counted,
+and what is received."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which way a blob comes: trees while they go well, a swarm when nobody plans, and back when that gives nothing."""
+"""Which way a blob comes: trees while they go well, a swarm when nobody plans, and back when that
+gives nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Priorities on the uplink: who waits comes first, preseeds get their share and no more, limits hold over any time."""
+"""Priorities on the uplink: who waits comes first, preseeds get their share and no more, limits
+hold over any time."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ BLOBS = {"start": digest_of(b"a job starts"), "preseed": digest_of(b"a job may s
 
 
 class Link:
-    """An uplink with two blobs, whole, and the kernel below it: it takes blocks one after the other at `rate_bytes_s`. Readers of ranges
-    have their next block at once."""
+    """An uplink with two blobs, whole, and the kernel below it: it takes blocks one after the other
+    at `rate_bytes_s`. Readers of ranges have their next block at once."""
 
     def __init__(
         self,
@@ -69,7 +70,8 @@ class Link:
         self(Ready(number, length))
 
     def run(self, *, until: float) -> None:
-        """Let the kernel take what it is given, and tick when the limits ask for it, or every 0.1 s."""
+        """Let the kernel take what it is given, and tick when the limits ask for it, or every 0.1
+        s."""
         while True:
             wait_s = self.uplink.wait_s(self.now)
             tick_at = self.now + (0.1 if wait_s is None else wait_s)
@@ -108,7 +110,8 @@ def streams(link: Link, priority: Priority, numbers: Iterable[int]) -> None:
 def test_preseeds_share_what_is_theirs_however_many_they_are(
     starts: int, preseeds: int, piece_size: int, preseeds_first: bool
 ) -> None:
-    """Starts get at least 15/16 of what goes out, preseeds the rest and never nothing; among themselves they are equal."""
+    """Starts get at least 15/16 of what goes out, preseeds the rest and never nothing; among
+    themselves they are equal."""
     link = Link(piece_size=piece_size)
     order: list[tuple[Priority, range]] = [("start", range(starts)), ("preseed", range(100, 100 + preseeds))]
     for priority, numbers in reversed(order) if preseeds_first else order:
@@ -133,7 +136,8 @@ def test_who_is_alone_gets_everything(priority: Priority) -> None:
 
 
 def test_a_start_that_comes_late_need_not_wait_for_the_preseeds_before_it() -> None:
-    """They had the link for a second, and it is first from now on: it claims nothing of the past, and neither do they."""
+    """They had the link for a second, and it is first from now on: it claims nothing of the past,
+    and neither do they."""
     link = Link()
     streams(link, "preseed", range(100, 110))
     link.run(until=1.0)
@@ -155,7 +159,8 @@ def test_preseeds_that_come_late_claim_nothing_of_the_past() -> None:
 
 
 def test_a_preseed_whose_child_takes_nothing_holds_up_no_start() -> None:
-    """It gives way to another pull of its own; the start's blocks follow each other all the same."""
+    """It gives way to another pull of its own; the start's blocks follow each other all the
+    same."""
     uplink = Uplink()
     none = PieceSet(100)
     for blob in BLOBS.values():
@@ -189,7 +194,8 @@ def test_a_second_preseed_waits_for_the_first() -> None:
 def test_no_limit_is_passed_in_any_time(
     limit: float | None, preseed_limit: float, comings: list[tuple[float, Priority, float]]
 ) -> None:
-    """Streams come and go: between any two blocks no more than the limit, a burst and one block; preseeds alone keep to theirs too."""
+    """Streams come and go: between any two blocks no more than the limit, a burst and one block;
+    preseeds alone keep to theirs too."""
     link = Link(
         limit_bytes_s=None if limit is None else limit * RATE,
         preseed_limit_bytes_s=preseed_limit * RATE,
@@ -238,7 +244,8 @@ def test_starts_are_not_held_up_by_the_limit_of_preseeds() -> None:
 
 
 def test_a_limit_that_held_preseeds_back_gives_them_no_claim_later() -> None:
-    """For seconds their limit was an eighth of their share. When the link becomes slow it is not, and they get that share and no more."""
+    """For seconds their limit was an eighth of their share. When the link becomes slow it is not,
+    and they get that share and no more."""
     link = Link(preseed_limit_bytes_s=RATE * PRESEED_SHARE / 8, pieces=1000)
     link.open(1, "start")
     link.open(100, "preseed")
@@ -268,7 +275,8 @@ def test_a_tick_is_due_when_the_limit_allows_a_preseed() -> None:
 
 
 def test_readers_of_ranges_take_turns_with_streams() -> None:
-    """A reader that has its next block ready when the last was sent gets as much as a stream, and comes before preseeds as well."""
+    """A reader that has its next block ready when the last was sent gets as much as a stream, and
+    comes before preseeds as well."""
     link = Link()
     link.open(1, "start")
     link.open(100, "preseed")
@@ -284,7 +292,8 @@ def test_readers_of_ranges_take_turns_with_streams() -> None:
 
 
 def test_a_reader_of_little_makes_nobody_look_slow() -> None:
-    """The kernel takes a few bytes at once, whatever the link: of the streams it still gets one block after the other."""
+    """The kernel takes a few bytes at once, whatever the link: of the streams it still gets one
+    block after the other."""
     uplink, now = Uplink(), 0.0
     uplink.handle(Held(BLOBS["start"], PieceLayout(100 * PIECE, PIECE), 1, PieceSet.full(100)), now=now)
     for number in (1, 2):
@@ -316,7 +325,8 @@ def test_a_reader_that_goes_away_leaves_its_turn_to_others() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.0, 0.5), st.integers(1, 10 * PIECE)), min_size=2, max_size=30))
 def test_a_bucket_is_never_overdrawn(steps: list[tuple[float, int]]) -> None:
-    """Whoever waits for it before each step passes no more than the limit, the burst, and what goes last."""
+    """Whoever waits for it before each step passes no more than the limit, the burst, and what goes
+    last."""
     bucket, now, went = Bucket(RATE, 0.05), 0.0, list[tuple[float, int]]()
     for pause_s, length in steps:
         now = max(now + pause_s, bucket.free_at)

@@ -108,7 +108,8 @@ def test_children_take_turns_by_progress() -> None:
 
 
 def test_a_child_that_comes_late_cannot_claim_the_past() -> None:
-    """It starts at the present virtual time: from now on equal shares, no catching up at the others' cost."""
+    """It starts at the present virtual time: from now on equal shares, no catching up at the
+    others' cost."""
     line = Line(*range(8), in_flight=1)
     line(Opened(1, BLOB, 0, pieces()))
     for _ in range(4):
@@ -124,7 +125,8 @@ def test_a_child_that_comes_late_cannot_claim_the_past() -> None:
 
 
 def test_blocks_of_a_piece_follow_each_other() -> None:
-    """Cut in two, a piece of one stream is never interrupted by another piece of it; other streams may come between."""
+    """Cut in two, a piece of one stream is never interrupted by another piece of it; other streams
+    may come between."""
     line = Line(0, 1, blocks=2, in_flight=1)
     assert line(Opened(1, BLOB, 0, pieces())) == [Send(1, 0, 0, PIECE // 2)]
     assert line(Opened(2, BLOB, 0, pieces())) == []
@@ -183,7 +185,8 @@ def test_capacity_is_bytes_over_the_time_in_which_somebody_waited() -> None:
 
 
 def test_a_child_that_is_gone_does_not_make_its_parent_slow() -> None:
-    """While nobody waits behind what is stuck, the uplink is not busy: its capacity says nothing about this host."""
+    """While nobody waits behind what is stuck, the uplink is not busy: its capacity says nothing
+    about this host."""
     line = Line(0)
     line(Opened(1, BLOB, 0, pieces()))
     for _ in range(50):
@@ -197,7 +200,8 @@ def limited(*have: int, pieces_s: float) -> Line:
 
 
 def test_a_limit_spaces_the_blocks_of_all_streams() -> None:
-    """Ten pieces a second: each block waits until those before it are paid for, whoever they went to, and turns stay fair."""
+    """Ten pieces a second: each block waits until those before it are paid for, whoever they went
+    to, and turns stay fair."""
     line = limited(*range(8), pieces_s=10)
     assert line(Opened(1, BLOB, 0, pieces())) == [send(1, 0)]
     assert line(Opened(2, BLOB, 0, pieces())) == []
@@ -285,7 +289,8 @@ def test_every_child_is_given_what_it_lacks_once_and_nothing_else(data: st.DataO
 
 
 def test_a_sluggish_child_does_not_take_the_turns_of_the_others() -> None:
-    """One child's link takes a block in a second, the other's in ten milliseconds: the quick one goes on meanwhile."""
+    """One child's link takes a block in a second, the other's in ten milliseconds: the quick one
+    goes on meanwhile."""
     line = Line(*range(8))
     line.uplink.blocks_in_flight = 1
     line(Opened(1, BLOB, 0, pieces()))

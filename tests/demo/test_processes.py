@@ -54,7 +54,8 @@ except Interrupted as interrupted:
 
 
 async def test_services_and_calls_are_ended_and_the_order_is_kept(tmp_path: Path) -> None:
-    """Agents end before what they talk to; a call that still runs ends first; nothing that obeys is reported."""
+    """Agents end before what they talk to; a call that still runs ends first; nothing that obeys is
+    reported."""
     processes = Processes(tmp_path)
     for name in ("origin", "host1"):
         service = await processes.start(name, [sys.executable, "-c", OBEDIENT.format(name + " ")])
@@ -139,7 +140,8 @@ def play_endless(tmp_path: Path, *, fails: bool) -> tuple[subprocess.Popen[str],
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_demo_tidily(tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C, also pressed twice: no process and no file stays, and the exit code names the signal."""
+    """Ctrl-C, also pressed twice: no process and no file stays, and the exit code names the
+    signal."""
     demo, place = play_endless(tmp_path, fails=False)
     assert len(strays(str(place))) >= 3
     time.sleep(0.3)

@@ -37,7 +37,8 @@ async def served(client: aiohttp.ClientSession, url: str) -> int:
 
 
 async def test_a_whole_file_is_served_and_counted(url: str) -> None:
-    """GET gives all bytes with a size, an entity tag and a time; HEAD gives the same head and sends nothing."""
+    """GET gives all bytes with a size, an entity tag and a time; HEAD gives the same head and sends
+    nothing."""
     async with aiohttp.ClientSession() as client:
         async with client.get(url + "/blobs/one") as response:
             assert response.status == 200

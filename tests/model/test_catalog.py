@@ -73,7 +73,8 @@ def test_a_catalog_that_would_fill_the_memory_is_refused():
 
 
 def test_a_catalog_is_one_frame_of_bounded_lists():
-    """What is behind the frame would be decompressed by other readers; a list of nothing takes memory for each of its items."""
+    """What is behind the frame would be decompressed by other readers; a list of nothing takes
+    memory for each of its items."""
     many = msgspec.msgpack.encode(["p2pdist-catalog-1", [], [b""] * (CHUNK_LISTS_MAX + 1), []])
     more = encode_catalog(CATALOG) + zstandard.ZstdCompressor().compress(bytes(1 << 20))
     for wrong in (zstandard.ZstdCompressor().compress(many), more):
@@ -115,7 +116,8 @@ def test_a_chunk_comes_back_as_it_was(length, kind, cut):
 
 
 def test_a_chunk_of_an_earlier_release_is_read():
-    """Blocks of 128 KiB, and only their lengths before them. So whole contents are stored to this day."""
+    """Blocks of 128 KiB, and only their lengths before them. So whole contents are stored to this
+    day."""
     data = (b"some text %d " * 30_000)[: 2 * BLOCK_SIZE + 77]
     blocks = [data[:BLOCK_SIZE], data[BLOCK_SIZE : 2 * BLOCK_SIZE], data[2 * BLOCK_SIZE :]]
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True)

@@ -177,7 +177,8 @@ def test_stream_requests_carry_the_bitmap(count: int, data: st.DataObject) -> No
 
 
 def test_failures_survive_the_wire() -> None:
-    """A problem document (RFC 9457) becomes the failure it was, with its numbers; an unknown one becomes a plain failure."""
+    """A problem document (RFC 9457) becomes the failure it was, with its numbers; an unknown one
+    becomes a plain failure."""
     full = [DiskFull("/store", needed=10, free=3, short_of=what) for what in ("space", "inodes", "quota")]
     never = DiskFull("/store", needed=10, free=7, capacity=7)
     for failure in (UsageError("a", remedy="b"), Corrupt("c", blob=BLOB), *full, never):

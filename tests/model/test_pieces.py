@@ -65,7 +65,8 @@ def test_piece_sizes_are_powers_of_two_within_bounds(size: int) -> None:
 
 @given(st.integers(0, 70), st.data())
 def test_a_piece_set_is_a_set(count: int, data: st.DataObject) -> None:
-    """Any sequence of adds and discards gives what a set of numbers gives, and the bitmap carries it over."""
+    """Any sequence of adds and discards gives what a set of numbers gives, and the bitmap carries
+    it over."""
     pieces, obvious = PieceSet(count), set[int]()
     numbers = st.integers(0, max(0, count - 1))
     for number, adding in data.draw(st.lists(st.tuples(numbers, st.booleans()), max_size=60 if count else 0)):
@@ -116,7 +117,8 @@ def test_a_piece_list_comes_back_as_it_was(layout: PieceLayout, random: object) 
 
 @given(st.binary(max_size=200), st.integers(0, 100), st.integers(0, 255))
 def test_what_decodes_encodes_to_the_same_bytes(noise: bytes, position: int, value: int) -> None:
-    """Noise, and a good list with one byte changed or its end cut off, is refused as Corrupt or is itself a list."""
+    """Noise, and a good list with one byte changed or its end cut off, is refused as Corrupt or is
+    itself a list."""
     good = bytearray(PieceList(PieceLayout(PIECE_SIZE_MIN + 1, PIECE_SIZE_MIN), bytes(64)).encode())
     cut = bytes(good[:position])
     if position < len(good):

@@ -34,7 +34,8 @@ def test_one_name_moves_one_place(key: bytes, names: list[str], name: str, count
 
 
 def test_places_fall_to_all_names_alike() -> None:
-    """Over many keys each of 20 names is first about as often, and a newcomer takes its part from all of them."""
+    """Over many keys each of 20 names is first about as often, and a newcomer takes its part from
+    all of them."""
     names = [f"h{number}" for number in range(20)]
     keys = [f"blob {number}".encode() for number in range(4000)]
     first = [ranked(key, names, 1)[0] for key in keys]

@@ -1,4 +1,5 @@
-"""Torrent documents, held against libtorrent's own and against a hash tree that is computed the slow way."""
+"""Torrent documents, held against libtorrent's own and against a hash tree that is computed the
+slow way."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def test_libtorrent_makes_and_reads_the_same_torrent_of_a_package(tmp_path: Path
 
 
 def test_larger_pieces_have_taller_trees(tmp_path: Path) -> None:
-    """A piece size of its own for a large blob: 256 KiB here, over a file that ends within a piece."""
+    """A piece size of its own for a large blob: 256 KiB here, over a file that ends within a
+    piece."""
     data = content(1 << 20) + b"end"
     (tmp_path / "x").write_bytes(data)
     document = blob_torrent(hash_file(BytesIO(data), len(data), 256 << 10), "x")
@@ -113,7 +115,8 @@ def test_larger_pieces_have_taller_trees(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [PIECE, 5 * PIECE - 7])
 def test_aria2_reads_the_torrent(tmp_path: Path, size: int) -> None:
-    """The hybrid one, too, but aria2 1.36 computes a wrong info hash for it, so that is not looked at."""
+    """The hybrid one, too, but aria2 1.36 computes a wrong info hash for it, so that is not looked
+    at."""
     hybrid = decode_torrent(document_of(content(size)))
     for torrent in (hybrid, hybrid.v1_only()):
         shown = aria2_shows(tmp_path, torrent.metainfo("http://127.0.0.1:7070/announce", ["http://127.0.0.1:1/v1/x"]))
@@ -145,7 +148,8 @@ def test_version_1_alone_is_what_libtorrent_makes_of_it(tmp_path: Path, names: l
 
 
 def slow_root(data: bytes) -> bytes:
-    """BEP 52 in its own words: leaves are the blocks, zero hashes up to a power of two, then pairs."""
+    """BEP 52 in its own words: leaves are the blocks, zero hashes up to a power of two, then
+    pairs."""
     leaves = [sha256(data[at : at + BLOCK_SIZE]).digest() for at in range(0, len(data), BLOCK_SIZE)]
     while len(leaves) & (len(leaves) - 1):
         leaves.append(bytes(32))
@@ -255,7 +259,8 @@ def test_a_document_that_is_not_right_is_refused(change: Callable[[Any, Any], ob
 @settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_one_altered_byte_is_refused_or_names_another_torrent(at: int, flip: int) -> None:
-    """The SHA-1 hashes alone cannot be checked without the content; an altered one gives other info hashes."""
+    """The SHA-1 hashes alone cannot be checked without the content; an altered one gives other info
+    hashes."""
     data = bytearray(document_of(content(3 * PIECE)))
     before = decode_torrent(bytes(data))
     data[at % len(data)] ^= flip

@@ -266,7 +266,8 @@ def may_be_shown(entries: list[Entry]) -> bool:
 @settings(max_examples=examples(600))
 @given(trees(), st.data())
 def test_what_a_tree_has_in_common_with_one_that_passed_need_not_be_checked_again(before, drawn):
-    """The verdict is that on the whole tree, also where directories become files, links lose their targets, pages come twice."""
+    """The verdict is that on the whole tree, also where directories become files, links lose their
+    targets, pages come twice."""
     known = {id(page): check_page(page) for page in before}
     after = drawn.draw(changed(before))
 

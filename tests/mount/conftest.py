@@ -19,7 +19,8 @@ Layer = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def no_mounts_left(tmp_path: Path) -> Iterator[None]:
-    """Whatever a test mounts below its directory is gone when it ends, and so are loop devices over its files."""
+    """Whatever a test mounts below its directory is gone when it ends, and so are loop devices over
+    its files."""
     yield
     left = [entry.point for entry in kernel.mounted() if tmp_path in entry.point.parents]
     loops = [name for name, file in _loop_devices() if file.startswith(f"{tmp_path}/")]
@@ -46,8 +47,8 @@ def work(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def layer(tmp_path: Path) -> Layer:
-    """Makes layer images: names to contents; None is a directory, "whiteout" a whiteout; `nodes` are pseudo-file lines of
-    mksquashfs(1)."""
+    """Makes layer images: names to contents; None is a directory, "whiteout" a whiteout; `nodes`
+    are pseudo-file lines of mksquashfs(1)."""
 
     def make(name: str, files: dict[str, str | None], *nodes: str, options: tuple[str, ...] = ()) -> Path:
         source = tmp_path / "sources" / name

@@ -1,4 +1,5 @@
-"""Trees for tests: a store of objects, generated entries, and what a directory holds, to be compared."""
+"""Trees for tests: a store of objects, generated entries, and what a directory holds, to be
+compared."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class Store:
 
 
 def random_tree(seed: int, store: Store, *, names: Sequence[bytes] = (), count: int = 120) -> list[Entry]:
-    """About `count` entries of every kind, with names from `names` or odd ones; few names make layers meet in many places."""
+    """About `count` entries of every kind, with names from `names` or odd ones; few names make
+    layers meet in many places."""
     choose = random.Random(seed)
 
     def name() -> bytes:
@@ -215,7 +217,8 @@ def without_groups(seen: dict[bytes, Seen]) -> dict[bytes, Seen]:
 
 
 def lay_out(entries: Sequence[Entry], store: Store, top: Path) -> None:
-    """Make a directory as an overlay's upper one with these entries; modes and times are left to `finish`."""
+    """Make a directory as an overlay's upper one with these entries; modes and times are left to
+    `finish`."""
     top.mkdir(parents=True)
     for entry in entries:
         path = top / os.fsdecode(entry.path)
@@ -247,7 +250,8 @@ def finish(entries: Sequence[Entry], top: Path) -> None:
 
 
 def squashed(tmp_path: Path, name: str, entries: list[Entry], store: Store, *, xattrs: bool = True) -> SquashfsLayer:
-    """A squashfs image with the content of a tree, made from a directory as an overlay's upper one."""
+    """A squashfs image with the content of a tree, made from a directory as an overlay's upper
+    one."""
     source = tmp_path / "squashed" / name
     lay_out(entries, store, source)
     image = tmp_path / f"{name}.squashfs"

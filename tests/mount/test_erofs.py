@@ -54,7 +54,8 @@ def shown(store: Store, entries: list[Entry], view: Path, work: Path) -> dict[by
 
 @pytest.mark.parametrize("seed", range(8))
 def test_generated_trees_look_as_they_are(store: Store, view: Path, work: Path, seed: int) -> None:
-    """Every kind of entry, odd names, times before 1970, attributes, hard links: all of it comes back; whiteouts are not seen."""
+    """Every kind of entry, odd names, times before 1970, attributes, hard links: all of it comes
+    back; whiteouts are not seen."""
     entries = random_tree(seed, store, count=400)
     assert len({type(entry) for entry in entries}) == 5
     assert shown(store, entries, view, work) == expected([entries], store)
@@ -75,7 +76,8 @@ def test_whiteouts_of_the_lowest_layer_are_not_listed(store: Store, view: Path, 
 
 
 def test_the_root_and_counts_of_links(store: Store, view: Path, work: Path) -> None:
-    """The directory itself has mode 0755 and time 0; link counts are those of the tree; owners are root."""
+    """The directory itself has mode 0755 and time 0; link counts are those of the tree; owners are
+    root."""
     entries = [store.file(b"a", b"1"), HardLink(b"b", b"a"), Directory(b"d", 0o700, 5), HardLink(b"d/c", b"a")]
     show([store.layer("tree", entries)], view, work=work)
     root = view.stat()
@@ -88,7 +90,8 @@ def test_the_root_and_counts_of_links(store: Store, view: Path, work: Path) -> N
 
 @pytest.mark.parametrize("count", [300, 5000])
 def test_every_name_of_a_large_directory_is_found(store: Store, view: Path, work: Path, count: int) -> None:
-    """Names are dealt into blocks so that the kernel's search by name finds each, whatever sorts before the dots, and no other."""
+    """Names are dealt into blocks so that the kernel's search by name finds each, whatever sorts
+    before the dots, and no other."""
     choose = random.Random(count)
     names = {bytes(choose.choice(b"!#-./abc\xff".replace(b"/", b"")) for _ in range(n % 250 + 1)) for n in range(count)}
     names -= {b".", b".."}
@@ -131,7 +134,8 @@ def test_directories_around_the_size_of_a_block(store: Store, view: Path, work: 
 
 
 def test_links_of_every_length(store: Store, view: Path, work: Path) -> None:
-    """Short targets lie behind their inode, within a block; the longest have a block of their own."""
+    """Short targets lie behind their inode, within a block; the longest have a block of their
+    own."""
     lengths = [1, 2, 31, 32, 33, 500, 1000, 2000, 3000, 4000, 4031, 4032, 4033, 4094, 4095] * 3
     entries: list[Entry] = [Symlink(b"%05d" % number, number, b"t" * length) for number, length in enumerate(lengths)]
     assert shown(store, entries, view, work) == expected([entries], store)
@@ -221,7 +225,8 @@ write_image(random_tree(7, Store(Path(sys.argv[2]))), Path(sys.argv[3]))
 
 
 def test_equal_trees_give_equal_images(store: Store, tmp_path: Path) -> None:
-    """In any process; other trees give others, also where only the identity of the file system is compared."""
+    """In any process; other trees give others, also where only the identity of the file system is
+    compared."""
     images = []
     for seed in ("1", "2"):
         image = tmp_path / f"{seed}.erofs"
@@ -261,7 +266,8 @@ def test_a_broken_image_is_made_again(store: Store, view: Path, work: Path) -> N
 
 
 def test_a_damaged_image_never_hangs_the_kernel(store: Store, tmp_path: Path, view: Path) -> None:
-    """The writer's own images are not handed on, so it is enough that damage is an error and no crash."""
+    """The writer's own images are not handed on, so it is enough that damage is an error and no
+    crash."""
     image = tmp_path / "image"
     write_image([Directory(b"d", 0o755, MTIME_NS), store.file(b"d/a", b"1")], image)
     data = bytearray(image.read_bytes())
@@ -273,14 +279,16 @@ def test_a_damaged_image_never_hangs_the_kernel(store: Store, tmp_path: Path, vi
 
 
 def test_order_is_that_of_the_kernel() -> None:
-    """Walking order puts the names of one directory in the order of their bytes, which the directory's blocks rely on."""
+    """Walking order puts the names of one directory in the order of their bytes, which the
+    directory's blocks rely on."""
     names = [b"a", b"a!", b"a.b", b"a-", b"ab", b"\x01", b"\xff", b"A"]
     assert sorted(names, key=walking_order) == sorted(names)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_store_keeps_enough_room(store: Store, tmp_path: Path, seed: int) -> None:
-    """An image is no longer than the bound that counts until it is there, also where directories just miss what fits into a block."""
+    """An image is no longer than the bound that counts until it is there, also where directories
+    just miss what fits into a block."""
     names = [bytes([97 + number]) * (1 + 37 * number) for number in range(7)] if seed % 2 else []
     found = {entry.path: entry for entry in random_tree(seed, store, names=names, count=600)}
     if seed > 3:

@@ -1,4 +1,5 @@
-"""Images made from those of earlier versions: always the bytes that the slow way, write_image, makes. None of this needs root."""
+"""Images made from those of earlier versions: always the bytes that the slow way, write_image,
+makes. None of this needs root."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def image_of(entries: list[Entry], path: Path) -> bytes:
 
 
 def patched(tmp_path: Path, old: list[Entry], new: list[Entry]) -> bytes | None:
-    """What patching makes of the image of `old`, None where it refuses. Whatever it says, no other file may be left."""
+    """What patching makes of the image of `old`, None where it refuses. Whatever it says, no other
+    file may be left."""
     write_image(old, tmp_path / "old")
     (tmp_path / "new").unlink(missing_ok=True)
     changed = changed_entries(old, new, most=len(new))
@@ -89,7 +91,8 @@ def torn(entry: Entry, choose: random.Random) -> Entry:
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 30), count=st.integers(1, 250), share=st.floats(0, 1))
 def test_edits_that_move_nothing_are_patched(tmp_path: Path, seed: int, count: int, share: float) -> None:
-    """Trees of every kind of entry; any of them edited. The image is that of the new tree, and the whole image was not written."""
+    """Trees of every kind of entry; any of them edited. The image is that of the new tree, and the
+    whole image was not written."""
     choose = random.Random(seed)
     old = random_tree(seed, Store(tmp_path / "store"), count=count)
     new = [edited(entry, choose) if choose.random() < share else entry for entry in old]
@@ -110,7 +113,8 @@ def test_any_edit_is_patched_rightly_or_not_at_all(tmp_path: Path, seed: int, co
 
 @pytest.mark.parametrize("count", [1, 100, 300, 5000])
 def test_every_name_of_a_directory_of_any_size_is_found(tmp_path: Path, count: int) -> None:
-    """In one block or several, below the root and in another directory, whatever sorts before the dots."""
+    """In one block or several, below the root and in another directory, whatever sorts before the
+    dots."""
     choose = random.Random(count)
     names = sorted(
         {bytes(choose.choice(b"!#-.abc\xff") for _ in range(n % 250 + 1)) for n in range(count)} - {b".", b".."}
@@ -170,7 +174,8 @@ def test_what_moves_other_things_is_left_to_the_whole_image(tmp_path: Path, befo
 
 
 def test_marks_of_a_directory_stay(tmp_path: Path) -> None:
-    """One that is opaque, one that holds whiteouts, one that holds them and is no longer told from an opaque one by its length."""
+    """One that is opaque, one that holds whiteouts, one that holds them and is no longer told from
+    an opaque one by its length."""
     old: list[Entry] = [
         Directory(b"o", 0o755, 1, True),
         Whiteout(b"o/gone"),
@@ -213,7 +218,8 @@ def test_of_all_entries_the_changed_ones_are_found() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [random_tree, None], ids=["all kinds", "whole blocks"])
 def test_no_byte_of_a_damaged_image_is_taken_over(tmp_path: Path, make: Callable[..., list[Entry]] | None) -> None:
-    """Whichever byte is wrong: not even where nothing is patched, and in directories and inodes that lead astray."""
+    """Whichever byte is wrong: not even where nothing is patched, and in directories and inodes
+    that lead astray."""
     names: list[Entry] = [file(b"%04d" % number * 30) for number in range(100)]
     old = make(3, Store(tmp_path / "store"), count=40) if make else names
     data = image_of(old, tmp_path / "old")
@@ -236,7 +242,8 @@ def test_no_byte_of_a_damaged_image_is_taken_over(tmp_path: Path, make: Callable
 @settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 30))
 def test_an_image_that_lies_does_no_harm(tmp_path: Path, seed: int) -> None:
-    """An image with wrong numbers and an identity that agrees with them: at worst another image comes out, of the same length."""
+    """An image with wrong numbers and an identity that agrees with them: at worst another image
+    comes out, of the same length."""
     choose = random.Random(seed)
     names: list[Entry] = [file(b"%04d" % number * 30) for number in range(60)]
     old: list[Entry] = [Directory(b"/d", 0o755, 1), Symlink(b"l", 1, b"t" * 4090), *names]
@@ -310,7 +317,8 @@ def test_a_disk_that_fails_is_told(tmp_path: Path) -> None:
     moved=st.booleans(),
 )
 def test_shared_pages_hide_no_change(seed: int, cuts: list[int], edits: int, moved: bool) -> None:
-    """What two versions have in common as pages is not looked at; what is found is what a look at everything finds."""
+    """What two versions have in common as pages is not looked at; what is found is what a look at
+    everything finds."""
     choose = random.Random(seed)
     old = [file(b"f%03d" % number, b"%d" % number) for number in range(60)]
     new = list(old)

@@ -1,4 +1,5 @@
-"""Which file runs: that of the package where it has one, else the host's; never the host's in place of one that cannot start."""
+"""Which file runs: that of the package where it has one, else the host's; never the host's in place
+of one that cannot start."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Given = dict[str, str | bytes | tuple[str, str] | None]
 
 
 class Stage:
-    """A package at `root` and directories of this host, where every program says which one it is."""
+    """A package at `root` and directories of this host, where every program says which one it
+    is."""
 
     def __init__(self, place: Path) -> None:
         self.root, self.host, self.said = place / "root", place / "host", place / "said"
@@ -38,7 +40,8 @@ class Stage:
         path.chmod(mode)
 
     def pack(self, name: str, text: str | bytes = "", mode: int = 0o755) -> None:
-        """A file of the package; without text a script that says who it is and what it was given."""
+        """A file of the package; without text a script that says who it is and what it was
+        given."""
         self.put(self.root / name, text or f'#!/bin/sh\necho "package {name} ${{0##*/}} $*" > {self.said}\n', mode)
 
     def link(self, name: str, target: str) -> None:
@@ -124,7 +127,8 @@ def test_a_program_that_cannot_start_is_named(stage: Stage, how: str, named: str
 
 @pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may search every directory")
 def test_a_directory_that_may_not_be_searched_is_said(stage: Stage) -> None:
-    """The package's own bin: without the right to look, nobody knows whether the program is there."""
+    """The package's own bin: without the right to look, nobody knows whether the program is
+    there."""
     stage.pack("bin/tool")
     script = (
         "import sys; from pathlib import Path\n"
@@ -142,7 +146,8 @@ def test_a_directory_that_may_not_be_searched_is_said(stage: Stage) -> None:
 
 
 def test_what_the_package_lacks_is_the_host_s(stage: Stage) -> None:
-    """In PATH, by an absolute path, and behind a link or first line of the package's that names it."""
+    """In PATH, by an absolute path, and behind a link or first line of the package's that names
+    it."""
     assert stage.run("tool") == "host tool"
     assert stage.run(str(stage.host / "tool")) == "host tool"
     stage.link("bin/other", str(stage.host / "tool"))
@@ -157,7 +162,8 @@ def test_what_the_package_lacks_is_the_host_s(stage: Stage) -> None:
 
 @pytest.mark.parametrize("named", ["tool", "/usr/local/bin/tool", "/opt/tool"])
 def test_an_image_s_program_is_its_own(stage: Stage, named: str) -> None:
-    """PATH, absolute paths, absolute links and first lines of a package that was made as a root lead to what is in it."""
+    """PATH, absolute paths, absolute links and first lines of a package that was made as a root
+    lead to what is in it."""
     env = (f"PATH=/usr/local/bin:{stage.host}:/usr/bin:/bin",)
     stage.pack("usr/local/bin/tool")
     stage.link("opt", "/usr/local/bin")  # as absolute as in the image
@@ -165,7 +171,8 @@ def test_an_image_s_program_is_its_own(stage: Stage, named: str) -> None:
 
 
 def test_an_image_s_links_and_interpreters_are_its_own(stage: Stage) -> None:
-    """A program behind an absolute link is called by the name of the link; a script's interpreter is given option and script."""
+    """A program behind an absolute link is called by the name of the link; a script's interpreter
+    is given option and script."""
     stage.pack("bin/busybox", elf())
     stage.link("bin/applet", "/bin/busybox")
     found = Search({"PATH": f"{stage.root}/bin"}, str(stage.root), str(stage.root)).executable(["applet", "x"])
@@ -199,7 +206,8 @@ def test_what_the_caller_ignores_the_program_ignores(number: signal.Signals) -> 
 
 
 def test_exit_codes_come_through_where_sigchld_is_ignored() -> None:
-    """The kernel keeps no exit code for a caller that ignores SIGCHLD; the program has the default again."""
+    """The kernel keeps no exit code for a caller that ignores SIGCHLD; the program has the default
+    again."""
     script = (
         "import os, signal, sys\n"
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"

@@ -1,4 +1,5 @@
-"""Who uses a view: processes by number and start, programs by their environment, and the hold that they inherit."""
+"""Who uses a view: processes by number and start, programs by their environment, and the hold that
+they inherit."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from p2pdist.mount.holders import Process, hold, is_held, parse_process, process
 
 
 def test_a_process_is_alive_until_it_ends() -> None:
-    """A zombie is not; nor is another process that has got the number since. What is not known of its start does not count."""
+    """A zombie is not; nor is another process that has got the number since. What is not known of
+    its start does not count."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert child.stdin is not None
     with child.stdin:
@@ -47,7 +49,8 @@ def test_a_program_is_known_by_its_environment(tmp_path: Path) -> None:
 
 
 def test_a_hold_is_inherited(tmp_path: Path) -> None:
-    """As long as one process has it open, also one that has forgotten its environment; two programs may hold one view."""
+    """As long as one process has it open, also one that has forgotten its environment; two programs
+    may hold one view."""
     held, again = hold(tmp_path), hold(tmp_path)
     assert held is not None and again is not None
     os.close(again)

@@ -20,7 +20,8 @@ ROOT = Path("/shown here")
 
 
 def test_the_root_is_put_in_and_the_package_s_bin_comes_first() -> None:
-    """Entrypoint, arguments, environment and working directory may name the directory where the package is seen."""
+    """Entrypoint, arguments, environment and working directory may name the directory where the
+    package is seen."""
     config = Config(
         ("${P2PDIST_ROOT}/bin/python", "-m", "train"),
         ("PYTHONPATH=${P2PDIST_ROOT}/app:${P2PDIST_ROOT}/lib", "HOME=/app"),

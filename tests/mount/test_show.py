@@ -57,7 +57,8 @@ def test_one_layer_is_mounted_straight(layer: Layer, tmp_path: Path, work: Path)
 
 
 def test_sixty_layers(layer: Layer, tmp_path: Path, work: Path) -> None:
-    """Many layers fit into the one page of mount options, also below a directory with a long and awkward name."""
+    """Many layers fit into the one page of mount options, also below a directory with a long and
+    awkward name."""
     images = [layer(f"l{number}", {f"f{number}": str(number), "last": str(number)}) for number in range(60)]
     deep = work / ("a,b:c\\d " * 25)
     deep.mkdir()
@@ -156,7 +157,8 @@ def test_a_target_is_used_once(layer: Layer, tmp_path: Path, work: Path) -> None
 
 
 def test_a_busy_mount_names_its_users(layer: Layer, tmp_path: Path, work: Path) -> None:
-    """Unmounting what is in use is a conflict that names the process; by force it is out of sight at once and its user goes on."""
+    """Unmounting what is in use is a conflict that names the process; by force it is out of sight
+    at once and its user goes on."""
     images = [layer("base", {"a": "1"}), layer("app", {"b": "2"})]
     done = show(images, tmp_path / "view", work=work)
     user = subprocess.Popen(["sleep", "60"], cwd=done.path)
@@ -190,7 +192,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_what_a_killed_process_left_is_known(
     layer: Layer, tmp_path: Path, work: Path, how: str, existing: bool
 ) -> None:
-    """After kill -9 the next start finds the mount by its record, keeps it and can remove it; what was half unpacked it removes."""
+    """After kill -9 the next start finds the mount by its record, keeps it and can remove it; what
+    was half unpacked it removes."""
     images = [layer("base", {"a": "1"}), layer("app", {"b": "2"})]
     target = tmp_path / "view"
     if existing:
@@ -211,7 +214,8 @@ def test_what_a_killed_process_left_is_known(
 
 
 def test_leftovers_in_use_stay_and_can_be_unshown(layer: Layer, tmp_path: Path, work: Path) -> None:
-    """A program that outlives its agent and the process for which it was started keeps its view; the mount is still known."""
+    """A program that outlives its agent and the process for which it was started keeps its view;
+    the mount is still known."""
     target = tmp_path / "view"
     show([layer("base", {"a": "1"})], target, work=work, label="job", owner=Process(2**22 + 1))
     with (target / "a").open() as file:
@@ -243,7 +247,8 @@ def test_a_view_that_was_moved_is_not_forgotten(layer: Layer, tmp_path: Path, wo
 
 
 def test_mounts_of_others_are_never_touched(layer: Layer, tmp_path: Path, work: Path) -> None:
-    """Where something else is mounted over a recorded target, or the record is all there is, only the record goes."""
+    """Where something else is mounted over a recorded target, or the record is all there is, only
+    the record goes."""
     image, target = layer("base", {"a": "1"}), tmp_path / "view"
     show([image], target, work=work)
     kernel.unmount(target)
@@ -275,7 +280,8 @@ def over(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_where_an_overlay_cannot_keep_what_is_written_files_are_unpacked(layer: Layer, over: Path, count: int) -> None:
-    """And it is said why; what is only read is mounted all the same. The mount point may be anywhere."""
+    """And it is said why; what is only read is mounted all the same. The mount point may be
+    anywhere."""
     images = [layer("base", {"a": "base"}), layer("app", {"b": "app"})][:count]
     work = over / "records"
     work.mkdir()

@@ -1,4 +1,5 @@
-"""What killed processes left of trees that were shown, and what is in use. All of this needs root."""
+"""What killed processes left of trees that were shown, and what is in use. All of this needs
+root."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ kill()
 
 @pytest.mark.parametrize("moment", ["image", "mounting", "erofs", "writing", "finishing", "copy", "hardlink"])
 def test_what_a_killed_process_left_is_known(store: Store, tmp_path: Path, work: Path, moment: str) -> None:
-    """Whenever it happens, the next start finds it by its record, and removes what was not finished; the same package can be shown then."""
+    """Whenever it happens, the next start finds it by its record, and removes what was not
+    finished; the same package can be shown then."""
     command = [sys.executable, "-c", _KILLED, str(Path(__file__).parent), str(tmp_path), moment]
     assert subprocess.run(command).returncode == -signal.SIGKILL
     mounts = [entry.point for entry in kernel.mounted() if tmp_path in entry.point.parents]

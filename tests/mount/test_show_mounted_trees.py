@@ -94,7 +94,8 @@ def test_an_image_where_the_kernel_cannot_mount_it(store: Store, tmp_path: Path,
 
 
 def test_a_squashfs_cannot_show_any_object(store: Store, tmp_path: Path, view: Path, work: Path) -> None:
-    """By the attributes with which trees are made: they would lead to what another package has in the store."""
+    """By the attributes with which trees are made: they would lead to what another package has in
+    the store."""
     content = store.put(b"secret").hex()
     source = tmp_path / "source"
     source.mkdir()

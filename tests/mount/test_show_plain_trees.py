@@ -1,4 +1,5 @@
-"""Trees as plain files: by reflink, hard link or copy, with root and without. Without a test's own note all of this needs root."""
+"""Trees as plain files: by reflink, hard link or copy, with root and without. Without a test's own
+note all of this needs root."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def on_cloning(cloning: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 def test_a_tree_is_placed_where_few_directories_are(tmp_path: Path, work: Path) -> None:
-    """Not beside the directory in which it is shown, where much may just have been removed: in another group of inodes of ext4."""
+    """Not beside the directory in which it is shown, where much may just have been removed: in
+    another group of inodes of ext4."""
     if shutil.which("mkfs.ext4") is None:
         pytest.skip("needs mkfs.ext4")
     image, place = tmp_path / "disk", tmp_path / "mounted"
@@ -107,8 +109,8 @@ def test_several_threads_write_one_tree_over_another(
 
 
 def test_who_gets_the_object_and_who_a_copy(store: Store, view: Path, work: Path, tmp_path: Path) -> None:
-    """The first entry gives it mode and time; one with others, with attributes, or that others may write to is a copy. A later package
-    may give it others once nobody links it."""
+    """The first entry gives it mode and time; one with others, with attributes, or that others may
+    write to is a copy. A later package may give it others once nobody links it."""
     entries = [
         store.file(b"first", b"same", 0o755, 5),
         store.file(b"mode", b"same", 0o644, 5),
@@ -138,7 +140,8 @@ def test_who_gets_the_object_and_who_a_copy(store: Store, view: Path, work: Path
 
 
 def test_copies_keep_holes(store: Store, view: Path, work: Path) -> None:
-    """A file that is mostly holes takes as few blocks in a copy, at its beginning, within and at its end."""
+    """A file that is mostly holes takes as few blocks in a copy, at its beginning, within and at
+    its end."""
     data = bytes(1 << 20) + b"x" * 4096 + bytes(5 << 20) + b"y" + bytes(3 << 20)
     entry = store.file(b"sparse", data)
     place = store.object(entry.content)
@@ -154,7 +157,8 @@ def test_copies_keep_holes(store: Store, view: Path, work: Path) -> None:
 
 
 def test_objects_on_another_file_system(store: Store, tmp_path: Path, work: Path) -> None:
-    """They cannot be linked; the best way that is left is a copy, which says so, and a full disk is said before anything is written."""
+    """They cannot be linked; the best way that is left is a copy, which says so, and a full disk is
+    said before anything is written."""
     entries = [store.file(b"a", b"1"), store.file(b"big", b"x" * 300_000), store.file(b"big2", b"x" * 300_000)]
     small = tmp_path / "small"
     small.mkdir()
@@ -179,7 +183,8 @@ def test_objects_on_another_file_system(store: Store, tmp_path: Path, work: Path
 def test_links_of_a_lower_layer_are_not_followed(
     store: Store, tmp_path: Path, work: Path, layer: LayerMaker, base: str
 ) -> None:
-    """Where the tree has directories, files and whiteouts the base has links to a directory outside: all of them are replaced."""
+    """Where the tree has directories, files and whiteouts the base has links to a directory
+    outside: all of them are replaced."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "victim").write_text("x")
@@ -258,7 +263,8 @@ def test_attributes_of_a_lower_directory_do_not_shine_through(
 
 @pytest.mark.slow
 def test_deep_and_long_trees_are_written_and_removed(store: Store, tmp_path: Path, work: Path) -> None:
-    """Deeper than descriptors are kept, and with paths that are too long once a directory is put in front."""
+    """Deeper than descriptors are kept, and with paths that are too long once a directory is put in
+    front."""
     entries: list[Entry] = [Directory(b"/".join([b"d"] * depth), 0o755, depth) for depth in range(1, 1001)]
     long = [b"n" * 255] * 15
     entries += [Directory(b"/".join(long[:depth]), 0o500, depth) for depth in range(1, 16)]
@@ -343,7 +349,8 @@ def as_nobody_shows(home: Path, store: Path, how: str = "") -> list[str]:
 
 
 def test_without_root_objects_are_linked_but_never_writable(home: Path) -> None:
-    """Even to the agent's own user; closed directories are no hindrance, neither for a layer above nor for removing them."""
+    """Even to the agent's own user; closed directories are no hindrance, neither for a layer above
+    nor for removing them."""
     why, plain, marked, unreadable, closed, trap, *rest = as_nobody_shows(home, home / "store", "hardlink")
     assert why.startswith("hardlink: as asked for; ")
     assert why.endswith(
@@ -366,7 +373,8 @@ def test_without_root_objects_of_somebody_else_are_copied(home: Path) -> None:
 
 
 def test_without_root_nothing_is_linked_unasked(home: Path) -> None:
-    """The agent's own user may give itself the right to write, and does so to the file of the store."""
+    """The agent's own user may give itself the right to write, and does so to the file of the
+    store."""
     why, plain, *_ = as_nobody_shows(home, home / "store")
     assert why.partition(":")[0] in ("copy", "reflink")
     assert plain.endswith(" False")
@@ -376,7 +384,8 @@ def test_without_root_nothing_is_linked_unasked(home: Path) -> None:
 def test_what_root_writes_in_place_reaches_the_store_only_by_a_link_that_was_asked_for(
     store: Store, tmp_path: Path, work: Path, how: str | None
 ) -> None:
-    """Writing in place, appending, and writing after a chmod: a second showing and another package have what was packed."""
+    """Writing in place, appending, and writing after a chmod: a second showing and another package
+    have what was packed."""
     entries = [store.file(name, name * 100, 0o444, MTIME_NS) for name in (b"append", b"chmod", b"place")]
     memory = tmp_path / "memory"
     memory.mkdir()

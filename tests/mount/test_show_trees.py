@@ -1,4 +1,5 @@
-"""Packages with trees: every way shows the same, alone and in stacks, and what is wrong is said. All of this needs root."""
+"""Packages with trees: every way shows the same, alone and in stacks, and what is wrong is said.
+All of this needs root."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ NAMES = [b"a", b"b", b"c", b"lib", b"\xff", b"a.b"]
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("how", ["erofs", "copy"])
 def test_a_generated_tree(store: Store, view: Path, work: Path, how: str, seed: int) -> None:
-    """Kinds, bytes, modes, times, targets, hard links and attributes are those of the tree; nothing is left afterwards."""
+    """Kinds, bytes, modes, times, targets, hard links and attributes are those of the tree; nothing
+    is left afterwards."""
     entries = random_tree(seed, store, count=300)
     done = show([store.layer("tree", entries)], view, work=work, how=how)
     assert done.how == how and done.why.startswith(f"{how}: ")
@@ -50,8 +52,8 @@ def test_a_generated_tree_by_hard_links(store: Store, view: Path, work: Path, se
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("how", ["erofs", "copy", "hardlink"])
 def test_trees_over_trees(store: Store, view: Path, work: Path, how: str, seed: int) -> None:
-    """Three layers that meet in every way: whiteouts and opaque directories hide what is below, files replace directories and the other
-    way round. The slow model says what is seen."""
+    """Three layers that meet in every way: whiteouts and opaque directories hide what is below,
+    files replace directories and the other way round. The slow model says what is seen."""
     trees = [random_tree(seed * 3 + number, store, names=NAMES) for number in range(3)]
     layers = [store.layer(str(number), entries) for number, entries in enumerate(trees)]
     show(layers, view, work=work, how=how)
@@ -64,8 +66,9 @@ def test_trees_over_trees(store: Store, view: Path, work: Path, how: str, seed: 
 @pytest.mark.parametrize("xattrs", [False, True])
 @pytest.mark.parametrize("kinds", ["ts", "st", "tst", "sts", "stst"])
 def test_mixed_stacks(store: Store, tmp_path: Path, work: Path, kinds: str, xattrs: bool) -> None:
-    """Squashfs layers and trees in any order: the kernel and plain files agree, and nearly so with the model, which knows nothing of the
-    times of a squashfs. Images with extended attributes are not mounted beside a tree."""
+    """Squashfs layers and trees in any order: the kernel and plain files agree, and nearly so with
+    the model, which knows nothing of the times of a squashfs. Images with extended attributes are
+    not mounted beside a tree."""
     trees = [
         [entry for entry in random_tree(50 + number, store, names=NAMES) if kind == "t" or not _listed(entry)]
         for number, kind in enumerate(kinds)
@@ -100,7 +103,8 @@ def _plain(entry: Entry) -> Entry:
 
 
 def _listed(entry: Entry) -> bool:
-    """Whiteouts that hide nothing: in a squashfs layer without such a directory below, the kernel lists their names."""
+    """Whiteouts that hide nothing: in a squashfs layer without such a directory below, the kernel
+    lists their names."""
     return isinstance(entry, Whiteout) and b"/" in entry.path
 
 
@@ -129,7 +133,8 @@ def test_trees_of_two_stores(store: Store, tmp_path: Path, view: Path, work: Pat
 
 @pytest.mark.parametrize("how", ["erofs", "copy", "unpack"])
 def test_a_writable_view_leaves_the_objects_alone(store: Store, view: Path, work: Path, how: str) -> None:
-    """Contents, modes, names and directories are changed; the store stays as it was, and so does the next view."""
+    """Contents, modes, names and directories are changed; the store stays as it was, and so does
+    the next view."""
     entries = [
         Directory(b"d", 0o755, 1),
         store.file(b"d/a", b"one"),

@@ -77,7 +77,8 @@ def test_they_are_made_once_and_linked(store: Store, tmp_path: Path, work: Path,
 
 
 def test_they_are_not_asked_for_without_need(store: Store, view: Path, work: Path, kept: Path) -> None:
-    """Where nothing differs, where nothing that differs can be linked, or where another way is taken."""
+    """Where nothing differs, where nothing that differs can be linked, or where another way is
+    taken."""
     asked = list[int]()
     same = [store.file(b"%d" % number, b"same", 0o644, 5) for number in range(3)]
     writable = [store.file(b"%d" % number, b"same", 0o664, number) for number in range(3)]
@@ -118,7 +119,8 @@ def test_generated_trees_over_one_another(
 
 
 def test_one_that_was_changed_is_made_anew(store: Store, tmp_path: Path, work: Path, kept: Path) -> None:
-    """Root can write through a link into the store: what it did to mode, time or size is not shown elsewhere."""
+    """Root can write through a link into the store: what it did to mode, time or size is not shown
+    elsewhere."""
     entries = entries_of(store)
     layer = layer_with(store, entries, kept, [])
     wanted = without_groups(expected([sorted(entries, key=lambda entry: entry.path)], store))

@@ -1,4 +1,5 @@
-"""Unpacking: the same view as an overlay gives, without any right, and no way out of the directory."""
+"""Unpacking: the same view as an overlay gives, without any right, and no way out of the
+directory."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ def test_unpacking_shows_what_an_overlay_shows(layer: Layer, tmp_path: Path, wor
 
 @pytest.mark.root
 def test_opaque_directories_hide_what_is_below(tmp_path: Path, layer: Layer, work: Path) -> None:
-    """trusted.overlay.opaque, as the upper directory of an overlay has it, is honoured and not left behind."""
+    """trusted.overlay.opaque, as the upper directory of an overlay has it, is honoured and not left
+    behind."""
     source = tmp_path / "upper"
     (source / "dir").mkdir(parents=True)
     (source / "dir" / "new").write_text("2")
@@ -141,8 +143,8 @@ def test_names_that_lead_outside_are_refused(layer: Layer, tmp_path: Path, work:
 
 
 def test_a_link_below_does_not_lead_writes_outside(layer: Layer, tmp_path: Path, work: Path) -> None:
-    """A lower layer's link to a directory outside is replaced by the upper layer's directory; neither its files nor its whiteouts
-    reach through the link."""
+    """A lower layer's link to a directory outside is replaced by the upper layer's directory;
+    neither its files nor its whiteouts reach through the link."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "victim").write_text("x")
@@ -197,7 +199,8 @@ def test_a_tree_in_use_is_not_removed_unasked(layer: Layer, tmp_path: Path, work
 
 
 def test_removing_a_tree_stays_inside_it(tmp_path: Path) -> None:
-    """Closed directories are opened, links are removed and not followed, and deep trees are no problem."""
+    """Closed directories are opened, links are removed and not followed, and deep trees are no
+    problem."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_text("x")

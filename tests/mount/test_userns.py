@@ -44,7 +44,8 @@ sys.exit(code)
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory of NOBODY's, for its temporary files too, that is empty but for what a test puts there."""
+    """A directory of NOBODY's, for its temporary files too, that is empty but for what a test puts
+    there."""
     path = Path(tempfile.mkdtemp(prefix="p2pdist-test-", dir="/tmp"))
     path.chmod(0o755)
     for name in ("hold", "home"):
@@ -90,7 +91,8 @@ def fuse_processes(place: Path) -> list[str]:
 
 
 def test_a_program_sees_the_merged_view(place: Path, layer: Layer) -> None:
-    """App over base, whiteouts hide; the program is the user it was, has no rights, and its exit code comes through."""
+    """App over base, whiteouts hide; the program is the user it was, has no rights, and its exit
+    code comes through."""
     images = [layer("base", {"a": "base", "b": "base", "gone": "x"}), layer("app", {"a": "app", "gone": "whiteout"})]
     code, said = run_script(
         place, images, "cat a b; ls | xargs; id -u; test $PWD = $ROOT; umount $ROOT 2>/dev/null || exit 7"
@@ -128,8 +130,8 @@ def test_a_writable_view_forgets(place: Path, layer: Layer, count: int) -> None:
 
 
 def test_what_does_not_work_here_is_said(place: Path, layer: Layer) -> None:
-    """A closed /dev/fuse is unavailable; a program that does not exist, and a damaged image, are named. A directory in PATH that may not be
-    searched changes nothing."""
+    """A closed /dev/fuse is unavailable; a program that does not exist, and a damaged image, are
+    named. A directory in PATH that may not be searched changes nothing."""
     image = layer("l", {"a": "1"})
     if not os.stat("/dev/fuse").st_mode & 0o002:
         code, said = run_script(place, [image], "true", fuse=False)
@@ -147,7 +149,8 @@ def test_what_does_not_work_here_is_said(place: Path, layer: Layer) -> None:
 
 @pytest.mark.parametrize("damage", ["garbage", "tables"])
 def test_a_damaged_image_stops_it_before_the_program(place: Path, layer: Layer, damage: str) -> None:
-    """What is no squashfs is corrupt; one that squashfuse cannot read is unavailable this way. Nothing stays."""
+    """What is no squashfs is corrupt; one that squashfuse cannot read is unavailable this way.
+    Nothing stays."""
     image = layer("l", {"a": "1"})
     data = image.read_bytes()
     image.chmod(0o644)
@@ -180,7 +183,8 @@ def test_signals_reach_the_program_inside(place: Path, layer: Layer, number: sig
 
 
 def test_ctrl_c_leaves_the_view_to_the_program(place: Path, layer: Layer) -> None:
-    """A terminal's signal ends neither squashfuse nor us: the program may still read, and decides."""
+    """A terminal's signal ends neither squashfuse nor us: the program may still read, and
+    decides."""
     script = "trap 'cat a; exit 5' INT; echo ready; while :; do sleep 0.05; done"
     argv = command(place, [layer("l", {"a": "still here"})], script)
     pid, terminal = os.forkpty()
@@ -209,8 +213,8 @@ def guardian(parent: int) -> int:
 
 @pytest.mark.parametrize("who", ["caller", "guardian"])
 def test_when_one_is_killed_all_of_it_ends(place: Path, layer: Layer, who: str) -> None:
-    """kill -9 of the process that asked, or of the one in between, ends the program and every squashfuse; the kernel removes the
-    mounts."""
+    """kill -9 of the process that asked, or of the one in between, ends the program and every
+    squashfuse; the kernel removes the mounts."""
     runner = subprocess.Popen(
         command(place, [layer("l", {"a": "1"}), layer("m", {"b": "1"})], "echo ready; exec sleep 60"),
         env={**os.environ, "TMPDIR": str(place / "home")},
@@ -258,7 +262,8 @@ def show_as_nobody(place: Path, images: list[Path]) -> tuple[int, list[str]]:
 
 
 def test_without_root_a_package_is_unpacked(place: Path, layer: Layer) -> None:
-    """Whiteouts, which only root could create as files, hide all the same; closed directories are merged and removed."""
+    """Whiteouts, which only root could create as files, hide all the same; closed directories are
+    merged and removed."""
     base = layer("base", {"a": "1", "gone": "1", "closed/x": "1"}, "closed m 555 0 0")
     app = layer("app", {"b": "2", "gone": "whiteout", "closed/y": "2"}, "closed m 555 0 0", "null c 666 0 0 1 3")
     code, said = show_as_nobody(place, [base, app])
@@ -269,7 +274,8 @@ def test_without_root_a_package_is_unpacked(place: Path, layer: Layer) -> None:
 
 
 def test_attributes_that_only_root_can_read_are_refused(place: Path, layer: Layer) -> None:
-    """An upper layer with extended attributes may hide things by them: no view rather than a wrong one."""
+    """An upper layer with extended attributes may hide things by them: no view rather than a wrong
+    one."""
     source = place / "upper"
     (source / "d").mkdir(parents=True)
     try:

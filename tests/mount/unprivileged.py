@@ -1,7 +1,8 @@
 """Running this project as a user without rights, on a machine where the tests are root's.
 
-The command starts in a mount namespace of its own in which /dev/fuse is open to everybody, as it is where udev runs, and where the
-interpreter and the project can be reached although they may be below a closed home directory.
+The command starts in a mount namespace of its own in which /dev/fuse is open to everybody, as it is
+where udev runs, and where the interpreter and the project can be reached although they may be below
+a closed home directory.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def _closed_parents() -> dict[Path, list[Path]]:
 
 
 def as_nobody(hold: Path, *argv: str | Path, fuse: bool = True) -> list[str]:
-    """The command that runs `argv` as NOBODY; `hold` is an empty directory for setting up. Without `fuse`, /dev/fuse is closed.
-    More arguments may be appended."""
+    """The command that runs `argv` as NOBODY; `hold` is an empty directory for setting up. Without
+    `fuse`, /dev/fuse is closed. More arguments may be appended."""
     lines = ["set -e"]
     hold = hold.resolve()
     if fuse:

@@ -1,4 +1,5 @@
-"""Processes of the collection tests: pushes and collections that run beside each other, and such as are killed at a certain point."""
+"""Processes of the collection tests: pushes and collections that run beside each other, and such as
+are killed at a certain point."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def die() -> None:
 
 
 async def push_all(layout: LocalLayout, origin: LayoutOrigin, tags: list[str]) -> None:
-    """Push one tag after the other, each time removing the one before, so that what is pushed is often there and unnamed."""
+    """Push one tag after the other, each time removing the one before, so that what is pushed is
+    often there and unnamed."""
     for number, tag in enumerate(tags):
         await push(parse_reference(tag), layout, origin)
         if number + 1 < len(tags):
@@ -34,7 +36,8 @@ async def push_all(layout: LocalLayout, origin: LayoutOrigin, tags: list[str]) -
 
 
 async def collect_until(place: LayoutOrigin, age_s: float, stop: Path) -> None:
-    """Collect again and again until the file `stop` is there; its content says how many blobs went in all."""
+    """Collect again and again until the file `stop` is there; its content says how many blobs went
+    in all."""
     layout_module.PACKING_WAIT_S = 0.2
     collect_module.BATCH_BLOBS = 4
     removed = 0

@@ -1,4 +1,5 @@
-"""What the tests of collection share: packages of several blobs, and a look at whether tags lead to all they name."""
+"""What the tests of collection share: packages of several blobs, and a look at whether tags lead to
+all they name."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ CHILD = Path(__file__).with_name("collect_child.py")
 
 
 async def make_package(layout: LocalLayout, blobs: list[bytes], *tags: str) -> list[Digest]:
-    """Store a package of these layers in the layout under all tags; returns its digests, layers first, the manifest last."""
+    """Store a package of these layers in the layout under all tags; returns its digests, layers
+    first, the manifest last."""
     layers, lists = [], []
     for data in blobs:
         file = layout.scratch() / "draft"
@@ -50,8 +52,8 @@ async def make_package(layout: LocalLayout, blobs: list[bytes], *tags: str) -> l
 
 
 async def missing(origin: LayoutOrigin) -> list[str]:
-    """What tags lead to and is not there. A tag is used once in these tests, so one that is there before and after a look was visible
-    all the time between."""
+    """What tags lead to and is not there. A tag is used once in these tests, so one that is there
+    before and after a look was visible all the time between."""
     found = []
     for name, described in await origin.tags():
         lost: list[str] = []
@@ -77,7 +79,8 @@ async def check_contents(origin: LayoutOrigin) -> int:
 
 
 def backdate(root: Path, seconds: float, *, kind: str) -> int:
-    """Let what lies in a folder of the layout (`notes`, `blobs`) be older; returns how many files that were."""
+    """Let what lies in a folder of the layout (`notes`, `blobs`) be older; returns how many files
+    that were."""
     folder = root / {"notes": NOTES, "blobs": "blobs/sha256"}[kind]
     files = list(folder.iterdir())
     for file in files:

@@ -36,7 +36,8 @@ BUCKET = "packages"
 
 @dataclass
 class Web:
-    """A running nginx: `url` of the directory it serves, and its access log (one line a request: connection, method, status, range)."""
+    """A running nginx: `url` of the directory it serves, and its access log (one line a request:
+    connection, method, status, range)."""
 
     url: str
     log: Path
@@ -118,7 +119,8 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @dataclass
 class Place:
-    """An origin that can be written to, and `overwrite(key, data)`, which damages it behind its back."""
+    """An origin that can be written to, and `overwrite(key, data)`, which damages it behind its
+    back."""
 
     origin: LayoutOrigin
     url: str
@@ -151,7 +153,8 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def store_file(origin: LayoutOrigin, path: Path, tag: str) -> tuple[Digest, Descriptor]:
-    """Write a file as a package of one layer; returns the layer's digest and the manifest's descriptor."""
+    """Write a file as a package of one layer; returns the layer's digest and the manifest's
+    descriptor."""
     content = read_content(path)
     await origin.write_blob(content.digest, path)
     await origin.write_small(content.pieces.encode())

@@ -1,4 +1,5 @@
-"""Collection as it is meant to go: what is kept and what goes, by tag, lease and age; and what stops it."""
+"""Collection as it is meant to go: what is kept and what goes, by tag, lease and age; and what
+stops it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
 
 @pytest.mark.slow
 async def test_what_no_tag_leads_to_goes_and_the_rest_stays(place: Place, layout: LocalLayout, tmp_path: Path) -> None:
-    """In directories and buckets alike: two packages that share a layer, one of which loses its tag."""
+    """In directories and buckets alike: two packages that share a layer, one of which loses its
+    tag."""
     origin = place.origin
     shared, own, other = os.urandom(3000), os.urandom(2000), os.urandom(1000)
     first = await make_package(layout, [shared, own], "app:1")
@@ -164,7 +166,8 @@ async def test_a_push_sends_again_what_a_removal_under_way_names(place: Place, l
 async def test_a_push_whose_lease_lapsed_looks_at_everything_again(
     layout: LocalLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that slept for an hour may have lost what it had sent; the tag waits until it is sent again."""
+    """A process that slept for an hour may have lost what it had sent; the tag waits until it is
+    sent again."""
     slept = 0.0
     awake = lease_module.clock
     monkeypatch.setattr(lease_module, "clock", lambda: awake() + slept)
@@ -339,7 +342,8 @@ async def test_more_blobs_than_one_batch_or_page_holds(
 
 @pytest.mark.skipif(shutil.which("skopeo") is None, reason="needs skopeo")
 async def test_images_that_skopeo_wrote_stay_whole(tmp_path: Path, layout: LocalLayout) -> None:
-    """An index of images for two platforms, and one of its images alone, copied by another tool, nested as it does."""
+    """An index of images for two platforms, and one of its images alone, copied by another tool,
+    nested as it does."""
     platforms = []
     for machine in ("amd64", "arm64"):
         layers = [await layout.write_small(f"{machine} layer {number}".encode()) for number in range(2)]

@@ -1,4 +1,5 @@
-"""Collections beside pushes and packings of other processes, without any age that would spare blobs; and processes that are killed."""
+"""Collections beside pushes and packings of other processes, without any age that would spare
+blobs; and processes that are killed."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ async def ended(child: subprocess.Popen[str]) -> str:
 async def test_no_push_loses_a_blob_to_a_collection(
     place: Place, tmp_path: Path, children: list[subprocess.Popen[str]], age_s: float
 ) -> None:
-    """Eight processes push packages that share blobs, and take their last tag away each time, while two collect all the time. Whoever
-    looks meanwhile finds all that a visible tag names."""
+    """Eight processes push packages that share blobs, and take their last tag away each time, while
+    two collect all the time. Whoever looks meanwhile finds all that a visible tag names."""
     layout = LocalLayout(tmp_path / "layout")
     choice = random.Random(1)
     shared = [os.urandom(choice.randrange(1000, 9000)) for _ in range(6)]
@@ -92,7 +93,8 @@ async def push_aside(place: Place, tmp_path: Path) -> None:
 
 
 async def test_no_packing_loses_a_chunk_to_a_collection(tmp_path: Path, children: list[subprocess.Popen[str]]) -> None:
-    """Three processes pack two states of their directories in turn, so old packs are drawn on that no tag leads to any more."""
+    """Three processes pack two states of their directories in turn, so old packs are drawn on that
+    no tag leads to any more."""
     layout = LocalLayout(tmp_path / "layout")
     await make_package(layout, [b"unrelated"], "unrelated:1")
     packers = []
@@ -154,7 +156,8 @@ async def test_what_a_killed_push_leaves_is_removed_its_file_at_once_the_rest_wh
 async def test_a_push_waits_for_what_a_killed_collection_may_still_be_deleting(
     tmp_path: Path, children: list[subprocess.Popen[str]]
 ) -> None:
-    """Until the note of the dead collection is void nobody relies on what it names; pushes of other blobs go on at once."""
+    """Until the note of the dead collection is void nobody relies on what it names; pushes of other
+    blobs go on at once."""
     layout, origin = LocalLayout(tmp_path / "layout"), LocalLayout(tmp_path / "origin")
     await make_package(layout, [b"unrelated"], "unrelated:1", "unrelated:2")
     await push(named("unrelated:1"), layout, origin)

@@ -43,7 +43,8 @@ def test_what_is_locked_stays_however_old(tmp_path: Path) -> None:
 @pytest.mark.parametrize("remove", [False, True])
 @pytest.mark.parametrize("kind", ["file", "directory", "stage"])
 def test_what_is_not_locked_goes(tmp_path: Path, kind: str, remove: bool) -> None:
-    """At once where it was made under this kernel since it started, else when nobody wrote to it for a day."""
+    """At once where it was made under this kernel since it started, else when nobody wrote to it
+    for a day."""
     for prefix in (boot_mark(), OTHER, STAGE, ""):
         path = tmp_path / f"{prefix}{kind}"
         if kind == "file":

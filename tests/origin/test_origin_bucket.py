@@ -66,7 +66,8 @@ async def test_an_endpoint_that_is_down(s3: Any, monkeypatch: pytest.MonkeyPatch
 
 
 async def test_without_credentials_one_is_told_so(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The metadata service of a cloud is the last place that is asked; here a closed port stands for it."""
+    """The metadata service of a cloud is the last place that is asked; here a closed port stands
+    for it."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{free_port()}")

@@ -1,4 +1,5 @@
-"""What storage that says no is said to have said: real HTTP servers that answer as S3, Google, Azure, web servers and proxies do."""
+"""What storage that says no is said to have said: real HTTP servers that answer as S3, Google,
+Azure, web servers and proxies do."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ Reply = tuple[int, str, dict[str, str]]
 
 
 class Storage(http.server.ThreadingHTTPServer):
-    """Keeps what is PUT, but first asks `fault`, given method, path and headers, whether it says something else. `asked`: the paths."""
+    """Keeps what is PUT, but first asks `fault`, given method, path and headers, whether it says
+    something else. `asked`: the paths."""
 
     daemon_threads = True
 
@@ -152,7 +154,8 @@ def _matches(words: str, error: P2PDistError) -> None:
 
 
 async def test_what_head_may_not_say_is_asked_again(storage: Storage) -> None:
-    """An answer to HEAD has no body, so a push, which begins with one, would hear `400 Bad Request`."""
+    """An answer to HEAD has no body, so a push, which begins with one, would hear `400 Bad
+    Request`."""
     storage.says_code(400, "ExpiredToken")
     origin = open_origin("s3://b/p")
     with pytest.raises(Refused, match="expired"):

@@ -72,7 +72,8 @@ async def test_a_range_is_one_request_on_a_kept_connection(web: StartWeb, stored
         ["GET", "206", "bytes=1000-1999"],
     ]
     assert len(requests) == 42
-    # A connection returns to the pool a moment after its answer was read: now and then a second one is opened.
+    # A connection returns to the pool a moment after its answer was read: now and then a second one
+    # is opened.
     assert len({request[0] for request in requests[:10]}) <= 3
     assert len({request[0] for request in requests}) <= 18
 
@@ -245,7 +246,8 @@ async def test_credentials_are_used_and_never_shown(web: StartWeb, stored: Store
 
 @pytest.mark.slow
 def test_a_process_that_read_an_origin_exits_cleanly(web: StartWeb, tmp_path: Path) -> None:
-    """The client's threads must not abort the interpreter while it ends; this did happen, in about one run of four."""
+    """The client's threads must not abort the interpreter while it ends; this did happen, in about
+    one run of four."""
     (tmp_path / "d").mkdir()
     server = web(tmp_path / "d")
     script = """

@@ -20,7 +20,8 @@ def make_environment(place: Path) -> Path:
 
 
 def make_wheel(directory: Path, name: str, files: dict[str, str]) -> Path:
-    """A wheel (packaging.python.org, "Binary distribution format") of pure Python with a console script."""
+    """A wheel (packaging.python.org, "Binary distribution format") of pure Python with a console
+    script."""
     info = f"{name}-1.0.dist-info"
     content = {
         **files,

@@ -1,5 +1,6 @@
-"""Archives as tools made them over the decades, and as transport damages them. Headers are written byte by byte, so that each field can be
-what no library would write. The kinds are those that the test suites of libarchive, umoci, containerd and GNU tar cover."""
+"""Archives as tools made them over the decades, and as transport damages them. Headers are written
+byte by byte, so that each field can be what no library would write. The kinds are those that the
+test suites of libarchive, umoci, containerd and GNU tar cover."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def header(
     tail: bytes = b"",
     signed: bool = False,
 ) -> bytes:
-    """One header block. `size` and `mtime` may be the field itself; `tail` replaces what follows the device numbers."""
+    """One header block. `size` and `mtime` may be the field itself; `tail` replaces what follows
+    the device numbers."""
     fields = (
         name.ljust(100, b"\0"),
         b"%07o\0" % mode,
@@ -110,7 +112,8 @@ def sparse_gnu() -> bytes:
 
 
 def sparse_pax(form: bytes, *, told: bool = False) -> bytes:
-    """`told`: size and name in the archive stand in records, as they do for 8 GiB and more, and for long names."""
+    """`told`: size and name in the archive stand in records, as they do for 8 GiB and more, and for
+    long names."""
     flat = [b"%d" % number for piece in SPARSE for number in piece]
     name, data = b"sparse", SPARSE_DATA
     if form == b"0.0":
@@ -272,7 +275,8 @@ REFUSED_LAYERS: dict[str, list[list[bytes]]] = {
 
 
 def together(cases: Iterable[tuple[str, list[list[bytes]]]]) -> list[bytes]:
-    """The layers of one image that has each case below a directory of its own, named by its number. Links to / lead there too."""
+    """The layers of one image that has each case below a directory of its own, named by its number.
+    Links to / lead there too."""
     layers: list[bytes] = []
     for number, (_, case) in enumerate(cases):
         for position, entries in enumerate(case):

@@ -25,7 +25,8 @@ from p2pdist.package.archive import Unpacked, unpack_source
 from p2pdist.package.untar import Applied, apply_tar, finish
 
 Entry = tuple[str, Any]
-"""Name, and: str for a file, None for a directory, ("link", to), ("hard", to), or a tarfile.TarInfo type for something else."""
+"""Name, and: str for a file, None for a directory, ("link", to), ("hard", to), or a tarfile.TarInfo
+type for something else."""
 
 
 def tar_of(*entries: Entry, **more: Any) -> bytes:
@@ -59,7 +60,8 @@ def applied(target: Path, *layers: bytes) -> Applied:
 
 
 def content(directory: Path) -> dict[str, str]:
-    """Everything below a directory: files with their text, links with "-> target", directories with "/"."""
+    """Everything below a directory: files with their text, links with "-> target", directories with
+    "/"."""
     found = {}
     for path in directory.rglob("*"):
         name = str(path.relative_to(directory))
@@ -97,7 +99,8 @@ def test_entries_keep_what_a_package_can_carry(tmp_path: Path) -> None:
 
 
 def test_layers_replace_and_hide(tmp_path: Path) -> None:
-    """Whiteouts hide what is below, never what their own layer brings, in whatever order it comes."""
+    """Whiteouts hide what is below, never what their own layer brings, in whatever order it
+    comes."""
     lower = tar_of(
         ("keep", "1"), ("gone", "1"), ("dir/one", "1"), ("dir/two", "1"), ("opaque/old", "1"), ("opaque/sub/old", "1"),
         ("file", "1"), ("tree/x", "1"), ("mixed/old", "1"), ("link", ("link", "keep")),
@@ -136,7 +139,8 @@ def test_layers_replace_and_hide(tmp_path: Path) -> None:
     ],
 )
 def test_nothing_leaves_the_directory(tmp_path: Path, entries: list[Entry]) -> None:
-    """Neither written, nor linked in, nor removed; and the failure is told as one of the archive."""
+    """Neither written, nor linked in, nor removed; and the failure is told as one of the
+    archive."""
     (tmp_path / "secret").write_text("secret")
     with pytest.raises(Corrupt):
         applied(tmp_path / "root", tar_of(*entries))
@@ -219,7 +223,8 @@ def test_endless_headers_are_not_kept(tmp_path: Path, beginning: bytes, block: b
 )
 @pytest.mark.parametrize("kind", [b"x", b"g"])
 def test_broken_pax_records_are_corrupt(tmp_path: Path, kind: bytes, records: bytes) -> None:
-    """Before anything is made of them: each of a row of records that overlap would have a key up to the end of all of them."""
+    """Before anything is made of them: each of a row of records that overlap would have a key up to
+    the end of all of them."""
     with pytest.raises(Corrupt, match="pax header"):
         applied(tmp_path / "root", header(kind, records) + header(b"0", b"") + bytes(1024))
 
@@ -289,7 +294,8 @@ def unpacked(source: Path, work: Path, **more: str) -> Unpacked:
     "compress", [bytes, gzip.compress, lzma.compress, bz2.compress, zstandard.ZstdCompressor().compress]
 )
 def test_tars_of_any_compression(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
-    """The compression is told from the bytes. Names that would be whiteouts in an image are plain files."""
+    """The compression is told from the bytes. Names that would be whiteouts in an image are plain
+    files."""
     (tmp_path / "some archive").write_bytes(compress(tar_of(("a/b", "text"), ("a/.wh.c", "plain"))))
     found = unpacked(tmp_path / "some archive", tmp_path / "work")
     assert found.kind == "tar"
@@ -438,7 +444,8 @@ def test_a_package_of_ours_is_no_image(tmp_path: Path) -> None:
 
 
 def test_an_unpacked_docker_archive_is_one(tmp_path: Path) -> None:
-    """A directory is told as a tar of it is, whatever names the layers have; with another manifest.json it is a plain one."""
+    """A directory is told as a tar of it is, whatever names the layers have; with another
+    manifest.json it is a plain one."""
     place = tmp_path / "saved"
     (place / "0").mkdir(parents=True)
     for number, layer in enumerate(LAYERS):

@@ -91,7 +91,8 @@ CONFIG = Config(
 @pytest.mark.root
 @pytest.mark.parametrize("way", ["kernel", "fuse"])
 async def test_it_mounts_itself_and_runs(tree: Path, tmp_path: Path, place: Path, way: str) -> None:
-    """With arguments, environment and working directory as p2pdist run has them, and the program's exit code."""
+    """With arguments, environment and working directory as p2pdist run has them, and the program's
+    exit code."""
     if way == "fuse" and not (shutil.which("squashfuse") and os.access("/dev/fuse", os.W_OK)):
         pytest.skip("needs squashfuse")
     environ = {"PATH": "/usr/bin:/bin"} if way == "kernel" else by_fuse(tmp_path / "path")
@@ -113,7 +114,8 @@ async def test_it_mounts_itself_and_runs(tree: Path, tmp_path: Path, place: Path
 
 @pytest.mark.root
 async def test_runs_share_a_mount_until_the_last_ends(tree: Path, tmp_path: Path, place: Path) -> None:
-    """Also what a program left behind counts, and a run after everything was taken away mounts again."""
+    """Also what a program left behind counts, and a run after everything was taken away mounts
+    again."""
     file = await xar_of(tree, tmp_path / "program", Config(("sh", "-c", 'exec "$@"', "sh")))
     environ = {"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(place)}
     running = []
@@ -150,7 +152,8 @@ subprocess.Popen(["/bin/sh", "-c", command, "sh", sys.argv[1]], stdin=subprocess
 @pytest.mark.root
 @pytest.mark.parametrize("how", ["environment", "in use"])
 async def test_children_without_the_lock_keep_the_mount(tree: Path, tmp_path: Path, place: Path, how: str) -> None:
-    """They are known by their environment; without it the mount stays while it is in use, and goes later."""
+    """They are known by their environment; without it the mount stays while it is in use, and goes
+    later."""
     text = (
         CHILD
         if how == "environment"
@@ -224,7 +227,8 @@ async def test_a_directory_of_somebody_else_is_not_used(tree: Path, tmp_path: Pa
 
 @pytest.mark.root
 async def test_no_program_of_the_host_runs_in_place_of_the_package_s(tmp_path: Path, place: Path) -> None:
-    """One that cannot start is named; absolute paths, links, first lines and PATH of an image lead into it."""
+    """One that cannot start is named; absolute paths, links, first lines and PATH of an image lead
+    into it."""
     tree, host = tmp_path / "root", tmp_path / "host"
     for directory in (tree / "bin", tree / "opt/bin", host):
         directory.mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""Links of a source that lead elsewhere on a host, and permissions that shut users out there: what is said, followed and widened."""
+"""Links of a source that lead elsewhere on a host, and permissions that shut users out there: what
+is said, followed and widened."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ async def modes(layout: LocalLayout, packed: Packed, work: Path) -> dict[str, in
 
 
 def test_what_leads_elsewhere_is_told_from_what_does_not(tmp_path: Path) -> None:
-    """A link may lead into another layer of its package where its own appears below a directory, and to the system's own files."""
+    """A link may lead into another layer of its package where its own appears below a directory,
+    and to the system's own files."""
     source = tmp_path / "source"
     (source / "deep/er").mkdir(parents=True)
     (source / "file").write_text("")

@@ -1,4 +1,5 @@
-"""A directory as a squashfs image: the same tree gives the same bytes, and what cannot go in is said."""
+"""A directory as a squashfs image: the same tree gives the same bytes, and what cannot go in is
+said."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def scan(source: Path, **chosen: Any) -> Scan:
 
 
 def fill(root: Path, *, backwards: bool = False, links: bool = False) -> None:
-    """The same tree, made in different ways: entries created in another order, equal files as hard links of one another."""
+    """The same tree, made in different ways: entries created in another order, equal files as hard
+    links of one another."""
     root.mkdir(parents=True)
     (root / "empty").mkdir(mode=0o750)
     (root / "sub").mkdir()
@@ -60,7 +62,8 @@ async def digest(source: Path, output: Path, **more: int | None) -> str:
 
 
 async def test_one_tree_one_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Path, creation order, hard links, processors, time zone, umask, SOURCE_DATE_EPOCH and the source's own mode leave no mark."""
+    """Path, creation order, hard links, processors, time zone, umask, SOURCE_DATE_EPOCH and the
+    source's own mode leave no mark."""
     fill(tmp_path / "a")
     expected = await digest(tmp_path / "a", tmp_path / "image")
     assert await digest(tmp_path / "a", tmp_path / "image", processors=1) == expected

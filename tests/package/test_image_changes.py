@@ -1,4 +1,5 @@
-"""Images of what somebody writes to meanwhile: none is made, and the first entry that differs is named."""
+"""Images of what somebody writes to meanwhile: none is made, and the first entry that differs is
+named."""
 
 from __future__ import annotations
 
@@ -146,7 +147,8 @@ async def test_what_changes_while_a_part_is_copied_is_named(
 async def test_times_that_an_image_cannot_hold_are_refused(
     layout: LocalLayout, source: Path, kind: str, seconds: int
 ) -> None:
-    """mksquashfs would write another time, 1969 as 2106. With one time for all, and in a tree, any will do."""
+    """mksquashfs would write another time, 1969 as 2106. With one time for all, and in a tree, any
+    will do."""
     path = source / "sub/odd"
     if kind == "file":
         path.touch()

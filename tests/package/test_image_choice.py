@@ -25,7 +25,8 @@ def on(architecture: str, variant: str = "", **annotations: str) -> dict[str, An
 
 
 def index(place: Path, entries: list[dict[str, Any]], *, nested: bool = True) -> Path:
-    """An index of images that hold a file named by their position; `nested`: below an index that names it `latest`."""
+    """An index of images that hold a file named by their position; `nested`: below an index that
+    names it `latest`."""
     blobs = place / "blobs/sha256"
     blobs.mkdir(parents=True)
     described = []

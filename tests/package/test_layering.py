@@ -70,7 +70,8 @@ async def test_patterns_come_from_three_places_and_flags_win(source: Path) -> No
 
 
 async def test_contents_come_out_of_packs_again(layout: LocalLayout, source: Path, tmp_path: Path) -> None:
-    """Each once, verified, also those of many chunks; a pack that was damaged or is gone is named."""
+    """Each once, verified, also those of many chunks; a pack that was damaged or is gone is
+    named."""
     (source / "same").write_text("small")
     with (source / "holes").open("wb") as file:
         file.write(b"begin")

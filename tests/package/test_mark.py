@@ -57,7 +57,8 @@ class Shelf:
 
 
 def obvious(shelf: Shelf) -> set[Digest]:
-    """Every digest that can be read out of what is reached, over and over until nothing is added. Types are not looked at."""
+    """Every digest that can be read out of what is reached, over and over until nothing is added.
+    Types are not looked at."""
     kept = {descriptor.digest for _, descriptor in shelf.index}
     while True:
         texts = [shelf.blobs[digest].decode(errors="replace") for digest in kept if digest in shelf.blobs]
@@ -69,7 +70,8 @@ def obvious(shelf: Shelf) -> set[Digest]:
 
 @st.composite
 def shelves(draw: st.DrawFn) -> Shelf:
-    """Leaves, manifests over them, indexes over those and over each other, in any of the known forms; some of it tagged."""
+    """Leaves, manifests over them, indexes over those and over each other, in any of the known
+    forms; some of it tagged."""
     shelf = Shelf()
     kinds = st.sampled_from([TREE_TYPE, PACK_TYPE, "application/x-thing", CONFIG_TYPE])
     leaves = [shelf.put(f"leaf {number}".encode(), draw(kinds)) for number in range(draw(st.integers(1, 8)))]

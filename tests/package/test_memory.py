@@ -1,4 +1,5 @@
-"""Limits on memory: those of control groups and of the process, and what mksquashfs is told of them."""
+"""Limits on memory: those of control groups and of the process, and what mksquashfs is told of
+them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def test_the_group_of_a_process_and_those_above_it_count() -> None:
 
 
 def test_a_group_out_of_sight_is_that_of_the_mount() -> None:
-    """As in a container that has its own part of the hierarchy mounted and sees the names of the host."""
+    """As in a container that has its own part of the hierarchy mounted and sees the names of the
+    host."""
     assert groups("4:cpuset,memory:/docker/abc\n", DIVIDED, root="/docker/abc") == ["/sys/fs/cgroup/memory"]
     assert groups("4:memory:/other\n", DIVIDED, root="/docker/abc") == ["/sys/fs/cgroup/memory"]
     assert groups("0::/../sibling\n", UNIFIED) == ["/sys/fs/cgroup"]
@@ -85,7 +87,8 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_an_image_is_made_within_a_limit_on_address_space(source: Path, tmp_path: Path) -> None:
-    """With the quarter of the machine's memory that mksquashfs plans with by itself it would run out of it."""
+    """With the quarter of the machine's memory that mksquashfs plans with by itself it would run
+    out of it."""
     code = f"""
 import asyncio, os, resource, sys
 from pathlib import Path

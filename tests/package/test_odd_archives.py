@@ -1,4 +1,5 @@
-"""What odd archives and images become, as GNU tar and umoci unpack them; damaged ones are refused whole."""
+"""What odd archives and images become, as GNU tar and umoci unpack them; damaged ones are refused
+whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The directory that is packed, by whatever name: links to it, paths relative to the working directory, and names of nothing."""
+"""The directory that is packed, by whatever name: links to it, paths relative to the working
+directory, and names of nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
 
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
-    """A directory, `current`, a link to it, `newest`, a link to that, and `all`, a link to the directory above."""
+    """A directory, `current`, a link to it, `newest`, a link to that, and `all`, a link to the
+    directory above."""
     made = tmp_path / "releases/7"
     made.mkdir(parents=True)
     (made / "module.py").write_text("x = 1\n")

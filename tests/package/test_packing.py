@@ -108,7 +108,8 @@ async def test_a_base_is_stacked_on_untouched(layout: LocalLayout, sources: dict
 async def test_a_base_at_the_origin_is_not_copied(
     layout: LocalLayout, origin: LocalLayout, tmp_path: Path, sources: dict[str, Path]
 ) -> None:
-    """Its layers stay where they are; piece lists and config come along, and the push finds the layers there."""
+    """Its layers stay where they are; piece lists and config come along, and the push finds the
+    layers there."""
     first = await pack(sources["env"], BASE, layout)
     await push(BASE, layout, origin)
     fresh = LocalLayout(tmp_path / "fresh")
@@ -145,7 +146,8 @@ async def test_a_push_sends_what_is_lacking_and_only_once(
 
 
 async def test_a_failed_push_shows_no_tag(layout: LocalLayout, origin: LocalLayout, sources: dict[str, Path]) -> None:
-    """The tag comes last: while any content is missing or altered the reference stays unknown, and so does the manifest."""
+    """The tag comes last: while any content is missing or altered the reference stays unknown, and
+    so does the manifest."""
     packed = await pack(sources["env"], BASE, layout)
     path = layout.blob_path(packed.layers[0].digest)
     data = path.read_bytes()

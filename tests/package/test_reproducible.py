@@ -111,7 +111,8 @@ def test_compiled_files_are_hash_based_and_work(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_compiled_is_left_out_with_a_note(tmp_path: Path) -> None:
-    """No source, a source that does not compile, an interpreter that is not here; but a module that is compiled only is kept."""
+    """No source, a source that does not compile, an interpreter that is not here; but a module that
+    is compiled only is kept."""
     source = checkout(tmp_path / "source", time_s=1_600_000_000)
     tag = sys.implementation.cache_tag
     cache = source / "lib/__pycache__"

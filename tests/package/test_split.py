@@ -157,7 +157,8 @@ async def test_only_the_upper_layer_changes_with_ones_own_code(
 async def test_a_first_run_leaves_the_lower_layer_as_it_is(
     tmp_path: Path, layout: LocalLayout, form: Any, reproducible: bool
 ) -> None:
-    """Where an installer compiled nothing the interpreter does, and with that changes the times of directories."""
+    """Where an installer compiled nothing the interpreter does, and with that changes the times of
+    directories."""
     made = make_environment(tmp_path / "venv")
     site = site_of(made)
     (site / "third/deep").mkdir(parents=True)

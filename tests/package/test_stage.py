@@ -72,7 +72,8 @@ def test_what_changes_meanwhile_is_told(source: Path, tmp_path: Path) -> None:
 
 
 def test_on_another_file_system_it_is_copied(source: Path, tmp_path: Path) -> None:
-    """With modes, times, symbolic links and the names of one file kept together; what cannot be copied is named."""
+    """With modes, times, symbolic links and the names of one file kept together; what cannot be
+    copied is named."""
     if not os.path.isdir("/dev/shm") or os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:
         pytest.skip("there is no other file system")
     os.mkfifo(source / "fifo")

@@ -52,7 +52,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_what_children_open_wherever_they_are(root: Path, tmp_path: Path) -> None:
-    """By absolute and relative paths, from directories that were changed to and descriptors of directories, over symbolic links."""
+    """By absolute and relative paths, from directories that were changed to and descriptors of
+    directories, over symbolic links."""
     script = """
 import os, subprocess
 os.chdir(%r)
@@ -134,7 +135,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_package_of_what_was_used_runs(environment: Path, tmp_path: Path) -> None:
-    """The used module, its metadata and the environment's own files are enough to do it again; nothing else is there."""
+    """The used module, its metadata and the environment's own files are enough to do it again;
+    nothing else is there."""
     script = "import usedlib.part, importlib.metadata as m; print(m.version('usedlib'))"
     trace = traced(environment, environment / "bin/python", "-c", "import usedlib.part")
     site = site_of(environment).relative_to(environment)

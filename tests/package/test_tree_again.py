@@ -1,5 +1,6 @@
-"""A packing that goes by the notes of the one before, against one of the same directory into a copy of the same layout without notes: the
-same manifest, so the same root, catalogs and packs, whatever was edited, and whatever became of the layout meanwhile."""
+"""A packing that goes by the notes of the one before, against one of the same directory into a copy
+of the same layout without notes: the same manifest, so the same root, catalogs and packs, whatever
+was edited, and whatever became of the layout meanwhile."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ STEPS = 10
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits that a small tree comes to: pages, merged catalogs, packages in the pool, tables, new volumes."""
+    """Limits that a small tree comes to: pages, merged catalogs, packages in the pool, tables, new
+    volumes."""
     monkeypatch.setattr(tree, "PAGE_ENTRIES", 8)
     monkeypatch.setattr(tree_draft, "PAGE_ENTRIES_MAX", 12)
     monkeypatch.setattr(tree, "PAGE_ENTRIES_MAX", 12)
@@ -63,7 +65,8 @@ async def pack_tree(source: Path, name: str, layout: LocalLayout, **options: Any
 
 
 async def without_notes(source: Path, name: str, layout: LocalLayout, aside: Path, **options: Any) -> Packed:
-    """The same packing into a copy of the layout, with all that decides the order of the pool, but without notes."""
+    """The same packing into a copy of the layout, with all that decides the order of the pool, but
+    without notes."""
     shutil.copytree(layout.directory, aside, ignore=shutil.ignore_patterns(".pack"))
     copy = LocalLayout(aside)
     packed = await pack_tree(source, name, copy, **options)
@@ -143,7 +146,8 @@ def hash_of(path: bytes) -> int:
 
 
 async def test_a_page_whose_catalog_is_gone_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that came with new modes has a catalog without packs, which nobody but its package names."""
+    """One that came with new modes has a catalog without packs, which nobody but its package
+    names."""
     small(monkeypatch)
     source, layout = tmp_path / "source", LocalLayout(tmp_path / "layout")
     for number in range(200):
@@ -171,7 +175,8 @@ async def test_a_page_whose_catalog_is_gone_is_made_again(tmp_path: Path, monkey
 async def test_an_edit_reads_little_of_what_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Of directories that have nothing to do with it neither entries nor pages are read, and no catalog is decoded."""
+    """Of directories that have nothing to do with it neither entries nor pages are read, and no
+    catalog is decoded."""
     choose = random.Random(seed)
     source, layout = tmp_path / "source", LocalLayout(tmp_path / "layout")
     for number in range(12_000):
@@ -191,7 +196,8 @@ async def test_an_edit_reads_little_of_what_is_known(
     expected = tmp_path / "aside"
     packed = await pack_tree(source, "app:2", layout)
     monkeypatch.undo()
-    # The one that was edited and those above it, and what else is on its page, of at most 2048 entries, and on the one behind it.
+    # The one that was edited and those above it, and what else is on its page, of at most 2048
+    # entries, and on the one behind it.
     assert 0 < len(set(bodies)) <= 100
     alone = LocalLayout(expected)
     assert (await pack_tree(source, "app:2", alone)).layers == packed.layers

@@ -1,4 +1,5 @@
-"""What a second version costs: unchanged files are not read, known chunks not written, and old catalogs and packs do not pile up."""
+"""What a second version costs: unchanged files are not read, known chunks not written, and old
+catalogs and packs do not pile up."""
 
 from __future__ import annotations
 
@@ -146,8 +147,9 @@ async def test_unchanged_files_are_not_read_again(layout: LocalLayout, source: P
 async def test_versions_have_the_digests_that_they_have_alone(
     layout: LocalLayout, source: Path, tmp_path: Path
 ) -> None:
-    """Of directories that did not change entries, checks and ends of pages are taken over: the result is that of packing from nothing. The
-    tree has pages of every kind: short ones, and ones that are cut because they are long."""
+    """Of directories that did not change entries, checks and ends of pages are taken over: the
+    result is that of packing from nothing. The tree has pages of every kind: short ones, and ones
+    that are cut because they are long."""
     for number in range(6000):
         path = source / f"many/{'all' if number < 5000 else number % 9}/{number:04}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +205,8 @@ async def test_a_known_tree_in_another_place_adds_nothing(layout: LocalLayout, s
 
 
 async def test_every_way_of_changing_is_seen(layout: LocalLayout, source: Path) -> None:
-    """Also a rewrite of the same length that keeps the modification time, right after the packing, and a swap of two files."""
+    """Also a rewrite of the same length that keeps the modification time, right after the packing,
+    and a swap of two files."""
     path = source / "lib/3/003.py"
     path.write_bytes(b"0" * 100)
     status = path.stat()
@@ -249,7 +252,8 @@ async def test_every_way_of_changing_is_seen(layout: LocalLayout, source: Path) 
 
 
 async def test_which_name_is_the_first_is_found_out_each_time(layout: LocalLayout, source: Path) -> None:
-    """With another choice of paths a directory that has not changed holds the file instead of a further name of it, and back."""
+    """With another choice of paths a directory that has not changed holds the file instead of a
+    further name of it, and back."""
     for name in ("lib/1/name", "lib/2/name"):
         os.link(source / "lib/0/000.py", source / name)
     age(source)
@@ -266,7 +270,8 @@ async def test_which_name_is_the_first_is_found_out_each_time(layout: LocalLayou
 
 @pytest.mark.slow
 async def test_a_file_that_is_written_to_right_after_packing_is_read_again(layout: LocalLayout, source: Path) -> None:
-    """Whoever relied on times alone would miss a second write within one tick of the kernel's clock."""
+    """Whoever relied on times alone would miss a second write within one tick of the kernel's
+    clock."""
     path = source / "lib/0/000.py"
     for number in range(30):
         path.write_bytes(b"%03d" % number)
@@ -341,8 +346,8 @@ async def test_blobs_that_were_deleted_are_made_again(layout: LocalLayout, sourc
 async def test_an_edit_costs_the_file_and_little_more(
     layout: LocalLayout, origin: LocalLayout, tmp_path: Path, depth: int
 ) -> None:
-    """What a host with the version before lacks: root, catalog, pack, piece lists, manifest. Bound: the file and 128 KiB, whichever file
-    it is, and after many versions too."""
+    """What a host with the version before lacks: root, catalog, pack, piece lists, manifest. Bound:
+    the file and 128 KiB, whichever file it is, and after many versions too."""
     source, noise = tmp_path / "many", random.Random(7)
     for number in range(6000):
         path = source / f"site-packages/package{number // 60:03}/module_{number % 60:02}.py"
@@ -362,7 +367,8 @@ async def test_an_edit_costs_the_file_and_little_more(
 
 
 def test_a_chunk_counts_for_the_first_pack_that_has_it() -> None:
-    """A tree does not draw on two packs for the same bytes, and one that is dead but for what others have is not needed at all."""
+    """A tree does not draw on two packs for the same bytes, and one that is dead but for what
+    others have is not needed at all."""
     pool, holdings = Pool(), Holdings()
     names = [bytes([number]) * 32 for number in range(4)]
     for number, chunks in enumerate((names[:2], names[1:], names[:3])):
@@ -389,7 +395,8 @@ def test_a_chunk_counts_for_the_first_pack_that_has_it() -> None:
 
 
 async def test_packs_that_are_mostly_dead_are_left_behind(layout: LocalLayout, source: Path) -> None:
-    """Their live chunks move to a pack of their own, which a host with the version before need not load."""
+    """Their live chunks move to a pack of their own, which a host with the version before need not
+    load."""
     first = await pack_tree(source, V1, layout)
     old = next(part for part in first.parts if part.media_type == PACK_TYPE)
     kept = {path for path in source.rglob("*.py") if path.name < "050"}
@@ -425,7 +432,8 @@ async def test_an_altered_pack_is_not_copied_from(layout: LocalLayout, source: P
 
 @pytest.mark.slow
 async def test_catalogs_do_not_pile_up(layout: LocalLayout, tmp_path: Path) -> None:
-    """Every version changes another file. At the limit the smallest catalogs move into the new one."""
+    """Every version changes another file. At the limit the smallest catalogs move into the new
+    one."""
     source = tmp_path / "scattered"
     source.mkdir()
     for number in range(CATALOGS_MAX + 10):
@@ -477,7 +485,8 @@ async def test_a_base_of_either_kind(layout: LocalLayout, source: Path, tmp_path
 async def test_a_base_at_the_origin_is_drawn_on(
     layout: LocalLayout, origin: LocalLayout, source: Path, tmp_path: Path
 ) -> None:
-    """Its packs stay there; what it has is not stored again. Without the base nobody could say where they are, so they do not count."""
+    """Its packs stay there; what it has is not stored again. Without the base nobody could say
+    where they are, so they do not count."""
     base = await pack_tree(source, BASE, layout)
     await push(BASE, layout, origin)
     fresh = LocalLayout(tmp_path / "fresh")
@@ -510,7 +519,8 @@ async def test_a_catalog_that_cannot_be_read_is_named(layout: LocalLayout, sourc
 
 
 async def test_tags_of_other_tools_are_left_alone(layout: LocalLayout, source: Path) -> None:
-    """Manifests that this project did not make, and packages without trees, are no concern of the pool."""
+    """Manifests that this project did not make, and packages without trees, are no concern of the
+    pool."""
     await pack(source, BASE, layout)
     body = b'{"schemaVersion":2,"config":{"mediaType":"a/b","digest":"sha256:%s","size":1},"layers":[]}' % (b"0" * 64)
     digest = await layout.write_small(body)

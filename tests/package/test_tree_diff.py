@@ -59,7 +59,8 @@ def test_paths_that_differ(
 
 
 def test_layers_show_what_an_overlay_shows() -> None:
-    """Whiteouts and opaque directories hide what is below them, files take the place of directories with all that is in them."""
+    """Whiteouts and opaque directories hide what is below them, files take the place of directories
+    with all that is in them."""
     lower: list[Entry] = [
         directory(b"a", mode=0o700),
         file(b"a/x"),
@@ -101,7 +102,8 @@ async def manifest_of(layout: LocalLayout, packed: Packed) -> Manifest:
 
 
 async def test_bytes_to_move_are_those_that_a_host_lacks(layout: LocalLayout, tmp_path: Path) -> None:
-    """Root and catalog whole, of packs the chunks that are new: an inserted byte in a large file is a chunk or two of it."""
+    """Root and catalog whole, of packs the chunks that are new: an inserted byte in a large file is
+    a chunk or two of it."""
     source, noise = tmp_path / "source", random.Random(1)
     source.mkdir()
     for number in range(50):

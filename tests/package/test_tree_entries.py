@@ -38,7 +38,8 @@ def row(*, mtime_ns: int, ctime_ns: int) -> Row:
     ],
 )
 def test_what_was_just_written_to_is_not_settled(ctime_ns: int, mtime_ns: int, expected: bool) -> None:
-    """A second write within one tick would leave the times as they are; where times are whole seconds, a tick is long."""
+    """A second write within one tick would leave the times as they are; where times are whole
+    seconds, a tick is long."""
     assert settled(row(mtime_ns=mtime_ns, ctime_ns=ctime_ns), NOW_NS) is expected
 
 
@@ -51,7 +52,8 @@ def remembered(draft: Draft) -> Known:
 
 @pytest.mark.parametrize("is_settled", [True, False])
 def test_a_file_that_is_not_settled_is_read_again(tmp_path: Path, is_settled: bool) -> None:
-    """It is remembered without its stamp, its directory without its fingerprint, and the whole is not taken for unchanged."""
+    """It is remembered without its stamp, its directory without its fingerprint, and the whole is
+    not taken for unchanged."""
     (tmp_path / "sub").mkdir()
     for name in ("sub/a", "sub/b", "c"):
         (tmp_path / name).write_text(name)
@@ -79,7 +81,8 @@ def test_a_file_that_is_not_settled_is_read_again(tmp_path: Path, is_settled: bo
 
 
 def test_what_was_looked_at_is_checked(tmp_path: Path) -> None:
-    """A tree that nobody would show is not packed: entries of directories that have changed are checked among those that have not."""
+    """A tree that nobody would show is not packed: entries of directories that have changed are
+    checked among those that have not."""
     for name in ("kept/a", "sub/a", "sub/b"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()

@@ -35,7 +35,8 @@ async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
 @pytest.mark.parametrize("size", [8192, WHOLE_MAX + 1])
 @pytest.mark.parametrize("where", [MEMORY, None])
 async def test_a_store_through_a_mapping_is_noticed(layout: LocalLayout, where: Path | None, size: int) -> None:
-    """In memory, where nothing is written back, it gives no new times at all; on a disk none until it has been written back."""
+    """In memory, where nothing is written back, it gives no new times at all; on a disk none until
+    it has been written back."""
     if where is not None and not os.access(where, os.W_OK):
         pytest.skip("needs a tmpfs")
     with tempfile.TemporaryDirectory(dir=where) as place:
@@ -54,7 +55,8 @@ async def test_a_store_through_a_mapping_is_noticed(layout: LocalLayout, where: 
 
 @contextlib.contextmanager
 def mounted(how: str, image: Path, place: Path) -> Iterator[Path]:
-    """What is in an image, by squashfuse, by the kernel, or by an overlay above what the kernel shows."""
+    """What is in an image, by squashfuse, by the kernel, or by an overlay above what the kernel
+    shows."""
     inner, outer = place / "inner", place / "outer"
     for directory in (inner, outer, place / "empty"):
         directory.mkdir(exist_ok=True)
@@ -77,8 +79,8 @@ def mounted(how: str, image: Path, place: Path) -> Iterator[Path]:
     "how", ["fuse", pytest.param("kernel", marks=pytest.mark.root), pytest.param("overlay", marks=pytest.mark.root)]
 )
 async def test_a_ctime_that_follows_the_mtime_does_not_count(layout: LocalLayout, tmp_path: Path, how: str) -> None:
-    """As on sshfs, SMB and rclone, and where one image is mounted in the place of another: equal lengths and times, another content; a link
-    that leads elsewhere."""
+    """As on sshfs, SMB and rclone, and where one image is mounted in the place of another: equal
+    lengths and times, another content; a link that leads elsewhere."""
     if how == "fuse" and not (shutil.which("squashfuse") and os.access("/dev/fuse", os.W_OK)):
         pytest.skip("needs squashfuse and /dev/fuse")
     found, links = [], []

@@ -1,4 +1,5 @@
-"""Notes of packings that run side by side in one layout: a packing never fails for them, and what it finds is whole."""
+"""Notes of packings that run side by side in one layout: a packing never fails for them, and what
+it finds is whole."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def side_by_side(*works: Callable[[], None]) -> None:
 
 
 def test_the_volume_of_notes_is_there_whoever_saved_last(tmp_path: Path) -> None:
-    """Two packings of one directory end at the same time: neither takes away the volume that the other names."""
+    """Two packings of one directory end at the same time: neither takes away the volume that the
+    other names."""
 
     def packing(data: bytes) -> Callable[[], None]:
         def work() -> None:

@@ -1,4 +1,5 @@
-"""Directories as trees: what goes in, that equal trees are equal, and that a change costs what changed."""
+"""Directories as trees: what goes in, that equal trees are equal, and that a change costs what
+changed."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def age(root: Path) -> None:
 
 
 def blobs(layout: LocalLayout) -> dict[str, int]:
-    """What lies in the layout, tags and notes included, with a size that changes when it is written again."""
+    """What lies in the layout, tags and notes included, with a size that changes when it is written
+    again."""
     return {str(path): path.stat().st_mtime_ns for path in layout.directory.rglob("*") if path.is_file()}
 
 
@@ -217,7 +219,8 @@ TREES = st.dictionaries(NAMES, NODES, max_size=6)
 
 
 def build(root: Path, tree: dict[bytes, Any], seed: int) -> None:
-    """Make a tree, its entries, times and links in an order that depends on `seed`. Leaves `link` are names of a few shared files."""
+    """Make a tree, its entries, times and links in an order that depends on `seed`. Leaves `link`
+    are names of a few shared files."""
     order = random.Random(seed)
     links: dict[int, list[bytes]] = {}
     made: list[bytes] = []
@@ -267,8 +270,8 @@ def build(root: Path, tree: dict[bytes, Any], seed: int) -> None:
 @given(tree=TREES, seeds=st.tuples(st.integers(0, 99), st.integers(0, 99)))
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_one_tree_one_root(tree: dict[bytes, Any], seeds: tuple[int, int], tmp_path: Path) -> None:
-    """Creation order, which link was first, holes, source path, umask, time zone, layout and what it knows leave no mark; and the entries
-    are those of an obvious walk."""
+    """Creation order, which link was first, holes, source path, umask, time zone, layout and what
+    it knows leave no mark; and the entries are those of an obvious walk."""
     where = tmp_path / random.randbytes(8).hex()
     first, second = where / "a", where / "elsewhere/b"
     second.parent.mkdir(parents=True)
@@ -314,7 +317,8 @@ async def test_owners_leave_no_mark(layout: LocalLayout, source: Path) -> None:
 
 
 async def test_a_sparse_file_is_what_it_reads_as(layout: LocalLayout, tmp_path: Path) -> None:
-    """The same bytes with holes, with other holes and without any; also where a hole ends within a chunk."""
+    """The same bytes with holes, with other holes and without any; also where a hole ends within a
+    chunk."""
     noise = random.Random(3).randbytes(300_000)
     size = 20 << 20
     spots = [0, 700_001, 5 << 20, (5 << 20) + 350_000, size - 10]
@@ -426,7 +430,8 @@ async def test_a_file_that_changes_meanwhile_is_named(layout: LocalLayout, sourc
 
 
 async def test_what_no_host_would_take_is_not_packed(layout: LocalLayout, source: Path) -> None:
-    """Paths that are long and alike: their catalog becomes so small that hosts would take it for a trap."""
+    """Paths that are long and alike: their catalog becomes so small that hosts would take it for a
+    trap."""
     deep = source.joinpath(*["d" * 250] * 14)
     deep.mkdir(parents=True)
     for number in range(7000):

@@ -18,7 +18,8 @@ from p2pdist.package.push import push
 
 @pytest.mark.skipif(shutil.which("skopeo") is None, reason="needs skopeo")
 async def test_skopeo_copies_a_pushed_package_there_and_back(tmp_path: Path) -> None:
-    """Of the second version, which draws on the packs of two; what comes back has the same digests and the same files."""
+    """Of the second version, which draws on the packs of two; what comes back has the same digests
+    and the same files."""
     source = tmp_path / "source"
     (source / "lib").mkdir(parents=True)
     (source / "weights").write_bytes(os.urandom(9_000_000))

@@ -1,4 +1,5 @@
-"""What the tests of trees share: packages read back by the formats alone, and a slow, obvious way to list a directory."""
+"""What the tests of trees share: packages read back by the formats alone, and a slow, obvious way
+to list a directory."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from p2pdist.package.pack import Packed
 
 @dataclass
 class Package:
-    """A package as it was read back: the entries of its tree layers, bottom to top, and its catalogs."""
+    """A package as it was read back: the entries of its tree layers, bottom to top, and its
+    catalogs."""
 
     manifest: Manifest
     trees: list[list[Entry]]
@@ -46,7 +48,8 @@ class Package:
         return {entry.path: entry for entry in self.trees[-1]}
 
     def content(self, path: bytes) -> bytes:
-        """The content of a regular file, from the packs that the manifest names, every chunk verified."""
+        """The content of a regular file, from the packs that the manifest names, every chunk
+        verified."""
         entry = self.entries[path]
         assert isinstance(entry, File)
         if not entry.size:

@@ -16,7 +16,8 @@ def test_starts_depend_on_the_seed_and_the_first_is_at_0(kind: str) -> None:
 
 
 def test_the_curves_have_their_shapes() -> None:
-    """How many of 2,000 hosts have started by half of the time: all, half, about half, a quarter."""
+    """How many of 2,000 hosts have started by half of the time: all, half, about half, a
+    quarter."""
     early = {kind: sum(1 for time in start_times(kind, 60.0, 2000, 1) if time <= 30.0) / 2000 for kind in KINDS}
     assert early["burst"] == 1.0
     assert early["uniform"] == pytest.approx(0.5, abs=0.05)
@@ -30,7 +31,8 @@ def test_the_curves_have_their_shapes() -> None:
 
 @pytest.mark.parametrize("kind", ["uniform", "poisson", "ramp"])
 def test_a_hosts_time_counts_from_its_own_start(kind: str) -> None:
-    """The blob takes 2 s alone, the hosts come over 20 s: each is nearly as fast as alone, and the last ends after the last start."""
+    """The blob takes 2 s alone, the hosts come over 20 s: each is nearly as fast as alone, and the
+    last ends after the last start."""
     scenario = Scenario(20, 64 << 16, 2.1e6, arrivals=kind, arrivals_s=20.0)
     simulation = Simulation(scenario)
     report = simulation.run()
@@ -53,6 +55,7 @@ def owns(simulation: Simulation) -> list[float]:
 
 
 def test_whoever_joins_late_or_early_is_held_up_by_nobody() -> None:
-    """24 hosts over half the bound: what each needs beyond its own bound are the levels above it, not those who come after it."""
+    """24 hosts over half the bound: what each needs beyond its own bound are the levels above it,
+    not those who come after it."""
     scenario = Scenario(24, 64 << 20, 5e6, arrivals="uniform", arrivals_s=6.7, piece_size=65536)
     assert Simulation(scenario).run().own_ratio_max <= 1.06

@@ -52,7 +52,8 @@ def test_a_slow_origin_is_the_bound() -> None:
 
 
 def test_several_blobs_at_once_share_the_links() -> None:
-    """Three blobs to the same hosts take about three times as long as one, and one copy of each is read."""
+    """Three blobs to the same hosts take about three times as long as one, and one copy of each is
+    read."""
     report = broadcast(20, 16 << 20, 5e6, blobs=3)
     assert report.complete == 60
     assert report.origin_ratio == 1.0

@@ -1,5 +1,5 @@
-"""What slows every host at once (a busy or paused machine, a shared link, a limit) is no host's fault: leases stay where they are, and
-the origin is read once."""
+"""What slows every host at once (a busy or paused machine, a shared link, a limit) is no host's
+fault: leases stay where they are, and the origin is read once."""
 
 from __future__ import annotations
 
@@ -39,14 +39,16 @@ def copies(simulation: Simulation) -> float:
     ids=["a tenth", "a third", "at the start", "paused", "for long", "hosts alone", "the tracker alone"],
 )
 def test_the_origin_is_read_once_while_all_processes_are_slow(fault: Busy) -> None:
-    """Up to a quarter was once read again: each host complained of its parent at the same moment, and readers lost their leases."""
+    """Up to a quarter was once read again: each host complained of its parent at the same moment,
+    and readers lost their leases."""
     report, simulation = broadcast(fault)
     assert copies(simulation) <= 1.01
     assert report.makespan_s <= 1.1 * report.bound_s + fault.for_s
 
 
 def test_the_origin_is_read_once_while_all_links_are_slow() -> None:
-    """As behind a switch that others use as well. A host waits for the piece under way and blames nobody for giving nothing else."""
+    """As behind a switch that others use as well. A host waits for the piece under way and blames
+    nobody for giving nothing else."""
     names = NAMES[: HOSTS // 2]
     _, simulation = broadcast(*(Slow(name, AT_S, 0.1, both=True) for name in names), hosts=len(names))
     assert copies(simulation) <= 1.03
@@ -55,7 +57,8 @@ def test_the_origin_is_read_once_while_all_links_are_slow() -> None:
 
 
 def test_a_host_that_receives_slowly_does_not_turn_from_the_only_peer_to_the_origin() -> None:
-    """It came when the other had everything. No other parent gives it more, and the origin would not either."""
+    """It came when the other had everything. No other parent gives it more, and the origin would
+    not either."""
     late = NAMES[1]
     _, simulation = broadcast(Late(late, 20.0), Slow(late, 0.0, 0.05, both=True), hosts=2)
     assert copies(simulation) == 1.0
@@ -68,7 +71,8 @@ def test_a_peer_that_pauses_for_a_moment_is_waited_for() -> None:
 
 
 def test_those_outside_a_cut_wait_for_no_parent_within_it() -> None:
-    """Some were parted from hosts that the cut put out of reach, and were given these again and again instead of the origin."""
+    """Some were parted from hosts that the cut put out of reach, and were given these again and
+    again instead of the origin."""
     names = Scenario(40, 24 << 20, 4e6).host_names()
     cut = Cut(frozenset(names[each] for each in (2, 6, 22, 23, 26, 28, 30, 32)))
     simulation = Simulation(Scenario(40, 24 << 20, 4e6, seed=12, faults=(Partition(cut, 3.7138, 40.0),)))

@@ -43,7 +43,8 @@ def test_several_runs_with_faults() -> None:
 
 
 def test_a_tracker_that_is_lost_and_hosts_that_are_cut_off() -> None:
-    """Trees and swarms together: all hosts end with everything, and people are told what came which way."""
+    """Trees and swarms together: all hosts end with everything, and people are told what came which
+    way."""
     arguments = ["--hosts", "24", "--size", "6MiB", "--nic", "1MB/s", "--transport", "auto", "--latency", "1ms"]
     done = simulate(*arguments, "--cut-half", "2s", "--lose-tracker", "3s:20s", "--json")
     assert done.returncode == 0, done.stderr
@@ -56,7 +57,8 @@ def test_a_tracker_that_is_lost_and_hosts_that_are_cut_off() -> None:
 
 
 def test_racks_shares_and_arrivals(tmp_path: Path) -> None:
-    """Everything at once; the file has what --json prints, and people are told of racks, zones and healthy hosts."""
+    """Everything at once; the file has what --json prints, and people are told of racks, zones and
+    healthy hosts."""
     target = tmp_path / "out.json"
     links = ["--nic", "2MB/s,1MB/s:10%", "--racks", "4", "--oversubscription", "2:1", "--zones", "2"]
     events = ["--arrivals", "uniform:1", "--slow", "5%:0.1", "--crash", "5%", "--kill-tracker-every", "6.5s"]

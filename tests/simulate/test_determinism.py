@@ -40,7 +40,8 @@ def run_with(hash_seed: str) -> str:
 
 @pytest.mark.slow
 def test_processes_with_different_hash_seeds_run_alike() -> None:
-    """No order of a set or of memory addresses reaches a decision: every figure and the fingerprint agree."""
+    """No order of a set or of memory addresses reaches a decision: every figure and the fingerprint
+    agree."""
     first = run_with("1")
     assert first.count("fingerprint") == 6
     assert first == run_with("2") == run_with("31337")

@@ -34,7 +34,8 @@ def run(*faults: Fault, hosts: int = 24, seed: int = 1, patience_s: float = 120.
 
 
 def test_losing_the_tracker_costs_nothing() -> None:
-    """Streams go on while the tracker is away; the next one takes them over as they are. Also when it dies again and again."""
+    """Streams go on while the tracker is away; the next one takes them over as they are. Also when
+    it dies again and again."""
     _, undisturbed = run()
     for losses in ([TrackerLoss(3.0, 1.0)], [TrackerLoss(1.0 + 1.5 * number, 0.5) for number in range(5)]):
         _, report = run(*losses)
@@ -45,7 +46,8 @@ def test_losing_the_tracker_costs_nothing() -> None:
 
 
 def test_a_crashed_host_does_not_stop_the_others() -> None:
-    """Wherever it stands in the trees: the others complete within twice the bound, and the origin reads little again."""
+    """Wherever it stands in the trees: the others complete within twice the bound, and the origin
+    reads little again."""
     for number in range(0, 24, 4):
         simulation, report = run(Crash(f"h{number:05d}", 3.0, None))
         assert (report.complete, report.lost) == (23, 1)
@@ -65,7 +67,8 @@ def test_a_host_that_comes_back_goes_on_with_what_its_disk_holds(power: bool) ->
 
 
 def test_wrong_bytes_are_never_stored_and_their_source_is_left_alone() -> None:
-    """Two hosts that spoil everything they send: everybody completes, and each liar is met once or twice by each stripe's children."""
+    """Two hosts that spoil everything they send: everybody completes, and each liar is met once or
+    twice by each stripe's children."""
     _, report = run(WrongBytes("h00003", 0.0, 1.0), WrongBytes("h00011", 0.0, 0.3))
     assert report.complete == 24
     assert 0 < report.rejected <= 24
@@ -101,7 +104,8 @@ def test_an_origin_that_is_away_for_a_while_is_waited_for() -> None:
 
 
 def test_an_origin_that_stays_away_is_given_up() -> None:
-    """What the origin has not given, nobody can have: every pull ends as unavailable, after its patience."""
+    """What the origin has not given, nobody can have: every pull ends as unavailable, after its
+    patience."""
     simulation, report = run(OriginOutage(2.0, None), patience_s=20.0)
     assert (report.complete, report.failed) == (0, 24)
     errors = [pull.error for host in simulation.hosts.values() for pull in host.pulls.values()]
@@ -128,7 +132,8 @@ def test_late_hosts_are_served_by_those_who_are_complete() -> None:
 
 
 def test_a_piece_that_takes_seconds_is_no_stall() -> None:
-    """Over a very slow link a piece takes longer than the first stall limit; patience grows instead of the tree being torn up for ever."""
+    """Over a very slow link a piece takes longer than the first stall limit; patience grows instead
+    of the tree being torn up for ever."""
     scenario = Scenario(8, 8 * 65536, 30e3, seed=1, latency_s=0.02)
     report = Simulation(scenario).run()
     assert report.complete == 8

@@ -1,8 +1,10 @@
-"""From trees to a swarm and back in the middle of a blob, when trackers are lost and hosts are cut off from each other: what has come by
-one way counts, the origin is spared, and whoever can be reached ends with everything.
+"""From trees to a swarm and back in the middle of a blob, when trackers are lost and hosts are cut
+off from each other: what has come by one way counts, the origin is spared, and whoever can be
+reached ends with everything.
 
-A run raises InvariantBroken as soon as a way begins beside the other, a piece that is held is asked for, or somebody reads the origin who
-may not. See p2pdist/simulate/mesh.py for what stands for libtorrent.
+A run raises InvariantBroken as soon as a way begins beside the other, a piece that is held is asked
+for, or somebody reads the origin who may not. See p2pdist/simulate/mesh.py for what stands for
+libtorrent.
 """
 
 from __future__ import annotations
@@ -53,15 +55,18 @@ POLICIES: tuple[Policy, ...] = ("auto", "auto", "swarm")
 
 COPIES_MAX = {"tracker": 1.6, "half": 2.8}
 COPIES_MEAN_MAX = {"tracker": 1.3, "half": 2.0}
-"""Of the blob, that the origin sends in a run, and on average. Each side of a cut needs what the other holds; keepers that cannot reach
-each other, or of which one goes by trees and the other by a swarm, do not know what the other reads. Trees alone cost as much."""
+"""Of the blob, that the origin sends in a run, and on average. Each side of a cut needs what the
+other holds; keepers that cannot reach each other, or of which one goes by trees and the other by a
+swarm, do not know what the other reads. Trees alone cost as much."""
 
 AGAIN_MAX = {"auto": 0.04, "swarm": 0.12}
-"""Of all bytes, those that come for nothing: under way when a way was left, or sent twice within a swarm."""
+"""Of all bytes, those that come for nothing: under way when a way was left, or sent twice within a
+swarm."""
 
 
 def faults(case: str, policy: Policy, seed: int) -> tuple[Fault, ...]:
-    """What goes wrong in a case: something is lost while all are in the middle, and where a tracker is, a few hosts with it."""
+    """What goes wrong in a case: something is lost while all are in the middle, and where a tracker
+    is, a few hosts with it."""
     random = Random(f"handoff {case} {seed}")
     begun_s = 2.0 if policy == "swarm" else 0.0  # their torrents are known by then
     at = begun_s + random.uniform(0.2, 0.7) * SHORTEST_S
@@ -116,7 +121,8 @@ class Run:
         return [pull for host in simulation.hosts.values() for pull in host.pulls.values()]
 
     def end(self) -> Report:
-        """Run it: all but those that crashed are complete, the origin was spared, and hardly a byte came for nothing."""
+        """Run it: all but those that crashed are complete, the origin was spared, and hardly a byte
+        came for nothing."""
         report = self.simulation.run()
         what = (self.case, self.seed, report)
         assert report.failed == 0 and report.complete + report.lost >= HOSTS, what
@@ -135,7 +141,8 @@ def changed(run: Run) -> int:
 
 @pytest.mark.slow
 def test_whoever_is_connected_ends_with_everything() -> None:
-    """Each seed takes one case; in all of them together many hosts finish another way than they began."""
+    """Each seed takes one case; in all of them together many hosts finish another way than they
+    began."""
     both: Counter[str] = Counter()
     for seed in range(3 * len(CASES)):
         case = CASES[seed % len(CASES)]
@@ -161,7 +168,8 @@ def test_all_cases_with_many_seeds(first: int) -> None:
 
 
 def test_without_trouble_nobody_leaves_the_trees() -> None:
-    """`auto` is then the same as trees, in time and bytes; a swarm from the start costs the origin hardly more."""
+    """`auto` is then the same as trees, in time and bytes; a swarm from the start costs the origin
+    hardly more."""
     reports = {}
     for policy in ("trees", "auto", "swarm"):
         base = Scenario(HOSTS, PIECES * PIECE, NIC_BYTES_S, seed=1, latency_s=0.001, transport=policy)
@@ -175,7 +183,8 @@ def test_without_trouble_nobody_leaves_the_trees() -> None:
 
 @pytest.mark.parametrize("apart", [1, HOSTS // 2, HOSTS - 1])
 def test_where_some_have_no_bittorrent_the_origin_is_read_once(apart: int) -> None:
-    """They receive by trees for good; the others read for all, and hardly anybody has to leave the swarm for what only trees bring."""
+    """They receive by trees for good; the others read for all, and hardly anybody has to leave the
+    swarm for what only trees bring."""
     for seed in range(3):
         tree_hosts = frozenset(Random(f"apart {seed}").sample(NAMES, apart))
         base = Scenario(
@@ -208,7 +217,8 @@ def test_what_hosts_without_bittorrent_have_is_not_read_again() -> None:
 
 
 def test_what_came_by_trees_is_not_fetched_by_the_swarm() -> None:
-    """All trees break in the middle: what a host held when it moved and what came after add up to the blob."""
+    """All trees break in the middle: what a host held when it moved and what came after add up to
+    the blob."""
     dead = tuple(Crash(name, 3.0, None, True) for name in NAMES[:6])
     simulation = Simulation(
         Scenario(

@@ -1,4 +1,5 @@
-"""The invariants notice what they are there for: each defect here is put into the cores or the shell on purpose."""
+"""The invariants notice what they are there for: each defect here is put into the cores or the
+shell on purpose."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -95,7 +96,8 @@ handle = download.Download.handle
 def test_a_defect_is_noticed(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, defect: Callable[..., Any], noticed: str
 ) -> None:
-    """A simulation with the defect ends with a broken invariant, or with an assertion of the core itself, that says what is wrong."""
+    """A simulation with the defect ends with a broken invariant, or with an assertion of the core
+    itself, that says what is wrong."""
     monkeypatch.setattr(owner, name, defect)
     with pytest.raises((InvariantBroken, AssertionError), match=noticed):
         run(6, time_limit_s=200.0, patience_s=60.0)

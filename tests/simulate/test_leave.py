@@ -13,14 +13,15 @@ from p2pdist.simulate.simulation import Simulation
 HOSTS = 40
 PIECES = 192
 TWICE_MAX = 5
-"""Who gets a lease reads the piece that is just coming from its last parent from the origin as well, if that is quicker."""
+"""Who gets a lease reads the piece that is just coming from its last parent from the origin as
+well, if that is quicker."""
 
 
 def run(
     *faults: Leave | TrackerLoss, seed: int = 1, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Simulation, Report, list[str]]:
-    """40 hosts, 192 pieces of 64 KiB at 1 MB/s: 12.6 s when nothing goes wrong. Also the streams that ended otherwise than by the child's
-    will or because all was sent."""
+    """40 hosts, 192 pieces of 64 KiB at 1 MB/s: 12.6 s when nothing goes wrong. Also the streams
+    that ended otherwise than by the child's will or because all was sent."""
     broken: list[str] = []
     scenario = Scenario(HOSTS, PIECES * 65536, 1e6, seed=seed, latency_s=0.001, faults=faults)
     simulation = Simulation(scenario)
@@ -37,7 +38,8 @@ def run(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_quarter_of_the_fleet_leaves_and_no_stream_breaks(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, roots among them. The origin sends again only what had not been passed on."""
+    """One after the other, roots among them. The origin sends again only what had not been passed
+    on."""
     names = [f"h{(7 * number + seed) % HOSTS:05d}" for number in range(10)]
     leaves = [Leave(name, 2.0 + 0.5 * number, None) for number, name in enumerate(names)]
     simulation, report, broken = run(*leaves, seed=seed, monkeypatch=monkeypatch)

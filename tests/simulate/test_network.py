@@ -22,7 +22,8 @@ def test_what_is_due_first_happens_first_and_ties_keep_their_order() -> None:
 
 
 def test_a_block_arrives_after_the_latency_or_when_the_downlink_is_free() -> None:
-    """Cut through: an idle downlink adds nothing but the latency, a busy one makes the block wait."""
+    """Cut through: an idle downlink adds nothing but the latency, a busy one makes the block
+    wait."""
     world = World(1)
     network, link = Network(world, 0.01), Link(100.0, 100.0)
     assert network.arrival(link, 50) == pytest.approx(0.5)
@@ -38,7 +39,8 @@ def test_one_host_takes_as_long_as_its_link_needs() -> None:
 
 
 def test_two_hosts_share_what_the_origin_gives() -> None:
-    """With an origin at half a host's rate, each host gets half from the origin and half from the other, if it is fast enough."""
+    """With an origin at half a host's rate, each host gets half from the origin and half from the
+    other, if it is fast enough."""
     simulation = Simulation(Scenario(2, 256 * 65536, float(1 << 22), origin_bytes_s=float(1 << 21)))
     report = simulation.run()
     assert report.makespan_s == pytest.approx(8.0, rel=0.06)

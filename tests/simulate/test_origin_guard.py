@@ -1,5 +1,6 @@
-"""The origin is read about once also while nobody decides who may read it: trackers away, for a while and for good, roots and keepers dead,
-hosts cut off from each other, the origin itself away. No run breaks an invariant; who may read is one of them."""
+"""The origin is read about once also while nobody decides who may read it: trackers away, for a
+while and for good, roots and keepers dead, hosts cut off from each other, the origin itself away.
+No run breaks an invariant; who may read is one of them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -43,7 +44,8 @@ order_of = Candidates._order
 
 
 class Run:
-    """A simulation in which the tracker is lost at 30 %, and what depends on who reads the origin then."""
+    """A simulation in which the tracker is lost at 30 %, and what depends on who reads the origin
+    then."""
 
     def __init__(
         self,
@@ -64,7 +66,8 @@ class Run:
         self.world.at(LOST_AT_S, self._lose)
 
     def crash(self, others: int = 0, *, power: bool = False, first_keepers: bool = False) -> None:
-        """Once the tracker is lost, let the roots die, with `first_keepers` the first of each stripe, and so many others."""
+        """Once the tracker is lost, let the roots die, with `first_keepers` the first of each
+        stripe, and so many others."""
         self._crashes = others, power, first_keepers
 
     def _lose(self) -> None:
@@ -104,7 +107,8 @@ class Run:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 24, 8))
 def test_a_swarm_without_a_tracker_completes_though_its_roots_die(first: int) -> None:
-    """The tracker is lost for good, and one host in ten dies: what the origin sends again is what the dead roots had not passed on."""
+    """The tracker is lost for good, and one host in ten dies: what the origin sends again is what
+    the dead roots had not passed on."""
     for seed in range(first, first + 8):
         run = Run(seed)
         run.crash(4, first_keepers=seed % 2 == 0)
@@ -124,7 +128,8 @@ def test_it_completes_though_nobody_is_told_that_they_died() -> None:
 
 @pytest.mark.parametrize("hosts", range(2, 12))
 def test_small_swarms_complete_as_well(hosts: int) -> None:
-    """Here every host, or nearly, is a keeper, and those who ask one hang above it as often as not."""
+    """Here every host, or nearly, is a keeper, and those who ask one hang above it as often as
+    not."""
     for seed in range(5):
         run = Run(seed, hosts=hosts)
         run.crash()
@@ -140,7 +145,8 @@ def test_one_host_that_is_left_completes_alone() -> None:
 
 @pytest.mark.slow
 def test_each_side_of_a_cut_reads_about_once() -> None:
-    """Half the hosts are cut off from the others for good, without a tracker: nobody there can know what the others read."""
+    """Half the hosts are cut off from the others for good, without a tracker: nobody there can know
+    what the others read."""
     for seed in range(6):
         run = Run(seed)
         group = frozenset(run.random.sample(run.names, HOSTS // 2))
@@ -194,7 +200,8 @@ def test_with_a_tracker_back_one_host_reads_each_stripe() -> None:
 
 @pytest.mark.slow
 def test_an_origin_that_is_away_is_not_stormed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a tracker, roots dead and the origin away for 15 s: keepers try it now and then, and each stripe is read about once after."""
+    """Without a tracker, roots dead and the origin away for 15 s: keepers try it now and then, and
+    each stripe is read about once after."""
     for seed in range(5):
         run = Run(seed)
         run.crash()

@@ -1,4 +1,5 @@
-"""Racks and zones: what crosses a rack's boundary shares its links, and waits there without holding up the rest."""
+"""Racks and zones: what crosses a rack's boundary shares its links, and waits there without holding
+up the rest."""
 
 import pytest
 
@@ -51,7 +52,8 @@ def test_the_tracker_is_told_rack_and_zone() -> None:
 
 @pytest.mark.parametrize("racks", [2, 6])
 def test_no_rack_takes_in_more_than_its_downlink_can(racks: int) -> None:
-    """A rack at half of one host's rate: however the trees are drawn, what came in cannot have come faster, and everybody completes."""
+    """A rack at half of one host's rate: however the trees are drawn, what came in cannot have come
+    faster, and everybody completes."""
     scenario = Scenario(24, 96 << 16, 4e6, racks=racks, rack_bytes_s=2e6, latency_s=0.001)
     report = Simulation(scenario).run()
     assert report.complete == 24
@@ -68,7 +70,8 @@ def test_racks_without_a_limit_cost_nothing() -> None:
 
 
 def test_a_stream_between_racks_has_little_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a rack's link at a tenth of a host's, senders are held up: they cannot push ahead of what gets through."""
+    """Over a rack's link at a tenth of a host's, senders are held up: they cannot push ahead of
+    what gets through."""
     monkeypatch.setattr(running, "SLICE_EVENTS", 20)
     simulation = Simulation(Scenario(12, 64 << 16, 10e6, racks=3, rack_bytes_s=1e6))
     most: dict[bool, int] = {}
@@ -108,7 +111,8 @@ def test_blocks_to_different_racks_share_the_uplink_of_their_own() -> None:
 
 
 def test_a_block_from_outside_takes_the_hosts_downlink_when_it_gets_there() -> None:
-    """It passes the rack by 1.0 s; what is sent from inside at that moment waits until the downlink has taken it in."""
+    """It passes the rack by 1.0 s; what is sent from inside at that moment waits until the downlink
+    has taken it in."""
     simulation = Simulation(Scenario(2, 1 << 20, 2e3, racks=1, rack_bytes_s=1e3, latency_s=0.0))
     network, world, arrived = simulation.network, simulation.world, []
     receiver = simulation.hosts["h00001"]

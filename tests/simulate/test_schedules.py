@@ -1,7 +1,9 @@
-"""Five hundred seeded schedules of faults, 60 hosts each: every host ends complete or correctly failed, and no invariant is broken.
+"""Five hundred seeded schedules of faults, 60 hosts each: every host ends complete or correctly
+failed, and no invariant is broken.
 
-A run raises InvariantBroken, with its seed and the virtual time, as soon as something does not hold. To see one again:
-`p2pdist simulate --hosts 60 --size 6MiB --nic 1MB/s --latency 1ms --faults any --seed SEED`.
+A run raises InvariantBroken, with its seed and the virtual time, as soon as something does not
+hold. To see one again: `p2pdist simulate --hosts 60 --size 6MiB --nic 1MB/s --latency 1ms --faults
+any --seed SEED`.
 """
 
 import pytest
@@ -20,7 +22,8 @@ FEW = 8
 """Of `make test`; `make test-slow` runs all."""
 
 DUPLICATES_MAX = 30
-"""Of the 5,760 pieces of a run, so many may arrive twice at most: those under way when a host changes parents."""
+"""Of the 5,760 pieces of a run, so many may arrive twice at most: those under way when a host
+changes parents."""
 
 
 def scenario(seed: int) -> Scenario:
@@ -46,7 +49,8 @@ def outcome(seed: int) -> tuple[Simulation, Report]:
     ids=lambda seeds: f"from {seeds[0]}",
 )
 def test_every_host_completes_or_fails_as_it_must(seeds: range) -> None:
-    """Nobody waits forever, nothing wrong is stored, the origin is spared, and hardly a piece is received twice."""
+    """Nobody waits forever, nothing wrong is stored, the origin is spared, and hardly a piece is
+    received twice."""
     for seed in seeds:
         simulation, report = outcome(seed)
         faults = simulation.scenario.faults

@@ -1,4 +1,5 @@
-"""Shares of the hosts that are slow, die or have another link, and a tracker that dies again and again."""
+"""Shares of the hosts that are slow, die or have another link, and a tracker that dies again and
+again."""
 
 from dataclasses import replace
 
@@ -28,7 +29,8 @@ def test_a_share_is_drawn_from_the_seed() -> None:
 
 
 def test_slow_uplinks_are_no_healthy_hosts_but_have_fast_downlinks() -> None:
-    """Every tenth host sends at a tenth: all complete in a time that no slow downlink would allow."""
+    """Every tenth host sends at a tenth: all complete in a time that no slow downlink would
+    allow."""
     faults = slow_share(BASE, 0.1, 0.1)
     simulation, report = run(*faults)
     assert (report.complete, report.healthy) == (40, 36)
@@ -43,7 +45,8 @@ def test_slow_uplinks_are_no_healthy_hosts_but_have_fast_downlinks() -> None:
 
 
 def test_slow_downlinks_wait_for_themselves_alone() -> None:
-    """Their own time is ten times the others' at least, and the percentiles of healthy hosts do not show it."""
+    """Their own time is ten times the others' at least, and the percentiles of healthy hosts do not
+    show it."""
     _, report = run(*slow_share(BASE, 0.05, 0.1, both=True))
     needs_s = (96 << 16) / 2e6
     assert report.complete == 40

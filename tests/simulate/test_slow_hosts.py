@@ -1,4 +1,5 @@
-"""Slow hosts in a fleet that knows nothing of them yet: wherever they stand in the trees, the others go on."""
+"""Slow hosts in a fleet that knows nothing of them yet: wherever they stand in the trees, the
+others go on."""
 
 from dataclasses import replace
 
@@ -15,8 +16,8 @@ HOSTS, RACKS = 64, 4
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [12, 13, 15])
 def test_whoever_is_not_slow_is_done_nearly_in_time(seed: int) -> None:
-    """In these runs a slow host stood at the top of a stripe, below another slow one, or with more children than seats: healthy hosts once
-    took 1.5 to 11.8 times the bound."""
+    """In these runs a slow host stood at the top of a stripe, below another slow one, or with more
+    children than seats: healthy hosts once took 1.5 to 11.8 times the bound."""
     rack_bytes_s = HOSTS / RACKS * NIC_BYTES_S / 4
     scenario = Scenario(HOSTS, 32 << 20, NIC_BYTES_S, seed=seed, racks=RACKS, rack_bytes_s=rack_bytes_s).filled()
     scenario = replace(scenario, time_limit_s=0.0)
@@ -27,7 +28,8 @@ def test_whoever_is_not_slow_is_done_nearly_in_time(seed: int) -> None:
 
 
 def test_a_very_slow_host_is_not_sent_from_one_parent_to_the_next() -> None:
-    """What has come of a piece is lost with each change: these hosts once took 2.6 times as long as their links do, and others gave up."""
+    """What has come of a piece is lost with each change: these hosts once took 2.6 times as long as
+    their links do, and others gave up."""
     rack_bytes_s = 16 * NIC_BYTES_S / 4
     scenario = Scenario(32, 16 << 20, NIC_BYTES_S, seed=1, racks=2, rack_bytes_s=rack_bytes_s).filled()
     scenario = replace(scenario, time_limit_s=0.0)

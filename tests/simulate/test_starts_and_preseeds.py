@@ -1,4 +1,5 @@
-"""Job starts and preseeds at once: a start takes hardly longer than alone, whatever is preseeded meanwhile, and preseeds get done."""
+"""Job starts and preseeds at once: a start takes hardly longer than alone, whatever is preseeded
+meanwhile, and preseeds get done."""
 
 from __future__ import annotations
 
@@ -38,8 +39,9 @@ def run(hosts: int, **more: float) -> tuple[Simulation, Report, list[float]]:
     ids=["same hosts", "slow origin", "some of the hosts", "few of the hosts"],
 )
 def test_a_preseed_hardly_delays_a_start(hosts: int, starters: int, more: dict[str, float]) -> None:
-    """Within a tenth of what the start takes alone. The hosts that only preseed have idle uplinks, and feed those that start a job: these
-    make the preseed wait. Nobody is called slow for giving way."""
+    """Within a tenth of what the start takes alone. The hosts that only preseed have idle uplinks,
+    and feed those that start a job: these make the preseed wait. Nobody is called slow for giving
+    way."""
     _, _, (alone,) = run(starters or hosts, **more)
     simulation, report, (start, preseed) = run(hosts, blobs=2, preseeds=1, starters=starters, **more)
     assert start <= 1.1 * alone

@@ -62,7 +62,8 @@ def mount_again(btrfs: Path) -> None:
 
 
 def extents(path: Path) -> list[tuple[int, int, bool]]:
-    """Offset and length of a file's extents, and whether each is compressed (ioctl FS_IOC_FIEMAP, linux/fiemap.h)."""
+    """Offset and length of a file's extents, and whether each is compressed (ioctl FS_IOC_FIEMAP,
+    linux/fiemap.h)."""
     asked = bytearray(_REQUEST.size + _EXTENTS_MAX * _EXTENT.size)
     _REQUEST.pack_into(asked, 0, 0, (1 << 64) - 1, _SYNC, 0, _EXTENTS_MAX, 0)
     fd = os.open(path, os.O_RDONLY)

@@ -20,7 +20,8 @@ from store_rig import PIECE, fill, flip, sample
 from p2pdist.store.blobs import BlobStore
 
 CHANGES = {"open", "os.rename", "os.remove", "os.chmod", "os.truncate", "os.mkdir", "sqlite3.connect"}
-"""Audit events (library reference, "Audit events table") around each of which a process is killed once."""
+"""Audit events (library reference, "Audit events table") around each of which a process is killed
+once."""
 
 FIRST = sample(60, 3 * PIECE + 1)
 SECOND = sample(61, 2 * PIECE)

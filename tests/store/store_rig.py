@@ -1,4 +1,5 @@
-"""Blobs to store: their content follows from a number, so that every process of a test agrees on it."""
+"""Blobs to store: their content follows from a number, so that every process of a test agrees on
+it."""
 
 from __future__ import annotations
 
@@ -67,8 +68,8 @@ def flip(path: Path, offset: int) -> None:
 
 
 def pretend_other_boot(root: Path, *, durable: int = 0) -> None:
-    """Make a closed store look as if the machine had been lost: nothing was left clean, and all was written under another boot id.
-    `durable` is up to which batch objects had reached the disk."""
+    """Make a closed store look as if the machine had been lost: nothing was left clean, and all was
+    written under another boot id. `durable` is up to which batch objects had reached the disk."""
     for path in (root / "partial").glob("*.have"):
         with path.open("r+b") as file:
             file.seek(16)

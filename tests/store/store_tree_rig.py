@@ -60,8 +60,9 @@ class Packed:
 
 @dataclass
 class Publisher:
-    """Packs trees one after the other, each with what its catalogs lack only. Large files are cut every `chunk` bytes; `cut` says that the
-    blocks of their chunks are as short as they are today."""
+    """Packs trees one after the other, each with what its catalogs lack only. Large files are cut
+    every `chunk` bytes; `cut` says that the blocks of their chunks are as short as they are
+    today."""
 
     chunk: int = CHUNK
     cut: bool = True

@@ -1,4 +1,5 @@
-"""Bundles: contents that become objects together are the same objects as those that are made one by one."""
+"""Bundles: contents that become objects together are the same objects as those that are made one by
+one."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from p2pdist.store.named import TOGETHER
 
 @pytest.mark.parametrize("together", [False, True])
 def test_all_are_there_when_the_block_ends(store: BlobStore, together: bool) -> None:
-    """More than are open at a time and than is held; compressed, not compressed and of several blocks; one twice, one here already."""
+    """More than are open at a time and than is held; compressed, not compressed and of several
+    blocks; one twice, one here already."""
     objects, encoder = store.objects, ChunkEncoder()
     objects.named_at_once = together
     datas = [text(number, 20_000 + number) for number in range(3 * TOGETHER + 5)]
@@ -62,7 +64,8 @@ def test_what_has_verified_stays_when_another_is_wrong(store: BlobStore) -> None
 
 
 def test_many_writers_of_the_same_contents(store: BlobStore) -> None:
-    """Each is there once, is counted once, and is right, also those that are written beside others."""
+    """Each is there once, is counted once, and is right, also those that are written beside
+    others."""
     objects = store.objects
     objects.named_at_once = True
     datas = [noise(number, 50 + number) for number in range(300)]

@@ -1,4 +1,5 @@
-"""Encoded writes on Btrfs: what is read back is what was packed, and it lies compressed on the disk."""
+"""Encoded writes on Btrfs: what is read back is what was packed, and it lies compressed on the
+disk."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def test_blocks_are_taken_as_they_are(btrfs: Path, size: int) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("size", [3000, 6000, 5 * BLOCK_SIZE + 50_000])
 def test_stored_bytes_wherever_they_are(btrfs: Path, size: int) -> None:
-    """Bytes, a part of others that may not be written to, and a part of memory that may be: the frames are found where they are."""
+    """Bytes, a part of others that may not be written to, and a part of memory that may be: the
+    frames are found where they are."""
     data = text(1, size)
     stored = ChunkEncoder().encode(data)
     around = b"before" + stored + b"behind"
@@ -98,7 +100,8 @@ def test_told_to_write_decompressed(btrfs: Path) -> None:
 
 @pytest.mark.root
 def test_small_files_in_several_runs(btrfs: Path) -> None:
-    """Each run comes into the memory of the one before it, long after short, compressed and not; every file has its own content."""
+    """Each run comes into the memory of the one before it, long after short, compressed and not;
+    every file has its own content."""
     files = {b"f%d" % number: text(number, 9000 + 40 * number) for number in range(700)}
     files |= {b"n%d" % number: noise(number, 300_000 - 25_000 * (number % 11)) for number in range(60)}
     packed = Publisher(pack_bytes=3 << 20).pack(files)
@@ -115,7 +118,8 @@ def test_small_files_in_several_runs(btrfs: Path) -> None:
 
 @pytest.mark.root
 def test_frames_that_are_refused_are_decoded(btrfs: Path) -> None:
-    """Files that are not compressed, as those of a directory with the attribute C, take no frames: the kernel says no to each."""
+    """Files that are not compressed, as those of a directory with the attribute C, take no frames:
+    the kernel says no to each."""
     datas = [text(number, 9000 + 40 * number) for number in range(100)]
     (btrfs / "store" / "objects").mkdir(parents=True)
     subprocess.run(["chattr", "+C", str(btrfs / "store" / "objects")], check=True)
@@ -181,8 +185,9 @@ def test_threads_write_side_by_side_and_close_only_what_is_theirs(btrfs: Path) -
 @pytest.mark.root
 @pytest.mark.parametrize("small", [20, 8, 2, 0])
 def test_a_write_that_breaks_off_leaves_nothing_torn(btrfs: Path, monkeypatch: pytest.MonkeyPatch, small: int) -> None:
-    """What was written before is counted and right, what was not has no bytes, also when files cannot be emptied any more. It breaks off at
-    the sixth of 20 frames, of which `small` stay in the tree."""
+    """What was written before is counted and right, what was not has no bytes, also when files
+    cannot be emptied any more. It breaks off at the sixth of 20 frames, of which `small` stay in
+    the tree."""
     store, encoder = BlobStore(btrfs / "store"), ChunkEncoder()
     objects = store.objects
     frames = [in_tree(encoder, number) for number in range(small)]
@@ -226,7 +231,8 @@ def test_a_write_that_breaks_off_leaves_nothing_torn(btrfs: Path, monkeypatch: p
 
 @pytest.mark.root
 def test_frames_that_are_taken_are_whole_contents(btrfs: Path) -> None:
-    """Of one block, shorter than the content, worth it; no others, and none where they are not to be taken."""
+    """Of one block, shorter than the content, worth it; no others, and none where they are not to
+    be taken."""
     writer, encoder = EncodedWriter(btrfs), ChunkEncoder()
     short, long, tiny = text(1, 9000), text(2, BLOCK_SIZE + 1), noise(3, 50)
     assert writer.takes(encoder.encode(short), len(short))
@@ -238,7 +244,8 @@ def test_frames_that_are_taken_are_whole_contents(btrfs: Path) -> None:
 
 @pytest.mark.root
 def test_blocks_that_did_not_become_shorter_are_written(btrfs: Path) -> None:
-    """Between, before and behind others, that are taken as they are; and frames that the kernel could not decode are not given to it."""
+    """Between, before and behind others, that are taken as they are; and frames that the kernel
+    could not decode are not given to it."""
     blocks = [
         noise(1, BLOCK_SIZE),
         text(2, BLOCK_SIZE),
@@ -260,7 +267,8 @@ def test_blocks_that_did_not_become_shorter_are_written(btrfs: Path) -> None:
 
 @pytest.mark.root
 def test_a_tree_on_btrfs(btrfs: Path) -> None:
-    """Small and large files; less is on the disk than is read, and everything verifies after a remount."""
+    """Small and large files; less is on the disk than is read, and everything verifies after a
+    remount."""
     files = {b"f%d" % number: text(number, 300_000 * (number + 1)) for number in range(12)}
     packed = Publisher().pack({**files, b"noise": noise(1, 500_000), b"big": text(99, 9 * MIB + 5), b"tiny": b"tiny"})
     store = BlobStore(btrfs / "store")
@@ -280,7 +288,8 @@ def test_a_tree_on_btrfs(btrfs: Path) -> None:
 
 @pytest.mark.root
 def test_only_what_verified_is_given_to_the_filesystem(btrfs: Path) -> None:
-    """Frames that decompress well to other bytes than those of the name make no object, and nothing of them is written."""
+    """Frames that decompress well to other bytes than those of the name make no object, and nothing
+    of them is written."""
     data, other = text(1, 4 * BLOCK_SIZE), text(2, 4 * BLOCK_SIZE)
     store = BlobStore(btrfs / "store")
     try:
@@ -294,7 +303,8 @@ def test_only_what_verified_is_given_to_the_filesystem(btrfs: Path) -> None:
 
 @pytest.mark.root
 def test_holes_stay_holes_and_other_zeros_are_taken_as_they_are(btrfs: Path) -> None:
-    """A chunk with a whole block of zeros is written around it; one with as many zeros across two blocks is taken as it is."""
+    """A chunk with a whole block of zeros is written around it; one with as many zeros across two
+    blocks is taken as it is."""
     hole = bytearray(text(1, CHUNK))
     hole[8192 : 8192 + HOLE] = bytes(HOLE)
     across = bytearray(text(2, CHUNK))
@@ -316,7 +326,8 @@ def test_holes_stay_holes_and_other_zeros_are_taken_as_they_are(btrfs: Path) -> 
 
 
 def test_chunks_are_decoded_one_after_the_other() -> None:
-    """Long after short, compressed, not compressed and mixed: each is what was packed until the next is decoded."""
+    """Long after short, compressed, not compressed and mixed: each is what was packed until the
+    next is decoded."""
     mixed = text(1, BLOCK_SIZE) + noise(2, BLOCK_SIZE) + text(3, BLOCK_SIZE + 7)
     decoder = Decoder()
     for data in (mixed, text(4, 900), noise(5, 3 * BLOCK_SIZE), text(6, WHOLE_MAX), text(7, BLOCK_SIZE + 1), mixed):
@@ -324,8 +335,8 @@ def test_chunks_are_decoded_one_after_the_other() -> None:
 
 
 def test_chunks_that_cannot_be_decoded() -> None:
-    """A frame cut short, one of another length than its block, lengths that do not add up, a chunk over the limit: all are corrupt, and the
-    decoder goes on."""
+    """A frame cut short, one of another length than its block, lengths that do not add up, a chunk
+    over the limit: all are corrupt, and the decoder goes on."""
     data = text(1, 2 * BLOCK_SIZE)
     stored, decoder = ChunkEncoder().encode(data), Decoder()
     first = int.from_bytes(stored[:4], "little")

@@ -1,4 +1,5 @@
-"""Chunks that begin anywhere, on Btrfs: their blocks are taken as they are, and what is read from the disk is what was packed."""
+"""Chunks that begin anywhere, on Btrfs: their blocks are taken as they are, and what is read from
+the disk is what was packed."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Chunk:
 
 
 def chunks(datas: Iterable[bytes], cut: Sequence[bool] = (True,)) -> list[Chunk]:
-    """One behind the other, encoded as chunks of contents that are cut, or as earlier releases did."""
+    """One behind the other, encoded as chunks of contents that are cut, or as earlier releases
+    did."""
     found, offset = [], 0
     for number, data in enumerate(datas):
         found.append(Chunk(offset, data, ChunkEncoder().encode(data, cut=cut[number % len(cut)])))
@@ -99,8 +101,8 @@ def test_other_blocks_between_are_written(btrfs: Path) -> None:
 
 
 def test_chunks_of_earlier_releases_are_taken_where_there_is_room(btrfs: Path) -> None:
-    """Their blocks have 128 KiB: with the bytes before them they are longer than an extent may be, unless they begin at a sector, or end
-    a chunk."""
+    """Their blocks have 128 KiB: with the bytes before them they are longer than an extent may be,
+    unless they begin at a sector, or end a chunk."""
     todo = chunks([text(1, 5 * BLOCK_SIZE), text(2, 2 * BLOCK_SIZE + 100), text(3, 2 * BLOCK_SIZE + 70_000)], [False])
     data = b"".join(chunk.data for chunk in todo)
     writer = written(btrfs / "file", todo, len(data))
@@ -121,7 +123,8 @@ def test_out_of_order_only_first_sectors_are_written(btrfs: Path) -> None:
 @settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=st.data())
 def test_any_chunks_in_any_order(btrfs: Path, drawn: st.DataObject) -> None:
-    """Of any length and kind, new and old, all or some of them: what was written is there, and the rest is a hole."""
+    """Of any length and kind, new and old, all or some of them: what was written is there, and the
+    rest is a hole."""
     length = st.one_of(
         st.integers(1, 3 * SECTOR),
         st.integers(1, 512 << 10),
@@ -150,7 +153,8 @@ def _content(seed: int, size: int, kind: int) -> bytes:
 
 
 def test_frames_of_any_maker(btrfs: Path) -> None:
-    """With a checksum, and with a wide window: they are taken where they begin within a sector, the others where they can be."""
+    """With a checksum, and with a wide window: they are taken where they begin within a sector, the
+    others where they can be."""
     data = text(1, 90_001)
     checked = zstandard.ZstdCompressor(write_checksum=True).compress(data)
     parameters = zstandard.ZstdCompressionParameters(window_log=24, write_content_size=False)
@@ -166,7 +170,8 @@ def test_frames_of_any_maker(btrfs: Path) -> None:
 
 @pytest.mark.parametrize("way", ["refused", "given up"])
 def test_what_is_not_taken_is_written(btrfs: Path, way: str) -> None:
-    """Where files are not compressed the kernel says no to each; where nothing is to be handed over any more, what is held is written."""
+    """Where files are not compressed the kernel says no to each; where nothing is to be handed over
+    any more, what is held is written."""
     place = btrfs / "place"
     place.mkdir()
     if way == "refused":
@@ -216,8 +221,8 @@ def test_a_write_that_failed_is_made_again(btrfs: Path) -> None:
 
 
 def filled(btrfs: Path, versions: Sequence[Packed], order: str = "") -> tuple[int, list[Path]]:
-    """Pull versions, their packs at once or in this order; returns the bytes that were taken as they are, and the files of what the last
-    one has."""
+    """Pull versions, their packs at once or in this order; returns the bytes that were taken as
+    they are, and the files of what the last one has."""
     store = BlobStore(btrfs / "store")
     try:
         for packed in versions:
@@ -250,7 +255,8 @@ def filled(btrfs: Path, versions: Sequence[Packed], order: str = "") -> tuple[in
 
 @pytest.mark.parametrize("order", ["", "last first", "every other"])
 def test_large_files_of_a_tree(btrfs: Path, order: str) -> None:
-    """Also when their packs come in another order: then some of what was written is read again to verify it."""
+    """Also when their packs come in another order: then some of what was written is read again to
+    verify it."""
     big = text(1, WHOLE_MAX + 5 * MIB + 77)
     packed = Publisher(chunk=130_001, pack_bytes=300_000).pack({b"big": big})
     assert len(packed.packs) > 5

@@ -21,7 +21,8 @@ def lengthened(frame: bytes, head: bytes, length: int) -> bytes:
 
 
 def decoded(frame: bytes) -> bytes:
-    """As the kernel does it: with no more memory than for the longest extent, whatever the frame states."""
+    """As the kernel does it: with no more memory than for the longest extent, whatever the frame
+    states."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=BLOCK_SIZE).decompressobj()
     found = bytes(decompressor.decompress(frame))
     assert decompressor.eof and decompressor.unused_data == b""

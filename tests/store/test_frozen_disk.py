@@ -1,4 +1,5 @@
-"""A disk that hangs: a real file system, frozen as for a snapshot (fsfreeze(8)), under a store that goes on."""
+"""A disk that hangs: a real file system, frozen as for a snapshot (fsfreeze(8)), under a store that
+goes on."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def until(condition: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("hanging", ["write", "finish", "verify"])
 def test_what_hangs_keeps_nobody_from_what_needs_no_disk(disk: Disk, hanging: str) -> None:
-    """The event loop holds blobs, lets go of them and asks for open files, whatever hangs meanwhile in the threads of the same blob."""
+    """The event loop holds blobs, lets go of them and asks for open files, whatever hangs meanwhile
+    in the threads of the same blob."""
     found = sample(1, 3 * PIECE)
     store = BlobStore(disk.root / "store")
     blob = store.begin(found.digest, found.pieces)

@@ -1,4 +1,5 @@
-"""Trees in the index: which contents each has, kept page by page, so that a version costs what differs."""
+"""Trees in the index: which contents each has, kept page by page, so that a version costs what
+differs."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ def test_trees_of_the_last_release_are_read(tmp_path: Path) -> None:
 
 
 def test_a_version_costs_what_differs(store: BlobStore) -> None:
-    """Of the second version one page is written; when the first one goes, what the second needs stays."""
+    """Of the second version one page is written; when the first one goes, what the second needs
+    stays."""
     publisher = Publisher()
     first = publisher.pack(MANY)
     second = publisher.pack({**MANY, b"d07/f0700": b"edited"})

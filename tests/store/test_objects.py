@@ -31,7 +31,8 @@ def put(objects: Objects, *datas: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("way", ["unnamed", "named", "named at once"])
 def test_an_object_is_a_read_only_file_with_its_name(store: BlobStore, way: str) -> None:
-    """With drafts that have no name, where the filesystem has none such, and without a draft; a second adding changes nothing."""
+    """With drafts that have no name, where the filesystem has none such, and without a draft; a
+    second adding changes nothing."""
     objects = store.objects
     objects.named_at_once = way == "named at once"
     objects._unnamed = way != "named"
@@ -111,7 +112,8 @@ def test_objects_survive_reopening_and_removal_does_too(tmp_path: Path, open_sto
 
 
 def test_what_rows_and_files_say_is_brought_in_line_after_a_kill(tmp_path: Path, open_store: OpenStore) -> None:
-    """Files whose rows were not written yet are taken in, rows without a file go, and what is no object is removed."""
+    """Files whose rows were not written yet are taken in, rows without a file go, and what is no
+    object is removed."""
     store = open_store(tmp_path / "store")
     old = put(store.objects, b"old", b"lost")
     store.objects.save()
@@ -142,7 +144,8 @@ def test_what_a_killed_process_left_half_written_is_dropped(tmp_path: Path, open
 
 
 def test_what_a_lost_machine_tore_is_dropped(tmp_path: Path, open_store: OpenStore) -> None:
-    """Of objects that had not reached the disk, with rows and without: only those that are still right are believed."""
+    """Of objects that had not reached the disk, with rows and without: only those that are still
+    right are believed."""
     store = open_store(tmp_path / "store")
     torn, right, empty = put(store.objects, noise(1, 9000), noise(2, 9000), noise(3, 9000))
     store.objects.save()
@@ -157,7 +160,8 @@ def test_what_a_lost_machine_tore_is_dropped(tmp_path: Path, open_store: OpenSto
 
 
 def test_what_has_reached_the_disk_is_not_read_again(tmp_path: Path, open_store: OpenStore) -> None:
-    """A bit flipped behind the store's back goes unnoticed after the loss of the machine, which shows that nothing was read."""
+    """A bit flipped behind the store's back goes unnoticed after the loss of the machine, which
+    shows that nothing was read."""
     store = open_store(tmp_path / "store")
     (durable,) = put(store.objects, noise(1, 9000))
     store.objects.settle()

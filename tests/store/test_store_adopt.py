@@ -1,4 +1,5 @@
-"""Pieces that another writer left in a blob's file count once they have verified, and not before."""
+"""Pieces that another writer left in a blob's file count once they have verified, and not
+before."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def lay(root: Path, offset: int, data: bytes) -> None:
 
 
 def test_right_bytes_are_adopted_and_survive(tmp_path: Path) -> None:
-    """A piece is held after adopt(), also for whoever opens the store next; a blob of adopted pieces is complete."""
+    """A piece is held after adopt(), also for whoever opens the store next; a blob of adopted
+    pieces is complete."""
     store = BlobStore(tmp_path)
     blob = store.begin(FOUND.digest, FOUND.pieces)
     for piece in (0, 2):
@@ -57,7 +59,8 @@ def test_wrong_bytes_are_not(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_adopted(tmp_path: Path) -> None:
-    """A piece that does not exist, and one of a blob that was removed; a file that was cut short holds no piece beyond its end."""
+    """A piece that does not exist, and one of a blob that was removed; a file that was cut short
+    holds no piece beyond its end."""
     store = BlobStore(tmp_path)
     blob = store.begin(FOUND.digest, FOUND.pieces)
     with pytest.raises(UsageError):

@@ -18,7 +18,8 @@ from p2pdist.store.blobs import BlobStore
 
 @pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 5 * PIECE + 17])
 def test_a_blob_of_any_size_comes_back_as_it_was(store: BlobStore, size: int) -> None:
-    """Pieces in any order, then finish: the file, read() and read_range() all give the content, and the file is read-only."""
+    """Pieces in any order, then finish: the file, read() and read_range() all give the content, and
+    the file is read-only."""
     found = sample(1, size)
     blob = store.begin(found.digest, found.pieces)
     order = list(range(found.count))
@@ -42,7 +43,8 @@ def test_a_blob_of_any_size_comes_back_as_it_was(store: BlobStore, size: int) ->
 
 
 def test_wrong_bytes_are_refused_and_leave_no_trace(store: BlobStore) -> None:
-    """A flipped bit, another piece's bytes, a short and a long piece are all False, and the file stays empty."""
+    """A flipped bit, another piece's bytes, a short and a long piece are all False, and the file
+    stays empty."""
     found = sample(3, 3 * PIECE + 5)
     blob = store.begin(found.digest, found.pieces)
     wrong = bytearray(found.piece(1))
@@ -102,7 +104,8 @@ def test_finish_needs_every_piece(store: BlobStore) -> None:
 
 
 def test_threads_write_the_same_pieces_at_once(store: BlobStore) -> None:
-    """Eight threads, each writing all pieces in an order of its own, mark each piece once and lose none."""
+    """Eight threads, each writing all pieces in an order of its own, mark each piece once and lose
+    none."""
     found = sample(7, 100 * PIECE + 1)
     blob = store.begin(found.digest, found.pieces)
     answers: list[bool] = []
@@ -124,7 +127,8 @@ def test_threads_write_the_same_pieces_at_once(store: BlobStore) -> None:
 
 
 def test_the_descriptor_outlives_finish(store: BlobStore) -> None:
-    """A stream that sends from the descriptor goes on while the blob becomes complete; without holds the file is closed again."""
+    """A stream that sends from the descriptor goes on while the blob becomes complete; without
+    holds the file is closed again."""
     found = sample(8, 2 * PIECE)
     blob = store.begin(found.digest, found.pieces)
     with blob.held():
@@ -139,7 +143,8 @@ def test_the_descriptor_outlives_finish(store: BlobStore) -> None:
 
 
 def test_a_flipped_bit_is_found_and_healed(store: BlobStore) -> None:
-    """verify() names the piece; dropping it makes the blob partial on the same descriptor, and writing it again completes the blob."""
+    """verify() names the piece; dropping it makes the blob partial on the same descriptor, and
+    writing it again completes the blob."""
     found = sample(9, 5 * PIECE)
     blob = fill(store.begin(found.digest, found.pieces), found)
     flip(blob.path, 3 * PIECE + 100)
@@ -191,8 +196,9 @@ def test_a_shortened_file_is_bad_not_a_crash(store: BlobStore) -> None:
 
 @pytest.mark.parametrize("size", [0, 10, 3 * PIECE + 1])
 def test_give_places_a_copy(store: BlobStore, tmp_path: Path, size: int) -> None:
-    """The output has the content, also over an existing file or a symbolic link; no other file is left. It is a file of its own: what is
-    written into it, by root too, changes nothing in the store."""
+    """The output has the content, also over an existing file or a symbolic link; no other file is
+    left. It is a file of its own: what is written into it, by root too, changes nothing in the
+    store."""
     found = sample(13, size)
     blob = fill(store.begin(found.digest, found.pieces), found)
     target = tmp_path / "out"

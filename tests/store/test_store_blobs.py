@@ -26,7 +26,8 @@ from p2pdist.store.small import ROW_BYTES_MAX
 
 
 def test_a_second_opener_is_refused_by_name(tmp_path: Path, store: BlobStore) -> None:
-    """Another process, and this one too, learn which process has the store; once that has closed it, it opens."""
+    """Another process, and this one too, learn which process has the store; once that has closed
+    it, it opens."""
     program = (
         f"from pathlib import Path; from p2pdist.store.blobs import BlobStore; BlobStore(Path({str(store.root)!r}))"
     )
@@ -51,7 +52,8 @@ def test_begin_gives_one_object_per_blob(store: BlobStore) -> None:
 
 
 def test_who_claims_a_blob_has_it_however_others_make_room(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody is quick enough each time to remove the blob between its beginning and its being held, as long as he gets the lock."""
+    """Somebody is quick enough each time to remove the blob between its beginning and its being
+    held, as long as he gets the lock."""
     found = sample(1, PIECE)
     begin, attempts = store.begin, list[object]()
 
@@ -169,7 +171,8 @@ def test_pins_and_packages_survive_reopening(tmp_path: Path) -> None:
 
 
 def test_capacity_counts_partial_blobs_in_full(tmp_path: Path, open_store: Any) -> None:
-    """A partial blob that has nothing yet keeps its room; without anything to evict a second one finds the store full."""
+    """A partial blob that has nothing yet keeps its room; without anything to evict a second one
+    finds the store full."""
     found, other = sample(4, 3 * PIECE), sample(5, 2 * PIECE)
     overhead = encoded_size(found.pieces.layout)
     store = open_store(tmp_path, capacity_bytes=4 * PIECE, choose=choose)
@@ -186,7 +189,8 @@ def test_capacity_counts_partial_blobs_in_full(tmp_path: Path, open_store: Any) 
 
 
 def test_blobs_are_begun_while_others_become_complete(store: BlobStore) -> None:
-    """As when a package of many small ones arrives: files change their names while room for others is counted."""
+    """As when a package of many small ones arrives: files change their names while room for others
+    is counted."""
     samples = [sample(1000 + number, 100 + number) for number in range(240)]
 
     def arrive(first: int) -> None:
@@ -199,7 +203,8 @@ def test_blobs_are_begun_while_others_become_complete(store: BlobStore) -> None:
 
 
 def test_the_least_recently_used_goes_first(tmp_path: Path, open_store: Any) -> None:
-    """Of four blobs, one pinned, one held, one just read: the one left gives way, and nothing goes when that is not enough."""
+    """Of four blobs, one pinned, one held, one just read: the one left gives way, and nothing goes
+    when that is not enough."""
     old = [sample(seed, 2 * PIECE) for seed in range(20, 24)]
     new, big = sample(24, 2 * PIECE), sample(25, 6 * PIECE)
     store = open_store(tmp_path, capacity_bytes=9 * PIECE, choose=choose)
@@ -332,7 +337,8 @@ def test_another_piece_list_replaces_a_partial_blob(store: BlobStore) -> None:
 
 
 def test_a_lying_piece_list_does_not_keep_its_place(store: BlobStore) -> None:
-    """Content that was complete by its list, but is not what the name says, gives way to the list of another package."""
+    """Content that was complete by its list, but is not what the name says, gives way to the list
+    of another package."""
     liar, found = sample(32, PIECE), sample(33, PIECE)
     fill(store.begin(found.digest, liar.pieces), liar)
     blob = store.begin(found.digest, found.pieces)

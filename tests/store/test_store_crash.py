@@ -1,4 +1,5 @@
-"""What survives kill -9 and the loss of the machine: every verified piece, and never a wrong byte as good."""
+"""What survives kill -9 and the loss of the machine: every verified piece, and never a wrong byte
+as good."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def held(store: BlobStore, digest: str) -> Blob:
 @pytest.mark.slow
 @pytest.mark.parametrize("wanted", [1, 100, 250])
 def test_a_killed_writer_loses_no_piece_it_had_reported(tmp_path: Path, wanted: int) -> None:
-    """SIGKILL while four threads write: each piece whose write() had returned is held, all held pieces verify, and the rest can follow."""
+    """SIGKILL while four threads write: each piece whose write() had returned is held, all held
+    pieces verify, and the rest can follow."""
     found, threads = sample(50, 400 * PIECE - 9), 4
     command = [sys.executable, str(CHILD), "write", str(tmp_path), str(len(found.data)), str(threads)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
@@ -71,8 +73,9 @@ def test_a_killed_writer_loses_no_piece_it_had_reported(tmp_path: Path, wanted: 
 
 @pytest.mark.slow
 def test_a_process_may_be_killed_at_every_step(tmp_path: Path) -> None:
-    """A process that does everything a store can do is killed at each of its changes of the disk in turn. Each time, the store opens, holds
-    only right bytes, has no stray file and can be filled; and also if the machine was lost with it and all that was not synchronised."""
+    """A process that does everything a store can do is killed at each of its changes of the disk in
+    turn. Each time, the store opens, holds only right bytes, has no stray file and can be filled;
+    and also if the machine was lost with it and all that was not synchronised."""
     done = subprocess.run(
         [sys.executable, str(CHILD), "steps", str(tmp_path)], capture_output=True, text=True, check=True
     )
@@ -140,8 +143,8 @@ def _check_recovery(root: Path) -> None:
 
 
 def test_a_partial_blob_of_another_boot_is_verified(tmp_path: Path) -> None:
-    """Of five marked pieces one was torn when the machine was lost: that one is dropped, the others are held, and the next opening
-    has nothing left to check."""
+    """Of five marked pieces one was torn when the machine was lost: that one is dropped, the others
+    are held, and the next opening has nothing left to check."""
     found = sample(51, 8 * PIECE)
     store = BlobStore(tmp_path)
     blob = store.begin(found.digest, found.pieces)
@@ -160,8 +163,9 @@ def test_a_partial_blob_of_another_boot_is_verified(tmp_path: Path) -> None:
 
 
 def test_marks_of_this_boot_and_clean_marks_are_believed(tmp_path: Path) -> None:
-    """No re-reading where none is needed: a bit flipped behind the store's back goes unnoticed, which shows that nothing was read. A
-    store that is closed in order is clean, so the same holds after a restart of the machine."""
+    """No re-reading where none is needed: a bit flipped behind the store's back goes unnoticed,
+    which shows that nothing was read. A store that is closed in order is clean, so the same holds
+    after a restart of the machine."""
     found = sample(52, 4 * PIECE)
     store = BlobStore(tmp_path)
     blob = store.begin(found.digest, found.pieces)
@@ -184,8 +188,8 @@ def test_marks_of_this_boot_and_clean_marks_are_believed(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_blob_of_one_piece_is_known_by_its_content(tmp_path: Path, torn: bool) -> None:
-    """It has no bitmap. A process that dies after the piece was written has lost nothing; a machine that is lost with half of it on the
-    disk leaves nothing that is believed."""
+    """It has no bitmap. A process that dies after the piece was written has lost nothing; a machine
+    that is lost with half of it on the disk leaves nothing that is believed."""
     found = sample(65, PIECE - 1)
     store = BlobStore(tmp_path / "killed")
     assert store.begin(found.digest, found.pieces).write(0, found.piece(0))
@@ -221,7 +225,8 @@ def test_a_damaged_bitmap_costs_a_verification_not_the_pieces(tmp_path: Path) ->
 
 
 def test_a_complete_blob_of_another_boot_is_verified_unless_durable(tmp_path: Path) -> None:
-    """Lost pieces make it partial again; with all pieces right it stays complete; once it is durable nothing is read."""
+    """Lost pieces make it partial again; with all pieces right it stays complete; once it is
+    durable nothing is read."""
     torn, right, durable = sample(54, 3 * PIECE), sample(55, 3 * PIECE), sample(56, 3 * PIECE)
     store = BlobStore(tmp_path)
     for found in (torn, right):
@@ -249,7 +254,8 @@ def _durable(root: Path, digest: str) -> bool:
 
 
 def test_a_bitmap_is_believed_before_the_index(tmp_path: Path) -> None:
-    """A process died after it had found a bad piece in a complete blob and written the bitmap, and before the index knew."""
+    """A process died after it had found a bad piece in a complete blob and written the bitmap, and
+    before the index knew."""
     found = sample(59, 3 * PIECE)
     store = BlobStore(tmp_path)
     fill(store.begin(found.digest, found.pieces), found)
@@ -261,7 +267,8 @@ def test_a_bitmap_is_believed_before_the_index(tmp_path: Path) -> None:
 
 
 def test_what_lost_a_piece_is_no_longer_durable(tmp_path: Path) -> None:
-    """Or the piece that is written anew would be believed after the loss of the machine, whether or not it reached the disk."""
+    """Or the piece that is written anew would be believed after the loss of the machine, whether or
+    not it reached the disk."""
     found = sample(63, 3 * PIECE)
     store = BlobStore(tmp_path)
     fill(store.begin(found.digest, found.pieces), found)
@@ -326,7 +333,8 @@ def lengthen(root: Path, found: Sample) -> None:
 
 @pytest.mark.parametrize("damage", [flip_bit, flip_data, take_over_bitmap, mark_all, claim_complete, lengthen])
 def test_what_changed_at_rest_never_becomes_complete(tmp_path: Path, damage: Callable[[Path, Sample], None]) -> None:
-    """Under the boot that marks are believed of: wrong pieces are dropped when the blob is gone on with, and fetched again."""
+    """Under the boot that marks are believed of: wrong pieces are dropped when the blob is gone on
+    with, and fetched again."""
     found = partial(tmp_path, 70, (0, 1, 2, 3))
     damage(tmp_path, found)
     store = BlobStore(tmp_path)
@@ -356,7 +364,8 @@ def test_pieces_of_an_earlier_process_are_read_again_once(tmp_path: Path) -> Non
 )
 @pytest.mark.parametrize("pieces", [4, 8])
 def test_a_row_that_contradicts_the_piece_list_is_dropped(tmp_path: Path, change: str, pieces: int) -> None:
-    """The store opens, whatever a damaged index says of a blob, and the blob can be fetched anew."""
+    """The store opens, whatever a damaged index says of a blob, and the blob can be fetched
+    anew."""
     found = sample(73, 8 * PIECE)
     store = BlobStore(tmp_path)
     blob = store.begin(found.digest, found.pieces)

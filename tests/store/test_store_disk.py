@@ -25,7 +25,8 @@ Mount = Callable[..., Path]
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Mount]:
-    """Mounts filesystems that are unmounted at the end: `mount("tmpfs", size)`, or an image of a type made by its mkfs."""
+    """Mounts filesystems that are unmounted at the end: `mount("tmpfs", size)`, or an image of a
+    type made by its mkfs."""
     mounted: list[Path] = []
 
     def start(kind: str, size: int) -> Path:
@@ -51,7 +52,8 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
 
 def test_a_full_disk_keeps_what_has_arrived(mount: Mount) -> None:
-    """1 MiB in all: a second blob that does not fit is refused with both numbers, leaves nothing, and the first one goes on."""
+    """1 MiB in all: a second blob that does not fit is refused with both numbers, leaves nothing,
+    and the first one goes on."""
     root = mount("tmpfs", 1024 * KIB)
     first, second = sample(1, 8 * PIECE), sample(2, 8 * PIECE)
     store = BlobStore(root)
@@ -70,7 +72,8 @@ def test_a_full_disk_keeps_what_has_arrived(mount: Mount) -> None:
 
 
 def test_room_is_made_on_the_disk(mount: Mount) -> None:
-    """Without a capacity of its own the store evicts when the disk is short, no more than needed."""
+    """Without a capacity of its own the store evicts when the disk is short, no more than
+    needed."""
     root = mount("tmpfs", 1024 * KIB)
     found = [sample(seed, 4 * PIECE) for seed in range(4)]
     store = BlobStore(root, choose=choose)
@@ -84,8 +87,8 @@ def test_room_is_made_on_the_disk(mount: Mount) -> None:
 
 
 def test_no_space_in_the_middle_of_a_blob(mount: Mount) -> None:
-    """Where space cannot be reserved (ext2), somebody else may take it: write() says DiskFull, what is held stays held, and goes on
-    when there is space again."""
+    """Where space cannot be reserved (ext2), somebody else may take it: write() says DiskFull, what
+    is held stays held, and goes on when there is space again."""
     root = mount("ext2", 4096 * KIB)
     found = sample(3, 20 * PIECE)
     store = BlobStore(root / "store")
@@ -193,7 +196,8 @@ def test_space_that_comes_back_late_is_waited_for(mount: Mount) -> None:
 
 
 def test_in_memory_space_is_taken_piece_by_piece(mount: Mount) -> None:
-    """There reserving means writing zeros, which whoever waits for the first piece would wait for as well."""
+    """There reserving means writing zeros, which whoever waits for the first piece would wait for
+    as well."""
     root = mount("tmpfs", 4 * 1024 * KIB)
     store = BlobStore(root)
     found = sample(1, 4 * PIECE)
@@ -206,7 +210,8 @@ def test_in_memory_space_is_taken_piece_by_piece(mount: Mount) -> None:
 
 
 def test_an_object_that_the_disk_has_no_room_for_leaves_nothing(mount: Mount) -> None:
-    """Nor its bytes now, nor the file after the next opening, where files are named before they are written."""
+    """Nor its bytes now, nor the file after the next opening, where files are named before they are
+    written."""
     root = mount("tmpfs", 2048 * KIB)
     small, large = noise(1, 9000), noise(2, 4096 * KIB)
     store = BlobStore(root)
@@ -229,7 +234,8 @@ def test_an_object_that_the_disk_has_no_room_for_leaves_nothing(mount: Mount) ->
 
 
 def test_a_disk_that_is_full_halfway(mount: Mount) -> None:
-    """What was written before is counted and right; what was not has no bytes now, and no file after the next opening."""
+    """What was written before is counted and right; what was not has no bytes now, and no file
+    after the next opening."""
     root = mount("tmpfs", 2048 * KIB)
     datas = {content_hash(data): data for data in (noise(number, 60_000) for number in range(64))}
     store = BlobStore(root)

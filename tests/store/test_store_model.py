@@ -1,4 +1,5 @@
-"""The store against an obvious model of it: any sequence of uses, under a capacity, with reopenings."""
+"""The store against an obvious model of it: any sequence of uses, under a capacity, with
+reopenings."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Expected:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """`expected` says what should be there; evictions are taken from the store, after checking that each was allowed."""
+    """`expected` says what should be there; evictions are taken from the store, after checking that
+    each was allowed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +70,8 @@ class StoreMachine(RuleBasedStateMachine):
         return len(found.data) + encoded_size(found.pieces.layout)
 
     def note_evictions(self) -> None:
-        """Forget what the store evicted; only complete blobs that are neither pinned nor held may have gone."""
+        """Forget what the store evicted; only complete blobs that are neither pinned nor held may
+        have gone."""
         for number in list(self.expected):
             if self.store.get(SAMPLES[number].digest) is None:
                 gone = self.expected.pop(number)

@@ -58,7 +58,8 @@ def selected(packed: Packed, store: BlobStore, pack: str, ranges: list[tuple[int
 
 
 def test_a_tree_becomes_complete(store: BlobStore) -> None:
-    """Small files, an empty one, two with one content, one of many chunks: all are objects, and the tree is what was packed."""
+    """Small files, an empty one, two with one content, one of many chunks: all are objects, and the
+    tree is what was packed."""
     packed = Publisher().pack({**SMALL, b"empty": b"", b"twin": SMALL[b"d0/f0"], b"big": BIG})
     assert not store.trees.complete(packed.root) and store.trees.list() == []
     bring(store, packed, packed.small)
@@ -89,7 +90,8 @@ def test_a_tree_becomes_complete(store: BlobStore) -> None:
 
 
 def test_a_later_tree_needs_what_changed_only(tmp_path: Path, open_store: OpenStore) -> None:
-    """One small file, and one chunk of a large one of which the older object has the others; also after reopening, from the index."""
+    """One small file, and one chunk of a large one of which the older object has the others; also
+    after reopening, from the index."""
     publisher = Publisher()
     first = publisher.pack({**SMALL, b"big": BIG})
     edited = BIG[: 5 * CHUNK] + noise(901, CHUNK) + BIG[6 * CHUNK :]
@@ -116,7 +118,8 @@ def test_a_later_tree_needs_what_changed_only(tmp_path: Path, open_store: OpenSt
 
 
 def test_chunks_move_within_a_large_file(store: BlobStore) -> None:
-    """Where older chunks have other offsets, not in step with blocks, and where the pack brings some in between."""
+    """Where older chunks have other offsets, not in step with blocks, and where the pack brings
+    some in between."""
     publisher = Publisher(chunk=100_003)
     first = publisher.pack({b"big": BIG})
     pull(store, first)
@@ -142,7 +145,8 @@ def test_zeros_of_large_contents_are_holes(store: BlobStore) -> None:
 
 
 def test_packs_that_are_here_in_part_are_used(store: BlobStore) -> None:
-    """Each call makes what the pieces that have come by then cover; the pieces of a large file come in any order."""
+    """Each call makes what the pieces that have come by then cover; the pieces of a large file come
+    in any order."""
     packed = Publisher().pack({**{b"n%d" % seed: noise(seed, 9000) for seed in range(40)}, b"big": BIG})
     bring(store, packed, packed.small)
     data = packed.blobs[packed.packs[0]]
@@ -161,7 +165,8 @@ def test_packs_that_are_here_in_part_are_used(store: BlobStore) -> None:
 
 
 def test_a_selection_of_pieces_is_enough(store: BlobStore) -> None:
-    """Of a large pack a host that has most contents needs few pieces, which are not side by side."""
+    """Of a large pack a host that has most contents needs few pieces, which are not side by
+    side."""
     datas = {b"n%03d" % seed: noise(seed, 20_000) for seed in range(100)}
     packed = Publisher().pack(datas)
     bring(store, packed, packed.small)
@@ -181,7 +186,8 @@ def test_a_selection_of_pieces_is_enough(store: BlobStore) -> None:
 
 
 def test_only_packs_of_the_package_are_needed(store: BlobStore) -> None:
-    """An old catalog may list a pack that the package no longer has, since another one has what it needs of it."""
+    """An old catalog may list a pack that the package no longer has, since another one has what it
+    needs of it."""
     publisher = Publisher()
     first = publisher.pack(SMALL)
     publisher.known.clear()
@@ -207,7 +213,8 @@ def test_only_packs_of_the_package_are_needed(store: BlobStore) -> None:
 
 
 def test_a_pack_that_lies_is_named(store: BlobStore) -> None:
-    """Its pieces verify, but a chunk is not what the catalog says: the others are made, and nothing has the wrong name."""
+    """Its pieces verify, but a chunk is not what the catalog says: the others are made, and nothing
+    has the wrong name."""
     packed = Publisher().pack(SMALL)
     catalog = decode_catalog(packed.blobs[packed.catalogs[0]])
     (pack,) = catalog.packs
@@ -258,7 +265,8 @@ def test_chunks_that_do_not_make_up_their_content_are_found(store: BlobStore) ->
 
 
 def test_what_trees_share_is_told_to_whoever_decides(store: BlobStore) -> None:
-    """Each tree with what is its own, root and image; what both have in common apart; and nothing that a pull counts on."""
+    """Each tree with what is its own, root and image; what both have in common apart; and nothing
+    that a pull counts on."""
     publisher = Publisher()
     first = publisher.pack({b"a": noise(1, 100), b"c": noise(3, 1000), b"d": noise(4, 5000)})
     second = publisher.pack({b"b": noise(2, 200), b"c": noise(3, 1000), b"d": noise(4, 5000)})
@@ -314,7 +322,8 @@ def test_a_tree_that_is_no_tree_is_refused(store: BlobStore) -> None:
 
 
 def test_removing_a_tree_spares_what_others_need(store: BlobStore) -> None:
-    """The last one takes its objects and its image along; root and catalogs can be removed only after the trees."""
+    """The last one takes its objects and its image along; root and catalogs can be removed only
+    after the trees."""
     publisher = Publisher()
     first = publisher.pack(SMALL)
     second = publisher.pack({**SMALL, b"more": noise(1, 5000)})
@@ -352,7 +361,8 @@ def test_a_tree_that_is_pinned_held_or_pulled_stays(store: BlobStore) -> None:
 
 
 def test_what_a_pull_counts_on_does_not_vanish(store: BlobStore) -> None:
-    """Objects that were here when it began, although the tree that had them goes; what it left behind is collected afterwards."""
+    """Objects that were here when it began, although the tree that had them goes; what it left
+    behind is collected afterwards."""
     publisher = Publisher()
     first = publisher.pack({**SMALL, b"big": BIG})
     second = publisher.pack({**SMALL, b"big": BIG[: 20 * CHUNK] + b"?" + BIG[20 * CHUNK :], b"more": noise(1, 5000)})
@@ -386,7 +396,8 @@ def test_what_a_broken_pull_left_is_found_again_or_collected(tmp_path: Path, ope
 
 
 def test_the_room_of_a_pull_is_kept_for_it(tmp_path: Path, open_store: OpenStore) -> None:
-    """A pull that cannot fit is refused before anything moves; one that fits finds its room, though others want it too."""
+    """A pull that cannot fit is refused before anything moves; one that fits finds its room, though
+    others want it too."""
     packed = Publisher().pack({b"a": noise(1, MIB), b"b": noise(2, MIB)})
     other = Publisher().pack({b"c": noise(3, MIB)})
     store = open_store(tmp_path, capacity_bytes=5 * MIB, choose=choose)
@@ -410,7 +421,8 @@ def test_the_room_of_a_pull_is_kept_for_it(tmp_path: Path, open_store: OpenStore
 
 @pytest.mark.parametrize("what", ["no list", "a short list", "a chunk over the limit", "no pack"])
 def test_nothing_gives_way_to_what_is_only_claimed(tmp_path: Path, open_store: OpenStore, what: str) -> None:
-    """A tree that states sizes with nothing behind them is wrong, and no reason to evict another one or to say that the disk is full."""
+    """A tree that states sizes with nothing behind them is wrong, and no reason to evict another
+    one or to say that the disk is full."""
     store = open_store(tmp_path, capacity_bytes=16 * MIB, choose=choose)
     kept = Publisher().pack({b"f": noise(1, 2 * MIB)})
     pull(store, kept)
@@ -444,7 +456,8 @@ def _list_of(data: bytes, *chunks: tuple[bytes, int]) -> bytes:
 
 
 def test_packs_go_before_what_shows_something_and_trees_by_use(tmp_path: Path, open_store: OpenStore) -> None:
-    """Room is made from the packs of complete trees, though used last; then from the tree used longest ago, whose catalog goes after it."""
+    """Room is made from the packs of complete trees, though used last; then from the tree used
+    longest ago, whose catalog goes after it."""
     store = open_store(tmp_path, capacity_bytes=11 * MIB, choose=choose)
     trees = [Publisher().pack({b"f": noise(seed, MIB), b"same": noise(9, 2 * MIB)}) for seed in range(2)]
     for packed in trees:
@@ -484,7 +497,8 @@ def test_the_use_of_a_tree_alone_is_written_down(tmp_path: Path, open_store: Ope
 
 
 def test_a_damaged_object_is_found_and_fetched_again(store: BlobStore) -> None:
-    """verify() says which; the tree is no longer complete, and the next pull lacks that content alone. A bad blob becomes partial."""
+    """verify() says which; the tree is no longer complete, and the next pull lacks that content
+    alone. A bad blob becomes partial."""
     packed = Publisher().pack(SMALL)
     pull(store, packed)
     assert all(checked.ok for checked in store.verify())
@@ -523,7 +537,8 @@ def test_a_damaged_older_object_does_not_get_into_a_new_one(store: BlobStore) ->
 
 
 def test_images_belong_to_trees(tmp_path: Path, open_store: OpenStore) -> None:
-    """Those of unknown trees and half-written ones are gone at the next opening; the others stay unless the machine was lost."""
+    """Those of unknown trees and half-written ones are gone at the next opening; the others stay
+    unless the machine was lost."""
     packed = Publisher().pack(SMALL)
     store = open_store(tmp_path)
     pull(store, packed)
@@ -570,7 +585,8 @@ def test_pulls_at_once_share_what_they_make(store: BlobStore) -> None:
 
 
 def test_a_hole_of_many_chunks_has_no_blocks_at_the_seams(tmp_path: Path, open_store: OpenStore) -> None:
-    """Chunks of zeros that begin and end within a block of the file leave that block a hole, too."""
+    """Chunks of zeros that begin and end within a block of the file leave that block a hole,
+    too."""
     data = noise(1, 5000) + bytes(WHOLE_MAX) + noise(2, 5000)
     packed = Publisher(chunk=100_001).pack({b"big": data})
     store = open_store(tmp_path / "store")
@@ -580,7 +596,8 @@ def test_a_hole_of_many_chunks_has_no_blocks_at_the_seams(tmp_path: Path, open_s
 
 
 def test_holes_take_no_room(tmp_path: Path, open_store: OpenStore) -> None:
-    """A file that is larger than the store fits if its content does; what it takes is the same after the next opening, and goes with it."""
+    """A file that is larger than the store fits if its content does; what it takes is the same
+    after the next opening, and goes with it."""
     hole = 512 << 10
     packed = Publisher(chunk=hole).pack(
         {b"big": noise(1, hole) + bytes(64 * hole) + noise(2, 700), b"f": noise(3, MIB)}

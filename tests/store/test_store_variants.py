@@ -56,7 +56,8 @@ def test_they_belong_to_a_tree(store: BlobStore) -> None:
 
 
 def test_they_count_once_and_as_they_are_when_the_store_is_opened(tmp_path: Path, open_store: OpenStore) -> None:
-    """What belongs to no tree is removed then, and everything that the loss of the machine may have torn."""
+    """What belongs to no tree is removed then, and everything that the loss of the machine may have
+    torn."""
     packed = packed_tree()
     store, other = open_store(tmp_path), packed_tree(2)
     pull(store, packed)
@@ -85,7 +86,8 @@ def test_they_count_once_and_as_they_are_when_the_store_is_opened(tmp_path: Path
 
 
 def test_those_of_another_boot_go_even_if_the_index_has_forgotten_it(tmp_path: Path, open_store: OpenStore) -> None:
-    """An agent may have been killed after it had written down the new boot, and before they were removed."""
+    """An agent may have been killed after it had written down the new boot, and before they were
+    removed."""
     packed = packed_tree()
     store = open_store(tmp_path)
     pull(store, packed)
@@ -98,7 +100,8 @@ def test_those_of_another_boot_go_even_if_the_index_has_forgotten_it(tmp_path: P
 
 
 def test_none_are_kept_that_are_too_many_or_do_not_fit(tmp_path: Path, open_store: OpenStore) -> None:
-    """They make others go, but not what is held; and they never take more than a quarter of the tree."""
+    """They make others go, but not what is held; and they never take more than a quarter of the
+    tree."""
     store = open_store(tmp_path)
     packed, other = packed_tree(), packed_tree(2)
     pull(store, packed)

@@ -1,4 +1,5 @@
-"""Trees read one after the other: what is kept of those before spares work and changes nothing else."""
+"""Trees read one after the other: what is kept of those before spares work and changes nothing
+else."""
 
 from __future__ import annotations
 
@@ -121,7 +122,8 @@ PLACES: list[tuple[st.SearchStrategy[PageEntries], st.SearchStrategy[PageEntries
     (st.tuples(directories(b"d"), files(b"d/e")), st.tuples(liars(b"d/e"))),
     (st.tuples(st.one_of(files(b"e"), links(b"e", b"a", b"b/c"))), st.tuples(links(b"e", b"c", b"d", b"e"))),
 ]
-"""Strategies for pages, in order: those that make trees, and those that are likely to break them."""
+"""Strategies for pages, in order: those that make trees, and those that are likely to break
+them."""
 
 
 @st.composite
@@ -162,7 +164,8 @@ def encoded(page: PageEntries) -> bytes:
 @settings(max_examples=examples(250), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(versions=versions(), forget=st.integers(1, 4))
 def test_a_tree_is_the_same_whatever_was_read_before(shelf: BlobStore, versions: list[Version], forget: int) -> None:
-    """Also the verdict on one that contradicts itself, or whose catalogs do not carry a page that an earlier one had."""
+    """Also the verdict on one that contradicts itself, or whose catalogs do not carry a page that
+    an earlier one had."""
     reader = TreeReader(shelf.get)
     for number, (pages, carried) in enumerate(versions):
         entries = [entry for page in pages for entry in page]
@@ -242,7 +245,8 @@ def test_little_is_kept(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_content_that_vanished_is_missed(store: BlobStore) -> None:
-    """Before anything is said to be lacking, and before the tree is called complete; though the version before had it."""
+    """Before anything is said to be lacking, and before the tree is called complete; though the
+    version before had it."""
     publisher = Publisher()
     first = publisher.pack(MANY)
     second = publisher.pack({**MANY, b"d07/f0700": b"edited"})
@@ -277,7 +281,8 @@ def test_what_only_a_removed_tree_had_is_lacking(store: BlobStore) -> None:
 
 
 def test_chunk_lists_and_packs_of_known_catalogs_are_found(store: BlobStore) -> None:
-    """A large content that is to be made again: all that says how is in a catalog that was read before."""
+    """A large content that is to be made again: all that says how is in a catalog that was read
+    before."""
     publisher = Publisher()
     data = noise(1, WHOLE_MAX + 5 * CHUNK)
     small = {b"n%02d" % number: random.Random(number).randbytes(100) for number in range(50)}
@@ -340,7 +345,8 @@ def test_of_chunk_lists_those_are_kept_that_trees_name(store: BlobStore) -> None
 
 
 def with_one_more(store: BlobStore, packed: Packed, entry: File) -> tuple[Digest, list[Digest]]:
-    """Root and catalogs of a tree with another file, whose content a pack is said to hold, not compressed."""
+    """Root and catalogs of a tree with another file, whose content a pack is said to hold, not
+    compressed."""
     entries = [*packed.entries, entry]
     regular = [each for each in entries if isinstance(each, File)]
     names = tuple(map(content_hash, [*encode_pages(packed.entries), encoded((entry,))]))
@@ -350,7 +356,8 @@ def with_one_more(store: BlobStore, packed: Packed, entry: File) -> tuple[Digest
 
 
 def test_another_size_for_a_content_is_refused(store: BlobStore) -> None:
-    """Though only what changed is compared: one of the version before, one that is here, and one that comes by another way meanwhile."""
+    """Though only what changed is compared: one of the version before, one that is here, and one
+    that comes by another way meanwhile."""
     first = Publisher().pack(MANY)
     pull(store, first)
     root, catalogs = with_one_more(store, first, file(b"z", content_hash(MANY[b"d07/f0700"]), 77, b""))

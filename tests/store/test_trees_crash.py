@@ -1,4 +1,5 @@
-"""Pulls of trees that are cut off: nothing wrong is left under the name of an object, and the next pull goes on."""
+"""Pulls of trees that are cut off: nothing wrong is left under the name of an object, and the next
+pull goes on."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ CHILD = Path(__file__).parent / "tree_crash_child.py"
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that is possible: each of many stores is brought to the disk when it is closed."""
+    """In memory where that is possible: each of many stores is brought to the disk when it is
+    closed."""
     memory = Path("/dev/shm")
     made = tempfile.mkdtemp(prefix="p2pdist-trees-", dir=memory if os.access(memory, os.W_OK) else tmp_path)
     yield Path(made)
@@ -35,8 +37,9 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["alone", "together"])
 def test_a_process_may_be_killed_at_every_step_of_a_pull(directory: Path, way: str) -> None:
-    """Each time the store opens, every object is what its name says, trees that are complete have all of theirs, and both trees can be
-    pulled; and also when the machine was lost with the process, and half of what was not synchronised."""
+    """Each time the store opens, every object is what its name says, trees that are complete have
+    all of theirs, and both trees can be pulled; and also when the machine was lost with the
+    process, and half of what was not synchronised."""
     done = subprocess.run([sys.executable, str(CHILD), str(directory), way], capture_output=True, text=True, check=True)
     count, status = map(int, done.stdout.split())
     assert status == 0 and count > 60, done.stdout

@@ -1,4 +1,5 @@
-"""Trees in a store, whatever is done with it in whatever order: pulls, pins, holds, removals, eviction, rot, crashes."""
+"""Trees in a store, whatever is done with it in whatever order: pulls, pins, holds, removals,
+eviction, rot, crashes."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ SHM = Path("/dev/shm")
 
 
 def _trees() -> list[Packed]:
-    """Versions of two packages that have contents in common, in several packs; the second has a large file."""
+    """Versions of two packages that have contents in common, in several packs; the second has a
+    large file."""
     one, two = Publisher(pack_bytes=60 * KIB), Publisher(pack_bytes=MIB, chunk=CHUNK)
     files = {b"d/%d" % number: noise(number, 20 * KIB + number) for number in range(12)}
     big = text(50, CHUNK) + bytes(WHOLE_MAX) + noise(51, CHUNK)
@@ -67,13 +69,15 @@ class Pulling:
 
 
 class TreesMachine(RuleBasedStateMachine):
-    """`complete` are the trees that should be; evictions are taken from the store, after checking that each was allowed."""
+    """`complete` are the trees that should be; evictions are taken from the store, after checking
+    that each was allowed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.base = Path(tempfile.mkdtemp(prefix="p2pdist-trees-", dir=SHM if os.access(SHM, os.W_OK) else None))
         self.root = self.base / "0"
-        # Nothing is brought to the disk in the background, so that a copy of the directory is what a killed process leaves.
+        # Nothing is brought to the disk in the background, so that a copy of the directory is what
+        # a killed process leaves.
         self.gather_s, durability.GATHER_S = durability.GATHER_S, 3600.0
         self.complete: set[int] = set()
         self.pins: set[int] = set()
@@ -94,7 +98,8 @@ class TreesMachine(RuleBasedStateMachine):
 
     @contextmanager
     def eviction(self) -> Iterator[None]:
-        """What is done within may evict trees, if they are neither pinned, held nor being pulled."""
+        """What is done within may evict trees, if they are neither pinned, held nor being
+        pulled."""
         try:
             yield
         finally:

@@ -22,7 +22,8 @@ from p2pdist.store import filling
 from p2pdist.store.blobs import BlobStore
 
 CHANGES = {"open", "os.rename", "os.remove", "os.link", "os.mkdir", "os.truncate"}
-"""Audit events (library reference, "Audit events table") around each of which a process is killed once."""
+"""Audit events (library reference, "Audit events table") around each of which a process is killed
+once."""
 
 
 def trees() -> tuple[Packed, Packed]:

@@ -1,4 +1,5 @@
-"""Packages that share content, and hosts that do things with them in a random order, beside a model of what must be there."""
+"""Packages that share content, and hosts that do things with them in a random order, beside a model
+of what must be there."""
 
 from __future__ import annotations
 
@@ -54,8 +55,9 @@ ACTIONS = {
 
 @dataclass(frozen=True)
 class Kept:
-    """A package at the origin: files by path with SHA-256 of what they show; what must lie in a store that shows it: paths below the store
-    and sizes; the digests of its blobs; and the bytes that it may take there at most."""
+    """A package at the origin: files by path with SHA-256 of what they show; what must lie in a
+    store that shows it: paths below the store and sizes; the digests of its blobs; and the bytes
+    that it may take there at most."""
 
     reference: str
     digest: str
@@ -139,7 +141,8 @@ def publish(layout: Path, sources: Path) -> list[Kept]:
 
 @dataclass
 class Shown:
-    """A package at a directory, perhaps with a shown file that is kept open, so that it cannot be unmounted."""
+    """A package at a directory, perhaps with a shown file that is kept open, so that it cannot be
+    unmounted."""
 
     package: Kept
     opened: int | None = None
@@ -323,7 +326,8 @@ class Host:
                 assert package not in self.kept()
             except Conflict as error:
                 self.note(str(error))
-                # A pull that is under way has a part of what others have, too; what one that failed had begun goes on for a while.
+                # A pull that is under way has a part of what others have, too; what one that failed
+                # had begun goes on for a while.
                 if not any(package.blobs & each.blobs for each in (*self.kept(), *(each for each, _ in self.flights))):
                     assert time.monotonic() < deadline, error
                     time.sleep(0.05)
@@ -361,7 +365,8 @@ class Host:
         self.restart()
 
     def crash_amid(self) -> None:
-        """Kill the agent amid a mount, a pin, a removal or a collection, of which either all or nothing has happened afterwards."""
+        """Kill the agent amid a mount, a pin, a removal or a collection, of which either all or
+        nothing has happened afterwards."""
         package, place = self.draw(), self.place()
         calls: list[Callable[[], Any]] = [
             lambda: self.client.mount(MountRequest(package.reference, place)),
@@ -382,7 +387,8 @@ class Host:
             self.restart()
             owners = {pin.owner for pin in self.client.pins()}
             if known is None and f"pin:{package.reference}" in owners:
-                # It was not promised: some of its layers may be missing, and pulling it brings them.
+                # It was not promised: some of its layers may be missing, and pulling it brings
+                # them.
                 self.attempt(package, lambda: self.client.pull(PullRequest(package=package.reference)))
                 self.client.unpin(package.reference)
             return
@@ -404,7 +410,8 @@ class Host:
     # -- what must hold
 
     def check(self) -> None:
-        """Nothing that is pinned or shown is lost, whatever else is going on, and the quota holds."""
+        """Nothing that is pinned or shown is lost, whatever else is going on, and the quota
+        holds."""
         for package in self.kept():
             for name, size in package.stored.items():
                 try:
@@ -419,7 +426,8 @@ class Host:
         assert {package.digest for package in self.kept()} <= complete
 
     def check_quota(self) -> None:
-        """The figures of a status are not all of one moment: what gives way meanwhile may be counted beside what takes its place."""
+        """The figures of a status are not all of one moment: what gives way meanwhile may be
+        counted beside what takes its place."""
         for _ in range(LOOKS):
             usage = self.client.status()["store"]["usage"]
             total = sum(usage[f"bytes_{kind}"] for kind in COUNTED)
@@ -430,7 +438,8 @@ class Host:
         raise AssertionError(f"{total} bytes of {self.capacity}: {usage}")
 
     def finish(self) -> None:
-        """Give everything up; then each package can be had, one after the other, and what is stored is right."""
+        """Give everything up; then each package can be had, one after the other, and what is stored
+        is right."""
         self.log.append("finish")
         self.land(wait=True)
         self.read()

@@ -40,7 +40,8 @@ def fetch(site: Site, path: str) -> bytes:
 
 
 def torrent_file(site: Site, path: str, *, web_seeds: bool = True) -> Path:
-    """A .torrent of the tracker's, in a file; without its web seeds there are only BitTorrent peers to fetch from."""
+    """A .torrent of the tracker's, in a file; without its web seeds there are only BitTorrent peers
+    to fetch from."""
     body = decode(fetch(site, path))
     assert isinstance(body, dict)
     if not web_seeds:

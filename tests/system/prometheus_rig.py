@@ -1,4 +1,5 @@
-"""A Prometheus of its own on loopback, with the project's rules at a pace that tests can wait for."""
+"""A Prometheus of its own on loopback, with the project's rules at a pace that tests can wait
+for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A small installation of real processes on loopback: origin, tracker, agents; everything it starts ends with it."""
+"""A small installation of real processes on loopback: origin, tracker, agents; everything it starts
+ends with it."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ def free_port() -> int:
 
 
 def free_pair() -> int:
-    """A port that is free together with the next one, where an agent's BitTorrent peers connect; none of those that the kernel gives to
-    outgoing connections."""
+    """A port that is free together with the next one, where an agent's BitTorrent peers connect;
+    none of those that the kernel gives to outgoing connections."""
     while True:
         port = random.randrange(20000, 32000)
         with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
@@ -45,7 +46,8 @@ def free_pair() -> int:
 
 
 class WebOrigin:
-    """An HTTP server over an OCI layout, in a thread, whose rate can be limited and whose content can be spoilt."""
+    """An HTTP server over an OCI layout, in a thread, whose rate can be limited and whose content
+    can be spoilt."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -1,7 +1,9 @@
-"""A Slurm cluster on loopback beside a site: munged, slurmctld and one slurmd for each agent, with p2pdist's prolog and epilog.
+"""A Slurm cluster on loopback beside a site: munged, slurmctld and one slurmd for each agent, with
+p2pdist's prolog and epilog.
 
-Everything is below one directory, with a key, sockets and ports of its own, and belongs to this process: daemons stay in the foreground,
-and what they leave behind (a slurmstepd outlives its slurmd) is found by the configuration file that it was started with.
+Everything is below one directory, with a key, sockets and ports of its own, and belongs to this
+process: daemons stay in the foreground, and what they leave behind (a slurmstepd outlives its
+slurmd) is found by the configuration file that it was started with.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ def lacking() -> str:
 
 
 class Slurm:
-    """A cluster whose nodes have the names of `nodes`, and an agent's socket each at <site>/<node>.sock. Packages of jobs are shown below
-    <directory>/jobs/<node>, since the nodes share one machine."""
+    """A cluster whose nodes have the names of `nodes`, and an agent's socket each at
+    <site>/<node>.sock. Packages of jobs are shown below <directory>/jobs/<node>, since the nodes
+    share one machine."""
 
     def __init__(self, site: Site, directory: Path, nodes: list[str]) -> None:
         self.site, self.directory, self.nodes = site, directory, nodes
@@ -62,7 +65,8 @@ class Slurm:
         until(lambda: self.states() == dict.fromkeys(self.nodes, "idle"))
 
     def options(self, node: str) -> list[str]:
-        """Where a node's agent, tracker and directory are. The node may be named by a variable of the shell."""
+        """Where a node's agent, tracker and directory are. The node may be named by a variable of
+        the shell."""
         agent = f"{self.site.directory}/{node}.sock"
         return ["--tracker", self.site.tracker_url, "--socket", agent, "--jobs-dir", f"{self.jobs}/{node}"]
 
@@ -168,7 +172,8 @@ class Slurm:
     # -- ending it
 
     def close(self) -> None:
-        """End all of it, by id: jobs first, then daemons, then whatever still runs with this configuration."""
+        """End all of it, by id: jobs first, then daemons, then whatever still runs with this
+        configuration."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             for job in self.run("squeue", "-h", "-o", "%A", timeout_s=5).stdout.split():
                 self.run("scancel", "--signal=KILL", job, timeout_s=5)

@@ -1,5 +1,5 @@
-"""Whole agents under a quota: whatever is done in whatever order, and whenever they are killed, nothing is lost that is pinned, shown or on
-its way, and what is shown is what was packed."""
+"""Whole agents under a quota: whatever is done in whatever order, and whenever they are killed,
+nothing is lost that is pinned, shown or on its way, and what is shown is what was packed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from site_rig import Agent, Site, running_site, wait_for
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
 CAPACITY = 6 << 20
-"""A third of what all packages take: what is kept and on its way may need more, and then there is no room."""
+"""A third of what all packages take: what is kept and on its way may need more, and then there is
+no room."""
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory on a disk, with a short name; whatever is still mounted below it is taken away."""
+    """A directory on a disk, with a short name; whatever is still mounted below it is taken
+    away."""
     with tempfile.TemporaryDirectory(prefix="p2pdist-") as directory:
         yield Path(directory)
         left = subprocess.run(["findmnt", "-rn", "-o", "TARGET"], capture_output=True, text=True).stdout

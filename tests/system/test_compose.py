@@ -1,6 +1,8 @@
-"""docker-compose.yml for real: the image is built, the services come up, and the demo job runs in them to its end.
+"""docker-compose.yml for real: the image is built, the services come up, and the demo job runs in
+them to its end.
 
-Without a registry: the base image is made of this machine's programs and its Python, Prometheus of Debian's; Grafana is left out.
+Without a registry: the base image is made of this machine's programs and its Python, Prometheus of
+Debian's; Grafana is left out.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def docker() -> Iterator[Docker]:
 
 @pytest.fixture(scope="module")
 def project(docker: Docker) -> Path:
-    """A copy of what the image and the services are made of, with the wheels that the image needs, and the image built from it."""
+    """A copy of what the image and the services are made of, with the wheels that the image needs,
+    and the image built from it."""
     context = docker.place / "project"
     context.mkdir()
     for name in CONTEXT:
@@ -128,7 +131,8 @@ def test_the_image_holds_what_is_needed_and_is_nobody_special(docker: Docker, pr
 
 
 def test_the_demo_job_runs_to_its_end(docker: Docker, fleet: Path, prometheus: bool) -> None:
-    """Packed, pushed, pulled on four agents and checked; then run in an agent's container, scraped, and stopped cleanly."""
+    """Packed, pushed, pulled on four agents and checked; then run in an agent's container, scraped,
+    and stopped cleanly."""
     played = docker.call("compose", "run", "--rm", "-T", "demo", cwd=fleet, check=False)
     print(played.stdout)
     logs = docker.call("compose", "logs", "--tail", "15", cwd=fleet).stdout

@@ -26,7 +26,8 @@ def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.long
 def test_every_claim_of_the_demo_holds(tmp_path: Path) -> None:
-    """The origin is read about once, the second version costs its app layer, every program runs, nothing is left."""
+    """The origin is read about once, the second version costs its app layer, every program runs,
+    nothing is left."""
     demo = start(tmp_path, "--agents", "4", "--json")
     out, err = demo.communicate(timeout=TIMEOUT_S)
     assert demo.returncode == 0, err + out
@@ -42,7 +43,8 @@ def test_every_claim_of_the_demo_holds(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("line", ["Pulling demo/trainer:v1", "Running demo/trainer:v1"])
 def test_ctrl_c_leaves_nothing(tmp_path: Path, line: str) -> None:
-    """While pulls or programs run: exit code 130, and no file or mount stays (processes are looked for by conftest.py)."""
+    """While pulls or programs run: exit code 130, and no file or mount stays (processes are looked
+    for by conftest.py)."""
     demo = start(tmp_path, "--agents", "3")
     try:
         assert demo.stdout

@@ -1,4 +1,5 @@
-"""`p2pdist doctor` beside a running agent: its port and its socket answer, and a lost tracker is named."""
+"""`p2pdist doctor` beside a running agent: its port and its socket answer, and a lost tracker is
+named."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ def under_way(site: Site, count: int) -> tuple[str, list[Agent]]:
 
 
 def complaints(agents: list[Agent], of: Agent) -> list[str]:
-    """What the logs say of streams from an agent that broke off. That one stalls is no failure of it: this machine may have no time."""
+    """What the logs say of streams from an agent that broke off. That one stalls is no failure of
+    it: this machine may have no time."""
     lines = [line for agent in agents for line in agent.log.read_text().splitlines()]
     said = [line for line in lines if f"source={of.name} " in line or f"stream from {of.name}," in line]
     return [line for line in said if not re.search(r"reason=(stalled|slow)|ended: (stalled|slow)", line)]
@@ -49,7 +50,8 @@ def complaints(agents: list[Agent], of: Agent) -> list[str]:
 
 @pytest.mark.parametrize("how", ["signal", "command"])
 def test_no_child_of_an_agent_that_leaves_loses_anything(site: Site, how: str) -> None:
-    """In the middle of a broadcast, with the agent that feeds most: no stream of it fails, and next to nothing comes twice."""
+    """In the middle of a broadcast, with the agent that feeds most: no stream of it fails, and next
+    to nothing comes twice."""
     digest, agents = under_way(site, 4)
     victim = feeds_most(agents)
     assert victim.process is not None
@@ -92,7 +94,8 @@ def test_who_feeds_nobody_does_not_wait(site: Site) -> None:
 
 
 class _Reader:
-    """Reads a blob over TCP, and takes nothing after its first bytes; so an agent that leaves is held up."""
+    """Reads a blob over TCP, and takes nothing after its first bytes; so an agent that leaves is
+    held up."""
 
     def __init__(self, agent: Agent, digest: str) -> None:
         self._answer = urllib.request.urlopen(f"{agent.url}/v1/blobs/{digest}", timeout=30)
@@ -174,7 +177,8 @@ def test_whoever_waits_for_a_pull_is_told_why_it_ends(site: Site) -> None:
 
 
 def test_without_a_tracker_nobody_is_kept_waiting(site: Site) -> None:
-    """Nobody could give its children other parents: they go to their alternates, as when it dies."""
+    """Nobody could give its children other parents: they go to their alternates, as when it
+    dies."""
     digest, agents = under_way(site, 3)
     site.kill_tracker()
     victim = feeds_most(agents)

@@ -118,7 +118,8 @@ def test_blobs_of_odd_sizes_reach_every_agent(site: Site, size: int) -> None:
 
 @pytest.mark.slow
 def test_an_empty_blob_does_not_keep_others_from_the_tracker(site: Site) -> None:
-    """After the tracker's restart the agent says all it holds; a blob without pieces is not among it."""
+    """After the tracker's restart the agent says all it holds; a blob without pieces is not among
+    it."""
     empty, whole = site.publish(0), site.publish(4 * PIECE)
     first, second = site.agents(2)
     first.pull(blob=empty)
@@ -243,7 +244,8 @@ def test_services_stop_at_once_though_their_origin_never_answers(site: Site) -> 
 
 @pytest.mark.slow
 def test_an_agent_stops_in_the_middle_of_everything(site: Site) -> None:
-    """While it fetches, serves a peer and feeds a client: within seconds, with 0, and what it had is still there."""
+    """While it fetches, serves a peer and feeds a client: within seconds, with 0, and what it had
+    is still there."""
     digest = site.publish(16 * MIB)
     site.origin.rate_bytes_s = 2 * MIB
     first, second = site.agents(2)

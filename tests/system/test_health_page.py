@@ -1,4 +1,5 @@
-"""The page of swarm health in a real browser, over a real tracker and agents: while a blob spreads, at the end, and with a dead host."""
+"""The page of swarm health in a real browser, over a real tracker and agents: while a blob spreads,
+at the end, and with a dead host."""
 
 from __future__ import annotations
 

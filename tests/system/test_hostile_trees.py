@@ -1,4 +1,5 @@
-"""Whole processes: packages with trees that no packer makes. Their pieces verify; what they say must not be done."""
+"""Whole processes: packages with trees that no packer makes. Their pieces verify; what they say
+must not be done."""
 
 from __future__ import annotations
 
@@ -115,7 +116,8 @@ def test_what_no_packer_makes_is_not_exported(site: Site) -> None:
 
 @pytest.mark.slow
 def test_what_no_packer_makes_is_corrupt_and_touches_nothing(site: Site) -> None:
-    """Exit code 6 from `pull` and from `mount`; no mount, no object of it, nothing beside the target; and the agent goes on."""
+    """Exit code 6 from `pull` and from `mount`; no mount, no object of it, nothing beside the
+    target; and the agent goes on."""
     (agent,) = site.agents(1)
     outside, views = site.directory / "outside", site.directory / "views"
     outside.mkdir()

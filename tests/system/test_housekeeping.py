@@ -19,7 +19,8 @@ MIB = 1 << 20
 
 @pytest.fixture
 def agent(site: Site) -> Agent:
-    """An agent with two packages: trees that share a file of 2 MiB and have one of their own of 1 MiB."""
+    """An agent with two packages: trees that share a file of 2 MiB and have one of their own of 1
+    MiB."""
     shared = random.Random(1).randbytes(2 * MIB)
     for number in (1, 2):
         source = site.directory / f"source{number}"
@@ -110,7 +111,8 @@ def test_a_flipped_bit_is_found_and_fetched_again_from_a_peer(agent: Agent) -> N
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 @pytest.mark.parametrize("how", ["erofs", "hardlink"])
 def test_what_shows_wrong_bytes_on_is_named(agent: Agent, how: str) -> None:
-    """What was read before stays in a mount, and a hard link is the old file; what has nothing of it is not named."""
+    """What was read before stays in a mount, and a hard link is the old file; what has nothing of
+    it is not named."""
     one, other = (agent.site.directory / f"shown{number}" for number in (1, 2))
     right = random.Random(6).randbytes(MIB)
     for number, target in enumerate((one, other)):
@@ -154,7 +156,8 @@ def test_collection_beside_pulls_takes_nothing_that_is_needed(agent: Agent) -> N
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 @pytest.mark.parametrize("signal_sent", ["SIGTERM", "SIGKILL"])
 def test_what_an_earlier_agent_shows_stays(agent: Agent, signal_sent: str) -> None:
-    """Nothing of it is open just then: the kernel looks objects up when they are first read, perhaps much later."""
+    """Nothing of it is open just then: the kernel looks objects up when they are first read,
+    perhaps much later."""
     target = agent.site.directory / "shown"
     call(agent, "mount", "app:v1", str(target))
     try:
@@ -169,7 +172,8 @@ def test_what_an_earlier_agent_shows_stays(agent: Agent, signal_sent: str) -> No
 
 
 def test_what_a_tag_meant_before_goes_with_the_package(agent: Agent) -> None:
-    """The tag has moved, and both versions draw on one catalog: removing the package by its tag leaves nothing behind."""
+    """The tag has moved, and both versions draw on one catalog: removing the package by its tag
+    leaves nothing behind."""
     site, layout = agent.site, ("--layout", str(agent.site.directory / "layout"))
     for number in (1, 2):
         assert site.command("tag", f"app:v{number}", "app:now", "--origin", f"file://{site.layout}")[0] == 0

@@ -1,4 +1,5 @@
-"""Whole processes that find each other on a network: hosts are network namespaces on one bridge, and all traffic stays there."""
+"""Whole processes that find each other on a network: hosts are network namespaces on one bridge,
+and all traffic stays there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Dashboards and alerts with a real Prometheus over a live swarm: every panel shows something, alerts fire when there is a cause and not
-otherwise."""
+"""Dashboards and alerts with a real Prometheus over a live swarm: every panel shows something,
+alerts fire when there is a cause and not otherwise."""
 
 from __future__ import annotations
 
@@ -114,7 +114,8 @@ def test_alerts_fire_when_the_origin_is_bypassed_a_peer_corrupts_and_a_store_is_
 
 
 def stray_agent(site: Site) -> Agent:
-    """An agent that follows another tracker, which knows no budget, and reads the same origin past its server."""
+    """An agent that follows another tracker, which knows no budget, and reads the same origin past
+    its server."""
     port = free_port()
     log = site.directory / "stray.log"
     words = ["tracker", "--listen", f"127.0.0.1:{port}", "--origin", f"file://{site.layout}"]

@@ -1,5 +1,6 @@
-"""qBittorrent and rtorrent beside agents: each fetches a published package by the tracker's `.torrent` alone, and gives it to an agent that
-comes when nobody else has it. qBittorrent takes part by both versions of the protocol, rtorrent by version 1."""
+"""qBittorrent and rtorrent beside agents: each fetches a published package by the tracker's
+`.torrent` alone, and gives it to an agent that comes when nobody else has it. qBittorrent takes
+part by both versions of the protocol, rtorrent by version 1."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def qbittorrent(site: Site, digest: str, target: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def rtorrent(site: Site, digest: str, target: Path) -> Iterator[None]:
-    """By the hybrid torrent, of which it sees what version 1 has: it announces itself under that info hash alone."""
+    """By the hybrid torrent, of which it sees what version 1 has: it announces itself under that
+    info hash alone."""
     program = shutil.which("rtorrent")
     if program is None:
         pytest.skip("needs rtorrent")

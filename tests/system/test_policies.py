@@ -1,4 +1,5 @@
-"""Policies with a real tracker and real agents: zones, rates, what stores keep, transports, tags kept warm, a file that changes."""
+"""Policies with a real tracker and real agents: zones, rates, what stores keep, transports, tags
+kept warm, a file that changes."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ def command(agent: Agent, *words: str) -> tuple[int, dict[str, Any], str]:
 
 @pytest.mark.slow
 def test_zones_and_a_file_that_changes(governed: Governed) -> None:
-    """A host elsewhere is refused, with a reason; a new file changes that without a restart; a wrong one changes nothing and shows."""
+    """A host elsewhere is refused, with a reason; a new file changes that without a restart; a
+    wrong one changes nothing and shows."""
     blob = name(governed.site.publish(MIB))
     governed.start(policy("blob:*", zones=["a"]))
     agents = governed.agents(h0="a", h1="b", h2="c")
@@ -127,7 +129,8 @@ def test_zones_and_a_file_that_changes(governed: Governed) -> None:
 
 @pytest.mark.slow
 def test_a_blob_by_its_digest_is_refused_too(governed: Governed) -> None:
-    """Who asks for a layer without naming its package meets the policy when it would join the swarm."""
+    """Who asks for a layer without naming its package meets the policy when it would join the
+    swarm."""
     site = governed.site
     (site.directory / "source").mkdir()
     (site.directory / "source" / "file").write_bytes(os.urandom(MIB))
@@ -146,8 +149,8 @@ def test_a_blob_by_its_digest_is_refused_too(governed: Governed) -> None:
 
 @pytest.mark.long
 def test_what_stores_keep(governed: Governed) -> None:
-    """What is pinned and what is under no policy stays, what has had its time goes, and what is not kept goes as soon as it is unused;
-    policies outlive the agent."""
+    """What is pinned and what is under no policy stays, what has had its time goes, and what is not
+    kept goes as soon as it is unused; policies outlive the agent."""
     pinned, timed, passing, plain = (governed.site.publish(MIB) for _ in range(4))
     rules = policy(name(timed), ttl="1s") + policy(name(passing), cache="none")
     governed.start(policy(name(pinned), cache="pin") + rules)
@@ -170,7 +173,8 @@ def test_what_stores_keep(governed: Governed) -> None:
 
 @pytest.mark.slow
 def test_rates_hold(governed: Governed) -> None:
-    """What is received of one package, and sent of another, takes as long as its rate asks for; a package under no policy does not."""
+    """What is received of one package, and sent of another, takes as long as its rate asks for; a
+    package under no policy does not."""
     download, upload, plain = (governed.site.publish(4 * MIB) for _ in range(3))
     rate = f"{2 * MIB}B/s"
     governed.start(policy(name(download), download=rate) + policy(name(upload), upload=rate))
@@ -187,7 +191,8 @@ def test_rates_hold(governed: Governed) -> None:
 
 @pytest.mark.slow
 def test_transport_follows_the_policy_but_where_the_agent_says(governed: Governed) -> None:
-    """Under auto a package comes by BitTorrent where its policy says so; an agent that was told trees uses trees."""
+    """Under auto a package comes by BitTorrent where its policy says so; an agent that was told
+    trees uses trees."""
     digest = governed.site.publish(2 * MIB)
     governed.start(policy(name(digest), transport="swarm"))
     governed.agents(h0="a")["h0"].pull(package=name(digest))
@@ -202,7 +207,8 @@ def test_transport_follows_the_policy_but_where_the_agent_says(governed: Governe
 
 @pytest.mark.long
 def test_a_tag_is_kept_warm_when_it_moves(governed: Governed) -> None:
-    """Two of three hosts hold what a tag means, pinned by one order; when it moves another order takes its place, also after a restart."""
+    """Two of three hosts hold what a tag means, pinned by one order; when it moves another order
+    takes its place, also after a restart."""
     origin = ("--origin", f"file://{governed.site.layout}")
     first, second = governed.site.publish(MIB), governed.site.publish(MIB)
     assert governed.site.command("tag", name(first), "team/app:prod", *origin)[0] == 0

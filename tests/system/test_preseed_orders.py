@@ -1,4 +1,5 @@
-"""Preseeds with real trackers and agents: quorum, hosts that die, replicas, trackers that die, restarts, releases."""
+"""Preseeds with real trackers and agents: quorum, hosts that die, replicas, trackers that die,
+restarts, releases."""
 
 from __future__ import annotations
 
@@ -105,8 +106,9 @@ def trackers_on(kind: str, site: Site) -> Iterator[Trackers]:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_two_hosts_and_a_tracker_die_and_the_preseed_is_done(kind: str) -> None:
-    """Five of eight hosts by count, two copies in each zone at least. Two of those that were picked, of one zone, are killed while they
-    pull, and so is the tracker: the quorum, which the others alone do not reach, is reached with hosts in their place."""
+    """Five of eight hosts by count, two copies in each zone at least. Two of those that were
+    picked, of one zone, are killed while they pull, and so is the tracker: the quorum, which the
+    others alone do not reach, is reached with hosts in their place."""
     with (
         tempfile.TemporaryDirectory(prefix="p2pdist-") as directory,
         running_site(Path(directory), tracker=False) as site,
@@ -154,7 +156,8 @@ def test_two_hosts_and_a_tracker_die_and_the_preseed_is_done(kind: str) -> None:
 
 @pytest.mark.long
 def test_quorum_is_reached_though_two_hosts_die(site: Site) -> None:
-    """Eight hosts by count; two are killed while they pull: the command names them and succeeds, since the quorum holds the package."""
+    """Eight hosts by count; two are killed while they pull: the command names them and succeeds,
+    since the quorum holds the package."""
     digest = site.publish(8 * MIB)
     agents = start(site, 8)
     site.origin.rate_bytes_s = 3 * MIB
@@ -180,7 +183,8 @@ def test_quorum_is_reached_though_two_hosts_die(site: Site) -> None:
 
 @pytest.mark.long
 def test_a_tracker_that_is_killed_carries_on(site: Site) -> None:
-    """Killed in the middle: what was asked for is in its database, and how far it is the agents say."""
+    """Killed in the middle: what was asked for is in its database, and how far it is the agents
+    say."""
     digest = site.publish(8 * MIB)
     agents = start(site, 4)
     site.origin.rate_bytes_s = 2 * MIB

@@ -1,4 +1,5 @@
-"""Rankings with a real tracker and real agents: whole racks, roles of a job, and packs that went when their tree was whole."""
+"""Rankings with a real tracker and real agents: whole racks, roles of a job, and packs that went
+when their tree was whole."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def test_whole_racks_and_roles_over_http_and_as_commands(site: Site) -> None:
     until(lambda: missing(ask(site, body)) == LACKING)
     assert list(missing(ask(site, body | {"count": 3}))) == ["h1", "h4", "h3"]
 
-    # Four hosts stand in two racks at least: all of the better rack, and the best hosts of the other one. Two fit one rack.
+    # Four hosts stand in two racks at least: all of the better rack, and the best hosts of the
+    # other one. Two fit one rack.
     coherent = ask(site, body | {"count": 4, "coherent": "rack"})
     assert list(missing(coherent)) == ["h4", "h3", "h1", "h2"]
     assert site.command("rank", one, two, "--count", "4", "--coherent", "rack", *tracker)[1] == coherent
@@ -104,7 +106,8 @@ def publish(site: Site, source: Path, name: str) -> None:
 
 @pytest.mark.long
 def test_packs_that_went_when_their_tree_was_whole_are_not_missing(site: Site) -> None:
-    """Nor are they for the next version, of which only what is new is counted; and when the tree goes they are missing again."""
+    """Nor are they for the next version, of which only what is new is counted; and when the tree
+    goes they are missing again."""
     source = site.directory / "source"
     source.mkdir()
     drawn = random.Random(1)
@@ -144,7 +147,8 @@ def test_packs_that_went_when_their_tree_was_whole_are_not_missing(site: Site) -
 
 
 def hosts_of_largest(site: Site) -> int:
-    """How many hosts hold the largest blob of app:v1 that the tracker was told of, other than a blob of 8 MiB."""
+    """How many hosts hold the largest blob of app:v1 that the tracker was told of, other than a
+    blob of 8 MiB."""
     with urllib.request.urlopen(site.tracker_url + "/v1/swarms", timeout=10) as answer:
         swarms = json.load(answer)
     return sum(swarm["hosts"] for swarm in swarms if 5 * MIB < swarm["size"] < 8 * MIB)

@@ -1,4 +1,5 @@
-"""Whole processes: one blob from the origin to many agents, through crashes of agents and tracker."""
+"""Whole processes: one blob from the origin to many agents, through crashes of agents and
+tracker."""
 
 from __future__ import annotations
 

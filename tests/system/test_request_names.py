@@ -1,4 +1,5 @@
-"""One name for all that a command causes, at its agent and at its peers; and what a shell offers of the agent's packages."""
+"""One name for all that a command causes, at its agent and at its peers; and what a shell offers of
+the agent's packages."""
 
 from __future__ import annotations
 

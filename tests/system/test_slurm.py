@@ -1,5 +1,6 @@
-"""A real Slurm 22.05 with four nodes: packages come with the prolog of a job and go with its epilog; a job is placed where they are; what
-is the job's fault drains no node, and what is the node's fault does."""
+"""A real Slurm 22.05 with four nodes: packages come with the prolog of a job and go with its
+epilog; a job is placed where they are; what is the job's fault drains no node, and what is the
+node's fault does."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Cluster:
     agents: dict[str, Agent]
 
     def program(self) -> str:
-        """A line of shell that starts the program of team/app from where it is shown on each node."""
+        """A line of shell that starts the program of team/app from where it is shown on each
+        node."""
         return f"{self.slurm.jobs}/$SLURMD_NODENAME/$SLURM_JOB_ID/team/app/bin/greet"
 
     def preseeds(self) -> dict[str, dict[str, Any]]:
@@ -86,7 +88,8 @@ def _publish(site: Site, reference: str, words: str) -> None:
 
 
 def test_a_job_starts_from_what_its_prolog_brought(cluster: Cluster) -> None:
-    """On four nodes: one preseed for all of them, the program starts from the mount, pins last as long as the job."""
+    """On four nodes: one preseed for all of them, the program starts from the mount, pins last as
+    long as the job."""
     slurm, go = cluster.slurm, cluster.slurm.directory / "go"
     script = f"{cluster.program()} && until [ -e {go} ]; do sleep 0.05; done"
     words = ("srun", "-N4", "--comment", "nightly; p2pdist:team/app:v1", "sh", "-c", script)
@@ -106,7 +109,8 @@ def test_a_job_starts_from_what_its_prolog_brought(cluster: Cluster) -> None:
 
 
 def test_a_job_is_placed_where_its_package_is(cluster: Cluster) -> None:
-    """Two of four nodes hold a package: these are named, the job runs there, and nothing is moved. One that is drained is not named."""
+    """Two of four nodes hold a package: these are named, the job runs there, and nothing is moved.
+    One that is drained is not named."""
     slurm = cluster.slurm
     _publish(cluster.site, "team/app:v2", "second")
     for node in ("node2", "node4"):
@@ -134,7 +138,8 @@ def test_a_job_is_placed_where_its_package_is(cluster: Cluster) -> None:
 
 
 def test_a_package_that_does_not_exist_drains_no_node(cluster: Cluster) -> None:
-    """A batch job is requeued and held, srun is cancelled, both are told why; no node is drained and nothing is left."""
+    """A batch job is requeued and held, srun is cancelled, both are told why; no node is drained
+    and nothing is left."""
     slurm = cluster.slurm
     batch = slurm.ask("sbatch", "--parsable", "-N2", "--comment", "p2pdist:team/none:v1", "--wrap", "touch started")
     until(lambda: "Reason=job_requeued_in_held_state" in slurm.ask("scontrol", "show", "job", batch))
@@ -159,7 +164,8 @@ def test_a_requeued_job_gets_its_package_again(cluster: Cluster) -> None:
     until(lambda: cluster.tidy() and cluster.all_idle())
     go.touch()
     slurm.ask("scontrol", "release", job)
-    # Slurm lets a requeued job wait two minutes. What nodes remember of its first run has the second as its grain.
+    # Slurm lets a requeued job wait two minutes. What nodes remember of its first run has the
+    # second as its grain.
     slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now+2")
     until(lambda: "JobState=COMPLETED" in slurm.ask("scontrol", "show", "job", job))
     assert " first " in (slurm.directory / f"{job}.out").read_text()
@@ -170,7 +176,8 @@ def test_a_requeued_job_gets_its_package_again(cluster: Cluster) -> None:
 
 
 def test_an_agent_that_is_away_drains_its_node_alone(cluster: Cluster) -> None:
-    """The job is requeued in a held state by Slurm; the other node's epilog undoes what its prolog did, and so, later, does this one's."""
+    """The job is requeued in a held state by Slurm; the other node's epilog undoes what its prolog
+    did, and so, later, does this one's."""
     slurm, agent = cluster.slurm, cluster.agents["node3"]
     agent.stop()
     try:
@@ -222,7 +229,8 @@ def test_a_package_that_takes_too_long_holds_the_job(cluster: Cluster) -> None:
 
 
 def test_without_a_tracker_the_agent_is_enough(cluster: Cluster) -> None:
-    """A prolog whose tracker is away shows what its agent has, also when it is run twice; its epilog takes away what is still in use."""
+    """A prolog whose tracker is away shows what its agent has, also when it is run twice; its
+    epilog takes away what is still in use."""
     slurm, place = cluster.slurm, cluster.slurm.jobs / "node1/900001/team/app"
     cluster.agents["node1"].pull(package="team/app:v1")
     away = ("--tracker", f"http://127.0.0.1:{free_port()}")
@@ -240,7 +248,8 @@ def test_without_a_tracker_the_agent_is_enough(cluster: Cluster) -> None:
 
 
 def test_what_a_crash_left_is_swept(cluster: Cluster) -> None:
-    """Of a job that Slurm knows nothing of everything is released; a job that is there keeps what it has."""
+    """Of a job that Slurm knows nothing of everything is released; a job that is there keeps what
+    it has."""
     slurm = cluster.slurm
     go = slurm.directory / "go-on"
     script = f"until [ -e {go} ]; do sleep 0.05; done"

@@ -1,4 +1,5 @@
-"""Whole processes that fetch by BitTorrent: with a tracker, when it dies, and beside other clients."""
+"""Whole processes that fetch by BitTorrent: with a tracker, when it dies, and beside other
+clients."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def test_a_swarm_brings_a_blob_to_all_and_the_origin_is_read_about_once(site: Si
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_an_agent_that_ends_in_the_middle_of_a_swarm_goes_on_where_it_was(site: Site, how: str) -> None:
-    """What had verified is kept, and nothing else; a clean stop leaves libtorrent no time to hang."""
+    """What had verified is kept, and nothing else; a clean stop leaves libtorrent no time to
+    hang."""
     digest = site.publish(SIZE)
     site.origin.rate_bytes_s = 4 * MIB
     agents = site.agents(2, transport="swarm")
@@ -119,7 +121,8 @@ def test_a_late_agent_fetches_from_the_seeds_and_not_from_the_origin(site: Site)
 
 @pytest.mark.long
 def test_both_transports_in_one_fleet(site: Site) -> None:
-    """Those in trees get the pieces of parents that fetch from the swarm; where trees alone bring a stripe, the swarm is left for them."""
+    """Those in trees get the pieces of parents that fetch from the swarm; where trees alone bring a
+    stripe, the swarm is left for them."""
     digest = site.publish(SIZE)
     agents = [Agent(site, f"h{number}", transport=("swarm", "trees")[number % 2]).start() for number in range(4)]
     pulls = [agent.start_pull(blob=digest, output=str(output(site, agent))) for agent in agents]
@@ -146,7 +149,8 @@ def test_a_blob_without_a_torrent_comes_by_trees_and_the_log_says_so(site: Site)
 
 @pytest.mark.slow
 async def test_without_tracker_and_origin_the_rest_comes_from_a_swarm(site: Site) -> None:
-    """Both die in the middle, and one client of another kind has the whole. Nothing comes twice but what was under way."""
+    """Both die in the middle, and one client of another kind has the whole. Nothing comes twice but
+    what was under way."""
     digest = site.publish(SIZE)
     torrent = await torrent_of(site, digest)
     site.origin.rate_bytes_s = 4 * MIB
@@ -168,7 +172,8 @@ async def test_without_tracker_and_origin_the_rest_comes_from_a_swarm(site: Site
 
 @pytest.mark.long
 def test_a_tracker_that_comes_back_finds_a_swarm_under_way(site: Site) -> None:
-    """Tracker and roots die; hosts are in the swarm when the next tracker comes, and it plans around them."""
+    """Tracker and roots die; hosts are in the swarm when the next tracker comes, and it plans
+    around them."""
     digest = site.publish(SIZE)
     site.origin.rate_bytes_s = 2 * MIB
     agents = site.agents(5)

@@ -1,4 +1,5 @@
-"""Whole processes that speak TLS with each other: a blob from the origin to all, and nothing to whoever has no certificate."""
+"""Whole processes that speak TLS with each other: a blob from the origin to all, and nothing to
+whoever has no certificate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whole processes: what was packed from a directory is what a host shows of it, entry by entry, by every way of showing."""
+"""Whole processes: what was packed from a directory is what a host shows of it, entry by entry, by
+every way of showing."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ class Chain:
             self._client.unmount(done.path)
 
     def compare(self, version: str, how: str, wanted: dict[bytes, Seen]) -> None:
-        """Each entry is as it was packed. Hard links to objects make one file of equal contents, and break no group."""
+        """Each entry is as it was packed. Hard links to objects make one file of equal contents,
+        and break no group."""
         with self.shown(version, how) as view:
             seen = walk(view)
             if how == "hardlink":
@@ -80,7 +82,8 @@ def taken(path: Path) -> int:
 
 
 def generate(source: Path, seed: int, aside: Path) -> None:
-    """A directory with entries of every kind that a tree carries, and names of every kind that there are."""
+    """A directory with entries of every kind that a tree carries, and names of every kind that
+    there are."""
     store = Store(aside)
     entries = [entry for entry in random_tree(seed, store, count=120) if not isinstance(entry, Whiteout)]
     lay_out(entries, store, source)
@@ -172,7 +175,8 @@ def test_the_same_from_a_store_on_btrfs(site: Site, tmp_path: Path, seeds: range
 
 @pytest.mark.slow
 def test_an_image_on_top_of_a_tree(site: Site) -> None:
-    """An application as squashfs over a tree: what is neither in the image nor hidden by it is the tree's, times and all."""
+    """An application as squashfs over a tree: what is neither in the image nor hidden by it is the
+    tree's, times and all."""
     (agent,) = site.agents(1)
     chain = Chain(site, agent, "app")
     generate(chain.source, 7, site.directory / "aside")
@@ -197,7 +201,8 @@ def test_an_image_on_top_of_a_tree(site: Site) -> None:
 
 @pytest.mark.slow
 def test_a_file_that_is_nearly_all_hole(site: Site) -> None:
-    """Neither packing nor pulling, showing or exporting makes it larger than its source; so it fits into a store that is smaller."""
+    """Neither packing nor pulling, showing or exporting makes it larger than its source; so it fits
+    into a store that is smaller."""
     size = 5 * GIB
     (agent,) = site.agents(1, capacity="1GiB")
     chain = Chain(site, agent, "sparse")

@@ -116,7 +116,8 @@ def test_a_tree_and_its_second_version_reach_every_agent(site: Site, source: Sou
 
 @pytest.mark.slow
 def test_of_a_pack_of_which_little_is_lacking_only_that_is_moved(site: Site, source: Source) -> None:
-    """The second version was packed by somebody who did not know of the first: hosts that have that lack little of its packs."""
+    """The second version was packed by somebody who did not know of the first: hosts that have that
+    lack little of its packs."""
     source.publish("app:v1")
     late, early = site.agents(2)
     early.pull(package="app:v1")

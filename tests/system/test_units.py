@@ -1,4 +1,5 @@
-"""The units of deploy/systemd under a systemd of their own: they start, mount where the host sees it, and stop cleanly."""
+"""The units of deploy/systemd under a systemd of their own: they start, mount where the host sees
+it, and stop cleanly."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def answers(said: str) -> dict[str, str]:
 
 
 def test_the_host_sees_what_an_agent_mounts() -> None:
-    """Trees and images; they stay while the agent is stopped, and the next one takes them over. Nothing had to be started twice."""
+    """Trees and images; they stay while the agent is stopped, and the next one takes them over.
+    Nothing had to be started twice."""
     said = run_units(files(mounts=True), SCRIPT)
     found = answers(said)
     assert said.count("it ran") == 4 and "erofs: root" in said and "squashfs: root" in said, said

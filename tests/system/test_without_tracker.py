@@ -1,4 +1,5 @@
-"""Whole processes without a tracker: the root is killed as well, and the others complete from a keeper that reads the origin."""
+"""Whole processes without a tracker: the root is killed as well, and the others complete from a
+keeper that reads the origin."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ SIZE = 24 * MIB
 
 @pytest.mark.slow
 def test_without_tracker_and_root_the_rest_complete_and_the_origin_is_read_about_once(site: Site) -> None:
-    """Both are killed for good in the middle. The origin gives again only what the dead roots had not passed on."""
+    """Both are killed for good in the middle. The origin gives again only what the dead roots had
+    not passed on."""
     digest = site.publish(SIZE)
     site.origin.rate_bytes_s = 8 * MIB
     agents = site.agents(5)

@@ -1,4 +1,5 @@
-"""Trackers' cores of preseeds, a database and hosts that do as they are told, on one clock; for tests that read as scripts."""
+"""Trackers' cores of preseeds, a database and hosts that do as they are told, on one clock; for
+tests that read as scripts."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Tracker:
         self.handle(Loaded(tuple(world.rows.values())))
 
     def handle(self, event: Event) -> None:
-        """Tell the core; what it wants to save waits in `unsaved` while the world's database is slow."""
+        """Tell the core; what it wants to save waits in `unsaved` while the world's database is
+        slow."""
         for command in self.core.handle(event, now=self.world.now):
             if isinstance(command, Save):
                 self.unsaved.append(command.record)

@@ -1,5 +1,5 @@
-"""A libtorrent client as a process of its own: `seed_torrent.py TORRENT DIRECTORY` takes part in the torrent until it is ended, and says
-goodbye to the tracker then."""
+"""A libtorrent client as a process of its own: `seed_torrent.py TORRENT DIRECTORY` takes part in
+the torrent until it is ended, and says goodbye to the tracker then."""
 
 from __future__ import annotations
 

@@ -270,7 +270,8 @@ def test_every_role_is_filled_with_hosts_of_its_own(
 
 
 def test_what_need_not_be_fetched_is_not_missing() -> None:
-    """A pack that went when its tree was whole: not missing where that was said, partly there or not at all; missing elsewhere."""
+    """A pack that went when its tree was whole: not missing where that was said, partly there or
+    not at all; missing elsewhere."""
     site = Site()
     for name in ("whole", "part", "cold"):
         site.join(name)

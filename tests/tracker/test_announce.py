@@ -1,4 +1,5 @@
-"""Who is told of whom: the rules of the announce core as scripts, then as properties over random announces."""
+"""Who is told of whom: the rules of the announce core as scripts, then as properties over random
+announces."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Site:
         self._session = 0
 
     def announce(self, name: str, ip: str = "", **said: Any) -> Answer:
-        """The peer `name` announces itself from `ip`, by default an address of its own; it lacks something."""
+        """The peer `name` announces itself from `ip`, by default an address of its own; it lacks
+        something."""
         packed = ip_of(f"{ip or address(name)}:1")  # for IPv6 as well: the port is what follows the last colon
         assert packed is not None
         chance = said.pop("chance", 0)
@@ -194,7 +196,8 @@ def test_the_nearest_come_first(site: Site) -> None:
 
 
 def test_racks_without_a_name_are_no_rack(site: Site) -> None:
-    """Two hosts of which nothing is known do not stand together, nor two in one zone without racks."""
+    """Two hosts of which nothing is known do not stand together, nor two in one zone without
+    racks."""
     site.announce("h1")
     site.announce("h2", zone="a", left=0)
     site.announce("h3", zone="b")
@@ -237,7 +240,8 @@ def test_chance_alone_decides_among_equals(site: Site) -> None:
 
 
 def test_a_rack_does_not_become_an_island(site: Site) -> None:
-    """One in eight of an answer is of another rack, and one of another zone, as long as there are such peers."""
+    """One in eight of an answer is of another rack, and one of another zone, as long as there are
+    such peers."""
     for number in range(100):
         site.announce(f"rack{number}", zone="a", rack="r1", numwant=0)
         site.announce(f"zone{number + 200}", zone="a", rack="r2", numwant=0)
@@ -262,7 +266,8 @@ def test_what_is_asked_for_is_limited(site: Site) -> None:
 
 
 def test_a_peer_with_two_addresses_is_one_peer(site: Site) -> None:
-    """BEP 7: it announces itself over both, and each is told the address of the own family where there is one."""
+    """BEP 7: it announces itself over both, and each is told the address of the own family where
+    there is one."""
     site.announce("h1", key=b"k")
     assert site.announce("h1", ip="fd00::1", key=b"k").incomplete == 1
     four, six = site.announce("h2"), site.announce("h3", ip="fd00::3")
@@ -517,7 +522,8 @@ STEPS = st.tuples(
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEPS, max_size=60))
 def test_what_holds_whatever_is_announced(steps: list[Any]) -> None:
-    """Nobody is told of himself, no seed of seeds, nobody twice; the counts are those of a plain list; nothing is left in the end."""
+    """Nobody is told of himself, no seed of seeds, nobody twice; the counts are those of a plain
+    list; nothing is left in the end."""
     site = Site()
     site.agent("h12", (1,), bt_port=6881)
     for who, where, port, left, event, key, info_hash, (zone, rack), later, chance in steps:

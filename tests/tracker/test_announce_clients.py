@@ -1,4 +1,5 @@
-"""Real BitTorrent clients against the tracker: aria2 and libtorrent as processes on loopback, an agent as their web seed."""
+"""Real BitTorrent clients against the tracker: aria2 and libtorrent as processes on loopback, an
+agent as their web seed."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ async def site(tmp_path: Path) -> AsyncIterator[TorrentSite]:
 
 
 async def aria2(site: TorrentSite, path: str) -> Path:
-    """Let aria2 fetch the torrent from the tracker, and then what it names; returns the folder with it."""
+    """Let aria2 fetch the torrent from the tracker, and then what it names; returns the folder with
+    it."""
     target = site.directory / "aria2"
     words = [
         *("aria2c", "--no-conf", "--seed-time=0", "--file-allocation=none", f"--dir={target}", "--bt-stop-timeout=25"),
@@ -43,7 +45,8 @@ async def aria2(site: TorrentSite, path: str) -> Path:
 
 @asynccontextmanager
 async def client(site: TorrentSite, path: str, directory: Path) -> AsyncIterator[None]:
-    """A libtorrent client takes part in the torrent at `path`, with what is in `directory`, until the context ends."""
+    """A libtorrent client takes part in the torrent at `path`, with what is in `directory`, until
+    the context ends."""
     file = site.directory / f"{directory.name}.torrent"
     file.write_bytes(await site.get(path))
     async with running(sys.executable, SEED, str(file), str(directory), output=file.with_suffix(".log")):
@@ -89,7 +92,8 @@ async def test_libtorrent_downloads_a_hybrid_torrent(site: TorrentSite, tmp_path
 
 
 async def test_libtorrent_downloads_a_package(site: TorrentSite, tmp_path: Path) -> None:
-    """Several files, with padding between them; what arrives is the `blobs` folder of an image layout."""
+    """Several files, with padding between them; what arrives is the `blobs` folder of an image
+    layout."""
     blobs = [content(3 * PIECE + 1, 1), content(PIECE, 2), content(10, 3)]
     await site.publish_package(parse_reference("team/trainer:v3"), blobs)
     names = [f"sha256/{hex_of(digest_of(data))}" for data in blobs]

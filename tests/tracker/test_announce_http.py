@@ -1,4 +1,5 @@
-"""Announces, scrapes and torrents over real sockets: what clients may send and what they must not, byte for byte."""
+"""Announces, scrapes and torrents over real sockets: what clients may send and what they must not,
+byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Chains in the tail: who lags as one lines up, racks receive from idle hosts of others, and nobody moves for nothing."""
+"""Chains in the tail: who lags as one lines up, racks receive from idle hosts of others, and nobody
+moves for nothing."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ NOW = 10.0
 
 
 class Late:
-    """Two stripes, of which all have the second one. `tree` names who receives the first one from whom; all but the first of it lack `lack`
-    pieces. The first part of a name is the rack."""
+    """Two stripes, of which all have the second one. `tree` names who receives the first one from
+    whom; all but the first of it lack `lack` pieces. The first part of a name is the rack."""
 
     def __init__(
         self, tree: dict[str, str], *, lack: int = 100, idle: tuple[str, ...] = (), moved_at: float = 0.0
@@ -79,7 +80,8 @@ def test_those_who_are_ahead_stand_first() -> None:
 
 
 def test_nobody_moves_below_one_who_gets_too_little_himself() -> None:
-    """Four racks share an uplink, and nobody else has the stripe: what they get all their hosts can have."""
+    """Four racks share an uplink, and nobody else has the stripe: what they get all their hosts can
+    have."""
     tree = {f"{rack} head": "source" for rack in "abcd"}
     late = Late(tree | {f"{rack} {number}": f"{rack} head" for rack in "abcd" for number in range(4)})
     assert line_up(late.swarm, now=NOW) == 0
@@ -171,7 +173,8 @@ def four_stripes(*lacks: int) -> Swarm:
 
 
 def test_what_the_downlink_has_to_take_anyway_is_no_reason_to_move() -> None:
-    """Of a source that three share three stripes come as fast as three hosts can take them, when each has another source for the rest."""
+    """Of a source that three share three stripes come as fast as three hosts can take them, when
+    each has another source for the rest."""
     swarm = four_stripes(100, 0, 0, 0)
     assert line_up(swarm, now=NOW) == 2
     swarm = four_stripes(100, 0, 0, 0)
@@ -208,7 +211,8 @@ def test_slow_hosts_feed_nobody_and_failed_pairs_stay_apart() -> None:
 
 
 def test_who_loses_its_seat_to_another_moves_on() -> None:
-    """The children of one who takes in a sister lack little and would gain nothing; but it has four seats."""
+    """The children of one who takes in a sister lack little and would gain nothing; but it has four
+    seats."""
     late = Late({"a 0": "a source", "a 1": "a source"} | {f"a below {number}": "a 0" for number in range(4)})
     for number in range(4):
         late.swarm.advance(f"a below {number}", [WHOLE - 25, WHOLE], now=NOW)
@@ -240,7 +244,8 @@ def test_absent_hosts_are_no_parents() -> None:
 
 
 def test_what_came_since_the_last_report_counts() -> None:
-    """Three children were nearly done when they reported: by now the fourth has the uplink to itself."""
+    """Three children were nearly done when they reported: by now the fourth has the uplink to
+    itself."""
     late = Late(FOUR)
     for name in ("a 0", "a 1", "a 2"):
         late.swarm.advance(name, [WHOLE - 10, WHOLE], now=NOW)
@@ -262,7 +267,8 @@ def test_a_look_moves_a_bounded_number() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_trees_stay_trees_and_racks_import_once(seed: int) -> None:
-    """Subtrees of a planned swarm lag by any number of pieces; nobody gets more children than seats, and all ends sooner."""
+    """Subtrees of a planned swarm lag by any number of pieces; nobody gets more children than
+    seats, and all ends sooner."""
     random = Random(seed)
     swarm = Swarm(BLOB, LAYOUT)
     racks = random.choice((1, 2, 8))
@@ -298,7 +304,8 @@ def _imports(swarm: Swarm, stripe: int) -> int:
 
 
 def _ends(swarm: Swarm, stripe: int) -> float:
-    """When the last one would be done, in pieces that an uplink sends; computed host by host, from the top."""
+    """When the last one would be done, in pieces that an uplink sends; computed host by host, from
+    the top."""
 
     def ends(host: str) -> float:
         member = swarm.members[host]

@@ -1,4 +1,5 @@
-"""Small content at the tracker, over a real layout: what happens when its own disk, or the origin, fails."""
+"""Small content at the tracker, over a real layout: what happens when its own disk, or the origin,
+fails."""
 
 from __future__ import annotations
 

@@ -102,7 +102,8 @@ WHOLE = (32, 32)
 
 
 def test_nobody_reads_once_somebody_has_the_whole_by_trees() -> None:
-    """None of the keepers' peers has it, and yet they do not read it again: they get it by trees."""
+    """None of the keepers' peers has it, and yet they do not read it again: they get it by
+    trees."""
     control = Control()
     control.join(*names(3))
     control.join("t0", swarm=False)
@@ -172,7 +173,8 @@ def test_where_leases_are_short_their_holders_read() -> None:
 
 
 def test_leases_stay_within_their_number_when_what_was_dealt_is_not_any_more() -> None:
-    """Blobs that one host each wants: one keeper reads each of them, and two stripes would have a holder of a lease each."""
+    """Blobs that one host each wants: one keeper reads each of them, and two stripes would have a
+    holder of a lease each."""
     control = Control(origin_streams_max=4)
     for swarm in (True, False):
         for number in range(4):
@@ -228,7 +230,8 @@ def test_a_keeper_that_finds_the_origin_wrong_leaves_it_to_the_holders_of_leases
 
 
 def test_nobody_is_called_slow_in_a_swarm() -> None:
-    """Its hosts receive from many, and what they have says nothing of those whom the plan calls their parents."""
+    """Its hosts receive from many, and what they have says nothing of those whom the plan calls
+    their parents."""
     control = Control()
     control.join(*names(6))
     control.pass_time()

@@ -37,10 +37,12 @@ def test_no_other_number_of_children_is_sooner(hosts: int, count: int, rate: flo
 
 @given(st.integers(1, 12), st.integers(1, 4), pieces, rates)
 def test_the_model_is_what_a_walk_through_a_full_tree_gives(children: int, depth: int, count: int, rate: float) -> None:
-    """Host by host: whoever has a piece sends it to one child after the other, and then the next piece."""
+    """Host by host: whoever has a piece sends it to one child after the other, and then the next
+    piece."""
     piece_s = PIECE / rate + SEND_S
     hosts, level, latest = 1, 1, 0.0
-    # The last child of the last child, and so on, is the last to get everything; all who stand beside it are served before.
+    # The last child of the last child, and so on, is the last to get everything; all who stand
+    # beside it are served before.
     arrivals = [0.0] * count
     for _ in range(depth):
         level *= children
@@ -79,7 +81,8 @@ def test_while_no_rate_is_known_a_moderate_one_is_taken() -> None:
 
 
 def site(hosts: int, *, size: int = PIECE, rate_bytes_s: float = 0.0, slow: int = 0) -> Fleet:
-    """A fleet in which so many hosts have joined and been planned, the first `slow` of them with a tenth of the uplink."""
+    """A fleet in which so many hosts have joined and been planned, the first `slow` of them with a
+    tenth of the uplink."""
     fleet = Fleet(-100.0)
     for number in range(hosts):
         fleet.handle(SessionOpened(number, Hello(PROTOCOL_VERSION, f"h{number}", f"h{number}:1")), now=0.0)

@@ -34,7 +34,8 @@ PIECE = 65536
 
 
 class Control:
-    """A fleet, its sessions by host name, and the time kept. The blob has 8 pieces in one stripe."""
+    """A fleet, its sessions by host name, and the time kept. The blob has 8 pieces in one
+    stripe."""
 
     def __init__(self, started_at: float = -100.0, **more: Any) -> None:
         self.fleet = Fleet(started_at, **more)
@@ -84,7 +85,8 @@ class Control:
 
 
 def chain(*hosts: str, **more: int) -> Control:
-    """Hosts of which each receives from the one before, and the first from the origin, as they said when they came."""
+    """Hosts of which each receives from the one before, and the first from the origin, as they said
+    when they came."""
     control = Control(**more)
     control.open(*hosts)
     for above, host in zip(("", *hosts), hosts, strict=False):
@@ -200,7 +202,8 @@ def test_a_host_that_comes_back_is_absent_until_it_has_said_what_it_holds() -> N
 
 
 def test_what_a_host_no_longer_holds_is_taken_from_it() -> None:
-    """It came back without the blob: after a while it is no member any more, though its session is open."""
+    """It came back without the blob: after a while it is no member any more, though its session is
+    open."""
     control = chain("h1", "h2")
     control.close("h2")
     control.open("h2")
@@ -236,7 +239,8 @@ def test_children_learn_the_new_address_of_their_parent() -> None:
 
 
 def test_a_new_tracker_takes_the_trees_over_as_they_are() -> None:
-    """In whatever order the hosts come back; nobody is told to change, and no lease is granted anew."""
+    """In whatever order the hosts come back; nobody is told to change, and no lease is granted
+    anew."""
     edges = {"h1": "", "h2": "h1", "h3": "h2", "h4": "h2"}
     for order in (("h1", "h2", "h3", "h4"), ("h4", "h3", "h2", "h1"), ("h3", "h1", "h4", "h2")):
         control = Control(started_at=0.0)
@@ -251,7 +255,8 @@ def test_a_new_tracker_takes_the_trees_over_as_they_are() -> None:
 
 
 def test_two_hosts_that_say_they_receive_from_each_other_make_no_cycle() -> None:
-    """Without a tracker their alternates may have crossed. One keeps its stream, the other gets a parent that leads up."""
+    """Without a tracker their alternates may have crossed. One keeps its stream, the other gets a
+    parent that leads up."""
     control = Control(started_at=0.0)
     control.open("h1", "h2", "h3")
     control.join("h3", 6, "")
@@ -283,7 +288,8 @@ def test_nobody_receives_from_itself() -> None:
 
 
 def test_a_swarm_that_was_under_way_gets_no_lease_at_first() -> None:
-    """Its root may be on its way back; it is given up after GRACE_S. So is the parent that a host says it receives from."""
+    """Its root may be on its way back; it is given up after GRACE_S. So is the parent that a host
+    says it receives from."""
     control = Control(started_at=0.0)
     control.open("h1", "h2")
     control.join("h1", 3, None)
@@ -372,7 +378,8 @@ def test_a_lost_lease_is_granted_again_though_the_others_are_out() -> None:
 
 
 def test_a_lease_whose_holder_cannot_read_the_origin_moves_on() -> None:
-    """To the child with the most pieces; but not again at once, for the origin itself may be away."""
+    """To the child with the most pieces; but not again at once, for the origin itself may be
+    away."""
     control = chain("h1", "h2", "h3")
     control.report("h2", 1)
     control.complain("h1", "", "unavailable")
@@ -395,7 +402,8 @@ def test_the_only_reader_keeps_its_lease() -> None:
 
 
 def test_two_hosts_that_met_wrong_content_at_the_origin_end_the_swarm() -> None:
-    """The first loses the lease to a child, who sees the same: all that still want the blob are told, seeds are not."""
+    """The first loses the lease to a child, who sees the same: all that still want the blob are
+    told, seeds are not."""
     control = chain("h1", "h2", "h3")
     control.complain("h1", "", "corrupt")
     assert control.parents["h2"] == ""
@@ -409,7 +417,8 @@ def test_two_hosts_that_met_wrong_content_at_the_origin_end_the_swarm() -> None:
 
 
 def test_a_starved_parent_is_not_blamed() -> None:
-    """It has no more than its child: the fault is further up, and moving the child would help nobody."""
+    """It has no more than its child: the fault is further up, and moving the child would help
+    nobody."""
     control = chain("h1", "h2", "h3")
     control.report("h2", 2)
     control.report("h3", 2)
@@ -435,7 +444,8 @@ def test_a_lease_holder_that_gives_nothing_loses_the_lease() -> None:
 
 
 def test_a_lease_stays_where_a_reader_waits_for_the_origin_once() -> None:
-    """It may wait for children that are slow to take what it has read. Only when nothing has come since is the lease another's."""
+    """It may wait for children that are slow to take what it has read. Only when nothing has come
+    since is the lease another's."""
     control = chain("h1", "h2", "h3")
     control.complain("h1", "", "stalled")
     assert control.parent("h1") == ""
@@ -447,7 +457,8 @@ def test_a_lease_stays_where_a_reader_waits_for_the_origin_once() -> None:
 
 
 def test_those_below_a_host_that_is_stuck_are_freed() -> None:
-    """h2 gets nothing from anybody, for it is cut off; its child has no more than it has, and must not wait for ever."""
+    """h2 gets nothing from anybody, for it is cut off; its child has no more than it has, and must
+    not wait for ever."""
     control = chain("h1", "h2", "h3")
     control.open("h4")
     control.join("h4", 1)
@@ -521,8 +532,9 @@ def describe(control: Control) -> None:
 @pytest.mark.parametrize("known", ["before", "between", "after", "never"])
 @pytest.mark.parametrize("first", [True, False])
 def test_who_says_that_a_blob_is_cut_differently_is_alone_in_its_swarm(known: str, first: bool) -> None:
-    """Whoever spoke first, and whether or not a manifest says who is right, the others get their plans. The swarm under the blob's digest
-    is that of what a manifest says, whenever it was read."""
+    """Whoever spoke first, and whether or not a manifest says who is right, the others get their
+    plans. The swarm under the blob's digest is that of what a manifest says, whenever it was
+    read."""
     control = Control()
     control.open("h1", "h2", "liar")
     if known == "before":
@@ -666,7 +678,8 @@ def test_one_impossible_holding_does_not_hide_the_others() -> None:
 
 
 def test_a_host_that_cannot_look_names_up_is_given_none_that_is_known_by_name() -> None:
-    """Its name servers are silent: going through all hosts by name would keep it from the origin for long, and none is at fault."""
+    """Its name servers are silent: going through all hosts by name would keep it from the origin
+    for long, and none is at fault."""
     control = Control()
     control.open(*(f"h{number}" for number in range(50)), "late")
     for number in range(50):

@@ -1,4 +1,5 @@
-"""Keepers: who they are, what it costs to know, who is told when; and which of those that read the origin go on once a tracker is back."""
+"""Keepers: who they are, what it costs to know, who is told when; and which of those that read the
+origin go on once a tracker is back."""
 
 from collections import defaultdict
 from random import Random
@@ -68,7 +69,8 @@ def test_who_leaves_or_moves_to_another_zone_is_replaced() -> None:
 
 
 def test_a_zone_whose_name_begins_that_of_another_does_not_grow_with_it() -> None:
-    """Where a zone grew by less than a quarter its choice stands, though others would be chosen now."""
+    """Where a zone grew by less than a quarter its choice stands, though others would be chosen
+    now."""
     swarm = swarm_of(0)
     for number in range(24):
         add(swarm, number, "z1")
@@ -91,7 +93,8 @@ def test_who_moves_to_another_rack_of_its_zone_stays_a_keeper() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_zones_and_racks_name_those_who_stand_there(seed: int) -> None:
-    """Whoever joins, moves and leaves: the same as what one finds by asking each member, and no place that is empty."""
+    """Whoever joins, moves and leaves: the same as what one finds by asking each member, and no
+    place that is empty."""
     random, swarm = Random(seed), swarm_of(0)
     for _ in range(300):
         host, zone, rack = f"h{random.randrange(20)}", random.choice(["", "z1", "z10"]), random.choice(["", "r", "1"])
@@ -130,7 +133,8 @@ class Watched(dict[str, Any]):
 
 
 def test_the_hosts_of_other_zones_are_not_looked_at() -> None:
-    """Neither one by one nor by their racks, so that to ask for all zones costs no more than their hosts."""
+    """Neither one by one nor by their racks, so that to ask for all zones costs no more than their
+    hosts."""
     swarm = swarm_of(300, zones=100)
     swarm.members, swarm.racks, swarm.zones = Watched(swarm.members), Watched(swarm.racks), Watched(swarm.zones)
     first = keepers(swarm, "z7")
@@ -140,7 +144,8 @@ def test_the_hosts_of_other_zones_are_not_looked_at() -> None:
 
 
 def test_a_zone_is_looked_through_only_when_a_keeper_is_gone_or_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often keepers are asked for while 1,000 hosts join one by one: each doubling costs a few looks."""
+    """However often keepers are asked for while 1,000 hosts join one by one: each doubling costs a
+    few looks."""
     looks: list[int] = []
 
     def counted(key: bytes, names: object, count: int) -> list[str]:

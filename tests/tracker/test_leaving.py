@@ -107,7 +107,8 @@ def test_the_last_of_a_swarm_leaves_nothing_behind() -> None:
 
 
 def test_every_child_in_every_stripe_finds_a_parent() -> None:
-    """Half of a fleet leaves, one after the other; all others hang below the origin all the while, with one lease for each stripe."""
+    """Half of a fleet leaves, one after the other; all others hang below the origin all the while,
+    with one lease for each stripe."""
     fleet = Fleet(-100.0)
     names = [f"h{number}" for number in range(40)]
     layout = PieceLayout(256 * PIECE, PIECE)
@@ -158,7 +159,8 @@ def test_who_leaves_is_not_picked() -> None:
 
 
 def test_a_pick_that_leaves_is_going_from_that_moment() -> None:
-    """Time to return counts from when it said so, not from the end of its session; an agent that is only restarted keeps its place."""
+    """Time to return counts from when it said so, not from the end of its session; an agent that is
+    only restarted keeps its place."""
     world = World()
     world.settle()
     world.join("h1", "h2", "h3")

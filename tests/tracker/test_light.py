@@ -245,7 +245,8 @@ def test_a_host_that_was_given_more_children_than_seats_is_looked_at_again() -> 
 
 
 def test_a_rack_does_not_receive_through_a_slow_downlink() -> None:
-    """When the importer of a rack is lost and a light host happens to be fed from outside, another one imports, and feeds that too."""
+    """When the importer of a rack is lost and a light host happens to be fed from outside, another
+    one imports, and feeds that too."""
     swarm = planned(16, racks=2)
     importer = next(each for each in swarm.members.values() if each.rack == " r1" and outside(swarm, each))
     slow = next(each for each in swarm.members.values() if each.rack == " r1" and each is not importer)

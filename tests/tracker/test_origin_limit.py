@@ -38,7 +38,8 @@ class Control:
 
 
 def test_each_lease_is_an_equal_part() -> None:
-    """The first swarm has two leases, one for each stripe; so has the second, and everybody gets less."""
+    """The first swarm has two leases, one for each stripe; so has the second, and everybody gets
+    less."""
     control = Control(LIMIT_BYTES_S)
     control.joins(1, digest_of(b"one"))
     assert control.shares == {1: LIMIT_BYTES_S}

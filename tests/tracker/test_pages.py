@@ -1,5 +1,5 @@
-"""The page and its events over real sockets: what is served, how it is protected, what watchers hear, and five thousand hosts in a
-browser."""
+"""The page and its events over real sockets: what is served, how it is protected, what watchers
+hear, and five thousand hosts in a browser."""
 
 from __future__ import annotations
 

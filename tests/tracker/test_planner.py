@@ -46,7 +46,8 @@ def test_trees_are_flat() -> None:
 
 
 def test_an_orphan_is_not_put_below_its_own_descendants() -> None:
-    """Whoever is removed: the trees of the others stay trees, though the only free seats are often below the orphans."""
+    """Whoever is removed: the trees of the others stay trees, though the only free seats are often
+    below the orphans."""
     for victim in range(40):
         swarm = planned(40)
         swarm.remove(f"h{victim}")
@@ -68,7 +69,8 @@ def joined_in_batches(hosts: int, batch: int) -> Swarm:
 
 
 def test_however_hosts_come_nobody_is_overloaded_and_the_trees_stay_flat() -> None:
-    """One by one, in small batches or all at once: exact seats, and about as deep as when all are known from the start."""
+    """One by one, in small batches or all at once: exact seats, and about as deep as when all are
+    known from the start."""
     for hosts in (5, 24, 100, 300):
         full = planned(hosts)
         deepest = max(full.depth(stripe, host) for stripe in range(2) for host in full.members)
@@ -79,13 +81,15 @@ def test_however_hosts_come_nobody_is_overloaded_and_the_trees_stay_flat() -> No
             assert sum(member.load for member in swarm.members.values()) == swarm.stripes * (hosts - 1)
             assert all(len(roots) == 1 for roots in swarm.roots)
             depth = max(swarm.depth(stripe, host) for stripe in range(2) for host in swarm.members)
-            # Since the trees were last drawn at most a fifth has come, in batches that may hang below one another.
+            # Since the trees were last drawn at most a fifth has come, in batches that may hang
+            # below one another.
             batches = -(-hosts // 5 // batch)
             assert depth <= deepest + 2 + batches * batch.bit_length(), (hosts, batch, depth)
 
 
 def test_who_came_first_is_not_hung_below_who_came_later() -> None:
-    """Each host has 12 pieces of each stripe more when the next one comes: it would wait for so many."""
+    """Each host has 12 pieces of each stripe more when the next one comes: it would wait for so
+    many."""
     swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
     for number in range(24):
         swarm.add(f"h{number}", [0] * swarm.stripes, budget=swarm.stripes, now=0.0)
@@ -111,7 +115,8 @@ def test_trees_are_not_drawn_anew_once_pieces_have_come_far() -> None:
 
 @pytest.mark.parametrize("hosts", [2, 4, 5, 24, 100])
 def test_where_both_ways_are_gone_those_by_bittorrent_read_for_all(hosts: int) -> None:
-    """Whatever their share. Seats stay exact, and a host reads each stripe where there are enough of them."""
+    """Whatever their share. Seats stay exact, and a host reads each stripe where there are enough
+    of them."""
     for swarming in {1, 2, hosts // 4, hosts // 2, hosts - 1} - {0, hosts}:
         swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
         for number in range(hosts):
@@ -126,7 +131,8 @@ def test_where_both_ways_are_gone_those_by_bittorrent_read_for_all(hosts: int) -
 
 
 def test_who_came_first_by_trees_reads_on() -> None:
-    """A lease does not move because somebody comes who receives by BitTorrent: what was read would be read again."""
+    """A lease does not move because somebody comes who receives by BitTorrent: what was read would
+    be read again."""
     swarm = planned(4)
     before = [list(roots) for roots in swarm.roots]
     for number in range(4, 12):

@@ -99,7 +99,8 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_package_of_which_something_was_forgotten_is_noted_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its blobs would go by no policy until the tracker is started again, however often somebody asks for it."""
+    """Else its blobs would go by no policy until the tracker is started again, however often
+    somebody asks for it."""
     monkeypatch.setattr(books, "BLOBS_MAX", 4)
     policies = book("app:v1 readers = 3")
     reference = parse_reference("app:v1")
@@ -112,7 +113,8 @@ def test_a_package_of_which_something_was_forgotten_is_noted_again(monkeypatch: 
 
 
 def test_a_base_of_many_packages_is_refused_to_nobody() -> None:
-    """Which of them have it is not remembered in full, so one that a host may have could be among them."""
+    """Which of them have it is not remembered in full, so one that a host may have could be among
+    them."""
     policies = book("near:* zones = ['a']")
     policies.note(parse_reference("free:v1"), OTHER, [FIRST])
     for number in range(2 * books.NAMES_MAX):
@@ -137,7 +139,8 @@ def fleet(*policies: str) -> Hosts:
 
 @pytest.mark.parametrize(("policies", "leases"), [((), 8), (("app:* readers = 3",), 3), (("app:* readers = 1",), 1)])
 def test_leases_on_a_policys_blobs_are_limited_together(policies: tuple[str, ...], leases: int) -> None:
-    """Two blobs of the package, and one of none, each wanted in two zones: a root in each for either stripe unless there is a limit."""
+    """Two blobs of the package, and one of none, each wanted in two zones: a root in each for
+    either stripe unless there is a limit."""
     hosts = fleet(*policies)
     for blob in (FIRST, SECOND, THIRD):
         for host in ("a1", "a2", "b1"):

@@ -1,4 +1,5 @@
-"""Policies as they are written: what each key means, which policy holds, and how every mistake is named."""
+"""Policies as they are written: what each key means, which policy holds, and how every mistake is
+named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Preseeds in SQLite and in a real PostgreSQL: versions, several trackers at once, what is soft, and databases that are away."""
+"""Preseeds in SQLite and in a real PostgreSQL: versions, several trackers at once, what is soft,
+and databases that are away."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def test_a_change_of_an_old_version_is_not_made(where: str) -> None:
 
 
 def test_no_change_is_lost_when_trackers_write_at_once(where: str) -> None:
-    """Four trackers (of one process where the database is its own) add their names five times each."""
+    """Four trackers (of one process where the database is its own) add their names five times
+    each."""
     first = PreseedDatabase(where)
     first.insert(replace(RECORD, picked=()))
     databases = [PreseedDatabase(where) for _ in range(4)] if first.shared else [first] * 4

@@ -1,4 +1,5 @@
-"""Preseeds and rankings over HTTP: real trackers on loopback, a real layout, sessions that speak as agents do."""
+"""Preseeds and rankings over HTTP: real trackers on loopback, a real layout, sessions that speak as
+agents do."""
 
 from __future__ import annotations
 
@@ -209,7 +210,8 @@ async def test_an_id_stands_for_one_order(layout: Path, blobs: list[Digest]) -> 
 async def test_of_many_nodes_of_a_job_one_gives_the_order(
     layout: Path, blobs: list[Digest], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The order names every node, so that each of them gives it must not be: the others hear what it came to. Its end costs little, too."""
+    """The order names every node, so that each of them gives it must not be: the others hear what
+    it came to. Its end costs little, too."""
     caplog.set_level(logging.DEBUG, "p2pdist.transfer.problems")
     names = [f"h{number:03}" for number in range(40)]
     reference = parse_reference(package(blobs[0]))
@@ -232,7 +234,8 @@ async def test_of_many_nodes_of_a_job_one_gives_the_order(
 
 
 async def test_an_order_of_somebody_else_is_not_taken_for_that_of_the_job(layout: Path, blobs: list[Digest]) -> None:
-    """Whoever guesses a job's id must not choose what it runs; and without its first node the others give the order."""
+    """Whoever guesses a job's id must not choose what it runs; and without its first node the
+    others give the order."""
     names = ["h0", "h1", "h2"]
     one, two = map(package, blobs)
     async with tracker(layout) as at:
@@ -338,7 +341,8 @@ async def test_ranking(layout: Path, blobs: list[Digest]) -> None:
 
 @pytest.mark.slow
 async def test_two_trackers_on_one_database(layout: Path, blobs: list[Digest], postgresql: str) -> None:
-    """What one is asked for, the other carries out for its hosts; either says how far it is, and either cancels."""
+    """What one is asked for, the other carries out for its hosts; either says how far it is, and
+    either cancels."""
     async with (
         tracker(layout, postgresql) as one,
         tracker(layout, postgresql) as two,
@@ -361,7 +365,8 @@ async def test_two_trackers_on_one_database(layout: Path, blobs: list[Digest], p
 
 
 def test_a_clock_that_is_set_meanwhile_ends_no_preseed_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tracker alone counts on from the time at its start; several on one database go by the system's clock, on which they agree."""
+    """A tracker alone counts on from the time at its start; several on one database go by the
+    system's clock, on which they agree."""
     alone, shared = module._Clock(shared=False), module._Clock(shared=True)
     began = time.time()
     monkeypatch.setattr(module.time, "time", lambda: began + 7200)

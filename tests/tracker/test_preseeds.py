@@ -43,7 +43,8 @@ def test_named_hosts_are_asked_when_they_are_there_and_when_they_come(world: Wor
 
 
 def test_for_whom_it_waits_that_may_never_come_is_said(world: World) -> None:
-    """A selector that no host fits, names that no host has, hosts that are lost, more than there are; nothing of the others."""
+    """A selector that no host fits, names that no host has, hosts that are lost, more than there
+    are; nothing of the others."""
 
     def notes(**asked: Any) -> tuple[str, ...]:
         world.ask("p", **asked)
@@ -433,7 +434,8 @@ STEPS = st.lists(
 def test_in_the_end_exactly_those_keep_it_who_shall(
     trackers: int, orders: list[dict[str, Any]], steps: list[tuple[str, int]]
 ) -> None:
-    """Whatever happened: once all hosts are back and nothing else happens, hosts keep what records say, and enough of them."""
+    """Whatever happened: once all hosts are back and nothing else happens, hosts keep what records
+    say, and enough of them."""
     world = World(trackers=trackers)
     for number, text in enumerate(NAMES):
         world.join(text, tracker=number % trackers)

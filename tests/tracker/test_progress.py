@@ -25,7 +25,8 @@ INTERVAL_S = 0.5
 
 
 class Site:
-    """A fleet whose hosts report every INTERVAL_S; `speed` is how many pieces of a stripe a host gets in that time, by (host, stripe)."""
+    """A fleet whose hosts report every INTERVAL_S; `speed` is how many pieces of a stripe a host
+    gets in that time, by (host, stripe)."""
 
     def __init__(self, hosts: int) -> None:
         self.fleet = Fleet(-100.0, report_interval_s=INTERVAL_S)
@@ -89,7 +90,8 @@ def test_a_root_that_is_slow_makes_room_for_another() -> None:
 
 
 def test_a_host_that_alone_reads_several_stripes_is_not_compared_with_itself() -> None:
-    """The first of those who join one after the other reads everything, and has one uplink for it."""
+    """The first of those who join one after the other reads everything, and has one uplink for
+    it."""
     site = Site(1)
     site.go(2)
     (host,) = site.counts
@@ -268,7 +270,8 @@ def test_a_host_whose_uplink_was_just_found_to_be_slow_has_time_to_show_its_down
 
 
 def test_who_has_whole_stripes_does_not_raise_what_is_typical() -> None:
-    """It gets the others as fast as its downlink can, and those who lack all of them would look slow beside it."""
+    """It gets the others as fast as its downlink can, and those who lack all of them would look
+    slow beside it."""
     swarm = full(4)
     host = swarm.members["h0"]
     for first, raised in ((0, True), (swarm.totals[0], False)):
@@ -294,7 +297,8 @@ def test_one_stripe_that_fills_a_downlink_is_not_held_against_the_parent_of_anot
 
 
 def test_a_downlink_on_which_a_fair_share_arrives_is_not_slow() -> None:
-    """What was called slow, since acknowledgements waited behind uploads, shares its parents with others as if it took nothing."""
+    """What was called slow, since acknowledgements waited behind uploads, shares its parents with
+    others as if it took nothing."""
     for speed, light in (((6, 16), False), ((8, 8), True)):
         site, child = with_a_slow_downlink()
         site.swarm.strained = False
@@ -326,7 +330,8 @@ def test_one_piece_now_and_then_does_not_make_a_downlink_quick() -> None:
 
 
 def test_a_slow_downlink_does_not_lower_what_is_typical() -> None:
-    """When only such hosts are left they would else be found to be like all others, again and again."""
+    """When only such hosts are left they would else be found to be like all others, again and
+    again."""
     site, child = with_a_slow_downlink()
     typical = site.swarm.typical_pace
     site.mute = set(site.counts) - {child.host}
@@ -596,7 +601,8 @@ def test_who_finds_no_room_is_asked_to_report_often_once_there_is(monkeypatch: p
 
 
 def test_a_lone_child_says_nothing_against_a_host_from_which_it_gets_another_stripe_well() -> None:
-    """A slow uplink would be slow for both; where hosts joined one after another each has one child, for all stripes."""
+    """A slow uplink would be slow for both; where hosts joined one after another each has one
+    child, for all stripes."""
     for other, judged in (("parent", None), ("root", "parent")):
         swarm = Swarm(BLOB, PieceLayout(PIECES * PIECE, PIECE))
         swarm.typical_pace = 20.0

@@ -1,4 +1,5 @@
-"""Trees across racks: one importer a rack and stripe, the rest feed from inside; zones read for themselves."""
+"""Trees across racks: one importer a rack and stripe, the rest feed from inside; zones read for
+themselves."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Whether agents can be reached at the addresses that they give out: a tracker, real agents and other listeners on loopback."""
+"""Whether agents can be reached at the addresses that they give out: a tracker, real agents and
+other listeners on loopback."""
 
 from __future__ import annotations
 
@@ -96,7 +97,8 @@ async def test_a_port_where_nobody_or_something_else_listens(tmp_path: Path, ser
 
 
 async def test_a_stranger_sends_the_tracker_nowhere_and_is_not_repeated(service: Service) -> None:
-    """Whoever opens a session names an address: it opens no way into the tracker's network, and no answer makes a look fail."""
+    """Whoever opens a session names an address: it opens no way into the tracker's network, and no
+    answer makes a look fail."""
     visits = []
 
     async def visit(request: web.Request) -> web.Response:

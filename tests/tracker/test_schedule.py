@@ -1,4 +1,5 @@
-"""When swarms are planned: not before they are due, not too often, and at little cost while nothing is."""
+"""When swarms are planned: not before they are due, not too often, and at little cost while nothing
+is."""
 
 from __future__ import annotations
 

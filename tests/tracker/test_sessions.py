@@ -1,4 +1,5 @@
-"""Sessions as the tracker serves them, on real sockets: names that clash, and agents that say what no agent should."""
+"""Sessions as the tracker serves them, on real sockets: names that clash, and agents that say what
+no agent should."""
 
 from __future__ import annotations
 
@@ -360,7 +361,8 @@ async def test_what_operators_ask_of_a_fleet_is_json(site: Site) -> None:
 
 
 async def test_an_agent_whose_address_changed_takes_over_its_session(site: Site) -> None:
-    """Its link went and came back with another address, before the heartbeat of the old session was missed."""
+    """Its link went and came back with another address, before the heartbeat of the old session was
+    missed."""
     old = await site.connect(say(Hello(PROTOCOL_VERSION, "h1", "10.0.0.1:7071", instance="a")))
     assert isinstance(await heard(old), Welcome)
     stranger = await site.connect(say(Hello(PROTOCOL_VERSION, "h1", "10.0.0.2:7071", instance="b")))

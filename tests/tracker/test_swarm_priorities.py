@@ -1,4 +1,5 @@
-"""Swarms of preseeds and swarms that somebody waits for: who is which, and how they share the origin's leases."""
+"""Swarms of preseeds and swarms that somebody waits for: who is which, and how they share the
+origin's leases."""
 
 from __future__ import annotations
 
@@ -179,8 +180,8 @@ def test_leases_that_agents_brought_along_count() -> None:
 
 
 def slow_uplink(priority: Priority, other: Priority, *, gone_for_s: float = 0.0) -> int:
-    """The budget of a host whose children lag in a swarm, while another host pulls something else; or has been done with it for a
-    while."""
+    """The budget of a host whose children lag in a swarm, while another host pulls something else;
+    or has been done with it for a while."""
     control, hosts, pieces, interval_s = Control(), [f"h{number}" for number in range(12)], 1024, 0.25
     blob = digest_of(b"x")
     counts = {host: [0, 0] for host in hosts}
@@ -208,7 +209,8 @@ def slow_uplink(priority: Priority, other: Priority, *, gone_for_s: float = 0.0)
 
 
 def test_preseeds_are_not_judged_while_a_start_is_under_way() -> None:
-    """Hosts give way to it, and so do those below them. Nor right after it, when they have not yet made that up."""
+    """Hosts give way to it, and so do those below them. Nor right after it, when they have not yet
+    made that up."""
     assert slow_uplink("preseed", "start") == 2
     assert slow_uplink("preseed", "start", gone_for_s=RECOVERY_S / 10) == 2
 

@@ -14,7 +14,8 @@ WHOLE = LAYOUT.count // 2
 
 
 class Tail:
-    """Two stripes, of which all have the second one. `busy` has as many children of the first as were named, each lacking `lack`."""
+    """Two stripes, of which all have the second one. `busy` has as many children of the first as
+    were named, each lacking `lack`."""
 
     def __init__(self, *children: str, lack: int = 100, light: tuple[str, ...] = ()) -> None:
         self.swarm = Swarm(digest_of(b"blob"), LAYOUT)

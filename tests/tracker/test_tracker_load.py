@@ -1,4 +1,5 @@
-"""The load generator for trackers, with a few hosts: it opens real sessions, and says what it measured."""
+"""The load generator for trackers, with a few hosts: it opens real sessions, and says what it
+measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The tracker's metrics: the names that others rely on, zeros where nothing is yet, and labels that stay few."""
+"""The tracker's metrics: the names that others rely on, zeros where nothing is yet, and labels that
+stay few."""
 
 from __future__ import annotations
 
@@ -96,8 +97,8 @@ def test_zones_beyond_the_limit_are_one_label() -> None:
 
 
 def test_a_host_that_came_and_went_unseen_is_counted_for_an_hour() -> None:
-    """The page looks every few seconds and a scrape comes every 15: a host that ended without a word is in both, one that took its leave in
-    neither, nor one that is back."""
+    """The page looks every few seconds and a scrape comes every 15: a host that ended without a
+    word is in both, one that took its leave in neither, nor one that is back."""
     scraped = Scraped(fleet_of(3, zones=1))
     hosts = scraped.hosts
     for name in ("h0", "h1"):

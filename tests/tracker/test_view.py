@@ -1,4 +1,5 @@
-"""What watchers of a fleet are told: everything first, then only what changed; hosts in trouble, swarms that advance or stand still."""
+"""What watchers of a fleet are told: everything first, then only what changed; hosts in trouble,
+swarms that advance or stand still."""
 
 from __future__ import annotations
 

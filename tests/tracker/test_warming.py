@@ -1,4 +1,5 @@
-"""Tags kept warm, with a real layout and database: what cannot be ordered keeps nothing else from being so."""
+"""Tags kept warm, with a real layout and database: what cannot be ordered keeps nothing else from
+being so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A tracker over a real layout, in which blobs and packages were published with their torrent documents, and peers to run against it."""
+"""A tracker over a real layout, in which blobs and packages were published with their torrent
+documents, and peers to run against it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ class Authority:
         self.path.write_bytes(builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
     def issue(self, file: str = "host", *, host: str = "127.0.0.1", name: str = "") -> TlsFiles:
-        """A certificate and key made out to a host name or address. `name`: what TlsFiles say to check in peers."""
+        """A certificate and key made out to a host name or address. `name`: what TlsFiles say to
+        check in peers."""
         key = ec.generate_private_key(ec.SECP256R1())
         try:
             subject: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))

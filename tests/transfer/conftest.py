@@ -1,4 +1,5 @@
-"""Fixtures of the transfer tests; every server, thread and descriptor is gone when a test has ended."""
+"""Fixtures of the transfer tests; every server, thread and descriptor is gone when a test has
+ended."""
 
 from __future__ import annotations
 

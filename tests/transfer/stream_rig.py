@@ -1,4 +1,5 @@
-"""What the transfer tests are made of: a blob on disk, a real server over it, streams whose events can be waited for."""
+"""What the transfer tests are made of: a blob on disk, a real server over it, streams whose events
+can be waited for."""
 
 from __future__ import annotations
 
@@ -77,8 +78,8 @@ class Copy:
 
 
 class Pieces:
-    """An Outgoing: what the request lacks of its stripe, oldest first, in blocks of at most `block` bytes, each piece once it is in
-    `available` (a set of numbers; None: all of them)."""
+    """An Outgoing: what the request lacks of its stripe, oldest first, in blocks of at most `block`
+    bytes, each piece once it is in `available` (a set of numbers; None: all of them)."""
 
     def __init__(
         self, layout: PieceLayout, wanted: StreamRequest, *, block: int = 32 << 10, available: set[int] | None = None
@@ -214,7 +215,8 @@ class Server:
 
 
 class RawPeer:
-    """A listener in a thread that reads one request and then does with the connection whatever `behave` says."""
+    """A listener in a thread that reads one request and then does with the connection whatever
+    `behave` says."""
 
     def __init__(self, behave: Callable[[socket.socket], None], address: str = "127.0.0.1") -> None:
         self.behave = behave

@@ -1,4 +1,5 @@
-"""A process that fetches a blob by BitTorrent and says which pieces it holds, until it is killed; run by test_torrent_transfer.
+"""A process that fetches a blob by BitTorrent and says which pieces it holds, until it is killed;
+run by test_torrent_transfer.
 
 swarm_child.py STORE SEED PIECES PORT
 """

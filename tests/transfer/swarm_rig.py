@@ -112,8 +112,8 @@ _REQUEST = struct.Struct(">III")
 
 @dataclass
 class Peer:
-    """A seed that speaks BitTorrent version 1 (BEP 3). It gives `data`, right or wrong, as long as no more than `pieces_max` pieces were
-    asked for, and remembers the blocks it sent."""
+    """A seed that speaks BitTorrent version 1 (BEP 3). It gives `data`, right or wrong, as long as
+    no more than `pieces_max` pieces were asked for, and remembers the blocks it sent."""
 
     torrent: Torrent
     data: bytes

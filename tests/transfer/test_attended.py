@@ -1,4 +1,5 @@
-"""Where the pieces of a stream are taken: by a thread, or on the event loop while they come slowly and are stored quickly."""
+"""Where the pieces of a stream are taken: by a thread, or on the event loop while they come slowly
+and are stored quickly."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ async def test_wrong_bytes_on_the_loop_end_the_stream(server: Server, receiver: 
 
 @pytest.mark.usefixtures("willing")
 async def test_who_must_pause_does_so_in_a_thread(server: Server, receiver: Receiver, blob: SampleBlob) -> None:
-    """The limit begins to hold back when the loop has the stream; and the loop runs on meanwhile."""
+    """The limit begins to hold back when the loop has the stream; and the loop runs on
+    meanwhile."""
     writes, downlink = Writes(receiver), Downlink()
     server.make = lambda layout, wanted: Pieces(layout, wanted, available={0, 1, 2, 3})
     stream = receiver.open(server.port, write=writes, pacer=Pacer(downlink))

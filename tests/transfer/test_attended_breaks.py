@@ -1,4 +1,5 @@
-"""Connections that break, and streams that go back to a thread, while the event loop has them; and many streams at once."""
+"""Connections that break, and streams that go back to a thread, while the event loop has them; and
+many streams at once."""
 
 from __future__ import annotations
 

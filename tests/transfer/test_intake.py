@@ -73,7 +73,8 @@ def finishes(behave: object, *arguments: object) -> bool:
 
 
 def test_a_piece_that_nothing_follows_is_there_at_once(pair: Pair) -> None:
-    """A short piece out of its order, then silence; full pieces, then silence; then the end, and the connection stays open."""
+    """A short piece out of its order, then silence; full pieces, then silence; then the end, and
+    the connection stays open."""
     sender, receiver = pair
     intake = Intake(receiver, PIECE)
     frames: list[tuple[int, bytes]] = []
@@ -113,7 +114,8 @@ def test_the_piece_under_way_is_known_before_it_is_whole(pair: Pair) -> None:
 
 
 def test_a_sender_goes_on_while_a_frame_waits_to_be_taken(pair: Pair) -> None:
-    """With room for one frame only, it would wait for the next one's window a round trip long, time and again."""
+    """With room for one frame only, it would wait for the next one's window a round trip long, time
+    and again."""
     sender, receiver = pair
     Intake(receiver, 1 << 20).expect(1 << 20)
     assert receiver.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= ROOM * STEP_BYTES
@@ -134,7 +136,8 @@ def test_an_end_in_the_middle_is_seen(pair: Pair) -> None:
 
 
 def test_the_thread_sleeps_while_a_piece_arrives(pair: Pair) -> None:
-    """A piece in 44 segments, and the kernel wakes the thread for it once or a few times, not 44 times."""
+    """A piece in 44 segments, and the kernel wakes the thread for it once or a few times, not 44
+    times."""
     sender, receiver = pair
     intake = Intake(receiver, PIECE)
     wake_ups: list[int] = []

@@ -1,4 +1,5 @@
-"""Connections that streams leave in order and others take up: what is saved, and what may be wrong with one that has waited."""
+"""Connections that streams leave in order and others take up: what is saved, and what may be wrong
+with one that has waited."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ async def test_over_tls_too(
 async def test_who_needs_nothing_more_still_leaves_the_connection_in_order(
     server: Server, receiver: Receiver, blob: SampleBlob, kept_ones: KeptConnections
 ) -> None:
-    """The download core closes a stream as soon as the last piece is there, which is before its closing frame is."""
+    """The download core closes a stream as soon as the last piece is there, which is before its
+    closing frame is."""
     available = {0}
     server.make = lambda layout, wanted: Pieces(layout, wanted, available=available)
     for number in (0, 1, 2):

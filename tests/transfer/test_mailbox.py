@@ -1,4 +1,5 @@
-"""The mailbox between receiver threads and the event loop loses nothing and wakes the loop rarely."""
+"""The mailbox between receiver threads and the event loop loses nothing and wakes the loop
+rarely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Looking names up within a time limit, with a name server that answers nothing, in namespaces of their own."""
+"""Looking names up within a time limit, with a name server that answers nothing, in namespaces of
+their own."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def why(name):
 
 
 def with_a_silent_name_server(script: str, tmp_path: Path) -> str:
-    """What a script prints where one name server takes questions and answers none, and /etc/hosts knows `here`."""
+    """What a script prints where one name server takes questions and answers none, and /etc/hosts
+    knows `here`."""
     (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\nsearch a.example b.example\n")
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n10.9.0.9 here\n")
     mounts = "mount --bind resolv.conf /etc/resolv.conf; mount --bind hosts /etc/hosts; ip link set lo up"
@@ -45,8 +47,9 @@ def with_a_silent_name_server(script: str, tmp_path: Path) -> str:
 
 @pytest.mark.root
 def test_silent_name_servers_are_given_up_and_ever_sooner(tmp_path: Path) -> None:
-    """After two names it is the servers, and others are waited for less; /etc/hosts is read all the same; names that failed are not
-    asked for again at once; a process ends although look-ups go on."""
+    """After two names it is the servers, and others are waited for less; /etc/hosts is read all the
+    same; names that failed are not asked for again at once; a process ends although look-ups go
+    on."""
     said = with_a_silent_name_server(
         """
         print(why("one"), names.silent)

@@ -1,4 +1,5 @@
-"""Holding streams back as the downlink decides: after each piece, and no obstacle to closing one."""
+"""Holding streams back as the downlink decides: after each piece, and no obstacle to closing
+one."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ FOR_EVER_S = 3600.0
 
 
 class Book:
-    """A downlink that notes who received how much, and lets everybody pause `pause_s`, then as long as `held` says."""
+    """A downlink that notes who received how much, and lets everybody pause `pause_s`, then as long
+    as `held` says."""
 
     def __init__(self, pause_s: float = 0.0, held: list[float] | None = None) -> None:
         self.received_bytes: list[tuple[Priority, int]] = []
@@ -58,7 +60,8 @@ async def test_it_goes_on_when_it_is_held_no_longer(receiver: Receiver, server: 
 
 
 async def test_a_stream_that_is_held_takes_the_piece_under_way_and_ends(receiver: Receiver, server: Server) -> None:
-    """It is asked to end after that piece: holding it back longer would only keep what replaces it waiting."""
+    """It is asked to end after that piece: holding it back longer would only keep what replaces it
+    waiting."""
     stream = receiver.open(server.port, pacer=Pacer(Book(FOR_EVER_S)))
     await receiver.until(lambda: receiver.received(stream) == [0])
     for _ in range(500):

@@ -1,4 +1,5 @@
-"""Blocks that go to the socket without a task being woken for them: the same bytes come out, whatever the socket takes."""
+"""Blocks that go to the socket without a task being woken for them: the same bytes come out,
+whatever the socket takes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from p2pdist.transfer.server import Block
 
 
 class Pushed(Pieces):
-    """Its blocks are given to `send` by `push` as long as the kernel takes them whole, and what it did not take to who waits."""
+    """Its blocks are given to `send` by `push` as long as the kernel takes them whole, and what it
+    did not take to who waits."""
 
     def __init__(self, layout: PieceLayout, wanted: StreamRequest) -> None:
         super().__init__(layout, wanted, block=64 << 10)

@@ -1,4 +1,5 @@
-"""What a receiver makes of peers that fail, lie or flood: nothing wrong is stored, and the reason is told."""
+"""What a receiver makes of peers that fail, lie or flood: nothing wrong is stored, and the reason
+is told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The serving end of a stripe stream: it stops when the child does, keeps little unsent, and leaks nothing."""
+"""The serving end of a stripe stream: it stops when the child does, keeps little unsent, and leaks
+nothing."""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ async def test_a_cancellation_from_outside_is_not_taken_for_the_child_s_going(bl
 async def test_a_child_that_reads_nothing_holds_little_and_goes_quietly(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It neither lets bytes pile up in the kernel nor keeps the event loop busy, and its end is noticed."""
+    """It neither lets bytes pile up in the kernel nor keeps the event loop busy, and its end is
+    noticed."""
     with ask(server, receive_buffer=16 << 10):
         await until(lambda: server.outgoing and server.outgoing[0].sent)
         await asyncio.sleep(0.2)

@@ -1,4 +1,5 @@
-"""Streams and ranges over TLS: with the right certificates like plain ones, with any others not at all."""
+"""Streams and ranges over TLS: with the right certificates like plain ones, with any others not at
+all."""
 
 from __future__ import annotations
 

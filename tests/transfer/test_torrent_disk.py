@@ -22,8 +22,8 @@ COUNT = 24
 
 @pytest.mark.root
 def test_memory_that_others_took_meanwhile_is_a_full_disk(tmp_path: Path) -> None:
-    """There space is not reserved: libtorrent hears of it when it writes. What is held by then is right, and a transfer goes on when
-    there is space again."""
+    """There space is not reserved: libtorrent hears of it when it writes. What is held by then is
+    right, and a transfer goes on when there is space again."""
     found, place = sample(1, COUNT), tmp_path / "small"
     place.mkdir()
     with ExitStack() as stack:

@@ -17,7 +17,8 @@ from p2pdist.transfer.torrent_transfer import TorrentTransfer
 
 @pytest.mark.slow
 def test_silent_neighbours_are_few_at_first_and_keep_nobody_waiting_for_long(tmp_path: Path) -> None:
-    """Of thirty peers that answer nothing it meets no more than its share; then it meets more, among them the one that gives."""
+    """Of thirty peers that answer nothing it meets no more than its share; then it meets more,
+    among them the one that gives."""
     found = sample(9, 48)
     with ExitStack() as stack:
         store = BlobStore(tmp_path / "store")

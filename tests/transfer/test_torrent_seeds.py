@@ -1,4 +1,5 @@
-"""Complete blobs are seeded from the store's own files, which nobody writes to and which can be let go."""
+"""Complete blobs are seeded from the store's own files, which nobody writes to and which can be let
+go."""
 
 from __future__ import annotations
 
@@ -103,7 +104,8 @@ def test_the_most_recently_used_are_seeded(stack: ExitStack, tmp_path: Path) -> 
 
 
 def test_a_released_blob_can_be_evicted(stack: ExitStack, tmp_path: Path) -> None:
-    """While it is seeded its file may be open; once released it is not, so that removal gives the space back."""
+    """While it is seeded its file may be open; once released it is not, so that removal gives the
+    space back."""
     found = sample(3, COUNT)
     store, session = opened(stack, tmp_path / "store"), started(stack)
     blob = stored(store, found)
@@ -169,7 +171,8 @@ def stayed(stack: ExitStack, root: Path, found: Sample) -> Stay:
 
 
 def test_a_transfer_that_stays_is_taken_over_and_gives_without_a_pause(stack: ExitStack, tmp_path: Path) -> None:
-    """Though the store gives the file another name meanwhile; when it is released nothing of it is open any more."""
+    """Though the store gives the file another name meanwhile; when it is released nothing of it is
+    open any more."""
     stay = stayed(stack, tmp_path, sample(6, COUNT))
     found, middle, copy = stay.found, stay.session, stay.blob
     seeds = TorrentSeeds(middle)
@@ -189,7 +192,8 @@ def test_a_transfer_that_stays_is_taken_over_and_gives_without_a_pause(stack: Ex
 def test_a_transfer_that_nobody_takes_over_goes_in_the_end(
     stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And whoever comes too late seeds it like any other blob, or not at all when it was released."""
+    """And whoever comes too late seeds it like any other blob, or not at all when it was
+    released."""
     monkeypatch.setattr("p2pdist.transfer.torrent_transfer.STAY_S", 0.2)
     stay = stayed(stack, tmp_path, sample(7, COUNT))
     found, middle, copy = stay.found, stay.session, stay.blob
@@ -203,7 +207,8 @@ def test_a_transfer_that_nobody_takes_over_goes_in_the_end(
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_session_ends_though_a_transfer_stays(stack: ExitStack, tmp_path: Path, ended: bool) -> None:
-    """Also when it is taken over while the session ends, or afterwards: then it is not seeded, and there is nothing to wait for."""
+    """Also when it is taken over while the session ends, or afterwards: then it is not seeded, and
+    there is nothing to wait for."""
     stay = stayed(stack, tmp_path, sample(8, COUNT))
     found, middle, copy = stay.found, stay.session, stay.blob
     seeds, gate = TorrentSeeds(middle), threading.Event()

@@ -1,4 +1,5 @@
-"""The session starts where it is told, ends within seconds whatever is under way, and costs nothing before."""
+"""The session starts where it is told, ends within seconds whatever is under way, and costs nothing
+before."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def test_a_blob_comes_over_either_kind_of_network(tmp_path: Path, network: str) 
 
 
 def test_a_session_that_closes_ends_what_is_under_way(tmp_path: Path) -> None:
-    """Transfers are told, files are free, threads are gone; a tracker that never answers does not hold it up."""
+    """Transfers are told, files are free, threads are gone; a tracker that never answers does not
+    hold it up."""
     found, other = sample(2, 24), sample(3, 4)
     peer = Peer(found.torrent, found.data, pieces_max=8)
     store = BlobStore(tmp_path)
@@ -115,8 +117,8 @@ def test_who_comes_too_late_is_told(tmp_path: Path) -> None:
 
 
 def test_lost_alerts_lose_no_piece(tmp_path: Path) -> None:
-    """Where more happened than the queue of alerts holds, members ask how things stand. The pieces that are held are told of, too, when
-    a torrent is added: enough to fill a short queue."""
+    """Where more happened than the queue of alerts holds, members ask how things stand. The pieces
+    that are held are told of, too, when a torrent is added: enough to fill a short queue."""
     found = sample(5, 300)
     peer = Peer(found.torrent, found.data)
     store = BlobStore(tmp_path)
@@ -139,7 +141,8 @@ def test_lost_alerts_lose_no_piece(tmp_path: Path) -> None:
 
 
 def test_limits_hold_for_local_peers_too(tmp_path: Path) -> None:
-    """libtorrent would exempt them. At this rate the blob would take minutes; once the limit is lifted it comes."""
+    """libtorrent would exempt them. At this rate the blob would take minutes; once the limit is
+    lifted it comes."""
     found = sample(6, 100)
     peer = Peer(found.torrent, found.data)
     store = BlobStore(tmp_path)

@@ -1,4 +1,5 @@
-"""Blobs are fetched from real BitTorrent swarms on loopback, into the store's own file, and nothing counts before it has verified."""
+"""Blobs are fetched from real BitTorrent swarms on loopback, into the store's own file, and nothing
+counts before it has verified."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def finished(blob: Blob, found: Sample) -> bool:
 
 
 def test_a_blob_comes_from_an_aria2_seed_into_the_store_s_own_file(host: Host, tmp_path: Path) -> None:
-    """Every piece is told of once; the file that libtorrent wrote is the one that becomes the blob."""
+    """Every piece is told of once; the file that libtorrent wrote is the one that becomes the
+    blob."""
     found = sample(1, COUNT)
     aria = Aria(tmp_path / "aria", found, seed=True)
     host.stack.callback(aria.stop)
@@ -186,7 +188,8 @@ def test_a_killed_process_loses_no_piece_that_it_held(host: Host, tmp_path: Path
 
 @pytest.mark.parametrize("wrong", [range(COUNT), range(7, 8)], ids=["all", "one"])
 def test_a_torrent_that_lies_never_becomes_a_blob(host: Host, wrong: range) -> None:
-    """Pieces that agree with the torrent and not with the piece list are not held, and the transfer ends."""
+    """Pieces that agree with the torrent and not with the piece list are not held, and the transfer
+    ends."""
     found = sample(6, COUNT)
     lie = bytearray(found.data)
     for piece in wrong:
@@ -255,7 +258,8 @@ class _Web(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def web(host: Host) -> Callable[..., str]:
-    """Starts a web server that gives this content, and these peers of a torrent; returns its address."""
+    """Starts a web server that gives this content, and these peers of a torrent; returns its
+    address."""
 
     def start(content: bytes = b"", peers: bytes = b"", info_hash: bytes = b"") -> str:
         handler = type("Handler", (_Web,), {"content": content, "peers": peers, "info_hash": info_hash})
@@ -321,7 +325,8 @@ async def test_events_reach_the_loop_through_a_mailbox(host: Host) -> None:
 
 
 class LateBlob:
-    """A real blob whose file gets what libtorrent writes a little later: adopt() looks in vain while `late` says so."""
+    """A real blob whose file gets what libtorrent writes a little later: adopt() looks in vain
+    while `late` says so."""
 
     def __init__(self, blob: Blob, late: Callable[[int], bool]) -> None:
         self.digest, self.layout, self.have = blob.digest, blob.layout, blob.have

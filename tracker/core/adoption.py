@@ -1,8 +1,9 @@
 """Adoption: streams that run already become edges of the tree that this tracker keeps.
 
-After a restart, or a break of its session, an agent says from whom it receives. Such a stream goes on as it is, unless it would close a
-circle or read from the origin what another host of its zone reads or any host has. While no tracker answered, a keeper may have begun to
-read (p2pdist/core/candidates.py): it gets the lease now, or a parent.
+After a restart, or a break of its session, an agent says from whom it receives. Such a stream goes
+on as it is, unless it would close a circle or read from the origin what another host of its zone
+reads or any host has. While no tracker answered, a keeper may have begun to read
+(p2pdist/core/candidates.py): it gets the lease now, or a parent.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from tracker.core.swarm import FROM_ORIGIN, Swarm
 
 
 def adopt(swarm: Swarm, member: Member, stripe: int, parent: str | None, stand_in: Callable[[str], bool]) -> None:
-    """Take over a stream that runs already. A host without one is told its parent again, or given another when that is away.
-    `stand_in` takes an unknown parent into the swarm and says whether it could."""
+    """Take over a stream that runs already. A host without one is told its parent again, or given
+    another when that is away. `stand_in` takes an unknown parent into the swarm and says whether it
+    could."""
     host, known = member.host, member.parents[stripe]
     member.keepers = ()  # its agent may have started anew
     if member.counts[stripe] == swarm.totals[stripe] or parent == known:

@@ -1,17 +1,20 @@
 """Affinity: which hosts lack the fewest bytes of what a job needs.
 
-Theory. Swarms know who holds what: every agent says all its complete blobs when it connects (`Holding`) and how far it is with the others
-(`Report`). So the bytes that a host lacks of some packages are the sizes of their blobs, each counted once however many packages share it,
-less what it said last that it holds; a host that lost content while it was away says so when it connects. A partial blob counts by its
-pieces (`Swarm.held`).
+Theory. Swarms know who holds what: every agent says all its complete blobs when it connects
+(`Holding`) and how far it is with the others (`Report`). So the bytes that a host lacks of some
+packages are the sizes of their blobs, each counted once however many packages share it, less what
+it said last that it holds; a host that lost content while it was away says so when it connects. A
+partial blob counts by its pieces (`Swarm.held`).
 
-Packs are means to make trees. Once a tree is here whole its packs may go, and are not fetched again for a later version either, which
-takes what it needs of them from the objects here. Hosts say which packs these are (`spares`, see spares.py); they count as held.
+Packs are means to make trees. Once a tree is here whole its packs may go, and are not fetched again
+for a later version either, which takes what it needs of them from the objects here. Hosts say which
+packs these are (`spares`, see spares.py); they count as held.
 
-The time that the missing bytes take is estimated from the rate that the host has shown (capacity.py), or a typical one where it has
-shown none, or RATE_ASSUMED_BYTES_S while no host has.
+The time that the missing bytes take is estimated from the rate that the host has shown
+(capacity.py), or a typical one where it has shown none, or RATE_ASSUMED_BYTES_S while no host has.
 
-Invariant: 0 <= bytes missing <= bytes in all, and 0 exactly when every blob that is not empty is complete.
+Invariant: 0 <= bytes missing <= bytes in all, and 0 exactly when every blob that is not empty is
+complete.
 """
 
 from __future__ import annotations
@@ -40,8 +43,8 @@ Parts = Mapping[Digest, int]
 
 
 class Ranked(msgspec.Struct, frozen=True, gc=False):
-    """A host and what it lacks. `present`: its agent is connected and not about to end. A struct, because ten thousand dataclasses take a
-    quarter of the time of an answer to make."""
+    """A host and what it lacks. `present`: its agent is connected and not about to end. A struct,
+    because ten thousand dataclasses take a quarter of the time of an answer to make."""
 
     host: str
     bytes_missing: int
@@ -61,7 +64,8 @@ class Wanted:
 
 @dataclass(slots=True)
 class Affinity:
-    """Shares the fleet's hosts, swarms and capacities, and changes none of them. `spares`: hosts that need not fetch a blob, by blob."""
+    """Shares the fleet's hosts, swarms and capacities, and changes none of them. `spares`: hosts
+    that need not fetch a blob, by blob."""
 
     hosts: Mapping[str, Host]
     swarms: Mapping[Digest, Swarm]
@@ -69,7 +73,8 @@ class Affinity:
     spares: Mapping[Digest, Collection[str]] = field(default_factory=dict)
 
     def missing(self, parts: Parts, names: Collection[str]) -> dict[str, int]:
-        """Bytes that each host lacks. Costs a lookup for each host and blob, all of them in loops of the interpreter's own."""
+        """Bytes that each host lacks. Costs a lookup for each host and blob, all of them in loops
+        of the interpreter's own."""
         total = sum(parts.values())
         known = [held for digest, size in parts.items() if (held := self._held(digest, size)) is not None]
         if not known:
@@ -78,7 +83,8 @@ class Affinity:
         return dict(zip(names, map(sub, repeat(total), map(sum, rows)), strict=False))
 
     def _held(self, digest: Digest, size: int) -> Mapping[str, int] | None:
-        """What each host holds of a blob, or need not fetch of it; None when there is none that does."""
+        """What each host holds of a blob, or need not fetch of it; None when there is none that
+        does."""
         swarm, spared = self.swarms.get(digest), self.spares.get(digest)
         # Agents may be wrong about a size, the manifest that named the blob is not.
         held = swarm.held if swarm is not None and swarm.layout.size == size else None
@@ -87,7 +93,8 @@ class Affinity:
         return {**(held or {}), **dict.fromkeys(spared, size)}
 
     def rank(self, parts: Parts, names: Collection[str]) -> list[Ranked]:
-        """The hosts, best first: those that are present, that lack the fewest bytes, that will have them soonest; then by name."""
+        """The hosts, best first: those that are present, that lack the fewest bytes, that will have
+        them soonest; then by name."""
         missing, total = self.missing(parts, names), sum(parts.values())
         usual = self.capacities.typical() or RATE_ASSUMED_BYTES_S
         rate, hosts = self.capacities.rate, self.hosts
@@ -105,9 +112,10 @@ class Affinity:
         ]
 
     def coherent(self, ranked: Sequence[Ranked], count: int) -> list[Ranked]:
-        """`count` of the hosts in as few racks as that many need and, among the choices of so few racks, with few bytes missing: whole
-        racks, those with the fewest bytes missing per host first as long as the rest still fits the racks that are left, then the best
-        hosts of the one that needs the fewest."""
+        """`count` of the hosts in as few racks as that many need and, among the choices of so few
+        racks, with few bytes missing: whole racks, those with the fewest bytes missing per host
+        first as long as the rest still fits the racks that are left, then the best hosts of the one
+        that needs the fewest."""
         racks: dict[tuple[str, str], list[Ranked]] = {}
         for each in ranked:
             host = self.hosts.get(each.host)
@@ -136,8 +144,9 @@ class Affinity:
         return chosen
 
     def assign(self, roles: Sequence[Wanted], names: Collection[str]) -> dict[str, list[Ranked]]:
-        """Distinct hosts for each role, those with the fewest bytes missing first, and of equal ones those that would be worse in the
-        other roles. Greedy: it may miss the least sum. Raises Conflict when there are too few hosts."""
+        """Distinct hosts for each role, those with the fewest bytes missing first, and of equal
+        ones those that would be worse in the other roles. Greedy: it may miss the least sum. Raises
+        Conflict when there are too few hosts."""
         wanted = sum(role.count for role in roles)
         if wanted > len(names):
             raise Conflict(
@@ -164,8 +173,8 @@ class Affinity:
         }
 
     def pick(self, parts: Parts, names: Iterable[str], count: int, taken: Iterable[str] = ()) -> list[str]:
-        """Up to `count` hosts: the fewest bytes missing first; of those that lack the same, one from each rack in turn, beginning with the
-        racks where the fewest of `taken` stand."""
+        """Up to `count` hosts: the fewest bytes missing first; of those that lack the same, one
+        from each rack in turn, beginning with the racks where the fewest of `taken` stand."""
         if count <= 0:
             return []
         missing = self.missing(parts, list(names))

@@ -1,18 +1,23 @@
-"""The tracker as a BitTorrent tracker: who takes part in which torrent, and who is told of whom (BEP 3, 7, 23, 48, 52).
+"""The tracker as a BitTorrent tracker: who takes part in which torrent, and who is told of whom
+(BEP 3, 7, 23, 48, 52).
 
-Theory. A torrent is registered under its info hashes (SHA-1, and the first 20 bytes of SHA-256), which lead to one swarm; what was not
-registered is refused, or this would be a tracker for anything. A peer is told of those that announced themselves under the same hash, as
-others could not talk to it, and counts are those of the hash, too; agents of ours answer to both. A peer is known by its id and key, so
-that who moves to another address or has two of them stays one peer; without a key, by its id and address, so that nobody can speak for
-another. It is forgotten when it has not announced itself for two intervals.
+Theory. A torrent is registered under its info hashes (SHA-1, and the first 20 bytes of SHA-256),
+which lead to one swarm; what was not registered is refused, or this would be a tracker for
+anything. A peer is told of those that announced themselves under the same hash, as others could not
+talk to it, and counts are those of the hash, too; agents of ours answer to both. A peer is known by
+its id and key, so that who moves to another address or has two of them stays one peer; without a
+key, by its id and address, so that nobody can speak for another. It is forgotten when it has not
+announced itself for two intervals.
 
-Agents of ours that run a BitTorrent port are peers of the torrents of what they hold, announced or not: what they hold is read from the
-fleet. Where an agent announces itself as well, its announce counts.
+Agents of ours that run a BitTorrent port are peers of the torrents of what they hold, announced or
+not: what they hold is read from the fleet. Where an agent announces itself as well, its announce
+counts.
 
 The interval grows with the number of peers, so that announces stay below ANNOUNCES_PER_S.
 
-Invariants: what is kept is limited (torrents, peers in all, of a torrent and of an address), and so is the work for one announce.
-All of it is soft: peers announce themselves again, and torrents are registered again by whoever asks for them.
+Invariants: what is kept is limited (torrents, peers in all, of a torrent and of an address), and so
+is the work for one announce. All of it is soft: peers announce themselves again, and torrents are
+registered again by whoever asks for them.
 """
 
 from __future__ import annotations
@@ -43,19 +48,22 @@ TORRENTS_MAX = 100_000
 PEERS_MAX = 500_000
 TORRENT_PEERS_MAX = 20_000
 NETWORK_TORRENT_PEERS_MAX = 64
-"""Peers of one torrent at one address (of IPv6, in one /64: a host has as many addresses there as it likes)."""
+"""Peers of one torrent at one address (of IPv6, in one /64: a host has as many addresses there as
+it likes)."""
 
 NETWORK_PEERS_MAX = 10_000
 EXPIRED_AT_ONCE = 256
 SYNC_S = 1.0
 MEMBERS_PER_S = 2_000
-"""Members of a fleet's swarms that are looked at in a second, for each torrent that is asked for."""
+"""Members of a fleet's swarms that are looked at in a second, for each torrent that is asked
+for."""
 
 MEMBERS_LOOK_MAX = 20_000
 """So many at once; of a larger fleet the others are not counted."""
 
 ADDED_AT_ONCE = 1_000
-"""Of members that are new, the others follow after SYNC_S: taking one in costs ten times as much as looking at it."""
+"""Of members that are new, the others follow after SYNC_S: taking one in costs ten times as much as
+looking at it."""
 
 WEB_SEEDS_MAX = 8
 WEB_SEEDS_LOOK_MAX = 2_000
@@ -66,7 +74,8 @@ AnnounceEvent = Literal["", "started", "stopped", "completed", "paused"]
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """What a peer says of itself. `ip` is packed; `numwant` is None where it is left to the tracker; zone and rack where it is known."""
+    """What a peer says of itself. `ip` is packed; `numwant` is None where it is left to the
+    tracker; zone and rack where it is known."""
 
     info_hash: bytes
     peer_id: bytes
@@ -93,7 +102,8 @@ class Contact:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a peer is told. `complete` and `incomplete` count seeds and others; `warning` is for its user."""
+    """What a peer is told. `complete` and `incomplete` count seeds and others; `warning` is for its
+    user."""
 
     interval_s: int
     min_interval_s: int
@@ -133,8 +143,9 @@ class Announces:
     # -- torrents
 
     def register(self, hashes: Sequence[bytes], blobs: Sequence[Digest] = ()) -> None:
-        """From now on the torrent with these info hashes (20 bytes each) is tracked. The one that was registered longest ago and has no
-        peers makes room for it; raises TooLarge when there is none."""
+        """From now on the torrent with these info hashes (20 bytes each) is tracked. The one that
+        was registered longest ago and has no peers makes room for it; raises TooLarge when there is
+        none."""
         key = tuple(hashes)
         if key in self._torrents:
             self._torrents.move_to_end(key)
@@ -164,8 +175,8 @@ class Announces:
     # -- peers
 
     def announce(self, event: Announce, *, now: float, chance: int) -> Answer:
-        """Take a peer's word and tell it of others; `chance` are 64 random bits. Raises NotFound for a torrent that is not registered, and
-        TooLarge where its address has too many peers."""
+        """Take a peer's word and tell it of others; `chance` are 64 random bits. Raises NotFound
+        for a torrent that is not registered, and TooLarge where its address has too many peers."""
         self.expire(now=now)
         torrent = self._by_hash.get(event.info_hash)
         if torrent is None:
@@ -215,7 +226,8 @@ class Announces:
         return max(INTERVAL_MIN_S, min(INTERVAL_MAX_S, self.peers // ANNOUNCES_PER_S))
 
     def web_seeds(self, blob: Digest, ip: bytes, *, now: float, chance: int) -> list[str]:
-        """Addresses (host:port) of agents that hold the whole blob, the nearest to `ip` first, then the least busy ones."""
+        """Addresses (host:port) of agents that hold the whole blob, the nearest to `ip` first, then
+        the least busy ones."""
         swarm = self.swarms.get(blob)
         if swarm is None:
             return []
@@ -271,8 +283,8 @@ class Announces:
         return peer, ""
 
     def _remind(self, torrent: TorrentSwarm, peer: Peer) -> None:
-        """Look for the peer when it is to expire; if it announced itself again, or stopped, it is not the one that is known then.
-        What is left of such ones is cleared away now and then."""
+        """Look for the peer when it is to expire; if it announced itself again, or stopped, it is
+        not the one that is known then. What is left of such ones is cleared away now and then."""
         self._serial += 1
         heappush(self._expiry, (peer.expires_at, self._serial, torrent, peer))
         if len(self._expiry) > 2 * self.peers + 1024:
@@ -299,7 +311,8 @@ class Announces:
     # -- the fleet
 
     def _sync(self, torrent: TorrentSwarm, now: float) -> None:
-        """Bring the members of the fleet that take part in the torrent up to date; the larger its swarm, the less often."""
+        """Bring the members of the fleet that take part in the torrent up to date; the larger its
+        swarm, the less often."""
         if not torrent.blobs or now < torrent.synced_until:
             return
         swarms = [self.swarms[blob] for blob in torrent.blobs if blob in self.swarms]
@@ -331,7 +344,8 @@ class Announces:
             torrent.synced_until = now + SYNC_S
 
     def _holds(self, name: str, swarms: Sequence[Swarm]) -> tuple[bool, int] | None:
-        """Of a host that takes part in all these swarms and can be reached by BitTorrent: whether it has everything, and its children."""
+        """Of a host that takes part in all these swarms and can be reached by BitTorrent: whether
+        it has everything, and its children."""
         host = self.hosts[name]
         if not host.bt_port or ip_of(host.address) is None:
             return None

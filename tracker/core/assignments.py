@@ -1,6 +1,8 @@
-"""Assignments: what hosts are told of the trees that the planner made, and of the keepers of their zone.
+"""Assignments: what hosts are told of the trees that the planner made, and of the keepers of their
+zone.
 
-The keepers go with a host's first plan, and again with the next plan that goes to it anyway after they changed.
+The keepers go with a host's first plan, and again with the next plan that goes to it anyway after
+they changed.
 """
 
 from __future__ import annotations
@@ -51,8 +53,9 @@ def present_keepers(swarm: Swarm, names: tuple[str, ...], source: Callable[[str]
 
 
 def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[str, list[StripePlan]]:
-    """What hosts are to be told since the last call: by host name, the stripes whose parents changed. `source` says where a parent is
-    reached; children of a parent that has not said yet where it is are told once it has."""
+    """What hosts are to be told since the last call: by host name, the stripes whose parents
+    changed. `source` says where a parent is reached; children of a parent that has not said yet
+    where it is are told once it has."""
     names = list(swarm.members)
     plans: dict[str, list[StripePlan]] = {}
     for host, stripe in swarm.changed:
@@ -67,9 +70,9 @@ def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[
 
 
 def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[str]:
-    """Up to ALTERNATES hosts that could feed `host` in this stripe should its parent fail: the parent's own parent and
-    hosts that stand elsewhere in the tree, of its own rack first; never its descendants. `names` are the members, listed once
-    by the caller."""
+    """Up to ALTERNATES hosts that could feed `host` in this stripe should its parent fail: the
+    parent's own parent and hosts that stand elsewhere in the tree, of its own rack first; never its
+    descendants. `names` are the members, listed once by the caller."""
     found: list[str] = []
     member = swarm.members[host]
     parent = member.parents[stripe]

@@ -1,10 +1,12 @@
 """Balance: children of hosts that carry more than their seats, moved a few at a time.
 
-Theory. Where hosts fall out or turn out slow, somebody carries an additional child, and all its children, with everybody below them, go
-at a fraction of the pace. If another host of the rack has a seat that stands idle, in whatever stripe, the child moves there. If seats
-are short everywhere, the burden is borne by hosts all of whose children are leaves in their stripe, so that nobody further down loses;
-and among these it goes round: the leaf that lost most changes places with the one that lost least. All lose a little then, and nobody
-much. A running stream is not restarted: the child changes its parent between two pieces.
+Theory. Where hosts fall out or turn out slow, somebody carries an additional child, and all its
+children, with everybody below them, go at a fraction of the pace. If another host of the rack has a
+seat that stands idle, in whatever stripe, the child moves there. If seats are short everywhere, the
+burden is borne by hosts all of whose children are leaves in their stripe, so that nobody further
+down loses; and among these it goes round: the leaf that lost most changes places with the one that
+lost least. All lose a little then, and nobody much. A running stream is not restarted: the child
+changes its parent between two pieces.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ PAUSE_S = 0.5
 MOVES_SHARE = 1 / 16
 BEHIND_PIECES = 4
 BEHIND_S = 0.5
-"""A host is taken as a parent although it is so much behind its child: that waits once, and goes on faster than a child of three."""
+"""A host is taken as a parent although it is so much behind its child: that waits once, and goes on
+faster than a child of three."""
 
 UNEVEN_S = 0.4
 """Leaves change places when one has lost so much more than the other."""
@@ -25,7 +28,8 @@ TRIES = 64
 
 
 def balance(swarm: Swarm, *, now: float) -> int:
-    """Move children away from overloaded hosts; returns how many moved. Clears `strained` when nobody is overloaded."""
+    """Move children away from overloaded hosts; returns how many moved. Clears `strained` when
+    nobody is overloaded."""
     swarm.balanced_at = now
     overloaded = [member for member in swarm.members.values() if member.budget and member.load > member.budget]
     if not overloaded:
@@ -46,7 +50,8 @@ def balance(swarm: Swarm, *, now: float) -> int:
 
 
 class _Rack:
-    """Hosts of one rack that could carry more: `idle` have an unused seat, `bearing` as many children as seats, all of them leaves."""
+    """Hosts of one rack that could carry more: `idle` have an unused seat, `bearing` as many
+    children as seats, all of them leaves."""
 
     def __init__(self, swarm: Swarm, rack: str) -> None:
         self.swarm = swarm
@@ -63,8 +68,8 @@ class _Rack:
         self.bearing.sort(key=lambda each: (-_lowest(swarm, each), each.order))
 
     def relieve(self, member: Member, inner: bool) -> int:
-        """Make an overloaded host's children better off, if that can be; returns how many hosts changed their parents. `inner`: whether
-        others hang below some child."""
+        """Make an overloaded host's children better off, if that can be; returns how many hosts
+        changed their parents. `inner`: whether others hang below some child."""
         children = [
             (stripe, self.swarm.members[name])
             for stripe, names in enumerate(member.children)
@@ -91,7 +96,8 @@ class _Rack:
         return 0
 
     def _displace(self, stripe: int, child: Member, carrier: Member) -> bool:
-        """Let a child that others hang below take the place of a leaf, for which a third host finds room; returns whether it could."""
+        """Let a child that others hang below take the place of a leaf, for which a third host finds
+        room; returns whether it could."""
         for name in carrier.children[stripe]:
             leaf = self.swarm.members[name]
             for other in (*self.idle[:TRIES], *self.bearing[:TRIES]):
@@ -104,7 +110,8 @@ class _Rack:
         return False
 
     def _change_places(self, stripe: int, late: Member) -> int:
-        """Let the leaf of an overloaded host that lost most change places with one that lost least; returns how many moved."""
+        """Let the leaf of an overloaded host that lost most change places with one that lost least;
+        returns how many moved."""
         swarm, upper = self.swarm, _parent(self.swarm, late, stripe)
         for carrier in self.bearing[:TRIES]:
             leaves = [swarm.members[name] for name in carrier.children[stripe]]

@@ -1,12 +1,13 @@
 """Upload capacity of hosts, and the seats that follow from it.
 
-How much of a typical uplink a host has is judged from its children (progress.py): what its own kernel took says less, since children
-that have all they can get look like a slow uplink. What is judged outlives swarms for FORGIVEN_AFTER_S, so a host that was slow is
-planned around from the start. A host that limits its own uplink says so, and is believed.
+How much of a typical uplink a host has is judged from its children (progress.py): what its own
+kernel took says less, since children that have all they can get look like a slow uplink. What is
+judged outlives swarms for FORGIVEN_AFTER_S, so a host that was slow is planned around from the
+start. A host that limits its own uplink says so, and is believed.
 
-A judgement may be wrong: a process that gets no time for a second gives nothing, and one whose children are hard to feed gives a good
-part. Neither looks like a link of a tenth of the rate. Where seats are short, such hosts are tried again after RETRY_S, and twice as late
-each time.
+A judgement may be wrong: a process that gets no time for a second gives nothing, and one whose
+children are hard to feed gives a good part. Neither looks like a link of a tenth of the rate. Where
+seats are short, such hosts are tried again after RETRY_S, and twice as late each time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ BUSY_MIN_S = 0.4
 
 FORGIVEN_AFTER_S = 300.0
 ROUND_UP = 0.3
-"""A seat that a slow uplink can all but fill is kept: the judgement is rough, and too few seats cost everybody."""
+"""A seat that a slow uplink can all but fill is kept: the judgement is rough, and too few seats
+cost everybody."""
 
 UPLINKS_MAX = 200_000
 """Hosts that are remembered; beyond, those that were met first are forgotten."""
@@ -27,7 +29,8 @@ UPLINKS_MAX = 200_000
 RETRY_S = 2.0
 RETRIES_MAX = 8
 WORSE_SHARE = 0.7
-"""A host that was called slow is called slower still when it shows less than this part of what it was thought to have."""
+"""A host that was called slow is called slower still when it shows less than this part of what it
+was thought to have."""
 
 SURE_SHARES = (0.02, 0.25)
 """A share between these is that of a slow link."""
@@ -35,7 +38,8 @@ SURE_SHARES = (0.02, 0.25)
 
 @dataclass(slots=True)
 class _Uplink:
-    """`share` of a typical uplink, None while nothing is held against the host; `light`: its downlink is slow."""
+    """`share` of a typical uplink, None while nothing is held against the host; `light`: its
+    downlink is slow."""
 
     rate_bytes_s: float | None = None
     limit_bytes_s: float = 0.0
@@ -56,7 +60,8 @@ class Capacities:
     _stale: int = 0
 
     def sample(self, host: str, sent_bytes: int, busy_s: float) -> None:
-        """Take one measurement of a sender: bytes that its kernel took over the time in which data was waiting."""
+        """Take one measurement of a sender: bytes that its kernel took over the time in which data
+        was waiting."""
         if busy_s <= 0 or sent_bytes < 0:
             return
         uplink = self._uplink(host)
@@ -73,8 +78,8 @@ class Capacities:
             self._uplink(host).limit_bytes_s = limit_bytes_s
 
     def condemn(self, host: str, share: float, *, downlink: bool, now: float) -> bool:
-        """A host's children, or its own lagging, show that its uplink, or its downlink, has only this share of what others have; returns
-        True when that is news."""
+        """A host's children, or its own lagging, show that its uplink, or its downlink, has only
+        this share of what others have; returns True when that is news."""
         uplink = self._uplink(host)
         if uplink.share is not None and share >= WORSE_SHARE * uplink.share and (uplink.light or not downlink):
             return False
@@ -82,7 +87,8 @@ class Capacities:
         return True
 
     def budget(self, host: str, seats: int, *, now: float) -> int:
-        """Seats of a host in a swarm where one with a typical uplink has `seats`: fewer when its own is slow."""
+        """Seats of a host in a swarm where one with a typical uplink has `seats`: fewer when its
+        own is slow."""
         uplink = self._uplinks.get(host)
         if uplink is None:
             return seats
@@ -93,12 +99,14 @@ class Capacities:
         return seats if uplink.share is None else max(0, min(seats - 1, int(seats * uplink.share + ROUND_UP)))
 
     def light(self, host: str) -> bool:
-        """Whether the host's downlink is so slow that it takes next to nothing of its parents' uplinks."""
+        """Whether the host's downlink is so slow that it takes next to nothing of its parents'
+        uplinks."""
         uplink = self._uplinks.get(host)
         return uplink is not None and uplink.light
 
     def retry(self, host: str, *, now: float) -> bool:
-        """Whether a host that was called slow may be tried again; it is slow no longer then, until it shows that it is."""
+        """Whether a host that was called slow may be tried again; it is slow no longer then, until
+        it shows that it is."""
         uplink = self._uplinks.get(host)
         if uplink is None or uplink.share is None or uplink.light:
             return False
@@ -126,8 +134,8 @@ class Capacities:
         return [host for host, uplink in self._uplinks.items() if uplink.share is not None]
 
     def typical(self) -> float:
-        """Median of the learned rates in bytes/s, 0 while none is known; computed anew only as often as keeps the cost of a question
-        constant."""
+        """Median of the learned rates in bytes/s, 0 while none is known; computed anew only as
+        often as keeps the cost of a question constant."""
         self._stale -= 1
         if self._stale <= 0:
             rates = [uplink.rate_bytes_s for uplink in self._uplinks.values() if uplink.rate_bytes_s is not None]

@@ -1,17 +1,21 @@
 """Chains: in the tail those who are late pass a stripe on from one to the next.
 
-Theory. A subtree that lost time keeps its distance to the others for as long as every edge runs at its share of an uplink. When the others
-are done, uplinks stand idle, but none of those is in the subtree's rack, or it has nothing that the subtree lacks: then a host feeds four
-that lag as one, at a quarter of its uplink each, while their own serve nobody. So they line up: one child stays, the next receives
-from it, and so on, and the stripe runs through all of them with the whole uplink of each. A longer way costs the time of one piece per
-host. Where the one who brings the stripe into the rack is itself one of many children, it goes to an idle host of another rack that has
-the whole stripe; what it has it does not fetch again, so no more comes into the rack than before.
+Theory. A subtree that lost time keeps its distance to the others for as long as every edge runs at
+its share of an uplink. When the others are done, uplinks stand idle, but none of those is in the
+subtree's rack, or it has nothing that the subtree lacks: then a host feeds four that lag as one, at
+a quarter of its uplink each, while their own serve nobody. So they line up: one child stays, the
+next receives from it, and so on, and the stripe runs through all of them with the whole uplink of
+each. A longer way costs the time of one piece per host. Where the one who brings the stripe into
+the rack is itself one of many children, it goes to an idle host of another rack that has the whole
+stripe; what it has it does not fetch again, so no more comes into the rack than before.
 
-When a host will be done is reckoned in the time that a whole uplink takes for one piece: not before its parent and one piece, not before
-its parent's uplink has sent what it lacks to all that share it, and not before its own downlink has taken what it lacks of all stripes.
-So nobody moves while all stripes are still to come: the downlink has no room. Reports are old, so what hosts got since is reckoned, too.
-Each one in turn, who lacks least and stands highest first, takes the place in its rack where it is done soonest, or stays if it gains
-little. A host changes its parent at most every SETTLE_S, so that reports tell how it fares.
+When a host will be done is reckoned in the time that a whole uplink takes for one piece: not before
+its parent and one piece, not before its parent's uplink has sent what it lacks to all that share
+it, and not before its own downlink has taken what it lacks of all stripes. So nobody moves while
+all stripes are still to come: the downlink has no room. Reports are old, so what hosts got since is
+reckoned, too. Each one in turn, who lacks least and stands highest first, takes the place in its
+rack where it is done soonest, or stays if it gains little. A host changes its parent at most every
+SETTLE_S, so that reports tell how it fares.
 """
 
 from __future__ import annotations
@@ -51,7 +55,8 @@ def due(swarm: Swarm, *, now: float) -> bool:
 
 
 def line_up(swarm: Swarm, *, now: float) -> int:
-    """Let late hosts receive from each other, and racks from idler ones; returns how many were moved."""
+    """Let late hosts receive from each other, and racks from idler ones; returns how many were
+    moved."""
     swarm.lined_up_at = swarm.now = now
     left = _Left(swarm, now)
     limit = min(MOVES_MAX, max(MOVES_MIN, int(len(swarm.members) * MOVES_SHARE)))
@@ -72,8 +77,9 @@ def line_up(swarm: Swarm, *, now: float) -> int:
 
 
 class _Left:
-    """What hosts are still to get, as far as can be reckoned, when they will be done with it, and how many share each uplink. `late` are
-    those who have a stripe and lack much of another; while all stripes are still to come nobody's downlink has room."""
+    """What hosts are still to get, as far as can be reckoned, when they will be done with it, and
+    how many share each uplink. `late` are those who have a stripe and lack much of another; while
+    all stripes are still to come nobody's downlink has room."""
 
     def __init__(self, swarm: Swarm, now: float) -> None:
         self.swarm, self.now = swarm, now
@@ -127,7 +133,8 @@ class _Left:
         return member.load - self._ended.get(member.host, 0)
 
     def may_gain(self, member: Member, stripe: int) -> bool:
-        """Whether a host lacks much, has been where it is for a while, and would gain if it had an uplink to itself."""
+        """Whether a host lacks much, has been where it is for a while, and would gain if it had an
+        uplink to itself."""
         if not member.parents[stripe] or self.lacks(member)[stripe] < PIECES_MIN:
             return False
         if self.now - member.attached_at[stripe] < SETTLE_S:
@@ -168,7 +175,8 @@ class _Left:
 
 
 def _import_anew(swarm: Swarm, stripe: int, left: _Left, late: list[Member], limit: int) -> int:
-    """Let those who bring a stripe into their rack receive it from idle hosts of other racks; returns how many were moved."""
+    """Let those who bring a stripe into their rack receive it from idle hosts of other racks;
+    returns how many were moved."""
     late = [each for each in late if swarm.members[each.parents[stripe] or ""].rack != each.rack]
     if not late:
         return 0
@@ -190,7 +198,8 @@ def _import_anew(swarm: Swarm, stripe: int, left: _Left, late: list[Member], lim
 
 
 class _Sources:
-    """Idle hosts that have a whole stripe, by zone and rack; the racks that serve others least come first."""
+    """Idle hosts that have a whole stripe, by zone and rack; the racks that serve others least come
+    first."""
 
     def __init__(self, swarm: Swarm, stripe: int, left: _Left) -> None:
         self.swarm, self.stripe = swarm, stripe
@@ -208,7 +217,8 @@ class _Sources:
             heapq.heapify(places)
 
     def take(self, child: Member) -> Member | None:
-        """One for a host: of its own zone, or else of that of its parent. None where its rack has one itself."""
+        """One for a host: of its own zone, or else of that of its parent. None where its rack has
+        one itself."""
         if child.rack in self.whole:
             return None
         above = self.swarm.members[child.parents[self.stripe] or ""]
@@ -228,9 +238,10 @@ class _Sources:
 
 
 class _Line:
-    """One rack in one stripe, and those who are to be placed, `late`. `loads` and `seats` say how many share the uplink of each host by
-    now, and how many seats are taken as far as is known, without those who are yet to be placed; `free` are the hosts that may take
-    another one, by load."""
+    """One rack in one stripe, and those who are to be placed, `late`. `loads` and `seats` say how
+    many share the uplink of each host by now, and how many seats are taken as far as is known,
+    without those who are yet to be placed; `free` are the hosts that may take another one, by
+    load."""
 
     def __init__(self, swarm: Swarm, stripe: int, left: _Left, late: list[Member]) -> None:
         self.swarm, self.stripe, self.left = swarm, stripe, left
@@ -248,7 +259,8 @@ class _Line:
                 self._offer(each)
 
     def _behind(self, member: Member, known: dict[str, tuple[float, int]]) -> tuple[float, int]:
-        """What a host lacks, or somebody above it in its rack, and how many are above: who comes later is above nobody who came before."""
+        """What a host lacks, or somebody above it in its rack, and how many are above: who comes
+        later is above nobody who came before."""
         way = [member]
         while way[-1].host not in known:
             at = way[-1]
@@ -276,7 +288,8 @@ class _Line:
             heapq.heappush(self.free[load], place)
 
     def run(self, limit: int) -> int:
-        """Place the hosts; returns how many were moved. Beyond the limit those still move whose seats were taken."""
+        """Place the hosts; returns how many were moved. Beyond the limit those still move whose
+        seats were taken."""
         moved, left, stripe = 0, self.left, self.stripe
         for child in self.late:
             above = self.swarm.members[child.parents[stripe] or ""]
@@ -306,7 +319,8 @@ class _Line:
         return self.left.time(child, self.stripe, self.left.ends(above, self.stripe), shared)
 
     def _best(self, child: Member, above: Member, stays: float) -> tuple[float, Member] | None:
-        """When a host is done soonest, and where; None if it stays. Nobody goes where as many share an uplink as now."""
+        """When a host is done soonest, and where; None if it stays. Nobody goes where as many share
+        an uplink as now."""
         best: tuple[float, Place] | None = None
         loads = self.left.load(above) - 1 if stays < inf else len(self.free)
         for load, places in enumerate(self.free[: max(1, loads)]):
@@ -342,10 +356,12 @@ def _gains(stays: float, goes: float) -> bool:
 
 
 def _serves(swarm: Swarm, member: Member, load: int) -> bool:
-    """Whether a host with this load may feed another one: it is there, and its uplink is not held to be slow."""
+    """Whether a host with this load may feed another one: it is there, and its uplink is not held
+    to be slow."""
     return member.present and not member.light and swarm.stripes <= member.budget > load
 
 
 def _may_feed(swarm: Swarm, stripe: int, child: Member, parent: Member) -> bool:
-    """Whether a host may receive from another one: that did not fail it a moment ago, and does not receive from it."""
+    """Whether a host may receive from another one: that did not fail it a moment ago, and does not
+    receive from it."""
     return (child.host, parent.host) not in swarm.avoided and not swarm.below(stripe, parent.host, child.host)

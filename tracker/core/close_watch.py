@@ -1,13 +1,15 @@
 """Close watch: a few hosts report often for a while, because one of them complained.
 
-In a large fleet hosts report seldom, and what goes wrong would be seen late. So a host complains when a stripe stands still or lags, and
-then it, its parent and its sisters are asked to report every CLOSE_S for WATCH_S. Whoever does not is away. Who begins to read from the
-origin is watched as well: everybody depends on it.
+In a large fleet hosts report seldom, and what goes wrong would be seen late. So a host complains
+when a stripe stands still or lags, and then it, its parent and its sisters are asked to report
+every CLOSE_S for WATCH_S. Whoever does not is away. Who begins to read from the origin is watched
+as well: everybody depends on it.
 
-One host that holds others up makes all of them complain that hang below it, however deep, within a moment. All but its children complain
-of a parent that is held up itself: to watch those would tell nothing, and there are so many that no room would be left for the others. So
-a parent that complains of the same stripe is not watched on account of its children, nor are they, and nobody is watched any longer for
-a parent that has been judged.
+One host that holds others up makes all of them complain that hang below it, however deep, within a
+moment. All but its children complain of a parent that is held up itself: to watch those would tell
+nothing, and there are so many that no room would be left for the others. So a parent that complains
+of the same stripe is not watched on account of its children, nor are they, and nobody is watched
+any longer for a parent that has been judged.
 """
 
 from __future__ import annotations
@@ -25,19 +27,21 @@ SELDOM_S = 0.4
 
 WATCH_S = 3.0
 WATCHED_MAX = 2000
-"""Two thousand hosts that report four times a second nearly double what a fleet of ten thousand says, for a second or two."""
+"""Two thousand hosts that report four times a second nearly double what a fleet of ten thousand
+says, for a second or two."""
 
 HELD_S = 0.7
-"""A host that complained of a stripe so lately is held up there: its next complaint comes after half a second and a tick of its clock."""
+"""A host that complained of a stripe so lately is held up there: its next complaint comes after
+half a second and a tick of its clock."""
 
 Stripe = tuple[Digest, int]
 
 
 @dataclass(slots=True)
 class CloseWatch:
-    """`asked_at`: since when each host has been watched. `_held` says when hosts complained last, by stripe; `_groups` who is watched
-    because of whom ("" for who is watched in any case), `_named` how many groups each is in, and `_waiting` which groups are not watched
-    yet."""
+    """`asked_at`: since when each host has been watched. `_held` says when hosts complained last,
+    by stripe; `_groups` who is watched because of whom ("" for who is watched in any case),
+    `_named` how many groups each is in, and `_waiting` which groups are not watched yet."""
 
     asked_at: dict[str, float] = field(default_factory=dict)
     _until: dict[str, float] = field(default_factory=dict)
@@ -47,7 +51,8 @@ class CloseWatch:
     _waiting: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def watch(self, names: Iterable[str], *, now: float) -> list[str]:
-        """Watch hosts, whatever becomes known of others; returns those that are not watched yet and are to be told."""
+        """Watch hosts, whatever becomes known of others; returns those that are not watched yet and
+        are to be told."""
         chosen = dict.fromkeys(names)
         self._group("", self._groups.get("", {}) | chosen)
         return self._watch(chosen, now=now)
@@ -64,21 +69,24 @@ class CloseWatch:
         return found
 
     def complained(self, child: str, parent: str, sisters: Iterable[str], stripe: Stripe, *, now: float) -> None:
-        """A host is held up in a stripe: those who can tell why are to be watched, as soon as there is room."""
+        """A host is held up in a stripe: those who can tell why are to be watched, as soon as there
+        is room."""
         self._held[stripe, child] = now
         self.judged(child, now=now)
         if now - self._held.get((stripe, parent), -HELD_S) >= HELD_S:
             self._waiting[parent] = self._group(parent, dict.fromkeys((parent, child, *sisters)))
 
     def begin(self, *, now: float) -> list[str]:
-        """Watch those who wait for it, as far as there is room; returns whom to tell. Called often and regularly."""
+        """Watch those who wait for it, as far as there is room; returns whom to tell. Called often
+        and regularly."""
         found: list[str] = []
         while self._waiting and len(self.asked_at) < WATCHED_MAX:
             found += self._watch(self._waiting.pop(next(iter(self._waiting))), now=now)
         return found
 
     def judged(self, host: str, *, now: float) -> None:
-        """It is known why a host gives too little: those who were watched for that need not be any longer."""
+        """It is known why a host gives too little: those who were watched for that need not be any
+        longer."""
         self._waiting.pop(host, None)
         for name in self._ungroup(host):
             if name in self._until and not self._named[name]:

@@ -1,17 +1,20 @@
 """The tracker's core: hosts, their sessions, and the swarms that they form.
 
-Theory. Agents say what they hold and want (`Holding`), how far they are (`Report`) and who failed them (`Complaint`); the core answers
-with plans (`Assign`). Everything about swarms is soft: after a restart agents say what they hold and from whom they receive, and
-their running streams are adopted as the tree. A host that someone receives from but that has not come back yet stands in as absent.
+Theory. Agents say what they hold and want (`Holding`), how far they are (`Report`) and who failed
+them (`Complaint`); the core answers with plans (`Assign`). Everything about swarms is soft: after a
+restart agents say what they hold and from whom they receive, and their running streams are adopted
+as the tree. A host that someone receives from but that has not come back yet stands in as absent.
 
-A host whose session breaks, or that falls silent while others wait for it, is absent in its swarms (presence.py): it gets no new parents
-and no new children, and what it does not confirm in time is taken from it.
+A host whose session breaks, or that falls silent while others wait for it, is absent in its swarms
+(presence.py): it gets no new parents and no new children, and what it does not confirm in time is
+taken from it.
 
-Invariants: the number of origin leases never passes `origin_streams_max`, and each stripe of a blob has at most one, beside those that
-agents brought along; for GRACE_S after the start a swarm that was under way gets no new lease, since its roots may still come back.
+Invariants: the number of origin leases never passes `origin_streams_max`, and each stripe of a blob
+has at most one, beside those that agents brought along; for GRACE_S after the start a swarm that
+was under way gets no new lease, since its roots may still come back.
 
-Joins of the same moment are planned together (schedule.py); lost and failing parents are replaced at once; those for whom there was no
-parent are looked at again every RETRY_S.
+Joins of the same moment are planned together (schedule.py); lost and failing parents are replaced
+at once; those for whom there was no parent are looked at again every RETRY_S.
 """
 
 from __future__ import annotations
@@ -93,9 +96,10 @@ SWARMS_MAX = 100_000
 
 @dataclass(slots=True)
 class Fleet:
-    """See the module's text. `origin` is the URL of central storage as every agent is told it, without what may be secret in it.
-    `origin_streams_max` is the cap on leases over all swarms, `origin_bytes_s` (0 for none) on what all read.
-    Hosts that were just told to report more often may still do it as seldom as every `patience_s`."""
+    """See the module's text. `origin` is the URL of central storage as every agent is told it,
+    without what may be secret in it. `origin_streams_max` is the cap on leases over all swarms,
+    `origin_bytes_s` (0 for none) on what all read. Hosts that were just told to report more often
+    may still do it as seldom as every `patience_s`."""
 
     started_at: float
     origin: str = ""
@@ -142,7 +146,8 @@ class Fleet:
 
     @property
     def lost(self) -> dict[str, Host]:
-        """Hosts that ended without a word in the last hour, by name; for people, and nothing is planned with them."""
+        """Hosts that ended without a word in the last hour, by name; for people, and nothing is
+        planned with them."""
         return self._presence.gone
 
     def leases(self) -> int:
@@ -199,7 +204,8 @@ class Fleet:
                     self._hold(self.hosts[name], message, now)
                 case Holdings(blobs):
                     for holding in blobs:
-                        # Each for itself: one that cannot be true must not keep the others from being known.
+                        # Each for itself: one that cannot be true must not keep the others from
+                        # being known.
                         self._received(session, holding, now, out)
                 case Complaint():
                     self._complaint(name, message, now, out)
@@ -251,8 +257,9 @@ class Fleet:
         self.schedule.join(swarm, now)
 
     def _swarm(self, holding: Holding) -> Swarm:
-        """The swarm of hosts that say the same of how the blob is cut. The swarm of what a manifest says has the blob's digest as its key;
-        without a manifest, the swarm of what was said first."""
+        """The swarm of hosts that say the same of how the blob is cut. The swarm of what a manifest
+        says has the blob's digest as its key; without a manifest, the swarm of what was said
+        first."""
         layout, blob = layout_of(holding), holding.blob
         first, other = self.swarms.get(blob), key_of(blob, layout)
         if first is not None and first.layout == layout:
@@ -296,7 +303,8 @@ class Fleet:
             self.schedule.ask(swarm.key, "complete", now + JOIN_BATCH_S)
 
     def _stand_in(self, swarm: Swarm, name: str, now: float) -> bool:
-        """Take a host into a swarm because another receives from it; it is absent until it speaks for itself."""
+        """Take a host into a swarm because another receives from it; it is absent until it speaks
+        for itself."""
         host = self.hosts.get(name)
         if host is None:
             if len(self.hosts) >= HOSTS_MAX:
@@ -336,8 +344,8 @@ class Fleet:
         return self._lateness.late(interval_s=self._interval_s, now=now)
 
     def _watch(self, swarm: Swarm, name: str, now: float, *, still: bool, late: bool) -> None:
-        """Look whether somebody holds up the host that has just reported, unless the fleet is `late`; `still`: nothing came; agents leave
-        out what did not change."""
+        """Look whether somebody holds up the host that has just reported, unless the fleet is
+        `late`; `still`: nothing came; agents leave out what did not change."""
         member = swarm.members[name]
         if still:
             note_pace(swarm, member, member.counts, now=now)
@@ -366,7 +374,8 @@ class Fleet:
             self._part(swarm, member, now)
 
     def _part(self, swarm: Swarm, member: Member, now: float) -> None:
-        """Take a host away from parents from whom it gets too little, though neither of the two is slow, or where it is in the way."""
+        """Take a host away from parents from whom it gets too little, though neither of the two is
+        slow, or where it is in the way."""
         if settle(swarm, member, now=now):
             self.schedule.ask(swarm.key, "in the way", now)
         for stripe in slow_edges(swarm, member, now=now) if not member.light else ():
@@ -428,8 +437,8 @@ class Fleet:
         self.schedule.ask(swarm.key, reason, now)
 
     def _nameless(self, swarm: Swarm, child: Member, now: float) -> None:
-        """A host cannot look names up: for a while it is given no host that is known by name, and none of them is at fault. What
-        it receives from some of them goes on."""
+        """A host cannot look names up: for a while it is given no host that is known by name, and
+        none of them is at fault. What it receives from some of them goes on."""
         named = [name for name in swarm.members if by_name(self.hosts[name].address)]
         swarm.avoided.update({(child.host, name): now + NAMELESS_S for name in named if name != child.host})
         self.schedule.ask(swarm.key, "nameless", now)

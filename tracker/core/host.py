@@ -16,11 +16,13 @@ CORRUPT_BLAME_S = 600.0
 
 @dataclass(slots=True)
 class Host:
-    """One host: where others reach it, its session (None while absent), its swarms by key, those of them in which it still lacks pieces,
-    and who blames it for what; `keys` are those of its swarms that are not the blob's digest, by blob; `origin_share` is what it was told
-    in its session that it may read of the origin (bytes/s); `bt_port` is where it answers BitTorrent peers, 0 for nowhere;
-    `download_bytes_s` is what it lets itself receive, 0 for no limit; `sent_at` is when it last said that it had sent something;
-    `leaving`: it said that it is about to end; `tls`: it speaks TLS with others; `instance` names the agent that runs there."""
+    """One host: where others reach it, its session (None while absent), its swarms by key, those of
+    them in which it still lacks pieces, and who blames it for what; `keys` are those of its swarms
+    that are not the blob's digest, by blob; `origin_share` is what it was told in its session that
+    it may read of the origin (bytes/s); `bt_port` is where it answers BitTorrent peers, 0 for
+    nowhere; `download_bytes_s` is what it lets itself receive, 0 for no limit; `sent_at` is when it
+    last said that it had sent something; `leaving`: it said that it is about to end; `tls`: it
+    speaks TLS with others; `instance` names the agent that runs there."""
 
     name: str
     address: str = ""

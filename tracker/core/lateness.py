@@ -1,16 +1,20 @@
-"""Lateness: whether the fleet as a whole reports less often than it was asked to, so that nobody can be judged.
+"""Lateness: whether the fleet as a whole reports less often than it was asked to, so that nobody
+can be judged.
 
-Theory. A host is called silent, stalled or slow by comparison with the clock and with other hosts. Where a machine is busy or paused, and
-with it many agents or the tracker itself, all of them stand still at once: every host complains of its parent, and none of the parents is
-at fault. Acting on that moves leases, and what a reader had not passed on yet is read from the origin again. A dead root or a cut in the
-network stops pieces as well, but those below it go on reporting in time. So reports are counted beside those that were due, both with
-weights that fall by e in the time of a few reports. While fewer than LATE_SHARE of them came, and for a while after, complaints of
-standing still say nothing, and silence neither.
+Theory. A host is called silent, stalled or slow by comparison with the clock and with other hosts.
+Where a machine is busy or paused, and with it many agents or the tracker itself, all of them stand
+still at once: every host complains of its parent, and none of the parents is at fault. Acting on
+that moves leases, and what a reader had not passed on yet is read from the origin again. A dead
+root or a cut in the network stops pieces as well, but those below it go on reporting in time. So
+reports are counted beside those that were due, both with weights that fall by e in the time of a
+few reports. While fewer than LATE_SHARE of them came, and for a while after, complaints of standing
+still say nothing, and silence neither.
 
-Hosts that lose power together look the same. Then their sessions end, or after HELD_MAX_S the rest is judged all the same.
+Hosts that lose power together look the same. Then their sessions end, or after HELD_MAX_S the rest
+is judged all the same.
 
-Invariants: a host counts from its first report on, while it has a session and lacks something; in a fleet that reports in time nothing is
-held back.
+Invariants: a host counts from its first report on, while it has a session and lacks something; in a
+fleet that reports in time nothing is held back.
 """
 
 from __future__ import annotations
@@ -33,8 +37,9 @@ COUNT_S = 0.25
 
 @dataclass(slots=True)
 class Lateness:
-    """`_due` and `_heard`: reports that were due and that came, of late; `_reporters`: the hosts that are expected to report;
-    `_since`: when the fleet began to be late; `_until`: how long what it shows is held back after that."""
+    """`_due` and `_heard`: reports that were due and that came, of late; `_reporters`: the hosts
+    that are expected to report; `_since`: when the fleet began to be late; `_until`: how long what
+    it shows is held back after that."""
 
     _due: float = 0.0
     _heard: float = 0.0

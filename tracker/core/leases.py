@@ -1,10 +1,12 @@
 """Leases: how many origin leases are out, and how many more a swarm may be granted.
 
-All swarms together hold at most `leases_max`. Those that are only preseeded hold at most half of these, and at least one, so that a job's
-start always finds some. Those of packages whose policy limits readers (policy/readers.py) hold together no more than that.
+All swarms together hold at most `leases_max`. Those that are only preseeded hold at most half of
+these, and at least one, so that a job's start always finds some. Those of packages whose policy
+limits readers (policy/readers.py) hold together no more than that.
 
-Where a limit is set on what all read from the origin in a second, each lease is an equal part of it. Holders are told when that changes; a
-new one may read before the others have heard of it, for the time of a message.
+Where a limit is set on what all read from the origin in a second, each lease is an equal part of
+it. Holders are told when that changes; a new one may read before the others have heard of it, for
+the time of a message.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from tracker.core.swarm import Swarm
 
 
 class Leases:
-    """Counted once for a pass over some swarms, since it takes a look at every one; tell it what was `granted` since."""
+    """Counted once for a pass over some swarms, since it takes a look at every one; tell it what
+    was `granted` since."""
 
     __slots__ = ("_by_policy", "_max", "_policies", "_preseed_max", "_preseeds", "_total")
 

@@ -1,9 +1,10 @@
 """Light hosts: where those with slow downlinks receive.
 
-Theory. A light host takes no seat, as it takes next to nothing of an uplink. But each of several below one host takes a part, its first
-blocks hold the others up, and everybody below that host loses by it. So each hangs at a host of its own, all of whose children are
-leaves, and moves there when things change around it. Light hosts could as well feed one another; but one that was called light by mistake
-could then never show that it is not.
+Theory. A light host takes no seat, as it takes next to nothing of an uplink. But each of several
+below one host takes a part, its first blocks hold the others up, and everybody below that host
+loses by it. So each hangs at a host of its own, all of whose children are leaves, and moves there
+when things change around it. Light hosts could as well feed one another; but one that was called
+light by mistake could then never show that it is not.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from tracker.core.member import Member
 from tracker.core.swarm import Swarm
 
 SETTLE_S, SETTLE_MAX_S = 2.0, 10.0
-"""How long a light host stays where it is before it is looked at again; the second where it has got no piece meanwhile."""
+"""How long a light host stays where it is before it is looked at again; the second where it has got
+no piece meanwhile."""
 
 TRIES = 64
 """Hosts of its rack among which a better place is looked for each time."""
 
 Carrier = tuple[bool, bool, int, bool, int, str]
-"""Who could carry one more: whether it is to carry none; whether others hang below its children; how many light ones it has; whether all
-its seats are taken; its order; its name. The smallest costs least."""
+"""Who could carry one more: whether it is to carry none; whether others hang below its children;
+how many light ones it has; whether all its seats are taken; its order; its name. The smallest costs
+least."""
 
 
 class Carriers:
@@ -67,9 +70,9 @@ class Carriers:
 
 
 def settle(swarm: Swarm, member: Member, *, now: float) -> bool:
-    """Move a light host that has come to be in others' way, because of what happened around it since it got its place, or that brings a
-    stripe into its rack for itself alone; returns whether it moved. Not from one such place to another: whoever gets it waits for its first
-    blocks."""
+    """Move a light host that has come to be in others' way, because of what happened around it
+    since it got its place, or that brings a stripe into its rack for itself alone; returns whether
+    it moved. Not from one such place to another: whoever gets it waits for its first blocks."""
     moved = False
     for stripe, name in enumerate(member.parents if member.light and member.present else ()):
         if not name or not _settled(member, stripe, now):
@@ -89,7 +92,8 @@ def settle(swarm: Swarm, member: Member, *, now: float) -> bool:
 
 
 def become(swarm: Swarm, member: Member, *, light: bool) -> None:
-    """A host is light from now on, or no longer. Where it does not fit then the planner finds it another place."""
+    """A host is light from now on, or no longer. Where it does not fit then the planner finds it
+    another place."""
     if member.light == light:
         return
     seats: Counter[str] = Counter()
@@ -102,7 +106,8 @@ def become(swarm: Swarm, member: Member, *, light: bool) -> None:
         else:
             seats[parent.host] += 1
     swarm.set_light(member, light)
-    # Else another child would get the seat that is left over in another stripe. All seats that it takes count by now.
+    # Else another child would get the seat that is left over in another stripe. All seats that it
+    # takes count by now.
     for stripe, name in enumerate(member.parents if not light else ()):
         parent = swarm.members.get(name or "")
         if parent is not None and parent.free(stripe) < 0:
@@ -110,7 +115,8 @@ def become(swarm: Swarm, member: Member, *, light: bool) -> None:
 
 
 def _settled(member: Member, stripe: int, now: float) -> bool:
-    """Whether a light host has been long enough where it is, and has got a piece there: what has come of the next would be lost."""
+    """Whether a light host has been long enough where it is, and has got a piece there: what has
+    come of the next would be lost."""
     stayed_s = now - member.attached_at[stripe]
     return stayed_s >= SETTLE_MAX_S or (stayed_s >= SETTLE_S and member.moved_at[stripe] > member.attached_at[stripe])
 
@@ -124,7 +130,8 @@ def _would_do(swarm: Swarm, stripe: int, child: Member, parent: Member) -> bool:
 
 
 def _bears(swarm: Swarm, parent: Member, *, light: int) -> bool:
-    """Whether a host with seats has no more light children than that, and no others hang below its children."""
+    """Whether a host with seats has no more light children than that, and no others hang below its
+    children."""
     return bool(parent.budget) and _light_children(swarm, parent) <= light and not _inner(swarm, parent)
 
 

@@ -18,13 +18,16 @@ class Lag:
 
 @dataclass(slots=True)
 class Member:
-    """One host in a swarm. `counts`: verified pieces per stripe; `seats`: seats allotted per stripe; `parents`: host name, FROM_ORIGIN
-    or None, per stripe; `children`: host names, in the order in which they came; `complaints`: how often the host complained in a stripe
-    since it last got a piece of it; `moved_at`: when pieces of a stripe last came, or its parent changed; `attached_at`: when its parent
-    changed; `pace`: pieces a second of late; `lags`: since when it lags behind its parent, if it does (progress.py); `heard_at`: when it
-    last reported; `light`: its downlink is so slow that it takes no seat; `relieved_at`: when it lost its seats;
-    `fair_reports`: so many in a row said that it is not light; `taken`: seats that its children take, per stripe; `order`: a number that
-    orders hosts differently for each blob; `keepers`: those that the host was told of in its session."""
+    """One host in a swarm. `counts`: verified pieces per stripe; `seats`: seats allotted per
+    stripe; `parents`: host name, FROM_ORIGIN or None, per stripe; `children`: host names, in the
+    order in which they came; `complaints`: how often the host complained in a stripe since it last
+    got a piece of it; `moved_at`: when pieces of a stripe last came, or its parent changed;
+    `attached_at`: when its parent changed; `pace`: pieces a second of late; `lags`: since when it
+    lags behind its parent, if it does (progress.py); `heard_at`: when it last reported; `light`:
+    its downlink is so slow that it takes no seat; `relieved_at`: when it lost its seats;
+    `fair_reports`: so many in a row said that it is not light; `taken`: seats that its children
+    take, per stripe; `order`: a number that orders hosts differently for each blob; `keepers`:
+    those that the host was told of in its session."""
 
     host: str
     counts: list[int]

@@ -1,8 +1,10 @@
 """Pace: how often agents are to report.
 
-Reports are most of what a tracker hears, and the sooner they come the sooner it sees who holds others up. So a small fleet reports often,
-and a large one as often as half a core can take; those around a complaint report often in any fleet (close_watch.py). A tracker that has
-other things to do, or a slower core, asks for fewer: being late with a plan costs more than hearing late of what is wrong.
+Reports are most of what a tracker hears, and the sooner they come the sooner it sees who holds
+others up. So a small fleet reports often, and a large one as often as half a core can take; those
+around a complaint report often in any fleet (close_watch.py). A tracker that has other things to
+do, or a slower core, asks for fewer: being late with a plan costs more than hearing late of what is
+wrong.
 """
 
 from __future__ import annotations
@@ -14,23 +16,27 @@ REPORTS_PER_S = 10_000
 """At about 50 us each."""
 
 BUSY_SHARE, IDLE_SHARE = 0.8, 0.35
-"""Of one core. Where more than the first is taken agents are asked to report half as often; below the second as often as before: half of
-what is busy must not be idle, or the pace would go up and down."""
+"""Of one core. Where more than the first is taken agents are asked to report half as often; below
+the second as often as before: half of what is busy must not be idle, or the pace would go up and
+down."""
 
 IDLE_LOOKS = 5
-"""So often in a row the tracker must be idle: one that is busy now and then would tell everybody a new pace each time."""
+"""So often in a row the tracker must be idle: one that is busy now and then would tell everybody a
+new pace each time."""
 
 SLACK_MAX = 8.0
 
 
 def report_interval_s(hosts: int, shortest_s: float = SHORTEST_S) -> float:
-    """Seconds between two reports of a host in a fleet of so many: up to 2,500 `shortest_s` of 0.25, at ten thousand 1."""
+    """Seconds between two reports of a host in a fleet of so many: up to 2,500 `shortest_s` of
+    0.25, at ten thousand 1."""
     return max(shortest_s, hosts / REPORTS_PER_S)
 
 
 @dataclass(slots=True)
 class Pacing:
-    """The pace of one tracker's agents. `slack` is how many times as long as usual they take between two reports."""
+    """The pace of one tracker's agents. `slack` is how many times as long as usual they take
+    between two reports."""
 
     shortest_s: float = SHORTEST_S
     slack: float = 1.0

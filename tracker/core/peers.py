@@ -1,17 +1,21 @@
 """The peers of one torrent, and which of them a peer is told of.
 
-Theory. Who asks is told of peers in his rack first, then in his zone, then of any; of seeds before others, as they have what he lacks; of
-those first who were handed out least. An eighth of the answer is kept for each wider circle as long as it has peers: a swarm of which
-everybody knew only his own rack would fall apart into islands (Bindal et al., "Improving Traffic Locality in BitTorrent via Biased
-Neighbor Selection", ICDCS 2006). Seeds are not told of seeds.
+Theory. Who asks is told of peers in his rack first, then in his zone, then of any; of seeds before
+others, as they have what he lacks; of those first who were handed out least. An eighth of the
+answer is kept for each wider circle as long as it has peers: a swarm of which everybody knew only
+his own rack would fall apart into islands (Bindal et al., "Improving Traffic Locality in BitTorrent
+via Biased Neighbor Selection", ICDCS 2006). Seeds are not told of seeds.
 
-A hybrid torrent has two info hashes (BEP 52), and a connection begins with one of them: who does not know that one hangs up. So who
-announces himself under one hash is told only of those who did so under the same; clients of both versions announce themselves under both.
+A hybrid torrent has two info hashes (BEP 52), and a connection begins with one of them: who does
+not know that one hangs up. So who announces himself under one hash is told only of those who did so
+under the same; clients of both versions announce themselves under both.
 
-A swarm may have tens of thousands of peers, so nobody looks at all of them: peers stand in pools (by rack, by zone, all; seeds and others,
-and each info hash, apart), and of a pool a bounded sample is looked at, which begins and strides as a random number says that is passed in.
+A swarm may have tens of thousands of peers, so nobody looks at all of them: peers stand in pools
+(by rack, by zone, all; seeds and others, and each info hash, apart), and of a pool a bounded sample
+is looked at, which begins and strides as a random number says that is passed in.
 
-Invariants: a peer is in exactly the pools of its rack, zone, state and info hashes; an endpoint (address and port) belongs to one peer.
+Invariants: a peer is in exactly the pools of its rack, zone, state and info hashes; an endpoint
+(address and port) belongs to one peer.
 """
 
 from __future__ import annotations
@@ -26,15 +30,16 @@ FAR_SHARE = 8
 """One of so many places in an answer is kept for each wider circle."""
 
 LOOK_TIMES = 2
-"""A sample has so many peers for each one that is wanted: with two to choose from, loads are nearly even (Mitzenmacher, "The Power of Two
-Choices in Randomized Load Balancing", IEEE TPDS 2001)."""
+"""A sample has so many peers for each one that is wanted: with two to choose from, loads are nearly
+even (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", IEEE TPDS 2001)."""
 
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """One client. `ips` are its packed addresses (4 or 16 bytes) by their length, one of each family at most. `heard` are the info hashes
-    that it answers to, each with the time until which its announce holds. `load` is how often it was handed out lately; `host` names an
-    agent of ours that did not announce itself, and whose `peer_id` nobody knows (empty)."""
+    """One client. `ips` are its packed addresses (4 or 16 bytes) by their length, one of each
+    family at most. `heard` are the info hashes that it answers to, each with the time until which
+    its announce holds. `load` is how often it was handed out lately; `host` names an agent of ours
+    that did not announce itself, and whose `peer_id` nobody knows (empty)."""
 
     peer_id: bytes
     port: int
@@ -82,7 +87,8 @@ class Pool:
             self._at[last] = at
 
     def sample(self, count: int, chance: int) -> Iterator[Peer]:
-        """Up to `count` different peers; the number `chance`, 64 random bits, says which and in what order."""
+        """Up to `count` different peers; the number `chance`, 64 random bits, says which and in
+        what order."""
         size = len(self._peers)
         if not size:
             return
@@ -96,8 +102,9 @@ class Pool:
 
 @dataclass(slots=True, eq=False)
 class TorrentSwarm:
-    """The peers of a torrent. `blobs` are what it consists of, where agents of ours take part; `members` are those agents that did not
-    announce themselves; `completed` counts the downloads that ended."""
+    """The peers of a torrent. `blobs` are what it consists of, where agents of ours take part;
+    `members` are those agents that did not announce themselves; `completed` counts the downloads
+    that ended."""
 
     hashes: tuple[bytes, ...]
     blobs: tuple[Digest, ...] = ()
@@ -139,7 +146,8 @@ class TorrentSwarm:
                 del self._pools[place]
 
     def choose(self, asker: Peer, info_hash: bytes, count: int, chance: int) -> list[Peer]:
-        """Up to `count` peers for `asker`, who asked under `info_hash`, nearest first; never the asker itself, and no seeds for a seed."""
+        """Up to `count` peers for `asker`, who asked under `info_hash`, nearest first; never the
+        asker itself, and no seeds for a seed."""
         chosen: dict[Peer, None] = {}
         circles, far = asker.circles(), count // FAR_SHARE
         for number, circle in enumerate(circles, start=1):
@@ -159,7 +167,8 @@ class TorrentSwarm:
             room = limit - len(chosen)
             if pool is None or room <= 0:
                 continue
-            # As many more as may be in the sample and not be wanted: those chosen before, and the asker.
+            # As many more as may be in the sample and not be wanted: those chosen before, and the
+            # asker.
             found = [
                 peer
                 for peer in pool.sample(room * LOOK_TIMES + len(chosen) + 1, chance)

@@ -1,7 +1,8 @@
 """Places: where in one stripe's tree a host may hang, while the planner fills it.
 
-Per rack the free seats that can be reached are kept in a heap, the shallowest first, and counted; so are those of hosts that have no way
-up yet, and those who wait. A seat may go to another rack while the rest serves those who wait inside.
+Per rack the free seats that can be reached are kept in a heap, the shallowest first, and counted;
+so are those of hosts that have no way up yet, and those who wait. A seat may go to another rack
+while the rest serves those who wait inside.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ Seat = tuple[int, int, int, str]
 """Depth, seats of the host taken in this pass, its load, its name."""
 
 Spare = tuple[int, bool, float, int, str]
-"""How far from its seats a host is (0: it has some unused, 1: none, 2: it never had any), whether others hang below its children, its
-load, its depth, its name: the smallest is the best to take one more."""
+"""How far from its seats a host is (0: it has some unused, 1: none, 2: it never had any), whether
+others hang below its children, its load, its depth, its name: the smallest is the best to take one
+more."""
 
 
 @dataclass(slots=True)
 class _Rack:
-    """`reachable` and `seats` count free seats, of hosts with a way up and of all; `waiting` hosts without a parent."""
+    """`reachable` and `seats` count free seats, of hosts with a way up and of all; `waiting` hosts
+    without a parent."""
 
     free: list[Seat] = field(default_factory=list)
     reachable: int = 0
@@ -45,7 +48,8 @@ class _Rack:
 
 
 class Places:
-    """See the module's text. Those who wait are all light, or none is. `whole`: whether somebody present has the whole stripe."""
+    """See the module's text. Those who wait are all light, or none is. `whole`: whether somebody
+    present has the whole stripe."""
 
     def __init__(self, swarm: Swarm, stripe: int, waiting: list[str]) -> None:
         self.swarm, self.stripe = swarm, stripe
@@ -64,8 +68,8 @@ class Places:
             self._waiting[member.rack] = self._waiting.get(member.rack, 0) + (not member.light)
 
     def fed(self, rack: str) -> bool:
-        """Whether somebody in the rack receives the stripe, or has it. Light hosts count for light ones alone: the others would
-        get the stripe at the pace of a slow downlink."""
+        """Whether somebody in the rack receives the stripe, or has it. Light hosts count for light
+        ones alone: the others would get the stripe at the pace of a slow downlink."""
         return self._rack(rack).fed
 
     def over(self, rack: str) -> int:
@@ -73,7 +77,8 @@ class Places:
         return self._rack(rack).over
 
     def inside(self, child: Member) -> str | None:
-        """The shallowest free seat in the child's own rack; one that needs none hangs where it costs least."""
+        """The shallowest free seat in the child's own rack; one that needs none hangs where it
+        costs least."""
         rack = self._rack(child.rack)
         if not child.light:
             return self._take(rack, child)
@@ -86,7 +91,8 @@ class Places:
         return zone in self._zones_fed()
 
     def outside(self, child: Member, zones: tuple[str, ...] | None = None) -> str | None:
-        """The shallowest seat that another rack of `zones` has over; without them the child's zone comes first, then the others."""
+        """The shallowest seat that another rack of `zones` has over; without them the child's zone
+        comes first, then the others."""
         if len(self.swarm.racks) < 2:
             return None
         exports = self._exporting()
@@ -113,8 +119,9 @@ class Places:
         return None
 
     def spare(self, child: Member, rack: str | None) -> str | None:
-        """A parent beyond the allotted seats, in one rack or anywhere: unallotted budget, then seats that stand idle in other
-        stripes, then the least loaded, of those first whose children are leaves."""
+        """A parent beyond the allotted seats, in one rack or anywhere: unallotted budget, then
+        seats that stand idle in other stripes, then the least loaded, of those first whose children
+        are leaves."""
         best = self._best_anywhere(child) if rack is None else self._best_spare(self._spares(rack), child)
         if best is None:
             return None
@@ -160,7 +167,8 @@ class Places:
             self._offer(upper.rack)
 
     def settle(self) -> None:
-        """Racks that are fed since the last call feed others from now on. If they did at once, racks would form a chain."""
+        """Racks that are fed since the last call feed others from now on. If they did at once,
+        racks would form a chain."""
         fresh, self._fresh = self._fresh, []
         for rack in fresh:
             self._offer(rack)
@@ -225,7 +233,8 @@ class Places:
         return found
 
     def _best_anywhere(self, child: Member) -> Spare | None:
-        """The best of all racks, whose best are kept in a heap: looking at every rack for every host would take minutes."""
+        """The best of all racks, whose best are kept in a heap: looking at every rack for every
+        host would take minutes."""
         if self._everywhere is None:
             self._everywhere = [(found[0], name) for name in self.swarm.racks if (found := self._spares(name))]
             heapq.heapify(self._everywhere)

@@ -1,23 +1,27 @@
 """The planner: gives every receiver a parent in every stripe.
 
-Theory. Seats are dealt exactly (see seats.py). Then each stripe is filled from the top: hosts with seats first, each at the
-shallowest free seat, so that the tree is as flat as the seats allow.
+Theory. Seats are dealt exactly (see seats.py). Then each stripe is filled from the top: hosts with
+seats first, each at the shallowest free seat, so that the tree is as flat as the seats allow.
 
-Racks. In each stripe the first host of a rack imports, from the origin or from another rack, and the others feed from inside. Hosts
-outside may take a seat of a rack only as long as what is left serves those inside that wait, and never the last one that can be
-reached while somebody inside waits. Where the origin may be read, each zone reads for itself.
+Racks. In each stripe the first host of a rack imports, from the origin or from another rack, and
+the others feed from inside. Hosts outside may take a seat of a rack only as long as what is left
+serves those inside that wait, and never the last one that can be reached while somebody inside
+waits. Where the origin may be read, each zone reads for itself.
 
-Where some receive by trees and others by BitTorrent, those of the latter that are new come first and so become roots: what they read their
-peers get from them, and their children in the trees get it too. What comes by trees alone no peer has, and BitTorrent brings it to nobody.
+Where some receive by trees and others by BitTorrent, those of the latter that are new come first
+and so become roots: what they read their peers get from them, and their children in the trees get
+it too. What comes by trees alone no peer has, and BitTorrent brings it to nobody.
 
-Repair uses the same pass: a lost parent's children are receivers without a parent. The one with the most pieces comes first and so
-takes the place that became free. Where a rack lacks seats, spare ones of its budgets are used, then idle ones of other stripes, and then
-somebody is overloaded; only where nobody inside could serve at all a second host of the rack receives from outside.
+Repair uses the same pass: a lost parent's children are receivers without a parent. The one with the
+most pieces comes first and so takes the place that became free. Where a rack lacks seats, spare
+ones of its budgets are used, then idle ones of other stripes, and then somebody is overloaded; only
+where nobody inside could serve at all a second host of the rack receives from outside.
 
-Cycles cannot arise: only hosts whose way up ends at the origin or at a whole copy are offered as parents, and whoever hangs below a host
-that waits for a parent has no such way.
+Cycles cannot arise: only hosts whose way up ends at the origin or at a whole copy are offered as
+parents, and whoever hangs below a host that waits for a parent has no such way.
 
-The whole pass costs O(members of the racks in question) for each stripe that has work, however many hosts join at once.
+The whole pass costs O(members of the racks in question) for each stripe that has work, however many
+hosts join at once.
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ class Planner:
     origin_streams_max: int = 1
 
     def plan(self, swarm: Swarm, *, leases: int) -> None:
-        """Give parents to all unplanned receivers for whom one exists. `leases`: how many new ones may be granted."""
+        """Give parents to all unplanned receivers for whom one exists. `leases`: how many new ones
+        may be granted."""
         if not any(swarm.members[host].present for _, host in swarm.unplanned):
             return
         redraw = outgrown(swarm)
@@ -64,7 +69,8 @@ class Planner:
             rootless = sum(1 for stripe in hosts_by_stripe if not swarm.roots[stripe])
             for stripe, hosts in hosts_by_stripe.items():
                 roots = len(swarm.roots[stripe])
-                # One is kept for each stripe that nobody reads yet, before another zone gets its own.
+                # One is kept for each stripe that nobody reads yet, before another zone gets its
+                # own.
                 rootless -= not roots
                 _StripePass(swarm, stripe, hosts, self.origin_streams_max, leases - granted - rootless).run(redraw=anew)
                 granted += max(0, len(swarm.roots[stripe]) - roots)
@@ -87,8 +93,8 @@ class _StripePass:
         self.imported: dict[str, None] = {}
 
     def run(self, *, redraw: bool = False) -> None:
-        """Attach the hosts; those for whom there is no parent stay unplanned. In a tree that is drawn anew the few pieces that hosts
-        have do not matter."""
+        """Attach the hosts; those for whom there is no parent stay unplanned. In a tree that is
+        drawn anew the few pieces that hosts have do not matter."""
         queues = self._queues(redraw)
         while True:
             attached = self._import(queues)
@@ -108,7 +114,8 @@ class _StripePass:
             self._import_once(rack)
 
     def _queues(self, redraw: bool) -> dict[str, list[str]]:
-        """By rack who waits, the first one last: those that have pieces or children, the most pieces first, then newcomers."""
+        """By rack who waits, the first one last: those that have pieces or children, the most
+        pieces first, then newcomers."""
         members, stripe, mixed = self.swarm.members, self.stripe, self.swarm.mixed
 
         def order(host: str) -> tuple[bool, bool, int, int, int, int]:
@@ -128,9 +135,11 @@ class _StripePass:
     def _root_order(
         self, rack: str, host: str, order: Callable[[str], tuple[bool, bool, int, int, int, int]]
     ) -> tuple[bool, bool, bool, bool, bool, int, tuple[bool, bool, int, int, int, int]]:
-        """Which rack comes first, and so which host becomes a root. One that can serve; where a root was lost, one that has shown that it
-        keeps up, and whose rack receives the stripe through nobody else; then where seats for other racks are, and a newcomer who
-        receives by BitTorrent if only some do; then where such seats are most, and where the origin is read for no other stripe."""
+        """Which rack comes first, and so which host becomes a root. One that can serve; where a
+        root was lost, one that has shown that it keeps up, and whose rack receives the stripe
+        through nobody else; then where seats for other racks are, and a newcomer who receives by
+        BitTorrent if only some do; then where such seats are most, and where the origin is read for
+        no other stripe."""
         swarm, stripe = self.swarm, self.stripe
         member = swarm.members[host]
         lost = bool(swarm.typical_pace) and not swarm.roots[stripe]
@@ -141,7 +150,8 @@ class _StripePass:
         return not member.budget, unproven, imports, over < 0, new and bool(apart), -over, order(host)
 
     def _import(self, queues: dict[str, list[str]]) -> int:
-        """Let the first of each rack that is not fed yet receive from outside; returns how many do."""
+        """Let the first of each rack that is not fed yet receive from outside; returns how many
+        do."""
         count = 0
         for rack, queue in queues.items():
             if queue and not self.places.fed(rack):
@@ -170,7 +180,8 @@ class _StripePass:
         return count
 
     def _attach_anyhow(self, host: str) -> bool:
-        """A parent beyond the seats that were dealt: in the rack, then outside, then the origin when all that could serve have failed."""
+        """A parent beyond the seats that were dealt: in the rack, then outside, then the origin
+        when all that could serve have failed."""
         member = self.swarm.members[host]
         places = self.places
         parent = places.inside(member) or places.spare(member, member.rack)
@@ -188,7 +199,8 @@ class _StripePass:
         return True
 
     def _again(self, child: Member) -> str | None:
-        """A parent from which the host was parted because little came: there is no better one, so that is the host's own pace."""
+        """A parent from which the host was parted because little came: there is no better one, so
+        that is the host's own pace."""
         swarm, stripe = self.swarm, self.stripe
         found = [
             member
@@ -217,8 +229,8 @@ class _StripePass:
         return parent is not None and (not parent or self.swarm.members[parent].rack != member.rack)
 
     def _import_once(self, rack: str) -> None:
-        """Where a rack got a second importer, because the first one's way up was broken: one of them is to be fed from inside, in the next
-        pass."""
+        """Where a rack got a second importer, because the first one's way up was broken: one of
+        them is to be fed from inside, in the next pass."""
         members = self.swarm.members
         importers = [members[host] for host in self.swarm.racks[rack] if self._from_elsewhere(host)]
         fit = [each for each in importers if each.present and self.swarm.rooted(self.stripe, each.host)]
@@ -232,7 +244,8 @@ class _StripePass:
                 self.swarm.detach(self.stripe, other.host)
 
     def _may_read(self, member: Member) -> bool:
-        """Whether a host may be granted the lease of the stripe: its zone has none, and the origin has not just failed it."""
+        """Whether a host may be granted the lease of the stripe: its zone has none, and the origin
+        has not just failed it."""
         roots = [self.swarm.members[root] for root in self.swarm.roots[self.stripe]]
         if self.leases <= 0 or sum(1 for root in roots if root.zone == member.zone) >= self.zone_streams:
             return False

@@ -1,11 +1,15 @@
-"""One preseed, as a tracker knows it: what was asked for, which hosts that is now, and how far they are.
+"""One preseed, as a tracker knows it: what was asked for, which hosts that is now, and how far they
+are.
 
-What outlives the tracker is the record (p2pdist/model/preseed.py): what was asked for and which hosts were picked. All else is soft: hosts
-that keep something for a preseed say so when they connect (`Kept`).
+What outlives the tracker is the record (p2pdist/model/preseed.py): what was asked for and which
+hosts were picked. All else is soft: hosts that keep something for a preseed say so when they
+connect (`Kept`).
 
-Theory. A preseed's members are those hosts that are named or match its selector, unless only some of them are wanted (`count`), and those
-that were picked. A member holds the package when it says that it is done. One that failed is asked again, TRIES_MAX times in all in one
-session; then it is given up until it connects anew. A pick that was given up, or has been away for REPLACE_S, is given up for another host.
+Theory. A preseed's members are those hosts that are named or match its selector, unless only some
+of them are wanted (`count`), and those that were picked. A member holds the package when it says
+that it is done. One that failed is asked again, TRIES_MAX times in all in one session; then it is
+given up until it connects anew. A pick that was given up, or has been away for REPLACE_S, is given
+up for another host.
 
 `elsewhere` are the members that are connected to other trackers of the same fleet, by tracker.
 """
@@ -56,8 +60,8 @@ class HostSaid(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class Holder:
-    """A host that was asked to hold the package, or says that it does. `session`: that in which it was asked, None if not in this
-    tracker's life; `retry_at`: when it is asked again."""
+    """A host that was asked to hold the package, or says that it does. `session`: that in which it
+    was asked, None if not in this tracker's life; `retry_at`: when it is asked again."""
 
     session: int | None = None
     state: KeptState = "waiting"
@@ -83,9 +87,10 @@ class Holder:
 
 @dataclass(slots=True)
 class Preseed:
-    """See the module's text. `lost`: why hosts were given up that are asked no longer, by name; `saving`: a change is on its way to the
-    database, and no other is made before it has arrived; `wake_at`: when to look at it though nothing happens; `tally`: how far it was when
-    it was looked at last."""
+    """See the module's text. `lost`: why hosts were given up that are asked no longer, by name;
+    `saving`: a change is on its way to the database, and no other is made before it has arrived;
+    `wake_at`: when to look at it though nothing happens; `tally`: how far it was when it was looked
+    at last."""
 
     record: PreseedRecord
     request: PreseedRequest = field(init=False)
@@ -118,7 +123,8 @@ class Preseed:
 
     @property
     def open(self) -> bool:
-        """Whether its members follow from which hosts there are, which a tracker knows only after a while."""
+        """Whether its members follow from which hosts there are, which a tracker knows only after a
+        while."""
         return self.request.selector is not None or self.request.replicas is not None
 
     @property
@@ -133,7 +139,8 @@ class Preseed:
         return name in self.picked or (self.request.count is None and self._meant(name, host))
 
     def in_pool(self, host: Host) -> bool:
-        """Whether the host may be picked: beside hosts that are named and all wanted, any host may."""
+        """Whether the host may be picked: beside hosts that are named and all wanted, any host
+        may."""
         if self.selector is not None:
             return self.selector.matches(host)
         return not self.named or self.request.count is None or host.name in self.named
@@ -150,7 +157,8 @@ class Preseed:
         return found
 
     def stays(self, name: str, host: Host | None, state: KeptState) -> bool:
-        """Whether a host that is in this state is to keep what it has: after the deadline only those that were done."""
+        """Whether a host that is in this state is to keep what it has: after the deadline only
+        those that were done."""
         if self.record.state in ("cancelled", "expired"):
             return False
         return self.is_member(name, host) and (self.record.state != "failed" or state == "done")
@@ -176,7 +184,8 @@ class Preseed:
         return others[name].state if name in others else None
 
     def finished(self, states: Mapping[str, KeptState | None], *, settled: bool) -> bool:
-        """Whether all members, whose states these are, hold the package, as far as can be known by now."""
+        """Whether all members, whose states these are, hold the package, as far as can be known by
+        now."""
         if not states or len(states) < (self.request.count or 0):
             return False
         if not settled:
@@ -184,7 +193,8 @@ class Preseed:
         return all(state == "done" for state in states.values())
 
     def count(self, states: Mapping[str, KeptState | None], *, settled: bool) -> Tally:
-        """How far the members are whose states these are. Failed is also a preseed of which every host is done or given up."""
+        """How far the members are whose states these are. Failed is also a preseed of which every
+        host is done or given up."""
         total = max(len(states), self.request.count or 0)
         ended = self.record.state in ("cancelled", "expired")
         done = sum(state == "done" for state in states.values()) if not ended else 0

@@ -21,8 +21,8 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """All that is in the database has been loaded. Ids that are not in `ids` are gone. `said` is what the other trackers that live say of
-    their hosts, by tracker and preseed."""
+    """All that is in the database has been loaded. Ids that are not in `ids` are gone. `said` is
+    what the other trackers that live say of their hosts, by tracker and preseed."""
 
     ids: frozenset[str]
     said: Mapping[str, Mapping[str, dict[str, HostSaid]]] = field(default_factory=dict)

@@ -18,10 +18,11 @@ FAILURES_SHOWN_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a preseed is. While it is not `settled` hosts may be on their way back to a tracker that was started again, and
-    are not in `hosts_total`. `hosts_absent` are those that it is for and that are connected nowhere: members, and lost hosts that its
-    selector means. Bytes count layers, over all its hosts. `failures` stand by reason, at most FAILURES_SHOWN_MAX of them. `notes` say, for
-    people, for what it waits that may never come."""
+    """How far a preseed is. While it is not `settled` hosts may be on their way back to a tracker
+    that was started again, and are not in `hosts_total`. `hosts_absent` are those that it is for
+    and that are connected nowhere: members, and lost hosts that its selector means. Bytes count
+    layers, over all its hosts. `failures` stand by reason, at most FAILURES_SHOWN_MAX of them.
+    `notes` say, for people, for what it waits that may never come."""
 
     id: str
     state: ShownState
@@ -45,7 +46,8 @@ class Progress:
 
 
 def progress(preseed: Preseed, affinity: Affinity, lost: Mapping[str, Host], *, settled: bool, now: float) -> Progress:
-    """How far a preseed is. `settled`: who its hosts are is known; `lost`: hosts that ended without a word."""
+    """How far a preseed is. `settled`: who its hosts are is known; `lost`: hosts that ended without
+    a word."""
     record, request, hosts = preseed.record, preseed.request, affinity.hosts
     members, others = preseed.members(hosts), dict(preseed.others())
     ended = record.state in ("cancelled", "expired")
@@ -118,7 +120,8 @@ def _notes(
 def _bytes_done(
     preseed: Preseed, affinity: Affinity, states: Mapping[str, KeptState | None], others: Mapping[str, HostSaid]
 ) -> int:
-    """What the members say, or what swarms know of them if that is more; who is connected nowhere counts for nothing."""
+    """What the members say, or what swarms know of them if that is more; who is connected nowhere
+    counts for nothing."""
     size = preseed.size
     missing = affinity.missing(dict(preseed.record.blobs), states)
     bytes_done = 0

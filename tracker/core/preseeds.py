@@ -1,15 +1,17 @@
 """All preseeds of a fleet: whom to ask to hold what, whom to release, whom to pick and to replace.
 
-Events in, commands out. `Save` is the only way in which a record changes: the shell writes it if the database still has the version that it
-was made from, and brings back (`Loaded`) whatever the database has then. Until that has come nothing else is changed, and a host
-is asked only for what was saved. So several trackers can act on one database, each for the hosts that are connected to it, and none undoes
-what another did.
+Events in, commands out. `Save` is the only way in which a record changes: the shell writes it if
+the database still has the version that it was made from, and brings back (`Loaded`) whatever the
+database has then. Until that has come nothing else is changed, and a host is asked only for what
+was saved. So several trackers can act on one database, each for the hosts that are connected to it,
+and none undoes what another did.
 
-Times are in seconds since the epoch, because deadlines outlive a tracker. For GRACE_S after the start nobody is given up: hosts are on
-their way back. What is looked at in one call is bounded (VISITS_MAX); the rest waits for the next.
+Times are in seconds since the epoch, because deadlines outlive a tracker. For GRACE_S after the
+start nobody is given up: hosts are on their way back. What is looked at in one call is bounded
+(VISITS_MAX); the rest waits for the next.
 
-Invariants: a host is told to keep only what a saved record says; a host that keeps something no record asks of it is told to release it; a
-preseed picks no more hosts than it needs.
+Invariants: a host is told to keep only what a saved record says; a host that keeps something no
+record asks of it is told to release it; a preseed picks no more hosts than it needs.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ LEFT_MAX = 200_000
 
 @dataclass(slots=True)
 class Preseeds:
-    """See the module's text. `affinity` brings the fleet's hosts and who holds what, `lost` the hosts that ended without a word; `shared`:
-    other trackers use the database, too."""
+    """See the module's text. `affinity` brings the fleet's hosts and who holds what, `lost` the
+    hosts that ended without a word; `shared`: other trackers use the database, too."""
 
     affinity: Affinity
     started_at: float
@@ -272,8 +274,8 @@ class Preseeds:
     def _picks(
         self, preseed: Preseed, members: Iterable[str], others: Mapping[str, HostSaid], now: float
     ) -> tuple[str, ...]:
-        """The hosts that should be picked now: those that were and can be counted on, then what is lacking of them, in each zone and in
-        all."""
+        """The hosts that should be picked now: those that were and can be counted on, then what is
+        lacking of them, in each zone and in all."""
         record, request = preseed.record, preseed.request
         if not preseed.picks or (now < self._settled_at and record.picked):
             return record.picked  # in the beginning those that were picked may be on their way back
@@ -294,7 +296,8 @@ class Preseeds:
                     candidates.append(host.name)
         parts = dict(record.blobs)
         copies = Counter(preseed.zone_of(name, self.hosts, others) for name in sound)
-        # Another tracker may have picked hosts a moment ago of which it has not said anything yet; they stand somewhere.
+        # Another tracker may have picked hosts a moment ago of which it has not said anything yet;
+        # they stand somewhere.
         known = all(name in self.hosts or name in others for name in sound)
         for zone in sorted(free) if known else ():
             lacking = (request.replicas or 0) - copies[zone]
@@ -324,7 +327,8 @@ class Preseeds:
         return self.started_at + self.grace_s
 
     def _settled(self, preseed: Preseed, now: float) -> bool:
-        """Whether it is known who the members are: hosts have had time to return, and each other tracker has said which are its own."""
+        """Whether it is known who the members are: hosts have had time to return, and each other
+        tracker has said which are its own."""
         return not preseed.open or (now >= self._settled_at and self._trackers <= preseed.elsewhere.keys())
 
     def _session(self, name: str) -> int | None:
@@ -339,7 +343,8 @@ class Preseeds:
         return progress(preseed, self.affinity, self.lost, settled=self._settled(preseed, now), now=now)
 
     def said_here(self, *, now: float) -> dict[str, dict[str, HostSaid]]:
-        """What this tracker tells the others: its own hosts of each preseed that goes on, once they have had time to return."""
+        """What this tracker tells the others: its own hosts of each preseed that goes on, once they
+        have had time to return."""
         if now < self._settled_at:
             return {}
         return {

@@ -1,10 +1,12 @@
-"""Presence: hosts whose session ended, or that say nothing any more, and what becomes of what they held.
+"""Presence: hosts whose session ended, or that say nothing any more, and what becomes of what they
+held.
 
-A host whose session breaks is absent in its swarms until it has said again what it holds; what it does not confirm within ABSENCE_S is
-taken from it. For GRACE_S after the tracker's start nobody is given up, since many may still be on their way back.
+A host whose session breaks is absent in its swarms until it has said again what it holds; what it
+does not confirm within ABSENCE_S is taken from it. For GRACE_S after the tracker's start nobody is
+given up, since many may still be on their way back.
 
-A host that ended without a word and has nothing left is forgotten by all that plans. For LOST_S it stays among the lost ones, at which only
-people and metrics look.
+A host that ended without a word and has nothing left is forgotten by all that plans. For LOST_S it
+stays among the lost ones, at which only people and metrics look.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ LOST_MAX = 20_000
 
 @dataclass(slots=True)
 class Presence:
-    """Shares the fleet's hosts and swarms; changes only members' `absent_since`, and forgets hosts that have nothing left."""
+    """Shares the fleet's hosts and swarms; changes only members' `absent_since`, and forgets hosts
+    that have nothing left."""
 
     hosts: dict[str, Host]
     swarms: dict[Digest, Swarm]
@@ -46,7 +49,8 @@ class Presence:
         swarm.members[host.name].absent_since = now
 
     def silent(self, host: Host, now: float) -> None:
-        """The host has a session and does not report: its children and its parents are free for others."""
+        """The host has a session and does not report: its children and its parents are free for
+        others."""
         self._absent[host.name] = None
         for blob in host.swarms:
             swarm = self.swarms[blob]
@@ -72,7 +76,8 @@ class Presence:
         return back
 
     def overdue(self, now: float) -> Iterator[tuple[Host, Digest]]:
-        """What hosts are to lose now: those absent for long, and what those who came back have not confirmed."""
+        """What hosts are to lose now: those absent for long, and what those who came back have not
+        confirmed."""
         for name in list(self._absent):
             host = self.hosts[name]
             waits = host.session is None

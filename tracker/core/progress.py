@@ -1,22 +1,25 @@
 """Progress: who is held up by whom, judged from what hosts report.
 
-Theory. Reports of a parent and of its child are not of the same moment, so the child is compared with what its parent had at some earlier
-time: what the child lacks of that is waiting at the parent for certain. A host that takes part in a swarm reports at every interval,
-also when nothing came in.
+Theory. Reports of a parent and of its child are not of the same moment, so the child is compared
+with what its parent had at some earlier time: what the child lacks of that is waiting at the parent
+for certain. A host that takes part in a swarm reports at every interval, also when nothing came in.
 
-Silent: a child stands still, and its parent has not reported for SILENT_INTERVALS, or since it was asked to report often
-(close_watch.py). A dead link tells nobody anything; waiting for the kernel or a heartbeat to notice would cost the whole subtree many
-seconds.
+Silent: a child stands still, and its parent has not reported for SILENT_INTERVALS, or since it was
+asked to report often (close_watch.py). A dead link tells nobody anything; waiting for the kernel or
+a heartbeat to notice would cost the whole subtree many seconds.
 
-Slow: all children of a host in a stripe lag behind it, for LAG_S without a break at less than SLOW_SHARE of the pace at which others
-advance, although some of them keep up elsewhere. Then it is the parent's uplink. Where a host lags in every stripe that its parents have
-for it, and other children of its parents do not, it is its own downlink, and it is no good as a parent either. But over a slow uplink
-acknowledgements wait behind what the host sends: one whose uplink was just found to be slow has LAG_S to show itself. A stripe that starves
-higher up says nothing of those below. Where there is nobody to compare the host with, another parent for LAG_S tells; where one child alone
-lags, in one stripe alone, for EDGE_S, it is the connection between the two, and another parent may do better. A root has no parent to lag
-behind, and reads no faster than its children follow: it is compared with the roots of other stripes. Acting on less costs more than it
-gains: after a move a host may be at half pace for a moment. But the more pieces wait at the parent while they trickle in, the plainer it
-is.
+Slow: all children of a host in a stripe lag behind it, for LAG_S without a break at less than
+SLOW_SHARE of the pace at which others advance, although some of them keep up elsewhere. Then it is
+the parent's uplink. Where a host lags in every stripe that its parents have for it, and other
+children of its parents do not, it is its own downlink, and it is no good as a parent either. But
+over a slow uplink acknowledgements wait behind what the host sends: one whose uplink was just found
+to be slow has LAG_S to show itself. A stripe that starves higher up says nothing of those below.
+Where there is nobody to compare the host with, another parent for LAG_S tells; where one child
+alone lags, in one stripe alone, for EDGE_S, it is the connection between the two, and another
+parent may do better. A root has no parent to lag behind, and reads no faster than its children
+follow: it is compared with the roots of other stripes. Acting on less costs more than it gains:
+after a move a host may be at half pace for a moment. But the more pieces wait at the parent while
+they trickle in, the plainer it is.
 """
 
 from __future__ import annotations
@@ -42,12 +45,13 @@ OVERLOADED_SHARE = 0.3
 GOOD_SHARE = 0.7
 FULL_SHARE = 0.85
 FAIR_REPORTS = 3
-"""A downlink on which more than SLOW_SHARE arrives is not slow. It must arrive in some reports one after the other, since over a slow one
-pieces may come in bursts."""
+"""A downlink on which more than SLOW_SHARE arrives is not slow. It must arrive in some reports one
+after the other, since over a slow one pieces may come in bursts."""
 
 TRICKLE_SHARE = 0.2
 PACE_MIN_S = 0.125
-"""Reports that were kept waiting come at once: pieces are taken to have come over at least so long."""
+"""Reports that were kept waiting come at once: pieces are taken to have come over at least so
+long."""
 
 TYPICAL_WEIGHT = 1 / 16
 """Weight of one report in the typical pace of a swarm."""
@@ -56,8 +60,8 @@ TYPICAL_WEIGHT = 1 / 16
 def silent_parents(
     swarm: Swarm, child: Member, asked_at: Mapping[str, float], *, interval_s: float, now: float
 ) -> list[str]:
-    """Parents that are to be taken for absent, since this child of theirs stands still and they say nothing. `asked_at`: since when
-    hosts have been asked to report often."""
+    """Parents that are to be taken for absent, since this child of theirs stands still and they say
+    nothing. `asked_at`: since when hosts have been asked to report often."""
     limit_s = max(SILENT_MIN_S, SILENT_INTERVALS * interval_s)
     found = []
     for stripe, name in enumerate(child.parents):
@@ -84,7 +88,8 @@ def note_pace(swarm: Swarm, member: Member, counts: list[int], *, now: float) ->
         typical = swarm.typical_pace
         if pace > (typical if member.light else 0.0):
             shown = min(pace, max(typical, pace * unfinished))
-            # Those who are slow count for little: in the end nobody else is left. One host alone moves it by a sixteenth at most.
+            # Those who are slow count for little: in the end nobody else is left. One host alone
+            # moves it by a sixteenth at most.
             weight = TYPICAL_WEIGHT if pace > SLOW_SHARE * typical else TYPICAL_WEIGHT / 16
             swarm.typical_pace += weight * (min(shown, 2 * typical) - typical) if typical else pace
     for stripe, name in enumerate(member.parents):
@@ -100,7 +105,8 @@ def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]
     if sum(child.pace) > FULL_SHARE * swarm.typical_pace * swarm.stripes:
         return False  # its downlink is full: what it does not get of this stripe it gets of others
     if name == FROM_ORIGIN:
-        # It reads no further ahead than its children follow, so it shows nothing but its pace; and that jumps where pieces are few.
+        # It reads no further ahead than its children follow, so it shows nothing but its pace; and
+        # that jumps where pieces are few.
         behind = _waiting(swarm, child, stripe) > LAG_PIECES
         return behind and child.pace[stripe] < SLOW_SHARE * _usual_pace(swarm, child, stripe)
     parent = swarm.members[name]
@@ -113,8 +119,8 @@ def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]
 
 
 def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, bool] | None:
-    """Who holds others up in what this host has just reported: a parent's uplink, or (True) its own downlink, and the share of a typical
-    one that it has; None when there is nobody."""
+    """Who holds others up in what this host has just reported: a parent's uplink, or (True) its own
+    downlink, and the share of a typical one that it has; None when there is nobody."""
     late = [
         stripe
         for stripe, lag in enumerate(member.lags)
@@ -138,8 +144,9 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
 
 
 def limited(swarm: Swarm, member: Member, limit_bytes_s: float) -> tuple[str, float, bool] | None:
-    """The same for a host that lets itself receive no more than `limit_bytes_s` (0: no limit), where others get far more: it is as good
-    as a host with a slow downlink, and says nothing of its parents."""
+    """The same for a host that lets itself receive no more than `limit_bytes_s` (0: no limit),
+    where others get far more: it is as good as a host with a slow downlink, and says nothing of its
+    parents."""
     typical_bytes_s = swarm.typical_pace * swarm.stripes * swarm.layout.piece_size
     if member.light or not 0 < limit_bytes_s < SLOW_SHARE * typical_bytes_s:
         return None
@@ -147,8 +154,9 @@ def limited(swarm: Swarm, member: Member, limit_bytes_s: float) -> tuple[str, fl
 
 
 def _other_roots_go_on(swarm: Swarm, member: Member, stripe: int) -> bool:
-    """Whether a root of another stripe was faster in what it reported since this one lags. One that reads several stripes, or feeds more
-    children than it has seats, as in a swarm that is still small, has less for each."""
+    """Whether a root of another stripe was faster in what it reported since this one lags. One that
+    reads several stripes, or feeds more children than it has seats, as in a swarm that is still
+    small, has less for each."""
     if member.parents.count(FROM_ORIGIN) > 1 or member.load > member.budget:
         return False
     return any(
@@ -168,8 +176,9 @@ def _other_roots(swarm: Swarm, member: Member) -> list[tuple[int, Member]]:
 
 
 def _holds_up(swarm: Swarm, parent: Member, stripe: int) -> bool:
-    """Whether it is the host's uplink for which its children lag in a stripe: all of them do, and not for a reason of their own. One that
-    lags elsewhere too may have two slow parents, and says nothing against its sisters; one alone must be seen to keep up elsewhere."""
+    """Whether it is the host's uplink for which its children lag in a stripe: all of them do, and
+    not for a reason of their own. One that lags elsewhere too may have two slow parents, and says
+    nothing against its sisters; one alone must be seen to keep up elsewhere."""
     children = [child for name in parent.children[stripe] if not (child := swarm.members[name]).light]
     if not children or any(child.lags[stripe] is None for child in children):
         return False
@@ -177,8 +186,9 @@ def _holds_up(swarm: Swarm, parent: Member, stripe: int) -> bool:
 
 
 def _keeps_up_elsewhere(swarm: Swarm, child: Member, stripe: int, *, sure: bool) -> bool:
-    """Whether a child lags in no other stripe that it still lacks, or not in every one; `sure`: only a stripe that comes well counts, and
-    from somebody else, since a slow uplink would be slow for both."""
+    """Whether a child lags in no other stripe that it still lacks, or not in every one; `sure`:
+    only a stripe that comes well counts, and from somebody else, since a slow uplink would be slow
+    for both."""
     others = [number for number in _unfinished(swarm, child) if number != stripe]
     if sure and others:
         parent = child.parents[stripe]
@@ -190,8 +200,9 @@ def _keeps_up_elsewhere(swarm: Swarm, child: Member, stripe: int, *, sure: bool)
 
 
 def _holds_itself_up(swarm: Swarm, member: Member, late: list[int]) -> bool:
-    """Whether it is the host's own downlink for which it lags: it does in every stripe that its parents have for it, and others of their
-    children do not, or there are two such parents and no other children."""
+    """Whether it is the host's own downlink for which it lags: it does in every stripe that its
+    parents have for it, and others of their children do not, or there are two such parents and no
+    other children."""
     if not all(each in late or _starves(swarm, member, each) for each in _unfinished(swarm, member)):
         return False
     sisters = [(stripe, swarm.members[name]) for stripe in late for name in _sisters(swarm, member, stripe)]
@@ -201,13 +212,15 @@ def _holds_itself_up(swarm: Swarm, member: Member, late: list[int]) -> bool:
 
 
 def _heard_since(sister: Member, lag: Lag | None) -> bool:
-    """Whether a host has reported since another began to lag: before, it may just not have lagged yet."""
+    """Whether a host has reported since another began to lag: before, it may just not have lagged
+    yet."""
     return lag is not None and sister.heard_at > lag.since
 
 
 def slow_edges(swarm: Swarm, member: Member, *, now: float) -> list[int]:
-    """Stripes of which the host has got so little for so long that its parent should be another, when nobody was found to be at fault.
-    Where there is nobody to compare the host with, another parent is the way to find out, and the sooner the better."""
+    """Stripes of which the host has got so little for so long that its parent should be another,
+    when nobody was found to be at fault. Where there is nobody to compare the host with, another
+    parent is the way to find out, and the sooner the better."""
     return [
         stripe
         for stripe, lag in enumerate(member.lags)
@@ -225,7 +238,8 @@ def keeps_up(swarm: Swarm, member: Member) -> bool:
 
 
 def gets_fair_share(swarm: Swarm, member: Member) -> bool:
-    """Whether so much comes to a host, in all stripes that it still lacks together, that its downlink cannot be slow."""
+    """Whether so much comes to a host, in all stripes that it still lacks together, that its
+    downlink cannot be slow."""
     unfinished = _unfinished(swarm, member)
     return sum(member.pace[stripe] for stripe in unfinished) > SLOW_SHARE * swarm.typical_pace * max(1, len(unfinished))
 
@@ -237,7 +251,8 @@ def _served(swarm: Swarm, parent: Member) -> float:
 
 
 def _starves(swarm: Swarm, member: Member, stripe: int) -> bool:
-    """Whether a host gets little of a stripe because its parent has no more: that says nothing of the host."""
+    """Whether a host gets little of a stripe because its parent has no more: that says nothing of
+    the host."""
     return member.lags[stripe] is None and member.pace[stripe] < SLOW_SHARE * swarm.typical_pace
 
 
@@ -248,11 +263,12 @@ def _pace(member: Member, stripe: int, now: float) -> float:
 
 
 def _patience_s(swarm: Swarm, member: Member, stripe: int, now: float) -> float:
-    """How long a host must lag before somebody is judged. Not long when pieces trickle in at a rate that only a slow link explains: a
-    process that gets no time gives nothing. Nor where nothing else is in doubt but the downlink of a host that lost its children some time
-    ago."""
+    """How long a host must lag before somebody is judged. Not long when pieces trickle in at a rate
+    that only a slow link explains: a process that gets no time gives nothing. Nor where nothing
+    else is in doubt but the downlink of a host that lost its children some time ago."""
     trickles = 0 < _pace(member, stripe, now) < TRICKLE_SHARE * _usual_pace(swarm, member, stripe)
-    # A new parent's first piece comes after the one that is under way from the old, which may have been slow.
+    # A new parent's first piece comes after the one that is under way from the old, which may have
+    # been slow.
     trickles = trickles and now - member.attached_at[stripe] >= LAG_S
     if trickles and _waiting(swarm, member, stripe) >= PLAIN_PIECES:
         return PLAIN_S
@@ -260,15 +276,16 @@ def _patience_s(swarm: Swarm, member: Member, stripe: int, now: float) -> float:
 
 
 def _usual_pace(swarm: Swarm, member: Member, stripe: int) -> float:
-    """The pace to compare a host with: the typical one, or for a root that of the roots of other stripes. Should the origin be slow, they
-    all are, and nobody is to blame."""
+    """The pace to compare a host with: the typical one, or for a root that of the roots of other
+    stripes. Should the origin be slow, they all are, and nobody is to blame."""
     if member.parents[stripe] != FROM_ORIGIN:
         return swarm.typical_pace
     return max((root.pace[each] for each, root in _other_roots(swarm, member)), default=0.0)
 
 
 def _waiting(swarm: Swarm, member: Member, stripe: int) -> int:
-    """Pieces of a stripe that wait for a host at its parent; for a root, those by which another one is ahead."""
+    """Pieces of a stripe that wait for a host at its parent; for a root, those by which another one
+    is ahead."""
     parent = member.parents[stripe]
     if parent:
         return swarm.members[parent].counts[stripe] - member.counts[stripe]
@@ -276,7 +293,8 @@ def _waiting(swarm: Swarm, member: Member, stripe: int) -> int:
 
 
 def _sisters(swarm: Swarm, member: Member, stripe: int) -> list[str]:
-    """The other children of the host's parent in a stripe, but those whose downlinks are known to be slow."""
+    """The other children of the host's parent in a stripe, but those whose downlinks are known to
+    be slow."""
     parent = member.parents[stripe]
     found = swarm.members[parent].children[stripe] if parent else ()
     return [each for each in found if each != member.host and not swarm.members[each].light]

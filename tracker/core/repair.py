@@ -1,14 +1,18 @@
 """Repair: taking apart what does not work, so that the planner can put it together anew.
 
-Theory. A host that stands still complains of its parent. Where the parent has more of the stripe than the host has, the edge between them
-is at fault. Where the parent has no more, somebody above is held up, and moving this host would help nobody: the complaint is followed up
-to the edge that blocks (`Swarm.blocked`). Whoever is below that edge complains as well; once it has done so STUCK_COMPLAINTS times
-without getting a piece, it may be cut off from everybody, and those below it are freed.
+Theory. A host that stands still complains of its parent. Where the parent has more of the stripe
+than the host has, the edge between them is at fault. Where the parent has no more, somebody above
+is held up, and moving this host would help nobody: the complaint is followed up to the edge that
+blocks (`Swarm.blocked`). Whoever is below that edge complains as well; once it has done so
+STUCK_COMPLAINTS times without getting a piece, it may be cut off from everybody, and those below it
+are freed.
 
-A lease whose holder cannot read the origin, or passes on nothing good of what it reads, goes to one of its children. The origin itself
-may be away, so that happens with growing pauses, from LEASE_MOVE_S, unless the holder says that the content is wrong. Where agents
-bring along a lease for a stripe that has one, as when the tracker restarted and a newcomer spoke first, the holder with the most pieces
-keeps it: the others would read again what it has read. Once a host has the whole of a stripe, nobody reads that from the origin any more.
+A lease whose holder cannot read the origin, or passes on nothing good of what it reads, goes to one
+of its children. The origin itself may be away, so that happens with growing pauses, from
+LEASE_MOVE_S, unless the holder says that the content is wrong. Where agents bring along a lease for
+a stripe that has one, as when the tracker restarted and a newcomer spoke first, the holder with the
+most pieces keeps it: the others would read again what it has read. Once a host has the whole of a
+stripe, nobody reads that from the origin any more.
 """
 
 from __future__ import annotations
@@ -23,25 +27,29 @@ AVOID_CORRUPT_S = 600.0
 
 LEASE_MOVE_S = 2.0
 LEASE_MOVE_MAX_S = 64.0
-"""The pause between moves of a lease doubles with each, up to this, and is short again after a quiet time of this length."""
+"""The pause between moves of a lease doubles with each, up to this, and is short again after a
+quiet time of this length."""
 
 STUCK_COMPLAINTS = 2
-"""So often a host must have complained, with no piece in between, before its parent is taken for stuck, or a lease moves on its account:
-what a reader has not passed on is read again."""
+"""So often a host must have complained, with no piece in between, before its parent is taken for
+stuck, or a lease moves on its account: what a reader has not passed on is read again."""
 
 GIVES_S = 3.0
 GIVING_COMPLAINTS = 5
-"""A parent that has sent something of late is not stuck: the way from it may be slow. With pauses that double, so many complaints take
-18 s; until then the planner takes it again rather than the origin, though rather any other parent."""
+"""A parent that has sent something of late is not stuck: the way from it may be slow. With pauses
+that double, so many complaints take 18 s; until then the planner takes it again rather than the
+origin, though rather any other parent."""
 
 LIGHT_COMPLAINTS = 3
-"""Over a slow downlink a piece takes long from whomever it comes, and what came of it is lost with every change: only once the host has
-complained so often since it last got a piece is its parent at fault."""
+"""Over a slow downlink a piece takes long from whomever it comes, and what came of it is lost with
+every change: only once the host has complained so often since it last got a piece is its parent at
+fault."""
 
 
 def avoid_s(member: Member, stripe: int, reason: str) -> float:
-    """For how long a host is not given a source again that failed it: the longer, the more often it complained since it last got a piece,
-    so that one whom several fail in a row goes through the others first."""
+    """For how long a host is not given a source again that failed it: the longer, the more often it
+    complained since it last got a piece, so that one whom several fail in a row goes through the
+    others first."""
     return AVOID_CORRUPT_S if reason == "corrupt" else AVOID_S * 2.0 ** min(4, member.complaints[stripe] - 1)
 
 
@@ -55,7 +63,8 @@ def at_fault(swarm: Swarm, child: Member, stripe: int) -> bool:
 
 
 def free_blocked(swarm: Swarm, stripe: int, child: str, *, now: float) -> bool:
-    """Somebody above `child` is held up: free those whom that host keeps waiting if it is stuck; returns whether it did."""
+    """Somebody above `child` is held up: free those whom that host keeps waiting if it is stuck;
+    returns whether it did."""
     host = swarm.blocked(stripe, child)
     if host is None or host == child:
         return False
@@ -71,8 +80,8 @@ def free_blocked(swarm: Swarm, stripe: int, child: str, *, now: float) -> bool:
 
 
 def move_lease(swarm: Swarm, stripe: int, host: str, *, now: float, at_once: bool) -> bool:
-    """Take a stripe's lease from its holder; its children come into question for it, the one with the most pieces first. Returns whether it
-    did."""
+    """Take a stripe's lease from its holder; its children come into question for it, the one with
+    the most pieces first. Returns whether it did."""
     member = swarm.members[host]
     if member.parents[stripe] != FROM_ORIGIN:
         return False
@@ -96,8 +105,9 @@ def _lacks(member: Member, swarm: Swarm, stripe: int) -> bool:
 
 
 def origin_failed(swarm: Swarm, stripe: int, host: str, reason: str, *, now: float) -> tuple[bool, P2PDistError | None]:
-    """The holder of a lease cannot read the origin. Returns whether the lease moves, and why the swarm must end: wrong or missing content
-    at the origin ends it once two hosts, or the only one, met it."""
+    """The holder of a lease cannot read the origin. Returns whether the lease moves, and why the
+    swarm must end: wrong or missing content at the origin ends it once two hosts, or the only one,
+    met it."""
     damning = reason in {"corrupt", "missing"}
     if damning:
         swarm.origin_failures[host] = None
@@ -109,8 +119,8 @@ def origin_failed(swarm: Swarm, stripe: int, host: str, reason: str, *, now: flo
 
 
 def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:
-    """Whether a host that reads a stripe from the origin may go on: it has more of it than any holder of its zone's lease, who then lose
-    it."""
+    """Whether a host that reads a stripe from the origin may go on: it has more of it than any
+    holder of its zone's lease, who then lose it."""
     count, zone = swarm.members[host].counts[stripe], swarm.members[host].zone
     holders = [holder for holder in swarm.roots[stripe] if swarm.members[holder].zone == zone]
     if any(swarm.members[holder].counts[stripe] >= count for holder in holders):
@@ -121,7 +131,8 @@ def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:
 
 
 def spare_origin(swarm: Swarm, host: str) -> bool:
-    """Where a host has the whole of a stripe, take the lease from whoever else still holds one; returns whether somebody did."""
+    """Where a host has the whole of a stripe, take the lease from whoever else still holds one;
+    returns whether somebody did."""
     member, found = swarm.members[host], False
     for stripe, holders in enumerate(swarm.roots):
         if holders and member.counts[stripe] == swarm.totals[stripe]:
@@ -132,8 +143,9 @@ def spare_origin(swarm: Swarm, host: str) -> bool:
 
 
 def relieve(swarm: Swarm, member: Member, budget: int, *, now: float) -> None:
-    """Give a host a smaller budget. Its children wait for other parents, and it does too where it had any: its best child takes its
-    place, and it becomes a leaf; as a root it makes room for another. Light ones stay until there is a better place (light.py)."""
+    """Give a host a smaller budget. Its children wait for other parents, and it does too where it
+    had any: its best child takes its place, and it becomes a leaf; as a root it makes room for
+    another. Light ones stay until there is a better place (light.py)."""
     member.budget, member.relieved_at = budget, now
     member.seats = [0] * swarm.stripes
     for stripe in range(swarm.stripes):

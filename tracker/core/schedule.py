@@ -1,13 +1,14 @@
 """Schedule: which swarms are to be planned anew, and when.
 
-A pass over a swarm costs time in proportion to its members, and what asks for one comes in crowds. So passes keep a distance that grows
-with the swarm: with ten thousand hosts a few passes a second take the tracker's time and no more, with a dozen nobody waits. A pass in
-which little is to be done takes less, and what comes a moment later need not wait as long for the next: when a swarm has just begun, the
-first host that turns out slow is soon followed by hundreds, whose children all stand still. Most events find nothing due, however many
-swarms wait, and cost one comparison.
+A pass over a swarm costs time in proportion to its members, and what asks for one comes in crowds.
+So passes keep a distance that grows with the swarm: with ten thousand hosts a few passes a second
+take the tracker's time and no more, with a dozen nobody waits. A pass in which little is to be done
+takes less, and what comes a moment later need not wait as long for the next: when a swarm has just
+begun, the first host that turns out slow is soon followed by hundreds, whose children all stand
+still. Most events find nothing due, however many swarms wait, and cost one comparison.
 
-Joins come in crowds: the pass after one waits until no more come, which is soon, and JOIN_BATCH_S at most (SMALL_BATCH_S where a blob has
-one stripe).
+Joins come in crowds: the pass after one waits until no more come, which is soon, and JOIN_BATCH_S
+at most (SMALL_BATCH_S where a blob has one stripe).
 """
 
 from __future__ import annotations
@@ -20,24 +21,27 @@ from tracker.core.swarm import Swarm
 
 PAUSE_S_PER_MEMBER = 3e-5
 MEMBERS_PER_EDGE = 16
-"""A pass looks at about so many members for each edge that it makes or tells of, those of a rack, and at a tenth of all in any case."""
+"""A pass looks at about so many members for each edge that it makes or tells of, those of a rack,
+and at a tenth of all in any case."""
 
 AT_ONCE_MAX = 100
 """Members of a swarm that is small enough to be planned at every event."""
 
 JOIN_BATCH_S = 0.1
 JOIN_QUIET_S, CROWD = 0.03, 8
-"""So long after a join no other has come: the crowd is there. What is less than a crowd is not planned so soon: the first hosts would be
-given all places at the top, and those that come a moment later none."""
+"""So long after a join no other has come: the crowd is there. What is less than a crowd is not
+planned so soon: the first hosts would be given all places at the top, and those that come a moment
+later none."""
 
 SMALL_BATCH_S = 0.02
-"""Where a blob has one stripe: its pieces are there before the rest of a longer batch would have come."""
+"""Where a blob has one stripe: its pieces are there before the rest of a longer batch would have
+come."""
 
 
 @dataclass(slots=True)
 class Schedule:
-    """`replans` counts what was asked for, by reason. Before `next_at` nothing is to be planned; at `wake_at` something is that shall not
-    wait for the next tick."""
+    """`replans` counts what was asked for, by reason. Before `next_at` nothing is to be planned; at
+    `wake_at` something is that shall not wait for the next tick."""
 
     replans: dict[str, int] = field(default_factory=dict)
     next_at: float = inf
@@ -47,7 +51,8 @@ class Schedule:
     _crowds: dict[Digest, tuple[float, float]] = field(default_factory=dict)
 
     def ask(self, blob: Digest, reason: str, due: float, *, wake: bool = False) -> None:
-        """Plan a swarm at `due`, or sooner if that was asked for already; with `wake` then, else at the event that comes next."""
+        """Plan a swarm at `due`, or sooner if that was asked for already; with `wake` then, else at
+        the event that comes next."""
         self._due[blob] = min(due, self._due.get(blob, due))
         self.next_at = min(due, self.next_at)
         if wake:

@@ -1,20 +1,25 @@
 """Seats: on which stripes the budgets of hosts are spent.
 
-Theory. In each stripe a rack with n receivers has one importer, which receives from outside, and needs n - 1 seats for the others; the
-swarm needs one more for every rack but those that have a root. All budgets together have just enough, so seats are dealt exactly.
-Hosts that name no rack form one rack, and then nothing is left but the exact seats of a flat tree.
+Theory. In each stripe a rack with n receivers has one importer, which receives from outside, and
+needs n - 1 seats for the others; the swarm needs one more for every rack but those that have a
+root. All budgets together have just enough, so seats are dealt exactly. Hosts that name no rack
+form one rack, and then nothing is left but the exact seats of a flat tree.
 
-Within a rack each stripe first gets a seat that can be reached (of a host that receives the stripe already), or its newcomers would find
-no place but on top of somebody's budget; then roots serve the stripe that they read; then the rest goes stripe after stripe, so that a
-host forwards in one stripe or, at a boundary, in two. A rack keeps about as many seats over as a host has, and these are its exports:
-seen from outside a rack is a host, and forwards mainly in one stripe. Where some receive by trees and others by BitTorrent, one of the
-latter gets a seat in each stripe that nobody reads yet, to be its root (planner.py), and the first rack of such hosts exports them all.
+Within a rack each stripe first gets a seat that can be reached (of a host that receives the stripe
+already), or its newcomers would find no place but on top of somebody's budget; then roots serve the
+stripe that they read; then the rest goes stripe after stripe, so that a host forwards in one stripe
+or, at a boundary, in two. A rack keeps about as many seats over as a host has, and these are its
+exports: seen from outside a rack is a host, and forwards mainly in one stripe. Where some receive
+by trees and others by BitTorrent, one of the latter gets a seat in each stripe that nobody reads
+yet, to be its root (planner.py), and the first rack of such hosts exports them all.
 
-Hosts that join in small batches hang below one another, and every level costs the time of a piece. A young swarm's trees are therefore
-drawn anew each time it has grown by GROWTH; that is seldom enough to cost O(1) a host. But who came first may then hang below somebody who
-came later, and waits until that one has as many pieces: within one rack it is done only while nobody has more of a stripe than there are
-levels to save. Where hosts come one by one, each below those before it, nobody waits at all. Between racks it is otherwise: a rack that has
-exported its last seats has none for the next host that comes to it, and only trees drawn anew bring those back.
+Hosts that join in small batches hang below one another, and every level costs the time of a piece.
+A young swarm's trees are therefore drawn anew each time it has grown by GROWTH; that is seldom
+enough to cost O(1) a host. But who came first may then hang below somebody who came later, and
+waits until that one has as many pieces: within one rack it is done only while nobody has more of a
+stripe than there are levels to save. Where hosts come one by one, each below those before it,
+nobody waits at all. Between racks it is otherwise: a rack that has exported its last seats has none
+for the next host that comes to it, and only trees drawn anew bring those back.
 """
 
 from __future__ import annotations
@@ -25,8 +30,8 @@ from tracker.core.swarm import FROM_ORIGIN, Swarm
 GROWTH = 1.25
 STRAINED_GROWTH = 1.03
 STRAINED_MAX = 300
-"""Where somebody carries too many, trees of up to so many hosts are drawn anew sooner; in larger ones that would cost too much, and the
-load is balanced edge by edge (balance.py)."""
+"""Where somebody carries too many, trees of up to so many hosts are drawn anew sooner; in larger
+ones that would cost too much, and the load is balanced edge by edge (balance.py)."""
 YOUNG = 0.08
 PIECES_MIN = 64
 """A blob of fewer pieces is there before its trees could be drawn anew."""
@@ -57,14 +62,15 @@ def deal(swarm: Swarm) -> None:
             found[stripe] = found[stripe] or whole[stripe] or root
     if len(swarm.racks) > 1:
         for zone, counts in exports.items():
-            # Where nobody has the stripe yet, the first rack of the zone will read it from the origin.
+            # Where nobody has the stripe yet, the first rack of the zone will read it from the
+            # origin.
             needed = [count - (not found) for count, found in zip(counts, sources[zone], strict=True)]
             _deal_exports(swarm, {rack: spare[rack] for rack in spare if spare[rack][0].zone == zone}, needed)
 
 
 def _lacking(swarm: Swarm, members: list[Member], whole: list[bool]) -> list[int]:
-    """Per stripe the seats that a rack lacks for its own; below zero those that it has over. A rack that has the whole of a stripe needs
-    no importer."""
+    """Per stripe the seats that a rack lacks for its own; below zero those that it has over. A rack
+    that has the whole of a stripe needs no importer."""
     found = [whole[stripe] - 1 for stripe in range(swarm.stripes)]
     for stripe, total in enumerate(swarm.totals):
         for member in members:
@@ -99,7 +105,8 @@ def _deal_inside(swarm: Swarm, rack: str, spare: list[Member], lacking: list[int
 
 
 def _seat_readers(swarm: Swarm, spare: list[Member], lacking: list[int]) -> None:
-    """A seat of a host that receives by BitTorrent in each stripe without a root, of another host each time if possible."""
+    """A seat of a host that receives by BitTorrent in each stripe without a root, of another host
+    each time if possible."""
     pool = [member for member in spare if member.host in swarm.swarming]
     for stripe, holders in enumerate(swarm.roots):
         if not holders and pool:
@@ -107,8 +114,8 @@ def _seat_readers(swarm: Swarm, spare: list[Member], lacking: list[int]) -> None
 
 
 def _deal_exports(swarm: Swarm, spare: dict[str, list[Member]], lacking: list[int]) -> None:
-    """Seats that racks have over, to the stripes that still have to reach other racks; those of a root's rack, or of one that
-    shall have it, first, in its stripe."""
+    """Seats that racks have over, to the stripes that still have to reach other racks; those of a
+    root's rack, or of one that shall have it, first, in its stripe."""
     racks = sorted(spare, key=lambda rack: min(member.order for member in spare[rack]))
     mixed = [rack for rack in racks if any(each.host in swarm.swarming for each in spare[rack])] if swarm.mixed else []
     homes = [{swarm.members[root].rack for root in roots} or set(mixed[:1]) for roots in swarm.roots]
@@ -129,9 +136,9 @@ def _deal_exports(swarm: Swarm, spare: dict[str, list[Member]], lacking: list[in
 
 
 def outgrown(swarm: Swarm) -> bool:
-    """Whether a young swarm has grown so much since its trees were drawn, or got hosts for which there were no seats, that drawing them
-    anew pays. Looking at all trees costs as much as a plan, and so it is done again only
-    once the swarm has grown (`kept_for`)."""
+    """Whether a young swarm has grown so much since its trees were drawn, or got hosts for which
+    there were no seats, that drawing them anew pays. Looking at all trees costs as much as a plan,
+    and so it is done again only once the swarm has grown (`kept_for`)."""
     if swarm.receivers <= swarm.drawn_for or not swarm.drawn_for or swarm.under_way or swarm.layout.count < PIECES_MIN:
         return False
     if swarm.receivers != len(swarm.members) or swarm.receivers < STRAINED_GROWTH * swarm.kept_for:
@@ -169,7 +176,8 @@ def _levels(swarm: Swarm) -> int:
 
 
 def _levels_anew(swarm: Swarm) -> int:
-    """The same if all hosts were placed together: those who forward the stripe at the top, the others below them."""
+    """The same if all hosts were placed together: those who forward the stripe at the top, the
+    others below them."""
     fanout = max(2, swarm.fanout)
     levels = inner = width = 1
     while inner * fanout < swarm.receivers:
@@ -180,7 +188,8 @@ def _levels_anew(swarm: Swarm) -> int:
 
 
 def clear(swarm: Swarm) -> dict[tuple[str, int], str]:
-    """Take all seats and all edges but those of the roots away; returns the parents that were, by (host, stripe)."""
+    """Take all seats and all edges but those of the roots away; returns the parents that were, by
+    (host, stripe)."""
     parents: dict[tuple[str, int], str] = {}
     for member in swarm.members.values():
         member.seats = [0] * swarm.stripes

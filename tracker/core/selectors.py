@@ -1,4 +1,5 @@
-"""Selectors: hosts by where they stand. `zone=a,rack=r1` means both; a key that is named twice means either value."""
+"""Selectors: hosts by where they stand. `zone=a,rack=r1` means both; a key that is named twice
+means either value."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ KEYS = ("zone", "rack", "host")
 TERMS_MAX = 64
 NAMES_TOLD_MAX = 12
 NAMES_COMPARED_MAX = 2000
-"""So many names are compared with one that nobody has; more would keep the tracker from its sessions."""
+"""So many names are compared with one that nobody has; more would keep the tracker from its
+sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def parse_selector(text: str | Mapping[str, str]) -> Selector:
-    """A selector as text, `key=value` with commas between, or as a JSON object. Raises UsageError."""
+    """A selector as text, `key=value` with commas between, or as a JSON object. Raises
+    UsageError."""
     terms = list(_terms(text) if isinstance(text, str) else text.items())
     if not 0 < len(terms) <= TERMS_MAX:
         raise UsageError(f"a selector has from 1 to {TERMS_MAX} terms, not {len(terms)}")

@@ -1,7 +1,8 @@
 """Where an address is: the zone and rack of our agents there, looked up by what connects.
 
-Clients say nothing of zones and racks, but a client on a host with an agent stands where the agent stands. Names of hosts are not
-looked up: an agent that gives a name as its address is found by nobody here.
+Clients say nothing of zones and racks, but a client on a host with an agent stands where the agent
+stands. Names of hosts are not looked up: an agent that gives a name as its address is found by
+nobody here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from math import inf
 from tracker.core.host import Host
 
 REFRESH_S = 5.0
-"""How long a view of the hosts is good for. Making it takes about a millisecond for 10,000 hosts."""
+"""How long a view of the hosts is good for. Making it takes about a millisecond for 10,000
+hosts."""
 
 
 @dataclass(slots=True)
@@ -26,7 +28,8 @@ class Sites:
     _fresh_until: float = -inf
 
     def find(self, ip: bytes, *, now: float) -> tuple[str, str]:
-        """Zone and rack of the agents at a packed address; empty where there are none, or where they differ."""
+        """Zone and rack of the agents at a packed address; empty where there are none, or where
+        they differ."""
         if now >= self._fresh_until:
             self._known, self._fresh_until = self._look(), now + REFRESH_S
         return self._known.get(ip, ("", ""))

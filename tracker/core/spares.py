@@ -1,6 +1,8 @@
-"""Blobs that hosts hold no more and need not fetch: packs whose contents stand in trees that are there whole.
+"""Blobs that hosts hold no more and need not fetch: packs whose contents stand in trees that are
+there whole.
 
-Each host says which they are when it connects, and again when they change (`Spares`). What it said ends with its session.
+Each host says which they are when it connects, and again when they change (`Spares`). What it said
+ends with its session.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Standing: what each host may carry, by what it showed and by what others say of it.
 
-A host's budget of seats follows its uplink (capacity.py), and where a blob has but one stripe the number of hosts (fanout.py). A host
-that several others found sending wrong bytes or refusing to serve is shunned for a while and has none.
+A host's budget of seats follows its uplink (capacity.py), and where a blob has but one stripe the
+number of hosts (fanout.py). A host that several others found sending wrong bytes or refusing to
+serve is shunned for a while and has none.
 
-A host that is about to end leaves all its swarms at once, with its leases: nothing new is asked of it. Its children are planned anew, all
-of them together, because it fetches nothing more and each of them would run dry; until they change their parents it goes on serving them.
+A host that is about to end leaves all its swarms at once, with its leases: nothing new is asked of
+it. Its children are planned anew, all of them together, because it fetches nothing more and each of
+them would run dry; until they change their parents it goes on serving them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from tracker.core.schedule import Schedule
 from tracker.core.swarm import Swarm
 
 RECOVERY_S = 3.0
-"""How long after the last start preseeds are not judged yet: they take up their pace again, and old lags are made up."""
+"""How long after the last start preseeds are not judged yet: they take up their pace again, and old
+lags are made up."""
 
 
 @dataclass(slots=True)
@@ -87,8 +90,9 @@ class Standing:
             self.leave(host, self.swarms[blob], "leaving", now=now)
 
     def fan_out(self, swarm: Swarm, *, now: float) -> None:
-        """Before a swarm is planned: where a blob has but one stripe, let its hosts have as many seats as their number asks for. All of
-        them are for that stripe, and a host keeps the children that it has."""
+        """Before a swarm is planned: where a blob has but one stripe, let its hosts have as many
+        seats as their number asks for. All of them are for that stripe, and a host keeps the
+        children that it has."""
         if swarm.stripes > 1 or not swarm.unplanned:
             return
         seats = fanout(len(swarm.members), swarm.layout, self.capacities.typical())
@@ -100,7 +104,8 @@ class Standing:
             member.seats[0] = member.budget
 
     def relieve(self, host: Host, reason: str, *, now: float) -> None:
-        """Fit a host's children to its budget. Its best child takes its place, and it becomes a leaf."""
+        """Fit a host's children to its budget. Its best child takes its place, and it becomes a
+        leaf."""
         for blob in host.swarms:
             swarm = self.swarms[blob]
             member = swarm.members[host.name]
@@ -110,7 +115,8 @@ class Standing:
             self.schedule.ask(blob, reason, now)
 
     def retry(self, swarm: Swarm, *, now: float) -> None:
-        """Seats are short in a swarm: give hosts theirs back that were called slow a while ago and keep up themselves."""
+        """Seats are short in a swarm: give hosts theirs back that were called slow a while ago and
+        keep up themselves."""
         for member in swarm.members.values():
             if member.budget < swarm.fanout and (member.seed or keeps_up(swarm, member)):
                 host = self.hosts[member.host]
@@ -119,8 +125,8 @@ class Standing:
                     swarm.tell(now, f"{member.host} is tried again with {member.budget} seats")
 
     def excused(self, swarm: Swarm, *, now: float) -> bool:
-        """Whether hosts may be slow in a swarm because others come first: it is a preseed, and a job's start is under way somewhere, or was
-        until a moment ago."""
+        """Whether hosts may be slow in a swarm because others come first: it is a preseed, and a
+        job's start is under way somewhere, or was until a moment ago."""
         return now - self._start_at < RECOVERY_S and swarm.priority == "preseed"
 
     def acquit(self, host: Host, *, now: float) -> None:
@@ -137,7 +143,8 @@ class Standing:
             self.relieve(host, "blamed", now=now)
 
     def pardon(self, *, now: float) -> None:
-        """Forget old blame; hosts that are shunned no longer get their seats back. Called often and regularly."""
+        """Forget old blame; hosts that are shunned no longer get their seats back. Called often and
+        regularly."""
         if any(swarm.starting for swarm in self.swarms.values()):
             self._start_at = now
         for name in list(self._blamed):

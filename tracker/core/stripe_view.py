@@ -1,7 +1,9 @@
-"""The tree of one stripe, for those who watch it: how much each host has of it, and from whom it has it.
+"""The tree of one stripe, for those who watch it: how much each host has of it, and from whom it
+has it.
 
-A host that has the whole stripe has no parent any more. The one that it had last is shown all the same, so that the tree is still there
-when the stripe has arrived. Costs time in proportion to the swarm's members per update.
+A host that has the whole stripe has no parent any more. The one that it had last is shown all the
+same, so that the tree is still there when the stripe has arrived. Costs time in proportion to the
+swarm's members per update.
 """
 
 from __future__ import annotations
@@ -24,14 +26,16 @@ Row = tuple[int, int, int]
 
 @dataclass(slots=True)
 class StripeView:
-    """Rows by host, each with the version in which it changed last. `number` gives a host's number, None for one that is not shown."""
+    """Rows by host, each with the version in which it changed last. `number` gives a host's number,
+    None for one that is not shown."""
 
     stripe: int
     number: Callable[[str], int | None]
     _rows: dict[str, tuple[int, Row]] = field(default_factory=dict)
 
     def update(self, swarm: Swarm | None, version: int) -> None:
-        """Take in how things are now; no swarm is one without members, and so is one that is cut otherwise since and lacks this stripe."""
+        """Take in how things are now; no swarm is one without members, and so is one that is cut
+        otherwise since and lacks this stripe."""
         if swarm is not None and self.stripe >= swarm.stripes:
             swarm = None
         members = swarm.members if swarm is not None else {}
@@ -61,7 +65,8 @@ class StripeView:
                 self._rows[host] = (version, row)
 
     def since(self, version: int) -> list[Row]:
-        """Rows that changed after a version; those of hosts that are gone only if they were told before."""
+        """Rows that changed after a version; those of hosts that are gone only if they were told
+        before."""
         return [row for changed, row in self._rows.values() if changed > version and (version or row[1] != ABSENT)]
 
 

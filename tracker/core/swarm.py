@@ -1,35 +1,45 @@
 """The state of one swarm: who holds and wants a blob, and the trees that carry its stripes.
 
-Theory. A blob's pieces are dealt into S stripes. Each stripe has its own tree; a host forwards mainly in one stripe, its home, and is
-a leaf in the others (SplitStream, SOSP 2003), so every uplink works. A host has a budget of seats (child streams), S when its uplink
-is like the others' (fanout.py says how many where S is 1), which is allotted to stripes. A stripe with n receivers and one root needs
-n - 1 seats, and counting them exactly is what keeps the last host close to the bound.
+Theory. A blob's pieces are dealt into S stripes. Each stripe has its own tree; a host forwards
+mainly in one stripe, its home, and is a leaf in the others (SplitStream, SOSP 2003), so every
+uplink works. A host has a budget of seats (child streams), S when its uplink is like the others'
+(fanout.py says how many where S is 1), which is allotted to stripes. A stripe with n receivers and
+one root needs n - 1 seats, and counting them exactly is what keeps the last host close to the
+bound.
 
-A member is a receiver (it lacks pieces) or a seed. A receiver's place in a stripe is its parent: another member, the origin (then it is
-a root and holds the lease), or nobody yet. Seeds have no parents. A member whose session ended, and that has not said since what it
-holds, is absent: its streams may well be running, so its edges stay for a while, but it gets no new parents and no new children.
+A member is a receiver (it lacks pieces) or a seed. A receiver's place in a stripe is its parent:
+another member, the origin (then it is a root and holds the lease), or nobody yet. Seeds have no
+parents. A member whose session ended, and that has not said since what it holds, is absent: its
+streams may well be running, so its edges stay for a while, but it gets no new parents and no new
+children.
 
-Hosts stand in racks. Within a rack bandwidth is plentiful, its uplink is shared; so in each stripe one host of a rack, its importer,
-receives from outside and the others from inside (see planner.py). Hosts that name no rack count as one. `zones` and `racks` hold the
-names of the members that stand there, and none that is empty.
+Hosts stand in racks. Within a rack bandwidth is plentiful, its uplink is shared; so in each stripe
+one host of a rack, its importer, receives from outside and the others from inside (see planner.py).
+Hosts that name no rack count as one. `zones` and `racks` hold the names of the members that stand
+there, and none that is empty.
 
-`avoided` holds (child, parent) pairs that failed a moment ago, with the time until which they are not joined again; `parted` those of them
-between which too little came, though the parent is there and gives: the origin is not read instead of it. `unplanned` holds
-the (stripe, host) that wait for a parent, `changed` the (host, stripe) whose parent the host has not been told yet. A swarm is `under_way`
-when hosts joined it with pieces or streams that this tracker did not plan, and `strained` when somebody was given more
-children than seats since its trees were drawn. `starting` are the receivers that say that a job's start waits for them, `swarming` those
-that receive by BitTorrent, `tree_seeds` the seeds that did not, as far as is known; `dealt` are the keepers that read for a swarm, by zone
-(dealing.py), and `undealt` says that this went wrong.
-`fanout` is the budget of a host with a typical uplink, `typical_pace` how many pieces of a stripe hosts get in a second; `keepers` are
-names by zone, with how many they were chosen from; `held` are the bytes that each member holds, kept beside the counts because rankings
-(affinity.py) ask for those of all hosts at once; `now` is the time of the last event, `balanced_at` and `lined_up_at` those of
-the last such passes, and `rested_at` says when the next plan may be made.
+`avoided` holds (child, parent) pairs that failed a moment ago, with the time until which they are
+not joined again; `parted` those of them between which too little came, though the parent is there
+and gives: the origin is not read instead of it. `unplanned` holds the (stripe, host) that wait for
+a parent, `changed` the (host, stripe) whose parent the host has not been told yet. A swarm is
+`under_way` when hosts joined it with pieces or streams that this tracker did not plan, and
+`strained` when somebody was given more children than seats since its trees were drawn. `starting`
+are the receivers that say that a job's start waits for them, `swarming` those that receive by
+BitTorrent, `tree_seeds` the seeds that did not, as far as is known; `dealt` are the keepers that
+read for a swarm, by zone (dealing.py), and `undealt` says that this went wrong. `fanout` is the
+budget of a host with a typical uplink, `typical_pace` how many pieces of a stripe hosts get in a
+second; `keepers` are names by zone, with how many they were chosen from; `held` are the bytes that
+each member holds, kept beside the counts because rankings (affinity.py) ask for those of all hosts
+at once; `now` is the time of the last event, `balanced_at` and `lined_up_at` those of the last such
+passes, and `rested_at` says when the next plan may be made.
 
-`key` names the swarm within the tracker. It is the blob's digest, or `key_of` where hosts say of one blob that it is cut in different ways:
-nobody can send pieces to a host that counts others, so each way is a swarm of its own, and a host that lies is alone in its swarm.
+`key` names the swarm within the tracker. It is the blob's digest, or `key_of` where hosts say of
+one blob that it is cut in different ways: nobody can send pieces to a host that counts others, so
+each way is a swarm of its own, and a host that lies is alone in its swarm.
 
-Invariants: the edges of a stripe form a forest (no cycles); only receivers have parents; a lease belongs to the host whose parent is
-the origin; all here is soft and rebuilt from what agents report.
+Invariants: the edges of a stripe form a forest (no cycles); only receivers have parents; a lease
+belongs to the host whose parent is the origin; all here is soft and rebuilt from what agents
+report.
 """
 
 from __future__ import annotations
@@ -108,8 +118,8 @@ class Swarm:
             raise UsageError(f"impossible piece counts {counts} for {self.blob}")
 
     def add(self, host: str, counts: list[int], *, budget: int, now: float, zone: str = "", rack: str = "") -> Member:
-        """A host joins with `counts` verified pieces per stripe. Racks of one name in two zones are two; names hold no white space, so a
-        space keeps them apart."""
+        """A host joins with `counts` verified pieces per stripe. Racks of one name in two zones are
+        two; names hold no white space, so a space keeps them apart."""
         member = Member(
             host,
             counts,
@@ -194,7 +204,8 @@ class Swarm:
             self.changed.pop((host, stripe), None)
 
     def attach(self, stripe: int, child: str, parent: str) -> None:
-        """`child` receives `stripe` from `parent` (FROM_ORIGIN: with the lease). A cycle is a bug of ours."""
+        """`child` receives `stripe` from `parent` (FROM_ORIGIN: with the lease). A cycle is a bug
+        of ours."""
         member = self.members[child]
         assert not member.seed and not self.below(stripe, parent, child), f"cycle: {child} under {parent}"
         self._unlink(stripe, member)
@@ -218,7 +229,8 @@ class Swarm:
             self.unplanned[stripe, child] = None
 
     def advance(self, host: str, counts: list[int], *, now: float) -> bool:
-        """Take new piece counts; returns whether the host became a seed. A finished stripe frees its parent's seat."""
+        """Take new piece counts; returns whether the host became a seed. A finished stripe frees
+        its parent's seat."""
         member = self.members[host]
         if member.seed:
             return False
@@ -265,8 +277,8 @@ class Swarm:
         self.attach(stripe, child.host, parent.host)
 
     def grant_seat(self, member: Member, stripe: int) -> None:
-        """Allot one more seat of `member` to `stripe`, from its spare ones or from a stripe where one stands idle; a host that has
-        neither is overloaded and keeps its allotment."""
+        """Allot one more seat of `member` to `stripe`, from its spare ones or from a stripe where
+        one stands idle; a host that has neither is overloaded and keeps its allotment."""
         if member.spare <= 0:
             donor = next((each for each in range(self.stripes) if each != stripe and member.free(each) > 0), None)
             if donor is None:
@@ -284,7 +296,8 @@ class Swarm:
         return False
 
     def set_light(self, member: Member, light: bool) -> None:
-        """Whether a host's downlink is so slow that it takes next to nothing of its parents' uplinks."""
+        """Whether a host's downlink is so slow that it takes next to nothing of its parents'
+        uplinks."""
         if member.light == light:
             return
         member.light = light
@@ -300,8 +313,9 @@ class Swarm:
                 self.changed[child, stripe] = None
 
     def blocked(self, stripe: int, host: str) -> str | None:
-        """The first host on the way up from `host`, itself included, whose parent has more of the stripe than it has, is absent, or is yet
-        to be found. None when there is none: everybody waits for the origin."""
+        """The first host on the way up from `host`, itself included, whose parent has more of the
+        stripe than it has, is absent, or is yet to be found. None when there is none: everybody
+        waits for the origin."""
         at = host
         while True:
             member = self.members[at]
@@ -323,7 +337,8 @@ class Swarm:
         return steps
 
     def rooted(self, stripe: int, host: str) -> bool:
-        """Whether the host's way up ends at the origin, at a seed or at a host that has the whole stripe."""
+        """Whether the host's way up ends at the origin, at a seed or at a host that has the whole
+        stripe."""
         at: str | None = host
         for _ in range(len(self.members) + 1):
             if not at or self.members[at].counts[stripe] == self.totals[stripe]:
@@ -343,7 +358,8 @@ class Swarm:
         return list(chain(*self.dealt.values())) if self.dealt else list(chain(*self.roots))
 
     def leases(self) -> int:
-        """Origin leases that are out, or will be as soon as the reading is not dealt any more, which nobody is asked about."""
+        """Origin leases that are out, or will be as soon as the reading is not dealt any more,
+        which nobody is asked about."""
         return max(len(self.readers()), sum(map(len, self.roots)))
 
     def tell(self, now: float, text: str) -> None:
@@ -351,8 +367,8 @@ class Swarm:
         self.story.append((now, text))
 
     def _count(self, member: Member) -> None:
-        """Note the bytes that a member holds. Which of its pieces is the last, shorter one is not known, so each counts as a whole one, and
-        who lacks a piece lacks at least a byte."""
+        """Note the bytes that a member holds. Which of its pieces is the last, shorter one is not
+        known, so each counts as a whole one, and who lacks a piece lacks at least a byte."""
         size = self.layout.size
         self.held[member.host] = size if member.seed else min(size - 1, sum(member.counts) * self.layout.piece_size)
 
@@ -397,12 +413,14 @@ def mixed(blob: str, host: str) -> int:
 
 
 def key_of(blob: Digest, layout: PieceLayout) -> Digest:
-    """The key of the swarm of those who say that a blob is cut like this, where the blob's digest is the key of another swarm."""
+    """The key of the swarm of those who say that a blob is cut like this, where the blob's digest
+    is the key of another swarm."""
     return Digest(f"{blob}/{layout.size}/{layout.piece_size}")
 
 
 def layout_of(holding: Holding) -> PieceLayout:
-    """How a blob is cut that an agent speaks of; raises UsageError when no blob can be cut like that."""
+    """How a blob is cut that an agent speaks of; raises UsageError when no blob can be cut like
+    that."""
     piece_size = holding.piece_size
     if piece_size & (piece_size - 1) or not PIECE_SIZE_MIN <= piece_size <= PIECE_SIZE_MAX:
         raise UsageError(f"{holding.blob} cannot have pieces of {piece_size} bytes")

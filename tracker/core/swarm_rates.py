@@ -1,8 +1,10 @@
 """How fast swarms advance: bytes a second, the time left, and which of them stand still.
 
-Theory. What a swarm holds is the sum of its members' piece counts; two looks at it give a rate, and what is missing over the rate is the
-time left. A look costs time in proportion to the members, so one call looks at VISITS_MAX members in all, beginning with the swarms whose
-last look is oldest. When hosts came or went since the last look the two sums are of different hosts, and no rate follows from them.
+Theory. What a swarm holds is the sum of its members' piece counts; two looks at it give a rate, and
+what is missing over the rate is the time left. A look costs time in proportion to the members, so
+one call looks at VISITS_MAX members in all, beginning with the swarms whose last look is oldest.
+When hosts came or went since the last look the two sums are of different hosts, and no rate follows
+from them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from tracker.core.swarm import Swarm
 
 VISITS_MAX = 20_000
 STALLED_S = 30.0
-"""A swarm in which connected hosts lack pieces and none of them got one for so long stands still."""
+"""A swarm in which connected hosts lack pieces and none of them got one for so long stands
+still."""
 
 LOOK_S = 0.5
 """Looks that are closer together than this say little: agents report every 0.25 s or less often."""
@@ -29,7 +32,8 @@ SwarmState = Literal["running", "stalled", "seeded"]
 
 @dataclass(slots=True)
 class Rate:
-    """One swarm: pieces held when it was last looked at, pieces a second (None while unknown), and since when it got no piece."""
+    """One swarm: pieces held when it was last looked at, pieces a second (None while unknown), and
+    since when it got no piece."""
 
     looked_at: float
     members: int
@@ -81,7 +85,8 @@ class SwarmRates:
         rate.looked_at, rate.members, rate.pieces, rate.waiting = now, len(swarm.members), pieces, waiting
 
     def state(self, swarm: Swarm) -> SwarmState:
-        """`running` while somebody lacks pieces and gets some, `stalled` while nobody does, `seeded` when all have everything."""
+        """`running` while somebody lacks pieces and gets some, `stalled` while nobody does,
+        `seeded` when all have everything."""
         if not swarm.receivers:
             return "seeded"
         rate = self._rates.get(swarm.key)
@@ -102,7 +107,8 @@ class SwarmRates:
         return (rate.pieces_s or 0.0) * swarm.layout.size / sum(swarm.totals)
 
     def eta_s(self, swarm: Swarm) -> float | None:
-        """Seconds until all have everything if it goes on like this; None while unknown or without end."""
+        """Seconds until all have everything if it goes on like this; None while unknown or without
+        end."""
         if not swarm.receivers:
             return 0.0
         rate = self._rates.get(swarm.key)

@@ -1,10 +1,12 @@
 """The tail: those who are behind when others are done.
 
-Theory. A stripe that fell behind cannot catch up through its own tree, whose inner hosts are busy with all their children. Once hosts have
-the whole of a stripe and few children left to serve, their uplinks are idle, wholly or in part: each of them takes over a host that is
-still far from the end, the one that lacks most first, if that gets a larger part of the uplink there than it has of its parent's. What it
-used to take is left to others. A host with a slow downlink would gain nothing, and its new parent would first have to find that out. Hosts
-are not moved for a few pieces, and stay within their rack. Where nobody in the rack has the whole, they line up (chains.py).
+Theory. A stripe that fell behind cannot catch up through its own tree, whose inner hosts are busy
+with all their children. Once hosts have the whole of a stripe and few children left to serve, their
+uplinks are idle, wholly or in part: each of them takes over a host that is still far from the end,
+the one that lacks most first, if that gets a larger part of the uplink there than it has of its
+parent's. What it used to take is left to others. A host with a slow downlink would gain nothing,
+and its new parent would first have to find that out. Hosts are not moved for a few pieces, and stay
+within their rack. Where nobody in the rack has the whole, they line up (chains.py).
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from tracker.core.swarm import Swarm
 
 @dataclass(slots=True)
 class Tail:
-    """Swarms in which hosts got the last piece of a stripe, or were moved, since they were looked at last."""
+    """Swarms in which hosts got the last piece of a stripe, or were moved, since they were looked
+    at last."""
 
     _noted: dict[Digest, None] = field(default_factory=dict)
 
@@ -46,7 +49,8 @@ class Tail:
 
 
 def hand_over(swarm: Swarm) -> int:
-    """Give hosts that lack much of a stripe to idler hosts that have all of it; returns how many were moved."""
+    """Give hosts that lack much of a stripe to idler hosts that have all of it; returns how many
+    were moved."""
     moved = 0
     for names in swarm.racks.values():
         members = [swarm.members[name] for name in names]
@@ -63,7 +67,8 @@ def _hand_over(swarm: Swarm, stripe: int, members: list[Member], idle: list[Memb
     whole = [member for member in idle if member.counts[stripe] == total and member.load < member.budget]
     if not whole:
         return 0
-    # The best one last. Children with slow downlinks count for nothing in the load, but they do take turns.
+    # The best one last. Children with slow downlinks count for nothing in the load, but they do
+    # take turns.
     whole.sort(key=lambda each: (each.load, sum(map(len, each.children)), each.order), reverse=True)
     late = [each for each in members if _may_move(swarm, each, stripe)]
     late.sort(key=lambda each: (each.counts[stripe], each.order))

@@ -1,11 +1,14 @@
-"""What the operators of a fleet look at: its hosts, its swarms, who is in trouble and why, and what happened of late.
+"""What the operators of a fleet look at: its hosts, its swarms, who is in trouble and why, and what
+happened of late.
 
-Theory. Whoever watches wants to hear only of what changed. So each row carries the version in which it changed last, and a watcher that
-knows a version is told the rows with later ones: watchers need no state here, and a slow one simply skips versions. An update goes over
-all hosts once, a microsecond or so each; swarms are looked at in turn (swarm_rates.py).
+Theory. Whoever watches wants to hear only of what changed. So each row carries the version in which
+it changed last, and a watcher that knows a version is told the rows with later ones: watchers need
+no state here, and a slow one simply skips versions. An update goes over all hosts once, a
+microsecond or so each; swarms are looked at in turn (swarm_rates.py).
 
-The fleet forgets a host some seconds after its session ended. Here it stays, as somebody may want to know where it is: one that is lost as
-long as the fleet remembers it (Fleet.lost), one that said that it leaves for LEFT_S.
+The fleet forgets a host some seconds after its session ended. Here it stays, as somebody may want
+to know where it is: one that is lost as long as the fleet remembers it (Fleet.lost), one that said
+that it leaves for LEFT_S.
 
 The view reads the fleet and changes nothing of it.
 """
@@ -43,7 +46,8 @@ AWAY, RECEIVING, SLOW, BLAMED, SHUNNED = 1, 2, 4, 8, 16
 
 @dataclass(slots=True)
 class HostRow:
-    """One host. `done` is in thousandths of what it is receiving; `named` and `changed` are versions."""
+    """One host. `done` is in thousandths of what it is receiving; `named` and `changed` are
+    versions."""
 
     number: int
     name: str
@@ -104,8 +108,9 @@ class StoryLine:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What changed after the version that a watcher knew; when that is 0, everything. `hosts`: number, name, zone, rack; `states`: number,
-    thousandths, flags; `forgotten`: numbers; `troubled`: number, why; `tree`: see stripe_view.py."""
+    """What changed after the version that a watcher knew; when that is 0, everything. `hosts`:
+    number, name, zone, rack; `states`: number, thousandths, flags; `forgotten`: numbers;
+    `troubled`: number, why; `tree`: see stripe_view.py."""
 
     version: int
     whole: bool
@@ -172,7 +177,8 @@ class View:
         return StripeView(stripe, lambda name: self._rows[name].number if name in self._rows else None)
 
     def since(self, version: int, *, now: float, tree: StripeView | None = None) -> Change:
-        """What changed after a version; everything when so much was forgotten since that it is not known any more."""
+        """What changed after a version; everything when so much was forgotten since that it is not
+        known any more."""
         if version and len(self._forgotten) == FORGOTTEN_MAX and self._forgotten[0][0] > version:
             version = 0
         rows = self._rows.values()
@@ -316,7 +322,8 @@ class View:
         self._story.append((self.version, self._told, at, swarm, text))
 
     def _read_stories(self, now: float) -> None:
-        """Take over what was added to the stories of swarms since the last time, the newest STORY_PER_UPDATE_MAX lines."""
+        """Take over what was added to the stories of swarms since the last time, the newest
+        STORY_PER_UPDATE_MAX lines."""
         found: list[tuple[float, str, str]] = []
         latest = self._read_until
         for swarm in self.fleet.swarms.values():

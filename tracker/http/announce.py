@@ -1,8 +1,10 @@
-"""Announces and scrapes of BitTorrent clients (BEP 3, 7, 23, 48). Failures are answered as `failure reason` with HTTP 200.
+"""Announces and scrapes of BitTorrent clients (BEP 3, 7, 23, 48). Failures are answered as `failure
+reason` with HTTP 200.
 
-Info hashes and peer ids are arbitrary bytes, percent-encoded, so the query is taken apart here and not by aiohttp, which would read it as
-text. Where a peer is, its connection says: a client could name any address in `ip`, and have others send to it. Only a client on the
-tracker's own machine may name an address there, as nobody else reaches it at the loopback address: a private one.
+Info hashes and peer ids are arbitrary bytes, percent-encoded, so the query is taken apart here and
+not by aiohttp, which would read it as text. Where a peer is, its connection says: a client could
+name any address in `ip`, and have others send to it. Only a client on the tracker's own machine may
+name an address there, as nobody else reaches it at the loopback address: a private one.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ async def announce(request: web.Request) -> web.Response:
 
 
 async def scrape(request: web.Request) -> web.Response:
-    """GET /scrape: the state of up to SCRAPE_MAX torrents that are named; what is not known is left out."""
+    """GET /scrape: the state of up to SCRAPE_MAX torrents that are named; what is not known is left
+    out."""
     try:
         hashes = parse_query(request.rel_url.raw_query_string).get("info_hash", [])
         if not 0 < len(hashes) <= SCRAPE_MAX or any(len(info_hash) != 20 for info_hash in hashes):
@@ -73,7 +76,8 @@ async def scrape(request: web.Request) -> web.Response:
 
 
 async def _register(service: Service, fields: Fields) -> None:
-    """A tracker that was started again learns from the announce itself what torrent it is about; see torrents.py."""
+    """A tracker that was started again learns from the announce itself what torrent it is about;
+    see torrents.py."""
     for name, register in (("blob", register_blob), ("package", register_package)):
         named = _one(fields, name)
         if named:
@@ -118,7 +122,8 @@ def announce_of(fields: Fields, ip: bytes) -> Announce:
 
 
 def remote_ip(request: web.Request) -> bytes:
-    """The packed address at the other end of the connection. Raises UsageError where it has none."""
+    """The packed address at the other end of the connection. Raises UsageError where it has
+    none."""
     try:
         return packed(ip_address((request.remote or "").partition("%")[0]))
     except ValueError as error:
@@ -126,7 +131,8 @@ def remote_ip(request: web.Request) -> bytes:
 
 
 def _private_ip(named: bytes, ip: bytes) -> bytes:
-    """The private address that a client on this machine gives as its own; else the one that it connects from."""
+    """The private address that a client on this machine gives as its own; else the one that it
+    connects from."""
     if not named or not ip_address(ip).is_loopback:
         return ip
     try:

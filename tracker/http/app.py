@@ -20,7 +20,8 @@ VERSION = version("p2pdist")
 
 
 async def _health(request: web.Request) -> web.Response:
-    """GET /healthz and /readyz: the tracker keeps only soft state, so it is ready as soon as it answers."""
+    """GET /healthz and /readyz: the tracker keeps only soft state, so it is ready as soon as it
+    answers."""
     service = request.app[SERVICE]
     book = service.fleet.policies
     return web.json_response(

@@ -1,4 +1,5 @@
-"""Small content for agents: what references name, whole bundles, and manifests, configs and piece lists by digest."""
+"""Small content for agents: what references name, whole bundles, and manifests, configs and piece
+lists by digest."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tracker.http import policies
 from tracker.http.keys import SERVICE
 
 CHUNK = 256 << 10
-"""Bytes of a bundle that wait for one slow agent; handed over whole, each agent would cost a copy of it."""
+"""Bytes of a bundle that wait for one slow agent; handed over whole, each agent would cost a copy
+of it."""
 
 
 def _json(descriptor: Descriptor) -> dict[str, Any]:
@@ -32,8 +34,8 @@ async def resolve(request: web.Request) -> web.Response:
 
 
 async def package(request: web.Request) -> web.StreamResponse:
-    """GET /v1/packages?reference=name:tag&zone=z: the bundle (p2pdist/model/bundle.py), with the manifest's digest as its ETag, and in a
-    header the package's policy."""
+    """GET /v1/packages?reference=name:tag&zone=z: the bundle (p2pdist/model/bundle.py), with the
+    manifest's digest as its ETag, and in a header the package's policy."""
     source = request.app[SERVICE].content
     reference = parse_reference(request.query.get("reference", ""))
     digest = (await source.resolve(reference)).digest

@@ -1,4 +1,5 @@
-"""The tracker's metrics, read from its state at scrape time. Labels are bounded: no host or blob names."""
+"""The tracker's metrics, read from its state at scrape time. Labels are bounded: no host or blob
+names."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""The page of swarm health at `/`, and the events that it lives on (`/v1/events`, server-sent events of the HTML standard, 9.2).
+"""The page of swarm health at `/`, and the events that it lives on (`/v1/events`, server-sent
+events of the HTML standard, 9.2).
 
-One task updates the view of the fleet, every second while somebody watches. Each watcher is told what changed since it was told last; who
-reads slowly is told less often and misses nothing. Watchers that ask for the same thing get the same bytes, which are made once.
+One task updates the view of the fleet, every second while somebody watches. Each watcher is told
+what changed since it was told last; who reads slowly is told less often and misses nothing.
+Watchers that ask for the same thing get the same bytes, which are made once.
 
-The page is one document, one script and one style sheet, without anything from elsewhere; its policy lets the browser load nothing else
-(Content Security Policy Level 3).
+The page is one document, one script and one style sheet, without anything from elsewhere; its
+policy lets the browser load nothing else (Content Security Policy Level 3).
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ class Watch:
         self._tell()
 
     async def changes(self, tree: Tree | None) -> AsyncGenerator[bytes, None]:
-        """Everything, then what changes, as JSON documents. Raises Unavailable over WATCHERS_MAX watchers or TREES_MAX trees."""
+        """Everything, then what changes, as JSON documents. Raises Unavailable over WATCHERS_MAX
+        watchers or TREES_MAX trees."""
         if self._watchers >= WATCHERS_MAX:
             raise Unavailable(f"{WATCHERS_MAX} watch this fleet already", remedy="Close some of the pages")
         if tree is not None:
@@ -151,7 +154,8 @@ WATCH: web.AppKey[Watch] = web.AppKey("watch", Watch)
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """GET /v1/events?swarm=DIGEST&stripe=N: `change` (tracker/core/view.py) and, where there are any, `preseeds`."""
+    """GET /v1/events?swarm=DIGEST&stripe=N: `change` (tracker/core/view.py) and, where there are
+    any, `preseeds`."""
     watch = request.app[WATCH]
     changes = watch.changes(_tree_of(request))
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})

@@ -13,7 +13,8 @@ from tracker.policies import note_package
 
 
 async def header(request: web.Request, reference: Reference, digest: Digest) -> dict[str, str]:
-    """The header for an agent that asks for a package, in the zone that it names; none without a policy. Raises Refused."""
+    """The header for an agent that asks for a package, in the zone that it names; none without a
+    policy. Raises Refused."""
     service = request.app[SERVICE]
     await note_package(service.fleet.policies, service.content, reference, digest)
     told = service.fleet.policies.told(reference, request.query.get("zone", ""))
@@ -21,8 +22,8 @@ async def header(request: web.Request, reference: Reference, digest: Digest) -> 
 
 
 async def policies(request: web.Request) -> web.Response:
-    """GET /v1/policies: what holds, in order; with ?reference=name:tag&zone=z what an agent in that zone is told of a package, as one JSON
-    document. Raises Refused where it may not have it."""
+    """GET /v1/policies: what holds, in order; with ?reference=name:tag&zone=z what an agent in that
+    zone is told of a package, as one JSON document. Raises Refused where it may not have it."""
     book = request.app[SERVICE].fleet.policies
     if "reference" in request.query:
         told = book.told(parse_reference(request.query["reference"]), request.query.get("zone", ""))

@@ -1,6 +1,7 @@
 """What operators and schedulers ask: hosts, swarms, stories; preseeds and rankings.
 
-Answers are encoded by msgspec: while one is made no session is served, and ten thousand hosts take it 1.5 ms, the standard library 10 ms.
+Answers are encoded by msgspec: while one is made no session is served, and ten thousand hosts take
+it 1.5 ms, the standard library 10 ms.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ async def host(request: web.Request) -> web.Response:
 
 
 async def reachability(request: web.Request) -> web.Response:
-    """GET /v1/hosts/{name}/reachability: whether the tracker can connect to it; `problem` says why not."""
+    """GET /v1/hosts/{name}/reachability: whether the tracker can connect to it; `problem` says why
+    not."""
     return _answer(await request.app[SERVICE].reach.look(request.match_info["name"], request.remote or ""))
 
 
@@ -161,7 +163,8 @@ def _told(request: web.Request) -> web.Response:
 
 
 async def cancel_preseed(request: web.Request) -> web.Response:
-    """DELETE /v1/preseeds/{id}: cancels it and answers as GET does; it can still be asked how it ended."""
+    """DELETE /v1/preseeds/{id}: cancels it and answers as GET does; it can still be asked how it
+    ended."""
     await request.app[PRESEEDING].cancel(request.match_info["id"])
     return _told(request)
 

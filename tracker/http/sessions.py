@@ -1,4 +1,5 @@
-"""Sessions of agents: one WebSocket each, JSON documents both ways (see p2pdist/model/messages.py)."""
+"""Sessions of agents: one WebSocket each, JSON documents both ways (see
+p2pdist/model/messages.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tracker.service import Outbox, Service
 HELLO_TIMEOUT_S = 10.0
 HEARTBEAT_S = 15.0
 FAREWELL_S = 1.0
-"""How long a session that ends may take to send what is queued for it, and then the other side to answer the closing."""
+"""How long a session that ends may take to send what is queued for it, and then the other side to
+answer the closing."""
 
 _logger = logging.getLogger(__name__)
 

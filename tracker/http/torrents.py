@@ -1,11 +1,14 @@
-"""Torrents of blobs and packages, for any BitTorrent client: `.torrent` files, or magnet links in JSON (`?format=magnet`).
+"""Torrents of blobs and packages, for any BitTorrent client: `.torrent` files, or magnet links in
+JSON (`?format=magnet`).
 
-The tracker's own address in them is the one under which it was asked. It says what the torrent is about (`/announce?blob=<digest>`, or
-`?package=` with the manifest's digest), so that a tracker that was started again can look it up when somebody announces himself; clients
-keep a query in that address as it is. `?version=1` leaves out version 2 of the protocol, see p2pdist/model/torrent.py.
+The tracker's own address in them is the one under which it was asked. It says what the torrent is
+about (`/announce?blob=<digest>`, or `?package=` with the manifest's digest), so that a tracker that
+was started again can look it up when somebody announces himself; clients keep a query in that
+address as it is. `?version=1` leaves out version 2 of the protocol, see p2pdist/model/torrent.py.
 
-Agents that hold the whole blob are its web seeds (BEP 19), the nearest ones first, and so is `Service.web_origin`. A client asks for a
-file of a package by its path, which only the latter understands.
+Agents that hold the whole blob are its web seeds (BEP 19), the nearest ones first, and so is
+`Service.web_origin`. A client asks for a file of a package by its path, which only the latter
+understands.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Small documents (manifests, configs, piece lists) kept in SQLite, so that a restarted tracker need not read the origin again; and what
-tags and layers were said to be last, for a restart while the origin is away.
+"""Small documents (manifests, configs, piece lists) kept in SQLite, so that a restarted tracker
+need not read the origin again; and what tags and layers were said to be last, for a restart while
+the origin is away.
 
-Least recently used documents go when their total passes BYTES_MAX, the oldest descriptors over DESCRIPTORS_MAX. A document that is read
-back is checked against its digest. They are a convenience: a disk that fails later is logged, and the origin is read instead.
+Least recently used documents go when their total passes BYTES_MAX, the oldest descriptors over
+DESCRIPTORS_MAX. A document that is read back is checked against its digest. They are a convenience:
+a disk that fails later is logged, and the origin is read instead.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _logger = logging.getLogger(__name__)
 
 
 class Documents:
-    """One SQLite file below `directory`, which is created. Thread-safe. Raises P2PDistError when the file cannot be used at the start."""
+    """One SQLite file below `directory`, which is created. Thread-safe. Raises P2PDistError when
+    the file cannot be used at the start."""
 
     def __init__(self, directory: Path, *, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max

@@ -1,13 +1,16 @@
 """Preseeds in a database: SQLite for one tracker, PostgreSQL for several.
 
-What was asked for must outlive trackers, so a record is in the database before anybody is told of it. Several trackers change records
-without locks: each names the version that it read, and a change whose version is no longer there is not made (optimistic concurrency
-control, Kung and Robinson, 1981); the caller gets what is there instead.
+What was asked for must outlive trackers, so a record is in the database before anybody is told of
+it. Several trackers change records without locks: each names the version that it read, and a change
+whose version is no longer there is not made (optimistic concurrency control, Kung and Robinson,
+1981); the caller gets what is there instead.
 
-Beside the records stands what is soft: each tracker counts its beats, and says how far the hosts are that are connected to it. A tracker
-that does not beat for STALE_BEATS exchanges of another is taken for gone by that one, whatever the clocks of the two say.
+Beside the records stands what is soft: each tracker counts its beats, and says how far the hosts
+are that are connected to it. A tracker that does not beat for STALE_BEATS exchanges of another is
+taken for gone by that one, whatever the clocks of the two say.
 
-All methods wait for the database and may be called from any thread; they raise Unavailable when it does not answer.
+All methods wait for the database and may be called from any thread; they raise Unavailable when it
+does not answer.
 """
 
 from __future__ import annotations
@@ -77,8 +80,8 @@ _said = sql.Table(
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What was found in the database: records that differ from those known, the ids of all, and what the other trackers that live say
-    (JSON), by tracker and preseed."""
+    """What was found in the database: records that differ from those known, the ids of all, and
+    what the other trackers that live say (JSON), by tracker and preseed."""
 
     records: tuple[PreseedRecord, ...]
     ids: frozenset[str]
@@ -86,7 +89,8 @@ class Exchange:
 
 
 class PreseedDatabase:
-    """See the module's text. `where` is a PostgreSQL URL, a directory for SQLite, or nothing: then it lasts as long as the object."""
+    """See the module's text. `where` is a PostgreSQL URL, a directory for SQLite, or nothing: then
+    it lasts as long as the object."""
 
     def __init__(self, where: str) -> None:
         self.shared = is_postgresql(where)
@@ -122,7 +126,8 @@ class PreseedDatabase:
             return [_record(row) for row in connection.execute(sql.select(_preseeds))]
 
     def insert(self, record: PreseedRecord) -> PreseedRecord:
-        """Add a record, of version 1, unless there is one with its id; returns what is there then."""
+        """Add a record, of version 1, unless there is one with its id; returns what is there
+        then."""
         record = replace(record, version=1)
         try:
             with self._transaction() as connection:
@@ -133,8 +138,8 @@ class PreseedDatabase:
             return found if found is not None else self.insert(record)
 
     def replace(self, record: PreseedRecord) -> PreseedRecord | None:
-        """Write a record over the version that it was made from. Returns what is there then: the record with its new version, or the one of
-        whoever was faster; None when it was removed."""
+        """Write a record over the version that it was made from. Returns what is there then: the
+        record with its new version, or the one of whoever was faster; None when it was removed."""
         written = replace(record, version=record.version + 1)
         change = sql.update(_preseeds).where(_preseeds.c.id == record.id, _preseeds.c.version == record.version)
         with self._transaction() as connection:
@@ -143,7 +148,8 @@ class PreseedDatabase:
             return _read(connection, record.id)
 
     def change(self, identifier: str, make: Callable[[PreseedRecord], PreseedRecord]) -> PreseedRecord | None:
-        """Write what `make` makes of a record, anew whenever another tracker was faster; None when there is no such record."""
+        """Write what `make` makes of a record, anew whenever another tracker was faster; None when
+        there is no such record."""
         found = self.read(identifier)
         for _ in range(TRIES_MAX):
             if found is None:
@@ -165,7 +171,8 @@ class PreseedDatabase:
     # -- several trackers
 
     def exchange(self, versions: Mapping[str, int], ours: Mapping[str, str]) -> Exchange:
-        """Say how far our hosts are (JSON by preseed), and find out what is new. `versions` are those of the records that are known."""
+        """Say how far our hosts are (JSON by preseed), and find out what is new. `versions` are
+        those of the records that are known."""
         try:
             return self._exchange(versions, ours)
         except Unavailable:

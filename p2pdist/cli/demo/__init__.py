@@ -1,4 +1,5 @@
-"""`p2pdist demo`: the whole job on one machine, with the real commands, real bytes and figures at the end."""
+"""`p2pdist demo`: the whole job on one machine, with the real commands, real bytes and figures at
+the end."""
 
 from __future__ import annotations
 
@@ -21,11 +22,13 @@ LOG_WIDTH = 130
 @click.option("--keep", is_flag=True, help="Keep the directory with stores, packages and logs.")
 @output.json_option
 def command(agents: int, small: bool, size: str, keep: bool, as_json: bool) -> None:
-    """Pack, push, pull and run a real package on agents on this machine, twice, and check the figures.
+    """Pack, push, pull and run a real package on agents on this machine, twice, and check the
+    figures.
 
-    An origin, a tracker and the agents run as separate processes with separate stores. The base layer is a Python environment with
-    real wheels, the app layer a small training program. Exit code 0 means that every claim held. Nothing is left behind, also after
-    Ctrl-C. Files go below TMPDIR: about 1 GB for eight agents, 3 GB where packages have to be unpacked.
+    An origin, a tracker and the agents run as separate processes with separate stores. The base
+    layer is a Python environment with real wheels, the app layer a small training program. Exit
+    code 0 means that every claim held. Nothing is left behind, also after Ctrl-C. Files go below
+    TMPDIR: about 1 GB for eight agents, 3 GB where packages have to be unpacked.
 
     \b
     Example:

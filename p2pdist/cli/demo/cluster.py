@@ -1,4 +1,5 @@
-"""An origin, a tracker and agents on this machine, each a process of its own, and the commands that are run against them."""
+"""An origin, a tracker and agents on this machine, each a process of its own, and the commands that
+are run against them."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def program() -> list[str]:
 
 @dataclass(slots=True)
 class Cluster:
-    """The processes of the demo and where they are. `place` holds all files, `sockets` the Unix sockets (a short path)."""
+    """The processes of the demo and where they are. `place` holds all files, `sockets` the Unix
+    sockets (a short path)."""
 
     processes: Processes
     place: Path
@@ -107,7 +109,8 @@ class Cluster:
         await asyncio.gather(*(self._wait(client, f"http://{host.address}/readyz") for host in self.hosts))
 
     async def _wait(self, client: aiohttp.ClientSession, url: str) -> None:
-        """Until `url` answers 200; raises Unavailable when a process ends or READY_S seconds pass."""
+        """Until `url` answers 200; raises Unavailable when a process ends or READY_S seconds
+        pass."""
         deadline = time.monotonic() + READY_S
         answer = "nothing"
         while time.monotonic() < deadline:
@@ -135,7 +138,8 @@ class Cluster:
         return done
 
     async def _document(self, what: str, *arguments: str) -> dict[str, Any]:
-        """Run `p2pdist ARGUMENTS --json`; returns what it printed. Raises P2PDistError, Corrupt when that is no JSON object."""
+        """Run `p2pdist ARGUMENTS --json`; returns what it printed. Raises P2PDistError, Corrupt
+        when that is no JSON object."""
         done = await self._call(what, *arguments, "--json")
         try:
             document = json.loads(done.stdout)

@@ -14,12 +14,14 @@ from p2pdist.cli.demo.ingredients import Base
 
 ORIGIN_RATIO_MAX = 1.05
 SECOND_ALLOWANCE = 64 << 10
-"""What an agent may receive for a second version beyond its app layer: manifest, config, piece list."""
+"""What an agent may receive for a second version beyond its app layer: manifest, config, piece
+list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """One agent's pull, as `p2pdist pull --json` tells it; `received` is what the agent's metric says arrived meanwhile, in bytes."""
+    """One agent's pull, as `p2pdist pull --json` tells it; `received` is what the agent's metric
+    says arrived meanwhile, in bytes."""
 
     host: str
     digest: str
@@ -52,8 +54,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One version of the package, everywhere. Bytes: the package's layers, its app layer, and what the origin's own count says it sent
-    from the first pull's start to the last one's end (`makespan_s`)."""
+    """One version of the package, everywhere. Bytes: the package's layers, its app layer, and what
+    the origin's own count says it sent from the first pull's start to the last one's end
+    (`makespan_s`)."""
 
     version: int
     reference: str

@@ -35,7 +35,8 @@ ENVIRONMENT = ("PYTHONPATH=${P2PDIST_ROOT}/site-packages:${P2PDIST_ROOT}/app", "
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A directory to pack as base layer: its wheels, regular files, their bytes and the seconds it took to make."""
+    """A directory to pack as base layer: its wheels, regular files, their bytes and the seconds it
+    took to make."""
 
     directory: Path
     wheels: tuple[str, ...]
@@ -55,7 +56,8 @@ def measure(directory: Path) -> tuple[int, int]:
 
 
 def check_space(place: Path, *, agents: int, base_bytes: int, unpacks: bool) -> None:
-    """Raises DiskFull unless `place` has room for the base, its package at the origin and a copy for each agent."""
+    """Raises DiskFull unless `place` has room for the base, its package at the origin and a copy
+    for each agent."""
     packed = base_bytes // 2
     needed = base_bytes + (3 + agents) * packed + (agents * base_bytes if unpacks else 0)
     free = shutil.disk_usage(place).free
@@ -64,7 +66,8 @@ def check_space(place: Path, *, agents: int, base_bytes: int, unpacks: bool) -> 
 
 
 async def pad(directory: Path, *, up_to: int, present: int) -> None:
-    """Write files that do not compress until the directory holds `up_to` bytes, as a model's weights would."""
+    """Write files that do not compress until the directory holds `up_to` bytes, as a model's
+    weights would."""
     source = random.Random(1)
     shard = 0
     while present < up_to:
@@ -78,7 +81,8 @@ async def pad(directory: Path, *, up_to: int, present: int) -> None:
 
 
 async def build_base(directory: Path, processes: Processes, wheels: tuple[str, ...], size: int) -> Base:
-    """Install `wheels` into `directory`/site-packages with pip and pad to `size` bytes. Raises Unavailable when pip fails twice."""
+    """Install `wheels` into `directory`/site-packages with pip and pad to `size` bytes. Raises
+    Unavailable when pip fails twice."""
     began = time.monotonic()
     if size > SIZE_MAX:
         raise UsageError(
@@ -108,7 +112,8 @@ async def build_base(directory: Path, processes: Processes, wheels: tuple[str, .
 
 
 def write_app(directory: Path, *, version: int) -> Path:
-    """The app layer's source in `directory`; of two versions only settings.json differs. Returns the file that differs."""
+    """The app layer's source in `directory`; of two versions only settings.json differs. Returns
+    the file that differs."""
     app = directory / "app"
     app.mkdir(parents=True, exist_ok=True)
     if version == 1:

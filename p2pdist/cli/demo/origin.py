@@ -1,8 +1,9 @@
 """The demo's central storage: a small static HTTP server that counts what it sends.
 
-`python -m p2pdist.cli.demo.origin --directory DIR --listen HOST:PORT` serves the files below DIR to GET and HEAD, with one byte range
-(RFC 9110, section 14), entity tags and modification times. GET /-/served answers {"bytes", "requests"}: the bytes of bodies that were
-handed to the kernel, so the demo knows what left the origin without asking any agent. Any web server would do in its place.
+`python -m p2pdist.cli.demo.origin --directory DIR --listen HOST:PORT` serves the files below DIR to
+GET and HEAD, with one byte range (RFC 9110, section 14), entity tags and modification times. GET
+/-/served answers {"bytes", "requests"}: the bytes of bodies that were handed to the kernel, so the
+demo knows what left the origin without asking any agent. Any web server would do in its place.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ SERVED_PATH = "/-/served"
 
 
 class StaticOrigin:
-    """Serves one directory, read only. `bytes_sent` and `requests` count file bodies and requests for files."""
+    """Serves one directory, read only. `bytes_sent` and `requests` count file bodies and requests
+    for files."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.resolve()
@@ -38,7 +40,8 @@ class StaticOrigin:
         return web.json_response({"bytes": self.bytes_sent, "requests": self.requests})
 
     def find(self, name: str) -> Path | None:
-        """The regular file of that name below the directory; None also for names that lead out of it."""
+        """The regular file of that name below the directory; None also for names that lead out of
+        it."""
         if "\0" in name:
             return None
         path = (self.directory / name.lstrip("/")).resolve()

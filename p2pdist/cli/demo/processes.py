@@ -1,8 +1,10 @@
-"""The demo's processes: services that stay, calls that end, and the certainty that neither outlives the demo.
+"""The demo's processes: services that stay, calls that end, and the certainty that neither outlives
+the demo.
 
-Every process is started in a session of its own, so that Ctrl-C on the terminal reaches the demo alone, which then ends them in
-order: agents before the tracker and the origin, since an agent unmounts what it showed. Each carries PLACE_VARIABLE in its
-environment; what still carries it after the stop, however it detached itself, is ended by its id and reported.
+Every process is started in a session of its own, so that Ctrl-C on the terminal reaches the demo
+alone, which then ends them in order: agents before the tracker and the origin, since an agent
+unmounts what it showed. Each carries PLACE_VARIABLE in its environment; what still carries it after
+the stop, however it detached itself, is ended by its id and reported.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class Processes:
     calls: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
 
     def _environment(self) -> dict[str, str]:
-        """The caller's environment without settings of its own p2pdist, with this Python first in PATH."""
+        """The caller's environment without settings of its own p2pdist, with this Python first in
+        PATH."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("P2PDIST_")}
         kept["PATH"] = f"{Path(sys.executable).parent}:{kept.get('PATH', os.defpath)}:/usr/sbin:/sbin"
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -80,7 +83,8 @@ class Processes:
         return {**kept, **threads, **homes, **self.environment, PLACE_VARIABLE: str(self.place)}
 
     async def _spawn(self, command: Sequence[str], *, output: int, errors: int) -> asyncio.subprocess.Process:
-        """Start `command` so that it is told to end when the demo dies without a chance to tidy up (setpriv(1))."""
+        """Start `command` so that it is told to end when the demo dies without a chance to tidy up
+        (setpriv(1))."""
         program = command
         if setpriv := shutil.which("setpriv"):
             program = [setpriv, "--pdeathsig", "TERM", "--", *command]
@@ -106,7 +110,8 @@ class Processes:
         return service
 
     async def call(self, name: str, command: Sequence[str], *, timeout_s: float) -> Outcome:
-        """Run a command to its end. Raises Unavailable when it takes longer than `timeout_s`; it is ended then, as when cancelled."""
+        """Run a command to its end. Raises Unavailable when it takes longer than `timeout_s`; it is
+        ended then, as when cancelled."""
         began = time.monotonic()
         process = await self._spawn(command, output=asyncio.subprocess.PIPE, errors=asyncio.subprocess.PIPE)
         self.calls[process.pid] = process
@@ -134,7 +139,8 @@ class Processes:
                 )
 
     async def stop(self) -> list[str]:
-        """End everything, in order, within about STOP_S + 2 KILL_S seconds. Returns what did not go as it should."""
+        """End everything, in order, within about STOP_S + 2 KILL_S seconds. Returns what did not go
+        as it should."""
         untidy: list[str] = []
         await _end(list(self.calls.values()))
         agents = [service for service in self.services if service.name.startswith("host")]
@@ -159,7 +165,8 @@ def _signal_group(process: asyncio.subprocess.Process, number: int) -> None:
 
 
 async def _end(processes: Sequence[asyncio.subprocess.Process], *, patience_s: float = KILL_S) -> set[int]:
-    """SIGTERM to each, SIGKILL to the groups of those that stay. Returns the ids that had to be killed."""
+    """SIGTERM to each, SIGKILL to the groups of those that stay. Returns the ids that had to be
+    killed."""
     running = [process for process in processes if process.returncode is None]
     for process in running:
         with contextlib.suppress(ProcessLookupError):
@@ -196,7 +203,8 @@ async def _until_gone(place: str, seconds: float) -> dict[int, str]:
 
 
 async def _end_strays(place: str) -> list[tuple[int, str]]:
-    """End what still carries the token; a second is given to what is ending by itself. Returns what had to be ended."""
+    """End what still carries the token; a second is given to what is ending by itself. Returns what
+    had to be ended."""
     found = left = await _until_gone(place, 1.0)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in left:

@@ -1,4 +1,5 @@
-"""Pulls as they go: a live table on a terminal, a line every two seconds elsewhere. The figures are the agents' own metrics."""
+"""Pulls as they go: a live table on a terminal, a line every two seconds elsewhere. The figures are
+the agents' own metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ LINE_INTERVAL_S = 2.0
 
 
 class PullProgress:
-    """What is known of pulls that run: the `missing` bytes that each agent awaits, and since when."""
+    """What is known of pulls that run: the `missing` bytes that each agent awaits, and since
+    when."""
 
     def __init__(self, hosts: Sequence[Host], missing: int, before: dict[str, Received]) -> None:
         self.hosts = hosts
@@ -87,7 +89,8 @@ async def _show(console: Console, cluster: Cluster, client: aiohttp.ClientSessio
 async def pull_everywhere(
     console: Console, cluster: Cluster, client: aiohttp.ClientSession, reference: str, missing: int
 ) -> tuple[tuple[Pull, ...], float]:
-    """Pull on all agents at once. Returns the pulls in order of agents, and the seconds from the first start to the last end."""
+    """Pull on all agents at once. Returns the pulls in order of agents, and the seconds from the
+    first start to the last end."""
     before = [await cluster.received(client, host) for host in cluster.hosts]
     progress = PullProgress(
         cluster.hosts, missing, {host.name: one for host, one in zip(cluster.hosts, before, strict=True)}

@@ -48,7 +48,8 @@ NOT_ROOT = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the caller asked for; `size` is the least number of bytes in the base layer, unpacked."""
+    """What the caller asked for; `size` is the least number of bytes in the base layer,
+    unpacked."""
 
     agents: int = 8
     small: bool = False
@@ -57,7 +58,8 @@ class Options:
 
 
 class Interrupted(BaseException):
-    """The demo was told to end by signal `number`; not an Exception, so nothing on the way takes it for a failure."""
+    """The demo was told to end by signal `number`; not an Exception, so nothing on the way takes it
+    for a failure."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -81,7 +83,8 @@ def unmount_below(place: Path) -> list[str]:
 
 
 def remove(place: Path) -> list[str]:
-    """Delete `place`, also where a package holds directories that cannot be written; returns a line when something stays."""
+    """Delete `place`, also where a package holds directories that cannot be written; returns a line
+    when something stays."""
     for folder, _folders, _files in os.walk(place):
         with contextlib.suppress(OSError):
             os.chmod(folder, 0o700)
@@ -90,7 +93,8 @@ def remove(place: Path) -> list[str]:
 
 
 def socket_directory(place: Path) -> Path:
-    """Where sockets go: `place`, or a directory with a shorter path when theirs would be too long."""
+    """Where sockets go: `place`, or a directory with a shorter path when theirs would be too
+    long."""
     if len(os.fsencode(place / "host000.sock")) <= SOCKET_PATH_MAX:
         return place
     return Path(tempfile.mkdtemp(prefix="p2pd-", dir="/tmp"))  # the shortest path there is
@@ -112,8 +116,9 @@ class Script:
 
     @contextlib.asynccontextmanager
     async def _place(self) -> AsyncIterator[Cluster]:
-        """A cluster that is not started yet, in a directory of its own. Afterwards its processes are ended, its mounts and files
-        removed; what did not go by itself is in its `untidy` list, and said."""
+        """A cluster that is not started yet, in a directory of its own. Afterwards its processes
+        are ended, its mounts and files removed; what did not go by itself is in its `untidy` list,
+        and said."""
         place = Path(tempfile.mkdtemp(prefix="p2pdist-demo-"))
         sockets = socket_directory(place)
         processes = Processes(place)
@@ -224,7 +229,8 @@ class Script:
 
 
 async def play(script: Script) -> Figures:
-    """Play the script; SIGINT, SIGTERM and SIGHUP end it early, tidied up, as Interrupted. Later signals do not hurry it."""
+    """Play the script; SIGINT, SIGTERM and SIGHUP end it early, tidied up, as Interrupted. Later
+    signals do not hurry it."""
     received: list[int] = []
     task = asyncio.ensure_future(script.play())
 

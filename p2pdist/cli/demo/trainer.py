@@ -1,7 +1,9 @@
-"""The program that the demo ships as its app layer: fits a small network to points on two spirals and says where it came from.
+"""The program that the demo ships as its app layer: fits a small network to points on two spirals
+and says where it came from.
 
-It runs on its own, from the merged view of base and app layer: it imports nothing of this project, only what lies beside it and numpy
-from the base layer. Its last line is a JSON document with the loss before and after and the files it was started from.
+It runs on its own, from the merged view of base and app layer: it imports nothing of this project,
+only what lies beside it and numpy from the base layer. Its last line is a JSON document with the
+loss before and after and the files it was started from.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import numpy as np
 
 
 def two_spirals(points: int, seed: int) -> tuple[Any, Any]:
-    """`points` points (x, y) on two interleaved spirals with a little noise, and the spiral (0 or 1) of each."""
+    """`points` points (x, y) on two interleaved spirals with a little noise, and the spiral (0 or
+    1) of each."""
     random = np.random.default_rng(seed)
     label = random.integers(0, 2, points)
     turn = random.uniform(0.25, 1.75, points) * 2 * np.pi
@@ -26,7 +29,8 @@ def two_spirals(points: int, seed: int) -> tuple[Any, Any]:
 
 
 def train(settings: dict[str, Any], embedding: Any) -> tuple[float, float]:
-    """Gradient descent with momentum on one hidden layer over fixed random features; returns the first and the last loss (nats)."""
+    """Gradient descent with momentum on one hidden layer over fixed random features; returns the
+    first and the last loss (nats)."""
     position, label = two_spirals(settings["points"], settings["seed"])
     inputs = np.tanh(position @ (3.0 * embedding[:2, : settings["features"]]) + embedding[2, : settings["features"]])
     random = np.random.default_rng(settings["seed"])

@@ -12,9 +12,11 @@ from p2pdist.cli.slurm.sweep import sweep
 
 @click.group("slurm")
 def command() -> None:
-    """Bring packages to the nodes of a Slurm job before it starts, and place jobs where their packages are.
+    """Bring packages to the nodes of a Slurm job before it starts, and place jobs where their
+    packages are.
 
-    A job names its packages in its comment, as in `sbatch --comment "p2pdist:team/trainer:v3,team/weights:v7"`.
+    A job names its packages in its comment, as in `sbatch --comment
+    "p2pdist:team/trainer:v3,team/weights:v7"`.
     """
 
 

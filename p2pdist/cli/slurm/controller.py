@@ -1,7 +1,8 @@
 """Asking Slurm, and telling it, by its own commands (scontrol, squeue, scancel, sinfo).
 
-Prologs ask only where the environment lacks something, and tell only when a job must not start: what thousands of nodes ask at once is work
-for one slurmctld. `scontrol show hostnames` asks nobody.
+Prologs ask only where the environment lacks something, and tell only when a job must not start:
+what thousands of nodes ask at once is work for one slurmctld. `scontrol show hostnames` asks
+nobody.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def host_names(expression: str) -> list[str]:
 def idle_nodes(partition: str = "") -> list[str]:
     """The nodes on which a job could start now. Raises Unavailable.
 
-    sinfo counts drained nodes that run nothing as idle, too; the state that it prints tells them apart, as it does nodes that do not answer
-    (`idle*`) or are switched off (`idle~`)."""
+    sinfo counts drained nodes that run nothing as idle, too; the state that it prints tells them
+    apart, as it does nodes that do not answer (`idle*`) or are switched off (`idle~`)."""
     where = ["--partition", partition] if partition else []
     rows = _ask("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N %t", *where).splitlines()
     return sorted({name for name, _, state in (row.strip().partition(" ") for row in rows) if state == "idle"})
@@ -51,9 +52,10 @@ def jobs_on(node: str) -> set[str]:
 
 
 def ask_for(job: Job) -> Job:
-    """The job with its nodes and its comment, for a Slurm whose prologs are not told of these. Raises Unavailable."""
-    # A job may have no nodes yet, an array has a row for each of its jobs, and a comment is anything: the first bars end the number of the
-    # job and the list of nodes, which have none.
+    """The job with its nodes and its comment, for a Slurm whose prologs are not told of these.
+    Raises Unavailable."""
+    # A job may have no nodes yet, an array has a row for each of its jobs, and a comment is
+    # anything: the first bars end the number of the job and the list of nodes, which have none.
     told = _ask("squeue", "--noheader", f"--jobs={job.id}", "--format=%A|%N|%k")
     row = next((row for row in told.splitlines() if row.strip().startswith(f"{job.id}|")), "")
     nodes, _, comment = row.strip().partition("|")[2].partition("|")
@@ -61,8 +63,9 @@ def ask_for(job: Job) -> Job:
 
 
 def prevent(job: Job, reason: str, answer: Answer) -> str:
-    """Keep a job from starting, and say why in its AdminComment: a batch job that may be requeued waits, held, if `answer` is to hold it;
-    any other is cancelled. Every node of a job may do this at once. Returns what became of the job. Raises Unavailable."""
+    """Keep a job from starting, and say why in its AdminComment: a batch job that may be requeued
+    waits, held, if `answer` is to hold it; any other is cancelled. Every node of a job may do this
+    at once. Returns what became of the job. Raises Unavailable."""
     told = " ".join(reason.split())[:REASON_CHARACTERS_MAX]
     _run("scontrol", "update", f"JobId={job.id}", f"AdminComment=p2pdist: {told}")
     hold = answer == "hold" and _state(job)[1:] == ("1", "1")
@@ -73,7 +76,8 @@ def prevent(job: Job, reason: str, answer: Answer) -> str:
 
 
 def _state(job: Job) -> tuple[str, str, str]:
-    """State, whether it is a batch job and whether it may be requeued; of a job that is gone, nothing."""
+    """State, whether it is a batch job and whether it may be requeued; of a job that is gone,
+    nothing."""
     done = _run("squeue", "--noheader", f"--jobs={job.id}", "--states=all", "--Format=State:20,BatchFlag:4,Requeue:4")
     words = done.stdout.split()
     return (words[0], words[1], words[2]) if len(words) == 3 else ("", "", "")

@@ -1,7 +1,8 @@
 """`p2pdist slurm epilog`: what the prolog of a job did on a node is undone.
 
-Slurm runs it on every node of a job that ends, also where the prolog failed or was killed half way. It goes by what the agent says is shown
-and pinned for the job, so it may be run again at any time, and where there is nothing to undo it asks nobody.
+Slurm runs it on every node of a job that ends, also where the prolog failed or was killed half way.
+It goes by what the agent says is shown and pinned for the job, so it may be run again at any time,
+and where there is nothing to undo it asks nobody.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ if TYPE_CHECKING:
 def epilog(job: str | None, jobs_dir: Path, timeout: float, agent_wait: float, tracker: str, socket: Path) -> int:
     """Unmount and unpin the packages of the job for which Slurm runs this, and cancel its preseeds.
 
-    What a process that outlived the job still has open is taken out of sight. An exit code other than 0 is the node's fault, as when its
-    agent is away, and Slurm drains the node; run this once more with --job when that is mended.
+    What a process that outlived the job still has open is taken out of sight. An exit code other
+    than 0 is the node's fault, as when its agent is away, and Slurm drains the node; run this once
+    more with --job when that is mended.
 
     \b
     Example:
@@ -74,7 +76,8 @@ def epilog(job: str | None, jobs_dir: Path, timeout: float, agent_wait: float, t
 
 
 def undo(record: JobRecord, directory: Path, socket: Path, tracker: str, agent_wait_s: float) -> None:
-    """Leave nothing of a job on this node. Raises what the agent reports, or Unavailable when it does not answer."""
+    """Leave nothing of a job on this node. Raises what the agent reports, or Unavailable when it
+    does not answer."""
     from p2pdist.agent.client import LocalClient
 
     client = LocalClient(socket)
@@ -116,7 +119,8 @@ async def _cancel(record: JobRecord, tracker: str) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """Remove the job's directory with the empty ones in it; nothing that has content, so nothing that is still shown."""
+    """Remove the job's directory with the empty ones in it; nothing that has content, so nothing
+    that is still shown."""
     for folder, _, _ in os.walk(directory, topdown=False):
         if Path(folder) != directory:
             with suppress(OSError):

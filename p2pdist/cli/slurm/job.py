@@ -1,11 +1,15 @@
-"""A job as Slurm tells its prolog and epilog of it, and what is kept of it on a node between the two.
+"""A job as Slurm tells its prolog and epilog of it, and what is kept of it on a node between the
+two.
 
-Slurm says these things in variables (slurm.conf(5), "Prolog and Epilog Scripts"). Slurm 22.05 sets, with and without PrologFlags=Alloc,
-SLURM_JOB_ID, SLURM_JOB_RESTART_COUNT, SLURMD_NODENAME, SLURM_NODELIST and, where the job has one, SLURM_JOB_COMMENT; of the job's own
-environment it passes nothing on, except what a SPANK plugin exports by spank_job_control_setenv, which arrives with SPANK_ before its name.
+Slurm says these things in variables (slurm.conf(5), "Prolog and Epilog Scripts"). Slurm 22.05 sets,
+with and without PrologFlags=Alloc, SLURM_JOB_ID, SLURM_JOB_RESTART_COUNT, SLURMD_NODENAME,
+SLURM_NODELIST and, where the job has one, SLURM_JOB_COMMENT; of the job's own environment it passes
+nothing on, except what a SPANK plugin exports by spank_job_control_setenv, which arrives with
+SPANK_ before its name.
 
-A job's directory, named by its id, is there from the moment at which its prolog does anything until its epilog has undone all of it. The
-user can change the comment while the job runs, so the epilog goes by that directory and not by the comment.
+A job's directory, named by its id, is there from the moment at which its prolog does anything until
+its epilog has undone all of it. The user can change the comment while the job runs, so the epilog
+goes by that directory and not by the comment.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ OWNER = "slurm-"
 MARK = "p2pdist:"
 PACKAGES_VARIABLE = "P2PDIST_PACKAGES"
 RECORD = ".job.json"
-"""In a job's directory, where no package can be shown: its name would have to begin with a letter or digit."""
+"""In a job's directory, where no package can be shown: its name would have to begin with a letter
+or digit."""
 
 RECORD_BYTES_MAX = 1 << 16
 
@@ -38,7 +43,8 @@ _ADVICE = 'Name packages as in --comment "p2pdist:team/trainer:v3,team/weights:v
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`nodes` is a hostlist expression, empty where Slurm did not say; `restarts` counts how often the job was requeued."""
+    """`nodes` is a hostlist expression, empty where Slurm did not say; `restarts` counts how often
+    the job was requeued."""
 
     id: str
     node: str
@@ -53,7 +59,8 @@ class Job:
         return OWNER + self.id
 
     def preseed(self, number: int) -> str:
-        """The id of the preseed of its package `number`, from 0 on. Every run of the job has its own: one that was cancelled stays so."""
+        """The id of the preseed of its package `number`, from 0 on. Every run of the job has its
+        own: one that was cancelled stays so."""
         return self.owner + (f"-r{self.restarts}" if self.restarts else "") + (f"-p{number}" if number else "")
 
 
@@ -89,8 +96,9 @@ def is_job(text: str) -> bool:
 
 
 def packages_of(job: Job, always: str = "") -> list[Reference]:
-    """The packages that a job needs, each once, in the order of their naming: those of every job here (`always`), those that a plugin
-    exported, and those of the comment, in which other words may stand as well. Raises UsageError."""
+    """The packages that a job needs, each once, in the order of their naming: those of every job
+    here (`always`), those that a plugin exported, and those of the comment, in which other words
+    may stand as well. Raises UsageError."""
     lists = [always] if always.strip() else []
     lists += [job.exported] if job.exported.strip() else []
     lists += [word.removeprefix(MARK) for word in _COMMENT_WORDS.split(job.comment) if word.startswith(MARK)]
@@ -104,7 +112,8 @@ def packages_of(job: Job, always: str = "") -> list[Reference]:
 
 
 def places_of(packages: list[Reference], directory: Path) -> dict[Reference, Path]:
-    """Where each package is shown: at its name, below the job's directory. Raises UsageError where one would hide another."""
+    """Where each package is shown: at its name, below the job's directory. Raises UsageError where
+    one would hide another."""
     places = {package: directory / package.name for package in packages}
     taken: set[Path] = set()
     for place in places.values():
@@ -118,7 +127,8 @@ def places_of(packages: list[Reference], directory: Path) -> dict[Reference, Pat
 
 
 def write_record(directory: Path, record: JobRecord) -> None:
-    """Make the job's directory, for all to enter and for none but this user to change. Raises P2PDistError."""
+    """Make the job's directory, for all to enter and for none but this user to change. Raises
+    P2PDistError."""
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         draft = directory / f"{RECORD}.new"

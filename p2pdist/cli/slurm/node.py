@@ -1,4 +1,5 @@
-"""What prolog and epilog share on a node: the options, its agent, which may just be restarting, and a limit of their time."""
+"""What prolog and epilog share on a node: the options, its agent, which may just be restarting, and
+a limit of their time."""
 
 from __future__ import annotations
 
@@ -48,19 +49,22 @@ def agent_wait_option(function: Function) -> Function:
 
 
 class TimeIsUp(Exception):
-    """The time limit has passed. No OSError, as a TimeoutError would be: what tries again after those does not after this."""
+    """The time limit has passed. No OSError, as a TimeoutError would be: what tries again after
+    those does not after this."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Whatever the block waits for, after `seconds` it ends with TimeIsUp. In the main thread only."""
+    """Whatever the block waits for, after `seconds` it ends with TimeIsUp. In the main thread
+    only."""
 
     def end(_number: int, _frame: FrameType | None) -> NoReturn:
         raise TimeIsUp
 
     before = signal.signal(signal.SIGALRM, end)
     try:
-        # Again every second: a callback of an event loop, where it may strike, swallows what it raises.
+        # Again every second: a callback of an event loop, where it may strike, swallows what it
+        # raises.
         signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
         yield
     finally:
@@ -69,7 +73,8 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def wait_for_agent(client: LocalClient, wait_s: float) -> dict[str, Any]:
-    """The agent's status as soon as it answers. Raises Unavailable when that takes longer than `wait_s`."""
+    """The agent's status as soon as it answers. Raises Unavailable when that takes longer than
+    `wait_s`."""
     deadline = time.monotonic() + wait_s
     while True:
         try:

@@ -37,9 +37,11 @@ def place(
     tracker: str,
     as_json: bool,
 ) -> None:
-    """Print idle nodes that lack the fewest bytes of the packages REF, as a list for sbatch --nodelist; of --role, one line for each.
+    """Print idle nodes that lack the fewest bytes of the packages REF, as a list for sbatch
+    --nodelist; of --role, one line for each.
 
-    Nodes that Slurm does not call idle now and nodes without an agent are left out. Agents must have the names of their nodes.
+    Nodes that Slurm does not call idle now and nodes without an agent are left out. Agents must
+    have the names of their nodes.
 
     \b
     Examples:

@@ -1,15 +1,18 @@
 """`p2pdist slurm prolog`: a node of a job gets the job's packages before the job starts.
 
-Theory. Every node of a job asks the tracker for the same preseeds, of the job's packages on the job's nodes, so that however many ask,
-there is one order for each package, which says which version its tag means on all of them; the node then waits for its own agent alone. Its
-pin lasts as long as the job; the preseed is cancelled with it, or ends by its time to live. An order names all nodes, so one that every
-node of a large job gave would cost the tracker the square of their number: the first node gives it at once, the others ask whether it was
-given, and give it themselves, one after the other, when it is not there after a while.
+Theory. Every node of a job asks the tracker for the same preseeds, of the job's packages on the
+job's nodes, so that however many ask, there is one order for each package, which says which version
+its tag means on all of them; the node then waits for its own agent alone. Its pin lasts as long as
+the job; the preseed is cancelled with it, or ends by its time to live. An order names all nodes, so
+one that every node of a large job gave would cost the tracker the square of their number: the first
+node gives it at once, the others ask whether it was given, and give it themselves, one after the
+other, when it is not there after a while.
 
-Slurm knows one failure of a prolog, any exit code but 0: it drains the node, and requeues a batch job in a held state (without holding it
-under SchedulerParameters=nohold_on_prolog_fail) and cancels any other. So what is not the node's fault must not end so, or who names a
-package that does not exist drains a cluster: then the job is held or cancelled by Slurm's commands, and the exit code is 0. The epilog runs
-in either case and undoes what was done.
+Slurm knows one failure of a prolog, any exit code but 0: it drains the node, and requeues a batch
+job in a held state (without holding it under SchedulerParameters=nohold_on_prolog_fail) and cancels
+any other. So what is not the node's fault must not end so, or who names a package that does not
+exist drains a cluster: then the job is held or cancelled by Slurm's commands, and the exit code is
+0. The epilog runs in either case and undoes what was done.
 """
 
 from __future__ import annotations
@@ -64,7 +67,8 @@ PROBE_S_MAX = 5.0
 
 
 FIRST_S, NEXT_S, GIVE_S_MAX = 1.0, 0.005, 10.0
-"""How long nodes wait for another one to give an order: the second, each one after it longer than the one before, and at most."""
+"""How long nodes wait for another one to give an order: the second, each one after it longer than
+the one before, and at most."""
 
 LOOK_S = 0.25
 
@@ -114,12 +118,15 @@ def prolog(
     tracker: str,
     socket: Path,
 ) -> int:
-    """Wait for the packages of the job for which Slurm runs this, pin them while it runs, and show them at JOBS_DIR/JOBID/NAME.
+    """Wait for the packages of the job for which Slurm runs this, pin them while it runs, and show
+    them at JOBS_DIR/JOBID/NAME.
 
-    The job names them in its comment: --comment "p2pdist:team/trainer:v3,team/weights:v7". A job that names none goes on at once.
-    Where the packages cannot be had through no fault of this node, as when there is none of that name or the tracker is away, a batch
-    job is requeued and held, and any other cancelled; its AdminComment says why, and the exit code is 0. Any other exit code is the
-    node's fault, as when its agent is away or its disk is full of other things, and Slurm drains the node.
+    The job names them in its comment: --comment "p2pdist:team/trainer:v3,team/weights:v7". A job
+    that names none goes on at once. Where the packages cannot be had through no fault of this node,
+    as when there is none of that name or the tracker is away, a batch job is requeued and held, and
+    any other cancelled; its AdminComment says why, and the exit code is 0. Any other exit code is
+    the node's fault, as when its agent is away or its disk is full of other things, and Slurm
+    drains the node.
 
     \b
     Example, the script that Prolog= of slurm.conf names (PrologFlags=Alloc,DeferBatch):
@@ -185,8 +192,8 @@ def _bring_all(job: Job, hosts: Sequence[str], places: dict[Reference, Path], se
 
 
 def _never_fit(client: LocalClient, job: Job, packages: Sequence[Reference], settings: _Settings) -> bool:
-    """Whether a job names more packages than a store of this capacity can hold together, though each of them alone would fit. Without an
-    answer of tracker and agent that is not so."""
+    """Whether a job names more packages than a store of this capacity can hold together, though
+    each of them alone would fit. Without an answer of tracker and agent that is not so."""
 
     async def bytes_of_all() -> int:
         async with asyncio.timeout(TRACKER_S_MAX), TrackerClient(settings.tracker) as tracker:
@@ -202,8 +209,9 @@ def _never_fit(client: LocalClient, job: Job, packages: Sequence[Reference], set
 
 
 async def _order(job: Job, packages: list[Reference], hosts: Sequence[str], settings: _Settings) -> list[str]:
-    """Ask for the preseeds, which the first node makes and the others find made; returns which versions the packages are, for all nodes
-    the same. Without a tracker every agent finds its packages as it can."""
+    """Ask for the preseeds, which the first node makes and the others find made; returns which
+    versions the packages are, for all nodes the same. Without a tracker every agent finds its
+    packages as it can."""
     found: list[str] = []
     try:
         async with asyncio.timeout(TRACKER_S_MAX), TrackerClient(settings.tracker) as client:
@@ -255,7 +263,8 @@ def _pull(client: LocalClient, version: str, wait_s: float) -> PullStatus:
     try:
         return follow_pull(client, version, quiet=False)
     except (NotFound, Unavailable):
-        # An agent that was restarted meanwhile knows nothing of the pull, and one that still starts does not answer.
+        # An agent that was restarted meanwhile knows nothing of the pull, and one that still starts
+        # does not answer.
         wait_for_agent(client, wait_s)
         return follow_pull(client, version, quiet=False)
 
@@ -267,8 +276,9 @@ def _is_shown(client: LocalClient, place: Path, digest: str) -> bool:
 
 
 def _at_fault(error: P2PDistError, socket: Path) -> bool:
-    """Whether the node is to blame: its agent does not answer or failed, its disk is full, it cannot mount. Not for what the user named,
-    nor for a tracker or an origin that is away, which its agent reports."""
+    """Whether the node is to blame: its agent does not answer or failed, its disk is full, it
+    cannot mount. Not for what the user named, nor for a tracker or an origin that is away, which
+    its agent reports."""
     from p2pdist.agent.client import LocalClient
 
     if "socket" in error.details:

@@ -1,6 +1,7 @@
 """`p2pdist slurm sweep`: what jobs left behind for which no epilog ran, as on a node that crashed.
 
-Pins outlive an agent and its node, so a job whose node went down would keep its packages there for ever.
+Pins outlive an agent and its node, so a job whose node went down would keep its packages there for
+ever.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from p2pdist.cli.trackers import tracker_option
 def sweep(jobs_dir: Path, agent_wait: float, tracker: str, socket: Path) -> None:
     """Undo on this node what the prologs of jobs did that are here no longer, where no epilog has.
 
-    Run it when the agent has started. Slurm is asked only where there is anything of a job; the node is the one whose name the agent bears.
+    Run it when the agent has started. Slurm is asked only where there is anything of a job; the
+    node is the one whose name the agent bears.
 
     \b
     Example:

@@ -1,11 +1,13 @@
 """The book of policies: which hold now, and which blobs and tags are of which packages.
 
-Theory. Policies are for packages, by reference; swarms and leases are of blobs. So the book notes what tags turned out to mean and which
-blobs manifests name, as the tracker reads them for agents. All of this is soft and bounded: what is forgotten, or was never read here, goes
-by no policy until somebody asks for the package again.
+Theory. Policies are for packages, by reference; swarms and leases are of blobs. So the book notes
+what tags turned out to mean and which blobs manifests name, as the tracker reads them for agents.
+All of this is soft and bounded: what is forgotten, or was never read here, goes by no policy until
+somebody asks for the package again.
 
-A manifest has the names of the tags that lead, or led, to it. A blob may be of several packages: hosts of a zone may have it when they may
-have one of these, and of the limits on readers the one that stands first in the file holds.
+A manifest has the names of the tags that lead, or led, to it. A blob may be of several packages:
+hosts of a zone may have it when they may have one of these, and of the limits on readers the one
+that stands first in the file holds.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ NAMES_MAX = 64
 
 @dataclass(slots=True)
 class PolicyBook:
-    """See the module's text. `problem`: why the policies that were written last are not those that hold, "" when they are."""
+    """See the module's text. `problem`: why the policies that were written last are not those that
+    hold, "" when they are."""
 
     table: PolicyTable = field(default_factory=PolicyTable)
     problem: str = ""
@@ -47,7 +50,8 @@ class PolicyBook:
     # -- what is of what
 
     def known(self, reference: Reference, digest: Digest) -> bool:
-        """Whether it has been noted what `reference`, which means the manifest `digest`, consists of."""
+        """Whether it has been noted what `reference`, which means the manifest `digest`, consists
+        of."""
         tags = self._tags.get(digest, {})
         return Reference(reference.name, digest=digest) in self._known and (
             reference.digest is not None or reference in tags
@@ -88,7 +92,8 @@ class PolicyBook:
         return policy.told()
 
     def admit(self, zone: str, holding: Holding) -> None:
-        """Raises Refused for a host in `zone` that wants a blob of which it may have no package. Who holds it all may give it."""
+        """Raises Refused for a host in `zone` that wants a blob of which it may have no package.
+        Who holds it all may give it."""
         packages = self._packages.get(holding.blob)
         if not self.table.policies or packages is None or len(packages) >= NAMES_MAX:
             return  # of a blob that so many packages have not all are remembered
@@ -99,13 +104,15 @@ class PolicyBook:
             refusing[0].zones.check(zone, holding.blob, refusing[0].match)
 
     def paced(self, blob: Digest) -> bool:
-        """Whether a policy limits how fast hosts send or receive a blob, so that their pace says nothing of them."""
+        """Whether a policy limits how fast hosts send or receive a blob, so that their pace says
+        nothing of them."""
         if not self.table.policies:
             return False
         return any(policy is not None and policy.rates.any for policy in map(self.of, self._packages.get(blob, ())))
 
     def readers(self, blob: Digest) -> tuple[str, int] | None:
-        """The policy, by its pattern, that limits the leases on a blob, and to how many together with all others of that policy."""
+        """The policy, by its pattern, that limits the leases on a blob, and to how many together
+        with all others of that policy."""
         if not self.table.policies or blob not in self._packages:
             return None
         held = {policy.match for policy in map(self.of, self._packages[blob]) if policy is not None}
@@ -118,7 +125,8 @@ class PolicyBook:
 def _note(
     table: OrderedDict[Digest, dict[Reference, None]], key: Digest, value: Reference, most: int
 ) -> list[Reference]:
-    """Note one thing more of a key, forgetting the oldest over the limits; returns what was forgotten of some key."""
+    """Note one thing more of a key, forgetting the oldest over the limits; returns what was
+    forgotten of some key."""
     known = table.setdefault(key, {})
     table.move_to_end(key)
     known[value] = None

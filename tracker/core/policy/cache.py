@@ -1,4 +1,5 @@
-"""Cache: how the stores of agents keep a package once it is there (p2pdist/core/retention.py does it)."""
+"""Cache: how the stores of agents keep a package once it is there (p2pdist/core/retention.py does
+it)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Patterns of package references, as in fnmatch: `*` stands for anything, `?` for one character, `[abc]` for one of them.
+"""Patterns of package references, as in fnmatch: `*` stands for anything, `?` for one character,
+`[abc]` for one of them.
 
-A reference reads `name:tag`. One by digest has no tag: it is matched as `name:`, as `name@sha256:<hex>`, and as each tag that the tracker
-knows to lead there, so that `trainer:*` holds for a preseed, too, which names its package by digest. Patterns are ASCII without white
-space, since references are.
+A reference reads `name:tag`. One by digest has no tag: it is matched as `name:`, as
+`name@sha256:<hex>`, and as each tag that the tracker knows to lead there, so that `trainer:*` holds
+for a preseed, too, which names its package by digest. Patterns are ASCII without white space, since
+references are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Priority: how urgent every pull of a package is, whatever it was asked as (p2pdist/core/turn_order.py says what that is worth)."""
+"""Priority: how urgent every pull of a package is, whatever it was asked as
+(p2pdist/core/turn_order.py says what that is worth)."""
 
 from __future__ import annotations
 

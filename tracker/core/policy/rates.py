@@ -1,4 +1,5 @@
-"""Rates: what each host may send and receive of all packages of a policy together, beside the limits that it was given itself."""
+"""Rates: what each host may send and receive of all packages of a policy together, beside the
+limits that it was given itself."""
 
 from __future__ import annotations
 

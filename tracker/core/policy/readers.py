@@ -1,7 +1,8 @@
-"""Readers: how many leases on the origin all blobs of a policy's packages may hold together, in all zones.
+"""Readers: how many leases on the origin all blobs of a policy's packages may hold together, in all
+zones.
 
-A blob of several packages goes by the first policy in the file that limits one of them. A limit below the number of a blob's stripes makes
-stripes wait for each other.
+A blob of several packages goes by the first policy in the file that limits one of them. A limit
+below the number of a blob's stripes makes stripes wait for each other.
 """
 
 from __future__ import annotations

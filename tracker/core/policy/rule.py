@@ -1,4 +1,5 @@
-"""The protocol of rules: each is one part of a policy, in one module, as a frozen value with the decisions that follow from it."""
+"""The protocol of rules: each is one part of a policy, in one module, as a frozen value with the
+decisions that follow from it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from tracker.core.policy.section import Section
 
 
 class Rule(Protocol):
-    """A rule is read from the keys of a policy's table that are its own; without them it asks for nothing."""
+    """A rule is read from the keys of a policy's table that are its own; without them it asks for
+    nothing."""
 
     @classmethod
     def read(cls, section: Section) -> Self:

@@ -1,7 +1,8 @@
-"""One table of a policy file while it is read: typed values, and every mistake by table, key and remedy.
+"""One table of a policy file while it is read: typed values, and every mistake by table, key and
+remedy.
 
-Reading never stops at a mistake: whoever wrote the file is told of all of them at once. What a mistaken value would have been does not
-matter then, since a file with a mistake is not used.
+Reading never stops at a mistake: whoever wrote the file is told of all of them at once. What a
+mistaken value would have been does not matter then, since a file with a mistake is not used.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Mistake:
 
 
 class Section:
-    """See the module's text. `mistakes` is shared with the tables around it; at most MISTAKES_MAX are noted."""
+    """See the module's text. `mistakes` is shared with the tables around it; at most MISTAKES_MAX
+    are noted."""
 
     def __init__(self, name: str, values: Mapping[str, Any], mistakes: list[Mistake]) -> None:
         self.name, self._values, self._mistakes = name, values, mistakes

@@ -1,4 +1,5 @@
-"""The table of policies: patterns of package references, each with its rules; the first that matches holds, and alone.
+"""The table of policies: patterns of package references, each with its rules; the first that
+matches holds, and alone.
 
 [[policy]]
 match = "team/trainer:*"
@@ -91,7 +92,8 @@ class PolicyTable:
 
 
 def read_table(document: Mapping[str, Any]) -> tuple[PolicyTable, list[Mistake]]:
-    """The policies of a file's document, and what is wrong with it: with any mistake the table is not to be used."""
+    """The policies of a file's document, and what is wrong with it: with any mistake the table is
+    not to be used."""
     mistakes: list[Mistake] = []
     whole = Section("", document, mistakes)
     tables = whole.tables("policy")
@@ -113,7 +115,8 @@ def read_table(document: Mapping[str, Any]) -> tuple[PolicyTable, list[Mistake]]
 
 
 def _check_warm(policy: Policy, before: list[Policy], section: Section) -> None:
-    """A tag that is kept warm goes by the policy that says so, or by another that says how: a reader must not have to guess which."""
+    """A tag that is kept warm goes by the policy that says so, or by another that says how: a
+    reader must not have to guess which."""
     for tag in policy.warm.tags:
         holder = PolicyTable((*before, policy)).find([tag])
         if holder is not policy and policy.match:

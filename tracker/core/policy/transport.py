@@ -1,4 +1,5 @@
-"""Transport: how the blobs of a package come to agents that were not told so themselves (p2pdist/core/transport.py)."""
+"""Transport: how the blobs of a package come to agents that were not told so themselves
+(p2pdist/core/transport.py)."""
 
 from __future__ import annotations
 

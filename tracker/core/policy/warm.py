@@ -1,14 +1,16 @@
 """Keep-warm: hosts always hold what a tag means, whoever asked for it or not.
 
-Theory. For each meaning of a tag there is one preseed, an order. Its name follows from what is kept warm, for whom, and the manifest that
-the tag means, so that a tracker that was started again, and each of several trackers of one fleet with the same policies, arrive at the
-same order. When the tag moves the new order is given and the old one cancelled at once: what it held stays in the stores until room is
-needed, and both need not fit. An order that somebody else ended is given anew under the next number, after a rest that is longer each time:
-it may have been another tracker, which asked later what the tag means or has other policies, and the two must not undo each other's orders
+Theory. For each meaning of a tag there is one preseed, an order. Its name follows from what is kept
+warm, for whom, and the manifest that the tag means, so that a tracker that was started again, and
+each of several trackers of one fleet with the same policies, arrive at the same order. When the tag
+moves the new order is given and the old one cancelled at once: what it held stays in the stores
+until room is needed, and both need not fit. An order that somebody else ended is given anew under
+the next number, after a rest that is longer each time: it may have been another tracker, which
+asked later what the tag means or has other policies, and the two must not undo each other's orders
 without end. While nobody can say what a tag means, its order stays.
 
-Invariant: only preseeds with names such as these are touched: PREFIX, 16 hexadecimal digits for what is kept warm and for whom, 16 of the
-manifest's digest, and a number from 2 on.
+Invariant: only preseeds with names such as these are touched: PREFIX, 16 hexadecimal digits for
+what is kept warm and for whom, 16 of the manifest's digest, and a number from 2 on.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ TAGS_MAX = 64
 EVERY_S = 60.0
 EVERY_S_MIN, EVERY_S_MAX = 1.0, 86400.0
 REST_S, REST_S_MAX = 3.0, 3600.0
-"""Before an order is given anew: the first time, doubled each time, at most. Longer than another tracker takes to hear of a change."""
+"""Before an order is given anew: the first time, doubled each time, at most. Longer than another
+tracker takes to hear of a change."""
 
 EXAMPLE = '[policy.warm] with count = 10 or selector = "zone=eu-1"'
 
@@ -42,8 +45,8 @@ _ours = re.compile(rf"({PREFIX}[0-9a-f]{{16}})-[0-9a-f]{{16}}(?:-([1-9][0-9]{{0,
 
 @dataclass(frozen=True)
 class Warm(Rule):
-    """`[policy.warm]` with `selector`, `count` or both, `tags` (without them the one tag that the pattern is), and `every`: how often, in
-    seconds here, the origin is asked what they mean."""
+    """`[policy.warm]` with `selector`, `count` or both, `tags` (without them the one tag that the
+    pattern is), and `every`: how often, in seconds here, the origin is asked what they mean."""
 
     tags: tuple[str, ...] = ()
     selector: str | None = None
@@ -112,7 +115,8 @@ def rest_s(name: str) -> float:
 
 @dataclass(frozen=True)
 class Changes:
-    """Preseeds to order and ids of those to cancel; `doubtful` are tags of which another tracker may know better what they mean."""
+    """Preseeds to order and ids of those to cancel; `doubtful` are tags of which another tracker
+    may know better what they mean."""
 
     order: tuple[PreseedRequest, ...]
     cancel: tuple[str, ...]
@@ -122,8 +126,9 @@ class Changes:
 def changes(
     warms: Iterable[Warm], meanings: Mapping[str, Digest], live: Mapping[str, bool], resting: Collection[str] = ()
 ) -> Changes:
-    """What is to be done so that what `meanings` says of tags is kept warm, and nothing else. `live`: the preseeds that are known by id,
-    and whether they go on; `resting`: those that ended a moment ago."""
+    """What is to be done so that what `meanings` says of tags is kept warm, and nothing else.
+    `live`: the preseeds that are known by id, and whether they go on; `resting`: those that ended a
+    moment ago."""
     order: list[PreseedRequest] = []
     kept: dict[str, str | None] = {}
     tags: dict[str, str] = {}
@@ -149,7 +154,8 @@ def changes(
 
 
 def _name(begin: str, live: Mapping[str, bool]) -> tuple[str, str]:
-    """The name of the order that goes on, else the first that is free; and the one before, "" if there was none."""
+    """The name of the order that goes on, else the first that is free; and the one before, "" if
+    there was none."""
     number, name, before = 1, begin, ""
     while live.get(name) is False:
         number += 1

@@ -1,4 +1,5 @@
-"""Zones: where the hosts stand that may have a package. It orders a fleet and protects no secret: hosts name their own zones."""
+"""Zones: where the hosts stand that may have a package. It orders a fleet and protects no secret:
+hosts name their own zones."""
 
 from __future__ import annotations
 
