@@ -30,9 +30,9 @@ from aiohttp import web
 from bench.children import answer, child, tell
 from p2pdist.agent.blob_pull import BlobPull
 from p2pdist.agent.turns import Turns
-from p2pdist.core.bucket import Bucket
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.sources import Sources
+from p2pdist.core.token_bucket import Bucket
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Complaint
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet

@@ -146,7 +146,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a sluggish child takes turns",
-        "p2pdist/core/block_times.py",
+        "p2pdist/core/uplink.py",
         "SLUGGISH_TIMES = 5",
         "SLUGGISH_TIMES = 5e9",
         ("tests/core/test_uplink.py",),
@@ -174,10 +174,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "let preseeds have half of the uplink",
-        "p2pdist/core/turn_order.py",
+        "p2pdist/core/fair_queue.py",
         "PRESEED_SHARE = 1 / 16",
         "PRESEED_SHARE = 1 / 2",
-        ("tests/core/test_turn_order.py",),
+        ("tests/core/test_fair_queue.py",),
     ),
     Mutant(
         "never give way on the downlink",
@@ -202,21 +202,21 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "let keepers read the origin though a tracker answers",
-        "p2pdist/core/candidates.py",
+        "p2pdist/core/sources.py",
         "*self._keepers) if alone else tracker",
         "*self._keepers)",
         ("tests/core/test_candidates.py",),
     ),
     Mutant(
         "let everybody read the origin without a tracker",
-        "p2pdist/core/candidates.py",
+        "p2pdist/core/sources.py",
         "ORIGIN if name == self.host else by_name[name]",
         "ORIGIN",
         ("tests/core/test_candidates.py",),
     ),
     Mutant(
         "never ask the same keeper as the others",
-        "p2pdist/core/candidates.py",
+        "p2pdist/core/sources.py",
         "ranked(self._key, by_name, len(by_name))",
         "ranked(self.host.encode(), by_name, len(by_name))",
         ("tests/core/test_candidates.py",),

@@ -30,11 +30,11 @@ from p2pdist.agent.swarming import SwarmSettings, open_swarming
 from p2pdist.agent.tasks import Tasks, in_thread
 from p2pdist.agent.tracker_session import TrackerSession
 from p2pdist.agent.turns import Turn, Turns
-from p2pdist.core.bucket import Bucket
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.eviction import choose
-from p2pdist.core.neighbours import Announcement, plan_without_tracker
 from p2pdist.core.sources import Sources
+from p2pdist.core.token_bucket import Bucket
+from p2pdist.core.trackerless import Announcement, plan_without_tracker
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, from_problem
 from p2pdist.model.messages import (

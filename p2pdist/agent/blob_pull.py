@@ -22,7 +22,6 @@ from p2pdist.agent.swarm_fetch import SWARM
 from p2pdist.agent.swarming import Swarming
 from p2pdist.agent.turns import Turns
 from p2pdist.agent.ways import Ways
-from p2pdist.core.bucket import Bucket
 from p2pdist.core.download import (
     CloseStream,
     Complain,
@@ -39,8 +38,9 @@ from p2pdist.core.download import (
     Tick,
     TrackerChanged,
 )
-from p2pdist.core.readers import Readers
+from p2pdist.core.origin_seeding import Readers
 from p2pdist.core.sources import Sources
+from p2pdist.core.token_bucket import Bucket
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Unavailable, foreseen
 from p2pdist.model.messages import Advance, Complaint, Holding, Priority, Reason, StreamRequest

@@ -1,5 +1,5 @@
 """Keeps packages in the store as their policies say: pinned, for a time, or not at all
-(p2pdist/core/retention.py).
+(p2pdist/core/eviction.py).
 
 A package that is pinned by its policy is so for an owner of its own, `policy:<reference>`, before
 any of it is fetched.
@@ -16,7 +16,7 @@ from math import inf
 
 from p2pdist.agent.housekeeping import Housekeeping
 from p2pdist.agent.policies import Policies
-from p2pdist.core.retention import Stored, due, goes_first, lasts_s
+from p2pdist.core.eviction import Stored, due, goes_first, lasts_s
 from p2pdist.model.candidate import Candidate, Chooser, Share
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError

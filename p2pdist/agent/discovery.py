@@ -2,8 +2,8 @@
 DNS-SD (RFC 6763).
 
 Services are `_p2pdist-tracker._tcp.local.` and `_p2pdist-agent._tcp.local.`; what TXT records say
-is in core/neighbours.py. Each link, that is an address of an interface, has a responder of its own,
-which announces only the address that is valid there and hears only those who have one there:
+is in core/trackerless.py. Each link, that is an address of an interface, has a responder of its
+own, which announces only the address that is valid there and hears only those who have one there:
 interfaces of the same range at different hosts, as container bridges have, are not taken for one
 network. Links that come and go while the process runs are followed.
 
@@ -30,7 +30,7 @@ from zeroconf import DNSQuestionType, Error, NonUniqueNameException, ServiceInfo
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from p2pdist.agent.links import DiscoverySettings, Link, addresses_of, check_interfaces, find_links
-from p2pdist.core.neighbours import Announcement, Kind, Neighbours, address_on, label_of, read_text, text_of
+from p2pdist.core.trackerless import Announcement, Kind, Neighbours, address_on, label_of, read_text, text_of
 from p2pdist.model.errors import UsageError
 
 TYPES: dict[Kind, str] = {"tracker": "_p2pdist-tracker._tcp.local.", "agent": "_p2pdist-agent._tcp.local."}

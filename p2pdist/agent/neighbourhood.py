@@ -3,7 +3,7 @@ neighbours are planned with.
 
 A pull that begins without a tracker asks all neighbours at once whether they hold or fetch the
 blob. Others may begin at the same moment and not know of each other yet, so GATHER_S later all are
-asked again, and the plan that is made then stays (core/neighbours.py). Who counts on each other
+asked again, and the plan that is made then stays (core/trackerless.py). Who counts on each other
 stands in the order that both know; who has chosen its sources without this host will not turn to
 it, and can be asked wherever it stands. In its first SETTLE_S an agent may not have heard of
 everybody, and plans nothing.
@@ -21,7 +21,7 @@ import msgspec
 from p2pdist.agent.blob_pull import BlobPull
 from p2pdist.agent.links import DiscoverySettings
 from p2pdist.agent.tracker_session import TrackerSession
-from p2pdist.core.neighbours import Announcement, Kind, plan_without_tracker
+from p2pdist.core.trackerless import Announcement, Kind, plan_without_tracker
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UNDECODABLE
 from p2pdist.model.messages import BlobHolding, Hello

@@ -1,5 +1,5 @@
 """Brings pieces from central storage into a BitTorrent swarm, at the hosts that may read it, as
-core/feeding.py decides.
+core/origin_seeding.py decides.
 
 Pieces are given to libtorrent as if they had just come (`TorrentTransfer.give_piece`), and it tells
 its peers of them. A web seed (BEP 19) would do the same with less control: libtorrent asks it for
@@ -14,8 +14,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from p2pdist.core.feeding import LOOK_S, Feed
-from p2pdist.core.readers import Readers
+from p2pdist.core.origin_seeding import LOOK_S, Feed, Readers
 from p2pdist.model.errors import Corrupt, P2PDistError
 from p2pdist.model.messages import Reason
 from p2pdist.store.blob import Blob

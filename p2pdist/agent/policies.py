@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from p2pdist.core.bucket import Bucket
 from p2pdist.core.downlink import BURST_S, Downlink, Lane
+from p2pdist.core.token_bucket import Bucket
 from p2pdist.model.digest import Digest, WireDigest
 from p2pdist.model.errors import UNDECODABLE, Corrupt
 from p2pdist.model.messages import Priority

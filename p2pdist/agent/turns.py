@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 
-from p2pdist.core.bucket import Bucket
+from p2pdist.core.token_bucket import Bucket
 from p2pdist.core.uplink import (
     BlockSent,
     Closed,

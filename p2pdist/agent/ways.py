@@ -1,5 +1,5 @@
 """Changes the way that one blob's pull goes, from trees to a swarm and back, as core/transport.py
-and core/handover.py decide.
+and core/transport.py decide.
 
 One way writes into the blob at a time: a transfer has ended when its StreamClosed comes, and
 `writers` counts all who write, those of an earlier pull included. While a swarm brings the pieces
@@ -17,9 +17,8 @@ from typing import Protocol
 from p2pdist.agent.swarm_fetch import SwarmFetch
 from p2pdist.agent.swarming import Swarming
 from p2pdist.agent.tasks import Tasks
-from p2pdist.core.handover import Begin, CutShort, Handover, Leave
-from p2pdist.core.readers import Readers
-from p2pdist.core.transport import TransportChoice
+from p2pdist.core.origin_seeding import Readers
+from p2pdist.core.transport import Begin, CutShort, Handover, Leave, TransportChoice
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Priority, Reason

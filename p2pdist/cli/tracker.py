@@ -97,7 +97,7 @@ def command(
 
 def _discovery(settings: DiscoverySettings, name: str, zone: str) -> Discovery:
     from p2pdist.agent.discovery import Discovery
-    from p2pdist.core.neighbours import Announcement
+    from p2pdist.core.trackerless import Announcement
 
     return Discovery("tracker", Announcement(settings.network, name or socket.gethostname(), zone=zone), settings)
 

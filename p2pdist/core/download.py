@@ -32,9 +32,8 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from p2pdist.core.candidates import Candidates
-from p2pdist.core.readers import Readers
-from p2pdist.core.sources import Sources
+from p2pdist.core.origin_seeding import Readers
+from p2pdist.core.sources import Candidates, Sources
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
 from p2pdist.model.messages import Reason

@@ -3,14 +3,205 @@
 A source that fails is left alone for a time that doubles with each failure in a row; one that sent
 wrong bytes is left alone for CORRUPT_S. The origin is never avoided for wrong bytes: who reads it
 decides how often to try again.
+
+Candidates: whom a host asks for one stripe, in which order, and how long it waits for each.
+
+Theory. The tracker's choice comes first: the parent, then the alternates. While no tracker answers
+the keepers follow, a few hosts of the zone that the tracker named for this, in the order of
+rendezvous hashing on blob and stripe. It is the same order at every host, so those who lost their
+sources meet at the first keeper that works. In its own place a keeper has the origin, which it
+reads of its own accord: once all before it have failed it, and after a pause that grows with its
+rank and differs from host to host. So hosts that stand still in a circle, each waiting for the
+next, come to a keeper that reads the origin, or to one that hangs below it. Each candidate is tried
+once in a round; rounds give ever more time.
+
+When a host high up fails, everybody below it stands still at once, and must not turn to one keeper
+at once. Who is next to the failure sees its stream end, and moves. The others wait for the source
+that fed them: the first keeper least, since it is to read the origin, the next ones longer, and the
+rest for a time from an exponential distribution that is cut off (Nonnenmacher and Biersack,
+"Scalable Feedback for Large Groups", IEEE/ACM Transactions on Networking 1999). Few move early
+however many wait, and who hangs below one of these gets pieces again and stays. The core draws no
+lots; what differs from host to host it takes from hashes.
+
+Who moved because the tracker's choice stood still visits it now and then, with growing pauses, and
+stays once it gives pieces again: it may only have waited as well. So the trees grow together around
+a gap, and a keeper ceases to read the origin where it need not. Between visits the host is at its
+refuge, the source that feeds it.
+
+Invariants: the origin comes up only as the parent that the tracker named, which is the lease, or at
+a keeper while no tracker answers; a host is never its own candidate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import log
 
+from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Reason
-from p2pdist.model.plan import Source
+from p2pdist.model.plan import ORIGIN, Source
+from p2pdist.model.rendezvous import fraction, ranked
+
+ORIGIN_PAUSE_S = 0.5
+"""A keeper waits for this time, multiplied by its rank and a part of one, before it reads the
+origin."""
+
+SETTLED_PACES = 3.0
+SETTLED_SPREAD = 8.0
+CROWD = 10_000
+"""A source that fed this host may stand still for SETTLED_PACES to (1 + SETTLED_SPREAD) times as
+many; of CROWD hosts that wait, about one moves at the beginning of that time."""
+
+KEEPER_PACES = 4.0
+KEEPER_PACES_OF_KEEPERS = 12.0
+KEEPER_PACES_A_RANK = 3.0
+"""A keeper is given longer than others that are tried: it may have to turn to the origin first.
+Another keeper waits even longer for those before it, the longer the higher its rank, since it would
+read the origin itself."""
+
+VISIT_S = 2.0
+DOUBLINGS_MAX = 8
+WAIT_MAX_S = 40.0
+
+
+@dataclass(slots=True)
+class Candidates:
+    """See the module's text. `host` is this host's name; `rank` its place among the keepers, None
+    when it is none of them."""
+
+    host: str
+    blob: Digest
+    stripe: int
+    parent: Source | None = None
+    alternates: tuple[Source, ...] = ()
+    rank: int | None = None
+    _keepers: tuple[Source, ...] = ()
+    _tried: dict[Source, None] = field(default_factory=dict)
+    _rounds: int = 0
+    _origin_at: float | None = None
+    _still: dict[Source, None] = field(default_factory=dict)
+    _refuge: Source | None = None
+    _visiting: Source | None = None
+    _visit_at: float | None = None
+    _visits: int = 0
+
+    def planned(self, parent: Source | None, alternates: tuple[Source, ...]) -> None:
+        """The tracker has chosen: what happened before counts no more."""
+        self.parent, self.alternates = parent, alternates
+        self._begin_round()
+        self._settle()
+
+    def kept_by(self, keepers: tuple[Source, ...]) -> None:
+        """The tracker names the keepers of this host's zone."""
+        by_name = {keeper.host: keeper for keeper in keepers if not keeper.is_origin}
+        names = ranked(self._key, by_name, len(by_name))
+        self.rank = names.index(self.host) if self.host in by_name else None
+        self._keepers = tuple(ORIGIN if name == self.host else by_name[name] for name in names)
+        self._settle()
+
+    def fed(self, source: Source, *, now: float) -> None:
+        """A piece came from the source that was chosen."""
+        if self._tried or self._rounds or self._origin_at is not None:
+            self._begin_round()
+        if not self._still:
+            return
+        if source == self.parent:
+            self._settle()
+            return
+        self._still.pop(source, None)
+        self._refuge, self._visiting = source, None
+        if self._visit_at is None and self._better_than(source):
+            self._visit_at = now + VISIT_S * 2 ** min(self._visits, DOUBLINGS_MAX)
+
+    def failed(self, source: Source, *, still: bool = False) -> None:
+        """A source failed, or stood `still`: the others of this round come first."""
+        self._tried[source] = None
+        self._origin_at = self._visit_at = None
+        self._still.pop(source, None)
+        if still and (source == self.parent or source in self.alternates):
+            self._still[source] = None
+        if source == self._visiting:
+            self._visiting = None
+        if source == self._refuge:
+            self._refuge = None
+
+    def choose(self, sources: Sources, *, alone: bool, now: float) -> tuple[Source | None, float]:
+        """Whom to ask now; or nobody, and when to look again. `alone`: no tracker answers."""
+        order = list(self._order(alone))
+        usable = [source for source in order if sources.usable(source, now=now)]
+        if not usable:
+            return None, min(map(sources.usable_at, order), default=0.0)
+        source = next((each for each in usable if each not in self._tried), None)
+        if source is None:
+            rounds = self._rounds
+            self._begin_round()
+            self._rounds = min(DOUBLINGS_MAX, rounds + 1)
+            source = usable[0]
+        if source.is_origin and source not in (self.parent, self._refuge) and self.rank is not None:
+            if self._origin_at is None:
+                self._origin_at = now + ORIGIN_PAUSE_S * (self.rank + fraction(self._key, self.host))
+            if now < self._origin_at:
+                return None, self._origin_at
+        return source, now
+
+    def wants_back(self, source: Source, sources: Sources, *, now: float) -> bool:
+        """Whether it is time to leave `source` for a visit; `choose` then says to whom. Only while
+        no tracker answers."""
+        if self._visit_at is None or now < self._visit_at:
+            return False
+        self._visiting = next((each for each in self._better_than(source) if sources.usable(each, now=now)), None)
+        if self._visiting is None:
+            return False
+        self._visit_at = None
+        self._visits += 1
+        return True
+
+    def patience_s(self, source: Source, stall_s: float, *, fed: bool) -> float:
+        """How long `source` may stand still while no tracker answers, where a piece that takes
+        longer than `stall_s` is late. `fed`: whether it has given this host something since it was
+        chosen."""
+        if source.is_origin:
+            return WAIT_MAX_S  # what it does not give nobody has
+        keeper = source in self._keepers
+        if keeper and self.rank is not None and self._keepers.index(source) < self.rank:
+            paces = (KEEPER_PACES_OF_KEEPERS + KEEPER_PACES_A_RANK * self.rank) * 2.0**self._rounds
+        elif fed or (source == self.parent and not self._rounds and not self._visits):
+            paces = 1.0 + self.rank if self.rank is not None else SETTLED_PACES * (1 + SETTLED_SPREAD * self._turn)
+        else:
+            paces = (KEEPER_PACES if keeper and self.rank is None else 1.0) * 2.0**self._rounds
+        return min(WAIT_MAX_S, paces * stall_s)
+
+    def _order(self, alone: bool) -> Iterator[Source]:
+        tracker = (self.parent, *self.alternates)
+        order = (self._visiting, self._refuge, *tracker, *self._keepers) if alone else tracker
+        return (source for source in order if source is not None)
+
+    def _better_than(self, source: Source) -> list[Source]:
+        """Whom the tracker would rather see as this host's source, of those that only stood
+        still."""
+        rather = (self.parent,) if source in self.alternates else (self.parent, *self.alternates)
+        return [each for each in self._still if each in rather]
+
+    def _begin_round(self) -> None:
+        self._tried.clear()
+        self._rounds, self._origin_at = 0, None
+
+    def _settle(self) -> None:
+        """There is nobody to go back to."""
+        self._still.clear()
+        self._refuge = self._visiting = self._visit_at = None
+        self._visits = 0
+
+    @property
+    def _key(self) -> bytes:
+        return f"{self.blob}/{self.stripe}".encode()
+
+    @property
+    def _turn(self) -> float:
+        """From 0 to 1, most of it near 1: when this host moves among all that stand still."""
+        return max(0.0, 1 + log(fraction(self._key, self.host)) / log(CROWD))
+
 
 BACKOFF_FIRST_S = 0.25
 BACKOFF_MAX_S = 15.0

@@ -21,22 +21,130 @@ Capacity is bytes taken by the kernel while some stream waited for its turn, ove
 nobody waits, what is in flight tells how fast the children are, not this host. The time spent
 waiting for the limit counts, so the measured capacity of a limited host is its limit; but not that
 in which preseeds wait for theirs, since the link is free for others.
+
+How long the kernel takes the blocks of each stream, and which streams are sluggish beside the
+quickest.
+
+Those that are left when the quick ones have gone are not quick for that: what a stream took that
+was closed is forgotten slowly (FORGET_S). Else whoever came then would wait for each block of a
+slow child, as if this host's link were that slow. Of open ones what counts is what their last
+blocks took on average: a short one that an empty buffer takes at once says nothing about the link.
+
+What a child is sent of one stripe: the pieces that verified here, in that order, cut into
+blocks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 
 from msgspec import Struct
 
-from p2pdist.core.block_times import BlockTimes
-from p2pdist.core.bucket import Bucket
-from p2pdist.core.child_stream import ChildStream, Feed
-from p2pdist.core.turn_order import Claim, TurnOrder
+from p2pdist.core.fair_queue import Claim, TurnOrder
+from p2pdist.core.token_bucket import Bucket
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceLayout, PieceSet
+
+STUCK_TIMES = 4
+STUCK_MAX_S = 1.0
+SLUGGISH_TIMES = 5
+SLUGGISH_MIN_S = 0.01
+"""A block is stuck, and a stream sluggish, when it takes so many times as long as the quickest
+stream's blocks, and at least so long; whatever these take, a block is stuck after STUCK_MAX_S."""
+
+FORGET_S = 1.0
+"""After so long twice the time of a stream that is gone counts as quick."""
+
+
+@dataclass(slots=True)
+class BlockTimes:
+    """See the module's text. Times are in seconds."""
+
+    _quickest_byte_s: float = 0.0
+    _left_byte_s: float = 0.0
+    _left_at: float = 0.0
+
+    def learn(self, claim: Claim, byte_s: float, claims: Iterable[Claim], *, now: float) -> None:
+        """The kernel took `byte_s` for a byte of this one of the `claims`."""
+        claim.byte_s = byte_s if claim.byte_s == 0.0 else 0.75 * claim.byte_s + 0.25 * byte_s
+        quickest = claim.byte_s
+        for each in claims:  # for every block: no generator, and no call
+            if 0.0 < each.byte_s < quickest:
+                quickest = each.byte_s
+        self._quickest_byte_s = min(quickest, self._remembered(now)) if self._left_byte_s else quickest
+
+    def left(self, claim: Claim, *, now: float) -> None:
+        """This one is gone. What it took is remembered if it was quick."""
+        if claim.byte_s:
+            self._left_byte_s, self._left_at = min(claim.byte_s, self._remembered(now) or claim.byte_s), now
+
+    def _remembered(self, now: float) -> float:
+        return self._left_byte_s * 2 ** min(64.0, (now - self._left_at) / FORGET_S)
+
+    def usual_s(self, length: int) -> float:
+        """How long a block of so many bytes may take."""
+        return min(STUCK_MAX_S, STUCK_TIMES * self._quickest_byte_s * length)
+
+    def sluggish(self, claim: Claim, length: int) -> bool:
+        """Whether blocks of so many bytes take much longer than the quickest stream's would."""
+        return claim.byte_s > SLUGGISH_TIMES * self._quickest_byte_s and claim.byte_s * length > SLUGGISH_MIN_S
+
+
+@dataclass(slots=True, eq=False)
+class Feed:
+    """Verified pieces of one blob, per stripe in the order in which they verified."""
+
+    layout: PieceLayout
+    block_size: int
+    order: list[list[int]]
+    known: PieceSet
+    streams: list[list[ChildStream]]
+    limit: Bucket | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ChildStream(Claim):
+    """`cursor`: how many of the verified pieces it has passed; `behind`: of how many it was short
+    when it was short of fewest."""
+
+    feed: Feed
+    stripe: int
+    skip: PieceSet
+    left: int
+    cursor: int = 0
+    behind: int
+    length: int = 0
+    ended: bool = False
+
+    def advance(self) -> bool:
+        """Whether a block is ready: cuts one from the piece under way, or from the next verified
+        one that the child lacks."""
+        feed = self.feed
+        if self.piece < 0:
+            order = feed.order[self.stripe]
+            while self.cursor < len(order):
+                piece = order[self.cursor]
+                self.cursor += 1
+                if piece not in self.skip:
+                    self.piece, self.offset, self.length = piece, 0, feed.layout.length(piece)
+                    break
+            self.behind = min(self.behind, len(order) - self.cursor)
+            if self.piece < 0:
+                return False
+        self.block = min(feed.block_size, self.length - self.offset)
+        return True
+
+    def take_off(self) -> None:
+        """The block has been sent."""
+        self.offset += self.block
+        self.block = 0
+        if self.offset >= self.length:
+            self.piece = -1
+            self.left -= 1
+
 
 BLOCK_MIN = 32 << 10
 BLOCK_MAX = 16 << 20

@@ -66,7 +66,7 @@ class Plan:
     """Parents of some stripes of one blob for one host. A stripe that is not named keeps its
     parent. `keepers` are the hosts of its zone to turn to while no tracker answers, the only ones
     that may then read the origin; none means: those named before. `dealt`: for a swarm they read it
-    now, each its part, instead of the holders of leases (p2pdist/core/readers.py)."""
+    now, each its part, instead of the holders of leases (p2pdist/core/origin_seeding.py)."""
 
     blob: WireDigest
     stripes: Annotated[tuple[StripePlan, ...], Meta(max_length=STRIPES_MAX)]

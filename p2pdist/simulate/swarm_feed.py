@@ -1,4 +1,4 @@
-"""What a simulated host brings from the origin into a swarm, as core/feeding.py decides.
+"""What a simulated host brings from the origin into a swarm, as core/origin_seeding.py decides.
 
 A piece that was read and has verified is held at once: the second that libtorrent may keep it in
 memory is left out.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from p2pdist.core.feeding import LOOK_S, Feed
+from p2pdist.core.origin_seeding import LOOK_S, Feed
 from p2pdist.model.messages import Complaint, Reason
 from p2pdist.model.plan import ORIGIN
 from p2pdist.simulate.network import Stream

@@ -1,5 +1,5 @@
 """The ways of one blob at a simulated host: the cores that decide on the move (core/transport.py,
-core/handover.py), and the shell around them as in p2pdist/agent/ways.py. Every blob has a torrent,
+core/transport.py), and the shell around them as in p2pdist/agent/ways.py. Every blob has a torrent,
 of which a host learns while a tracker answers it.
 """
 
@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from p2pdist.core import download as dl
-from p2pdist.core.handover import Begin, CutShort, Handover, Leave
-from p2pdist.core.transport import TransportChoice
+from p2pdist.core.transport import Begin, CutShort, Handover, Leave, TransportChoice
 from p2pdist.model.plan import Plan
 from p2pdist.simulate.swarm_feed import SwarmFeed
 

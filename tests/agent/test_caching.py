@@ -12,7 +12,7 @@ import pytest
 
 from p2pdist.agent import caching as module
 from p2pdist.agent.agent import Agent, AgentSettings
-from p2pdist.core import retention
+from p2pdist.core import eviction
 from p2pdist.model.digest import Digest
 from p2pdist.model.package import Manifest, blob_reference, decode_manifest
 from p2pdist.model.plan import ORIGIN, Plan, StripePlan
@@ -68,7 +68,7 @@ class Rig:
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     monkeypatch.setattr(module, "SWEEP_S", 0.05)
     monkeypatch.setattr(module, "RETRY_S", 0.05)
-    monkeypatch.setattr(retention, "NONE_S", 0.2)
+    monkeypatch.setattr(eviction, "NONE_S", 0.2)
     made = Rig(tmp_path)
     try:
         yield made

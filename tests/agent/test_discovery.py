@@ -18,7 +18,7 @@ from zeroconf.asyncio import AsyncZeroconf
 from p2pdist.agent.discovery import TYPES, Discovery
 from p2pdist.agent.links import DiscoverySettings, addresses_of, find_links
 from p2pdist.agent.tracker_session import TrackerSession
-from p2pdist.core.neighbours import Announcement, Kind, text_of
+from p2pdist.core.trackerless import Announcement, Kind, text_of
 from p2pdist.model.errors import UsageError
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Welcome, encode
 

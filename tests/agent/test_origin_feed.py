@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from p2pdist.agent.origin_feed import OriginFeed
-from p2pdist.core.feeding import GIVEN_MAX, KEEPER_PAUSE_S
-from p2pdist.core.readers import Readers
+from p2pdist.core.origin_seeding import GIVEN_MAX, KEEPER_PAUSE_S, Readers
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.messages import Reason

@@ -14,8 +14,8 @@ import pytest
 
 from p2pdist.agent.swarm_fetch import SWARM
 from p2pdist.agent.ways import Ways
-from p2pdist.core.handover import LEAVE_S
-from p2pdist.core.readers import Readers
+from p2pdist.core.origin_seeding import Readers
+from p2pdist.core.transport import LEAVE_S
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.messages import Priority, Reason

@@ -3,7 +3,7 @@ and, at a keeper, the origin."""
 
 from itertools import pairwise
 
-from p2pdist.core.candidates import (
+from p2pdist.core.sources import (
     DOUBLINGS_MAX,
     KEEPER_PACES,
     KEEPER_PACES_A_RANK,
@@ -14,8 +14,8 @@ from p2pdist.core.candidates import (
     VISIT_S,
     WAIT_MAX_S,
     Candidates,
+    Sources,
 )
-from p2pdist.core.sources import Sources
 from p2pdist.model.digest import digest_of
 from p2pdist.model.plan import ORIGIN, Source
 from p2pdist.model.rendezvous import ranked

@@ -2,7 +2,6 @@
 
 import pytest
 
-from p2pdist.core.candidates import SETTLED_PACES, SETTLED_SPREAD
 from p2pdist.core.download import (
     ORIGIN_CORRUPT_MAX,
     REOPEN_S,
@@ -23,8 +22,8 @@ from p2pdist.core.download import (
     Tick,
     TrackerChanged,
 )
-from p2pdist.core.readers import Readers
-from p2pdist.core.sources import Sources
+from p2pdist.core.origin_seeding import Readers
+from p2pdist.core.sources import SETTLED_PACES, SETTLED_SPREAD, Sources
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.pieces import PieceLayout, PieceSet

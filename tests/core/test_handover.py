@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdist.core.handover import LEAVE_S, Begin, CutShort, Handover, Leave, Step
-from p2pdist.core.transport import STUCK_S, Policy, TransportChoice
+from p2pdist.core.transport import LEAVE_S, STUCK_S, Begin, CutShort, Handover, Leave, Policy, Step, TransportChoice
 from p2pdist.model.digest import digest_of
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdist.core.readers import GROUPS, Readers
+from p2pdist.core.origin_seeding import GROUPS, Readers
 from p2pdist.model.digest import digest_of
 
 BLOB = digest_of(b"a blob")

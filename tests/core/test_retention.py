@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from p2pdist.core.eviction import choose
-from p2pdist.core.retention import NONE_S, Stored, due, goes_first
+from p2pdist.core.eviction import NONE_S, Stored, choose, due, goes_first
 from p2pdist.model.candidate import Candidate
 from p2pdist.model.digest import digest_of
 from p2pdist.model.policy import NO_POLICY, PackagePolicy

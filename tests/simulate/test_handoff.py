@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 
 from p2pdist.core.download import Download
-from p2pdist.core.handover import Handover
-from p2pdist.core.readers import Readers
-from p2pdist.core.transport import Policy
+from p2pdist.core.origin_seeding import Readers
+from p2pdist.core.transport import Handover, Policy
 from p2pdist.simulate.faults import Crash, Fault, Partition, TrackerLoss
 from p2pdist.simulate.host import Host
 from p2pdist.simulate.invariants import InvariantBroken

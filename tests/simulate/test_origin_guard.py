@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from p2pdist.core.candidates import Candidates
 from p2pdist.core.download import Command, OpenStream
+from p2pdist.core.sources import Candidates
 from p2pdist.model.plan import ORIGIN, Source
 from p2pdist.model.rendezvous import ranked
 from p2pdist.simulate.faults import Crash, OriginOutage, Partition, TrackerLoss, inject

@@ -3,7 +3,7 @@
 After a restart, or a break of its session, an agent says from whom it receives. Such a stream goes
 on as it is, unless it would close a circle or read from the origin what another host of its zone
 reads or any host has. While no tracker answered, a keeper may have begun to read
-(p2pdist/core/candidates.py): it gets the lease now, or a parent.
+(p2pdist/core/sources.py): it gets the lease now, or a parent.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Dealing: where all who receive a blob do so by BitTorrent, the keepers of each zone read it from
 the origin, each its part.
 
-Theory. See p2pdist/core/readers.py for how the parts are dealt: hosts must name the same keepers,
-so those to whom a blob is dealt are told at once when its keepers change. The next in the order
-reads in the place of one that is away, and goes on when that one is given up: to tell ten thousand
-hosts takes the tracker half a second, and so it does this once.
+Theory. See p2pdist/core/origin_seeding.py for how the parts are dealt: hosts must name the same
+keepers, so those to whom a blob is dealt are told at once when its keepers change. The next in the
+order reads in the place of one that is away, and goes on when that one is given up: to tell ten
+thousand hosts takes the tracker half a second, and so it does this once.
 
 Each keeper counts as a lease. Where there are not leases for all of them, and as soon as somebody
 receives by trees, the holders of the stripes' leases read instead. Nor is a blob dealt of which

@@ -1,5 +1,5 @@
 """Keepers: the hosts of a zone that the others turn to while no tracker answers, and the only ones
-that then read the origin (p2pdist/core/candidates.py).
+that then read the origin (p2pdist/core/sources.py).
 
 Up to KEEPERS of a zone's members, chosen by rendezvous hashing on the blob
 (p2pdist/model/rendezvous.py), so that a tracker which knows nothing yet names the same hosts as the

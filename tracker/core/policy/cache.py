@@ -1,4 +1,4 @@
-"""Cache: how the stores of agents keep a package once it is there (p2pdist/core/retention.py does
+"""Cache: how the stores of agents keep a package once it is there (p2pdist/core/eviction.py does
 it)."""
 
 from __future__ import annotations

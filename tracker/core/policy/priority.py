@@ -1,5 +1,5 @@
 """Priority: how urgent every pull of a package is, whatever it was asked as
-(p2pdist/core/turn_order.py says what that is worth)."""
+(p2pdist/core/fair_queue.py says what that is worth)."""
 
 from __future__ import annotations
 

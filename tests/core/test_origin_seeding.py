@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdist.core.feeding import (
+from p2pdist.core.origin_seeding import (
     GIVEN_MAX,
     KEEPER_PAUSE_S,
     LATE_S,
@@ -16,8 +16,8 @@ from p2pdist.core.feeding import (
     SETTLE_S,
     TAKEN_S,
     Feed,
+    Readers,
 )
-from p2pdist.core.readers import Readers
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceSet
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from p2pdist.core.bucket import Bucket
+from p2pdist.core.token_bucket import Bucket
 from p2pdist.model.messages import Priority
 
 PRESEED_SHARE = 1 / 16

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from p2pdist.core.candidates import Candidates
-from p2pdist.core.neighbours import (
+from p2pdist.core.sources import Candidates, Sources
+from p2pdist.core.trackerless import (
     CHILDREN,
     EARLIER_MAX,
     LABEL_BYTES_MAX,
@@ -26,7 +26,6 @@ from p2pdist.core.neighbours import (
     read_text,
     text_of,
 )
-from p2pdist.core.sources import Sources
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import UsageError
 from p2pdist.model.messages import PROTOCOL_VERSION
