@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.btrfs import Meter
 from p2pdist.model.catalog import Stored
 from p2pdist.model.digest import Digest, hex_of
-from p2pdist.model.package import CATALOG_TYPE, TREE_TYPE, Descriptor, decode_manifest
+from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Descriptor, decode_manifest
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.tree import content_hash
 from p2pdist.store.assembly import Decoder, Part

@@ -19,17 +19,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sized
 from typing import Any, Generic, TypeVar
 
-from p2pdist.model.bundle import Bundle, encode_bundle, fitting
 from p2pdist.model.digest import Digest, hex_of, is_digest
 from p2pdist.model.errors import Corrupt, NotFound, Unavailable
-from p2pdist.model.package import (
+from p2pdist.model.manifest import (
     MANIFEST_BYTES_MAX,
     MANIFEST_TYPE,
+    Bundle,
     Descriptor,
     Manifest,
     Reference,
     blob_reference,
     decode_manifest,
+    encode_bundle,
+    fitting,
 )
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_reference
@@ -177,7 +179,7 @@ class Content:
         return data
 
     async def bundle(self, digest: Digest) -> bytes:
-        """The encoded bundle of the package with this manifest (p2pdist/model/bundle.py). Raises
+        """The encoded bundle of the package with this manifest (p2pdist/model/manifest.py). Raises
         NotFound, Corrupt, Unavailable."""
         data = self._bundles.get(digest)
         if data is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, UsageError
-from p2pdist.model.package import Reference, decode_manifest
+from p2pdist.model.manifest import Reference, decode_manifest
 from tracker.content import Content
 from tracker.core.policy.book import PolicyBook
 from tracker.core.policy.section import Mistake

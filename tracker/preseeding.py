@@ -20,8 +20,8 @@ import msgspec
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
+from p2pdist.model.manifest import Reference, decode_manifest, parse_reference
 from p2pdist.model.messages import Keep, Kept, Release, Spares
-from p2pdist.model.package import Reference, decode_manifest, parse_reference
 from p2pdist.model.preseed import PreseedRecord, PreseedRequest, RankRequest, canonical, fingerprint
 from tracker.content import Content
 from tracker.core.affinity import Affinity, Ranked, Wanted

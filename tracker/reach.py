@@ -23,9 +23,8 @@ from ipaddress import IPv6Address, ip_address
 import aiohttp
 import msgspec
 
-from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable
+from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, printable
 from p2pdist.model.messages import Reachability
-from p2pdist.model.printable import printable
 from p2pdist.transfer.dial import parse_address
 from p2pdist.transfer.names import NAMES, Resolver
 from tracker.core.host import BLAMERS_MIN, Host

@@ -9,7 +9,7 @@ import time
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 from p2pdist.model.preseed import ENDED
 from tracker.content import Content
 from tracker.core.policy.book import PolicyBook

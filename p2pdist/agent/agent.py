@@ -37,6 +37,7 @@ from p2pdist.core.token_bucket import Bucket
 from p2pdist.core.trackerless import Announcement, plan_without_tracker
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, from_problem
+from p2pdist.model.manifest import Descriptor, Manifest
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
     PROTOCOL_VERSION,
@@ -55,7 +56,6 @@ from p2pdist.model.messages import (
     StreamRequest,
     check_hello,
 )
-from p2pdist.model.package import Descriptor, Manifest
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.policy import PackagePolicy
 from p2pdist.model.selection import Selection

@@ -20,7 +20,7 @@ from p2pdist.core.eviction import Stored, due, goes_first, lasts_s
 from p2pdist.model.candidate import Candidate, Chooser, Share
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
-from p2pdist.model.package import PACK_TYPE, Manifest, decode_manifest
+from p2pdist.model.manifest import PACK_TYPE, Manifest, decode_manifest
 from p2pdist.model.policy import NO_POLICY, PackagePolicy
 from p2pdist.store.blobs import BlobStore
 

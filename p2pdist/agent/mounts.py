@@ -30,8 +30,8 @@ from msgspec import structs
 from p2pdist.agent.caller import Caller
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, TooLarge, UsageError
+from p2pdist.model.manifest import Config
 from p2pdist.model.messages import MountRequest, MountStatus
-from p2pdist.model.package import Config
 from p2pdist.mount.holders import Process, process, user
 from p2pdist.mount.layers import Layer, SquashfsLayer
 from p2pdist.mount.record import IMAGES

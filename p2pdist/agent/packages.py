@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from p2pdist.agent.tracker_session import TrackerSession
-from p2pdist.model.bundle import Bundle
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable
-from p2pdist.model.package import (
+from p2pdist.model.manifest import (
+    Bundle,
     Config,
     Descriptor,
     Manifest,

@@ -22,8 +22,8 @@ from p2pdist.core.downlink import BURST_S, Downlink, Lane
 from p2pdist.core.token_bucket import Bucket
 from p2pdist.model.digest import Digest, WireDigest
 from p2pdist.model.errors import UNDECODABLE, Corrupt
+from p2pdist.model.manifest import Manifest, decode_manifest
 from p2pdist.model.messages import Priority
-from p2pdist.model.package import Manifest, decode_manifest
 from p2pdist.model.policy import NO_POLICY, PackagePolicy, Transport
 from p2pdist.store.blobs import BlobStore
 from p2pdist.transfer.pacer import Pacer

@@ -29,8 +29,8 @@ from p2pdist.agent.pulls import Pull, Pulls
 from p2pdist.agent.spares import SparePacks
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
+from p2pdist.model.manifest import PACK_TYPE, Manifest, parse_reference
 from p2pdist.model.messages import REASON_CHARACTERS_MAX, Keep, Kept, KeptState, PullRequest, Release, Spares
-from p2pdist.model.package import PACK_TYPE, Manifest, parse_reference
 from p2pdist.store.blobs import BlobStore
 
 OWNER = "preseed:"

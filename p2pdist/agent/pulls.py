@@ -21,8 +21,8 @@ from p2pdist.agent.tree_pull import TreePull, together
 from p2pdist.agent.whole_digest import check_whole
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Unavailable, UsageError, foreseen
+from p2pdist.model.manifest import PACK_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
 from p2pdist.model.messages import Priority, PullRequest, PullStatus
-from p2pdist.model.package import PACK_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
 from p2pdist.model.selection import Selection
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore

@@ -14,8 +14,8 @@ from p2pdist.agent.packages import Package
 from p2pdist.agent.pulls import Pulls
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError
+from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, decode_manifest
 from p2pdist.model.messages import MountRequest, MountStatus
-from p2pdist.model.package import TREE_TYPE, Descriptor, Manifest, decode_manifest
 from p2pdist.mount.erofs_patch import is_intact
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer
 from p2pdist.store.blob import Blob

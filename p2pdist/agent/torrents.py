@@ -17,7 +17,7 @@ from p2pdist.agent.tracker_session import TrackerSession
 from p2pdist.model.bencode import decode
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable
-from p2pdist.model.package import SMALL_BYTES_MAX, Descriptor
+from p2pdist.model.manifest import SMALL_BYTES_MAX, Descriptor
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.torrent import TORRENT_TYPE, Torrent, decode_torrent, torrent_reference
 from p2pdist.origin.origin import Origin

@@ -24,9 +24,9 @@ import msgspec
 
 from p2pdist.agent.links import address_for_others
 from p2pdist.agent.outbox import gathered
-from p2pdist.model.bundle import Bundle, decode_bundle
 from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Unavailable, UsageError, from_problem
+from p2pdist.model.manifest import SMALL_BYTES_MAX, Bundle, Descriptor, Reference, decode_bundle
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
     MESSAGE_BYTES_MAX,
@@ -47,7 +47,6 @@ from p2pdist.model.messages import (
     decode_from_tracker,
     encode,
 )
-from p2pdist.model.package import SMALL_BYTES_MAX, Descriptor, Reference
 from p2pdist.model.policy import POLICY_HEADER, PackagePolicy, decode_policy
 from p2pdist.model.request_id import passed_on
 from p2pdist.model.url import redacted

@@ -17,7 +17,7 @@ from typing import Protocol
 from p2pdist.agent.tasks import in_thread
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
-from p2pdist.model.package import CATALOG_TYPE, PACK_TYPE, TREE_TYPE, Descriptor, Manifest
+from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, TREE_TYPE, Descriptor, Manifest
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection, pieces_covering
 from p2pdist.model.tree import Entry

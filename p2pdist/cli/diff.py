@@ -11,9 +11,8 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.depots import asks_origin_first, layout_option, opened_layout, opened_origin, origin_option
-from p2pdist.model.errors import UsageError
-from p2pdist.model.package import parse_reference
-from p2pdist.model.printable import printable
+from p2pdist.model.errors import UsageError, printable
+from p2pdist.model.manifest import parse_reference
 
 if TYPE_CHECKING:
     from p2pdist.package.push import Difference

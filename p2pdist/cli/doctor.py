@@ -12,7 +12,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.local import socket_option
 from p2pdist.cli.trackers import tracker_option
-from p2pdist.model.printable import printable
+from p2pdist.model.errors import printable
 
 if TYPE_CHECKING:
     from p2pdist.cli.diagnosis import Finding

@@ -13,7 +13,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.depots import layout_option, opened_layout
 from p2pdist.model.errors import Corrupt, P2PDistError, UsageError
-from p2pdist.model.package import (
+from p2pdist.model.manifest import (
     MANIFEST_BYTES_MAX,
     SQUASHFS_TYPE,
     TREE_TYPE,

@@ -14,7 +14,7 @@ from p2pdist.cli import output
 from p2pdist.cli.depots import layout_option, opened_layout
 from p2pdist.cli.pack import content_options, format_option, parse_entrypoint, settings_options, show_packed
 from p2pdist.model.errors import P2PDistError, UsageError
-from p2pdist.model.package import Config, parse_reference
+from p2pdist.model.manifest import Config, parse_reference
 
 if TYPE_CHECKING:
     from p2pdist.package.archive import Unpacked

@@ -10,8 +10,8 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.depots import asks_origin_first, layout_option, opened_layout, opened_origin, origin_option
-from p2pdist.model.package import MANIFEST_BYTES_MAX, Descriptor, decode_config, parse_reference
-from p2pdist.model.printable import printable
+from p2pdist.model.errors import printable
+from p2pdist.model.manifest import MANIFEST_BYTES_MAX, Descriptor, decode_config, parse_reference
 
 
 @click.command("inspect")

@@ -12,8 +12,8 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.model.errors import Conflict
+from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import MountStatus, Priority, PullRequest, PullStatus
-from p2pdist.model.package import parse_reference
 
 if TYPE_CHECKING:
     from p2pdist.agent.client import LocalClient

@@ -11,7 +11,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.depots import origin_option, required_origin
 from p2pdist.cli.local import socket_option
-from p2pdist.model.printable import printable
+from p2pdist.model.errors import printable
 
 
 @click.command("ls")

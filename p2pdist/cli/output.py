@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from p2pdist.model.errors import NotFound, P2PDistError, UsageError, foreseen
-from p2pdist.model.package import CATALOG_TYPE, Descriptor
-from p2pdist.model.printable import printable
+from p2pdist.model.errors import NotFound, P2PDistError, UsageError, foreseen, printable
+from p2pdist.model.manifest import CATALOG_TYPE, Descriptor
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars

@@ -15,7 +15,7 @@ import msgspec
 from p2pdist.cli import output
 from p2pdist.cli.depots import layout_option, opened_layout, opened_origin, origin_option
 from p2pdist.model.errors import UsageError
-from p2pdist.model.package import Descriptor, Reference, parse_reference
+from p2pdist.model.manifest import Descriptor, Reference, parse_reference
 
 if TYPE_CHECKING:
     from p2pdist.package.layering import Layer, Making
@@ -263,14 +263,14 @@ def layer_fields(layer: Descriptor) -> dict[str, object]:
 
 
 def _link_fields(link: Link) -> dict[str, str]:
-    from p2pdist.model.printable import printable
+    from p2pdist.model.errors import printable
 
     return {"path": printable(link.path), "target": printable(link.target), "what": link.what}
 
 
 def show_packed(packed: Packed, notes: list[str], *, as_json: bool, **more: object) -> None:
     """Tell what was packed; `more` are further fields of the JSON document."""
-    from p2pdist.model.printable import printable
+    from p2pdist.model.errors import printable
 
     for item in packed.dropped[:DROPPED_SHOWN_MAX]:
         output.line(f"left out: {printable(item.path)} ({item.what})")

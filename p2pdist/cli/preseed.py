@@ -12,8 +12,8 @@ from p2pdist.cli import output
 from p2pdist.cli.quantities import parse_share
 from p2pdist.cli.trackers import hosts_options, tracker_option
 from p2pdist.model.errors import NotFound, P2PDistError, Unavailable, UsageError
-from p2pdist.model.package import parse_reference
-from p2pdist.model.quantities import parse_duration
+from p2pdist.model.manifest import parse_reference
+from p2pdist.model.units import parse_duration
 
 if TYPE_CHECKING:
     from p2pdist.cli.trackers import TrackerClient

@@ -10,7 +10,7 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.depots import layout_option, opened_layout, origin_option, required_origin
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 
 if TYPE_CHECKING:
     from p2pdist.package.push import Pushed

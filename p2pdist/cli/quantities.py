@@ -6,7 +6,7 @@ import math
 import re
 
 from p2pdist.model.errors import UsageError
-from p2pdist.model.quantities import parse_rate
+from p2pdist.model.units import parse_rate
 
 __all__ = ["parse_rate", "parse_ratio", "parse_share", "parse_time"]
 

@@ -11,7 +11,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.trackers import hosts_options, tracker_option
 from p2pdist.model.errors import NotFound, UsageError
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 
 
 @click.command("rank")

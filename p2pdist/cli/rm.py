@@ -13,7 +13,7 @@ from p2pdist.cli import output
 from p2pdist.cli.depots import elsewhere_options, opened_elsewhere, origin_option
 from p2pdist.cli.local import socket_option
 from p2pdist.model.errors import UsageError
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 
 if TYPE_CHECKING:
     pass

@@ -14,8 +14,8 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.local import HOW_HELP, check_seen, follow_pull, pulled_name, socket_option
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
+from p2pdist.model.manifest import Config
 from p2pdist.model.messages import WAYS_TO_SHOW, MountRequest, MountStatus
-from p2pdist.model.package import Config
 
 if TYPE_CHECKING:
     from p2pdist.agent.client import LocalClient

@@ -1,7 +1,7 @@
-"""Sizes as options take them (p2pdist/model/quantities.py)."""
+"""Sizes as options take them (p2pdist/model/units.py)."""
 
 from __future__ import annotations
 
-from p2pdist.model.quantities import parse_size
+from p2pdist.model.units import parse_size
 
 __all__ = ["parse_size"]

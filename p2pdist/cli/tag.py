@@ -11,7 +11,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.depots import layout_option, opened_layout, opened_origin, origin_option
 from p2pdist.model.errors import NotFound, UsageError
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 
 
 @click.command("tag")

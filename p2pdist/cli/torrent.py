@@ -12,7 +12,7 @@ from p2pdist.cli import output
 from p2pdist.cli.depots import origin_option, required_origin
 from p2pdist.model.digest import is_digest, parse_digest
 from p2pdist.model.errors import UsageError
-from p2pdist.model.package import Reference, blob_reference, parse_reference
+from p2pdist.model.manifest import Reference, blob_reference, parse_reference
 
 if TYPE_CHECKING:
     from p2pdist.package.torrents import Made

@@ -3,6 +3,8 @@
 Each class fixes, once, its exit code (see docs/protocol.md), its HTTP status and the `type` of its
 problem document (RFC 9457). `what` says what happened and to what; `remedy` says what to do about
 it.
+
+Names that somebody else chose, fit for a terminal or a message.
 """
 
 from __future__ import annotations
@@ -11,6 +13,14 @@ import errno
 from typing import Any, ClassVar, Protocol
 
 import msgspec
+
+
+def printable(text: str) -> str:
+    """Bytes that are not UTF-8 (surrogates, as in os.fsdecode), control characters and others that
+    show nothing as escapes."""
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
 
 PROBLEM_BASE = "urn:p2pdist:problem:"
 

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound
-from p2pdist.model.package import PIECES_DIGEST, PIECES_SIZE, Descriptor
+from p2pdist.model.manifest import PIECES_DIGEST, PIECES_SIZE, Descriptor
 from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList, PieceSet
 
 _MAGIC = b"p2pdist-selection-1"

@@ -33,7 +33,7 @@ from typing import BinaryIO
 from p2pdist.model.bencode import Encodable, Value, decode, encode
 from p2pdist.model.digest import Digest, hex_of
 from p2pdist.model.errors import Corrupt, UsageError
-from p2pdist.model.package import Reference
+from p2pdist.model.manifest import Reference
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, piece_size_for
 
 TORRENT_TYPE = "application/vnd.p2pdist.torrent.v1"

@@ -13,14 +13,34 @@ said by catalogs (catalog.py), not by the root: it depends on what was packed be
 
 The content of a file of more than WHOLE_MAX bytes is a list of chunks (ChunkList); that of a
 smaller one is one chunk.
+
+The entries of a tree, page by page: versions of a tree share the pages that they have in common,
+and nothing is copied for it.
+
+Holes: which bytes of a content are written to a new file, so that its blocks of zeros take no
+space.
+
+What a tree states of a file does not say where its holes were: equal contents are equal however
+they were stored. So every whole block of zeros becomes one.
+
+Variants: files with the content of an object and another mode or time than the object has, kept
+with one tree.
+
+Names: <64 hex: BLAKE3 of the content>.<mode in octal>.<modification time in nanoseconds>
+
+So all that a variant must be can be verified by its name, and files of a tree that look the same
+share one.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import overload
 
 import msgspec
 from blake3 import blake3
@@ -389,3 +409,97 @@ class ChunkList:
         """Raises Corrupt."""
         cls.size_of(data)
         return cls(tuple(_RECORD.iter_unpack(data)))
+
+
+class Entries(Sequence[Entry]):
+    """The entries of all `pages`, in order. Equal to any sequence of equal entries. Several users
+    share one as long as there is one."""
+
+    __hash__ = None  # type: ignore[assignment]  # it is compared by what is in it
+    __slots__ = ("__weakref__", "_ends", "pages")
+
+    def __init__(self, pages: Iterable[Sequence[Entry]]) -> None:
+        self.pages = tuple(pages)
+        self._ends = tuple(accumulate(map(len, self.pages)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        return chain.from_iterable(self.pages)
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Entry]: ...
+
+    def __getitem__(self, index: int | slice) -> Entry | Sequence[Entry]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        at = range(len(self))[index]
+        page = bisect_right(self._ends, at)
+        return self.pages[page][at - self._ends[page]]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(one == another for one, another in zip(self, other, strict=True))
+
+
+HOLE = 4096
+"""Bytes of zeros, at a multiple of it, that become a hole."""
+
+_ZEROS = bytes(HOLE)
+
+
+def filled(offset: int, data: bytes | memoryview) -> Iterator[tuple[int, int]]:
+    """Ranges (begin, end) of `data`, which belongs at `offset` of a new file, that must be written.
+    Zeros at the ends, in blocks that neighbours share, need not be either: or a hole of many chunks
+    would have a block at every seam."""
+    view = memoryview(data)
+    first = min(-offset % HOLE, len(view))
+    last = max(first, len(view) - (offset + len(view)) % HOLE)
+    begin = 0 if any(view[:first]) else first
+    end = len(view) if any(view[last:]) else last
+    for at in _holes(offset, data):
+        if begin < at:
+            yield begin, at
+        begin = at + HOLE
+    if begin < end:
+        yield begin, end
+
+
+def has_hole(offset: int, data: bytes | memoryview) -> bool:
+    """Whether a whole block of the file is zeros."""
+    return next(_holes(offset, data), None) is not None
+
+
+def _holes(offset: int, data: bytes | memoryview) -> Iterator[int]:
+    """Where in `data` whole blocks of the file are zeros. The first byte of most blocks tells."""
+    start = -offset % HOLE
+    for number, byte in enumerate(data[start::HOLE]):
+        at = start + number * HOLE
+        if byte == 0 and bytes(data[at : at + HOLE]) == _ZEROS:
+            yield at
+
+
+BLOCK = 4096
+_NAME = re.compile(r"([0-9a-f]{64})\.[0-7]{3,4}\.-?[0-9]{1,20}")
+
+
+def variant_name(content: bytes, mode: int, mtime_ns: int) -> str:
+    """The name of the variant of a content with this mode and modification time in nanoseconds."""
+    return f"{content.hex()}.{mode:03o}.{mtime_ns}"
+
+
+def content_of(name: str) -> bytes | None:
+    """The BLAKE3 of what a variant must hold; None for what is no name of one."""
+    found = _NAME.fullmatch(name)
+    return bytes.fromhex(found[1]) if found else None
+
+
+def bytes_counted(size: int) -> int:
+    """What a variant of `size` bytes counts: whole blocks, since there may be many of a small
+    content."""
+    return -(-size // BLOCK) * BLOCK

@@ -25,8 +25,7 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from p2pdist.model.entries import Entries
-from p2pdist.model.tree import Directory, Entry, File, Symlink
+from p2pdist.model.tree import Directory, Entries, Entry, File, Symlink
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs import partial_file, write_image
 from p2pdist.mount.erofs_format import (

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2pdist.model.package import ROOT_VARIABLE
+from p2pdist.model.manifest import ROOT_VARIABLE
 
 HOLDERS_MAX = 5
 SEARCH_S_MAX = 1.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError, from_problem
-from p2pdist.model.package import ROOT_VARIABLE, Config, search_path
+from p2pdist.model.manifest import ROOT_VARIABLE, Config, search_path
 from p2pdist.mount.executable import INSPECT, Search, explain
 
 _SI_KERNEL = 0x80

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused, UsageError
+from p2pdist.model.manifest import LAYERS_MAX
 from p2pdist.model.messages import WAYS_TO_SHOW
-from p2pdist.model.package import LAYERS_MAX
 from p2pdist.mount import kernel, materialize
 from p2pdist.mount.holders import Process, holders, is_held, parse_process, run_from
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer, prepare

@@ -31,8 +31,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, walking_order
-from p2pdist.model.variant import variant_name
+from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, variant_name, walking_order
 from p2pdist.mount import kernel
 from p2pdist.mount.descent import Descent
 from p2pdist.mount.erofs import object_name

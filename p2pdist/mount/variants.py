@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from p2pdist.model.tree import Entry, File
-from p2pdist.model.variant import bytes_counted
+from p2pdist.model.tree import Entry, File, bytes_counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import msgspec
 
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import Corrupt, NotFound, TooLarge
-from p2pdist.model.package import MANIFEST_TYPE, Descriptor
+from p2pdist.model.manifest import MANIFEST_TYPE, Descriptor
 
 INDEX_BYTES_MAX = 64 << 20
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"

@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 
 from p2pdist.model.digest import Digest, digest_of, hex_of, is_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, TooLarge
-from p2pdist.model.package import MANIFEST_BYTES_MAX, MANIFEST_TYPE, SMALL_BYTES_MAX, Descriptor, Reference
+from p2pdist.model.manifest import MANIFEST_BYTES_MAX, MANIFEST_TYPE, SMALL_BYTES_MAX, Descriptor, Reference
 from p2pdist.origin.directory import Directory
 from p2pdist.origin.drafts import staging
 from p2pdist.origin.index import INDEX_BYTES_MAX, Index

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UsageError
-from p2pdist.model.package import SMALL_BYTES_MAX, Descriptor, Reference
+from p2pdist.model.manifest import SMALL_BYTES_MAX, Descriptor, Reference
 from p2pdist.model.url import redacted
 
 BUCKET_SCHEMES = ("s3", "gs", "az")

@@ -33,7 +33,7 @@ import zstandard
 
 from p2pdist.model.digest import is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, UsageError
-from p2pdist.model.package import LAYERS_MAX, MANIFEST_BYTES_MAX, Config
+from p2pdist.model.manifest import LAYERS_MAX, MANIFEST_BYTES_MAX, Config
 from p2pdist.model.platform import Platform, machine_platform, parse_platform, platform_of
 from p2pdist.package.regular import NotRegular, open_regular
 from p2pdist.package.scan import Scan

@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError
-from p2pdist.model.package import PIECES_DIGEST, PIECES_SIZE, PIECES_TYPE, Descriptor
+from p2pdist.model.manifest import PIECES_DIGEST, PIECES_SIZE, PIECES_TYPE, Descriptor
 from p2pdist.model.pieces import PIECES_LIMIT, PieceList, encoded_size, piece_size_for
 
 

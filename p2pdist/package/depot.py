@@ -13,7 +13,7 @@ from typing import Protocol
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound
-from p2pdist.model.package import (
+from p2pdist.model.manifest import (
     MANIFEST_BYTES_MAX,
     SMALL_BYTES_MAX,
     Descriptor,

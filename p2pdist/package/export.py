@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
-from p2pdist.model.holes import HOLE, filled
-from p2pdist.model.package import Config, search_path
+from p2pdist.model.manifest import Config, search_path
+from p2pdist.model.tree import HOLE, filled
 
 BLOCK = 4096
 HEADER_BYTES_MAX = 1 << 20

@@ -14,9 +14,8 @@ from blake3 import blake3
 from p2pdist.model.catalog import Catalog, Stored, decode_chunk
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError
-from p2pdist.model.holes import filled
-from p2pdist.model.package import CATALOG_TYPE, Descriptor, Manifest
-from p2pdist.model.tree import WHOLE_MAX, ChunkList, Entry, File, content_hash, decode_root, decode_tree
+from p2pdist.model.manifest import CATALOG_TYPE, Descriptor, Manifest
+from p2pdist.model.tree import WHOLE_MAX, ChunkList, Entry, File, content_hash, decode_root, decode_tree, filled
 from p2pdist.package.depot import LocalDepot
 from p2pdist.package.pool import read_catalog
 

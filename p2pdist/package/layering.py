@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, UsageError
-from p2pdist.model.package import LAYERS_MAX, Descriptor, Reference
+from p2pdist.model.manifest import LAYERS_MAX, Descriptor, Reference
 from p2pdist.package.depot import Depot, LocalDepot
 from p2pdist.package.ignore import Ignore, matcher, read_patterns
 from p2pdist.package.links import FOLLOWED, Followed, followed_links, snapshot_blobs

@@ -17,8 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2pdist.model.errors import UsageError
-from p2pdist.model.printable import printable
+from p2pdist.model.errors import UsageError, printable
 from p2pdist.package.scan import Link
 from p2pdist.package.tree_scan import changed
 

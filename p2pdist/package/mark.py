@@ -22,7 +22,7 @@ import msgspec
 
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, TooLarge
-from p2pdist.model.package import (
+from p2pdist.model.manifest import (
     BLOB_TYPE,
     CATALOG_TYPE,
     CONFIG_TYPE,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import NotFound, P2PDistError, UsageError
-from p2pdist.model.package import (
+from p2pdist.model.errors import NotFound, P2PDistError, UsageError, printable
+from p2pdist.model.manifest import (
     CONFIG_TYPE,
     LAYERS_MAX,
     MANIFEST_BYTES_MAX,
@@ -30,7 +30,6 @@ from p2pdist.model.package import (
     encode_config,
     encode_manifest,
 )
-from p2pdist.model.printable import printable
 from p2pdist.package.content import read_content
 from p2pdist.package.depot import Depot, LocalDepot, read_manifest, read_small
 from p2pdist.package.links import NOWHERE, OUT, strange_links

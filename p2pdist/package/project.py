@@ -33,7 +33,7 @@ from typing import Any, Literal
 import msgspec
 
 from p2pdist.model.errors import NotFound, TooLarge, UsageError
-from p2pdist.model.package import LAYERS_MAX
+from p2pdist.model.manifest import LAYERS_MAX
 from p2pdist.package.regular import open_regular
 from p2pdist.package.scan import source_directory
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, P2PDistError
-from p2pdist.model.package import (
+from p2pdist.model.manifest import (
     BLOB_TYPE,
     CONFIG_TYPE,
     MANIFEST_TYPE,

@@ -28,8 +28,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2pdist.model.errors import P2PDistError, UsageError
-from p2pdist.model.printable import printable
+from p2pdist.model.errors import P2PDistError, UsageError, printable
 from p2pdist.package.regular import open_regular
 from p2pdist.package.squashfs import MTIME_MAX
 from p2pdist.package.stage import Found

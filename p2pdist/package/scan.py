@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2pdist.model.errors import NotFound, P2PDistError, UsageError
-from p2pdist.model.printable import printable
+from p2pdist.model.errors import NotFound, P2PDistError, UsageError, printable
 
 DROPPED_SHOWN_MAX = 1000
 DEPTH_MAX = 1000

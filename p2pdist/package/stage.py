@@ -19,8 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
-from p2pdist.model.printable import printable
+from p2pdist.model.errors import DiskFull, P2PDistError, UsageError, printable
 from p2pdist.package.ignore import Ignore
 from p2pdist.package.links import Followed
 from p2pdist.package.scan import DEPTH_MAX, KINDS_DROPPED, Dropped

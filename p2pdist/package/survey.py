@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 import stat
 
-from p2pdist.model.errors import UsageError
-from p2pdist.model.printable import printable
+from p2pdist.model.errors import UsageError, printable
 from p2pdist.package.scan import KINDS_DROPPED, Scan, unreadable
 from p2pdist.package.squashfs import MTIME_MAX
 from p2pdist.package.tree_entries import is_opaque

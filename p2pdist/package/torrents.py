@@ -18,7 +18,7 @@ from typing import Protocol
 
 from p2pdist.model.digest import Digest, digest_of, hex_of
 from p2pdist.model.errors import Corrupt, NotFound
-from p2pdist.model.package import MANIFEST_BYTES_MAX, Descriptor, Reference, decode_manifest
+from p2pdist.model.manifest import MANIFEST_BYTES_MAX, Descriptor, Reference, decode_manifest
 from p2pdist.model.pieces import piece_size_for
 from p2pdist.model.torrent import (
     TORRENT_TYPE,

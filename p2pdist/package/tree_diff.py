@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from p2pdist.model.catalog import Catalog
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt
-from p2pdist.model.package import CATALOG_TYPE, PACK_TYPE, TREE_TYPE, Manifest
+from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, TREE_TYPE, Manifest
 from p2pdist.model.tree import (
     WHOLE_MAX,
     ChunkList,

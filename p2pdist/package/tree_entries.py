@@ -11,8 +11,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from p2pdist.model.errors import P2PDistError, UsageError
-from p2pdist.model.printable import printable
+from p2pdist.model.errors import P2PDistError, UsageError, printable
 from p2pdist.model.tree import (
     MODE_MASK,
     SIZE_MAX,

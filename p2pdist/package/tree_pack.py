@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2pdist.model.errors import UsageError
-from p2pdist.model.package import Manifest
+from p2pdist.model.manifest import Manifest
 from p2pdist.package.depot import Depot, LocalDepot
 from p2pdist.package.pack_writer import PackWriter
 from p2pdist.package.pool import Pool, blob_sizes, read_pool

@@ -23,8 +23,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from p2pdist.model.errors import Corrupt, UsageError
-from p2pdist.model.printable import printable
+from p2pdist.model.errors import Corrupt, UsageError, printable
 from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX
 from p2pdist.package.scan import Ignore, leaves_out, source_directory, unreadable, with_parents
 

@@ -27,7 +27,7 @@ import msgspec
 from blake3 import blake3
 
 from p2pdist.model.errors import P2PDistError
-from p2pdist.model.package import Descriptor
+from p2pdist.model.manifest import Descriptor
 from p2pdist.model.tree import Entry
 
 STATES_MAX = 32

@@ -22,7 +22,7 @@ from p2pdist.model.catalog import (
 )
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, P2PDistError, UsageError
-from p2pdist.model.package import CATALOG_TYPE, PACK_TYPE, TREE_TYPE
+from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, TREE_TYPE
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.tree import ENTRY_BYTES, PAGE_BYTES, Root, check_memory, content_hash, encode_root
 from p2pdist.package.content import Content

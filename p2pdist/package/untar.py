@@ -43,8 +43,7 @@ from typing import IO, Any, cast
 
 import zstandard
 
-from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, TooLarge
-from p2pdist.model.printable import printable
+from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, TooLarge, printable
 from p2pdist.model.tree import (
     DEPTH_MAX,
     ENTRIES_MAX,

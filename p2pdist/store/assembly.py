@@ -17,8 +17,7 @@ from blake3 import blake3
 from p2pdist.model.catalog import BLOCK_SIZE, chunk_blocks, one_frame
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt
-from p2pdist.model.holes import HOLE, filled, has_hole
-from p2pdist.model.tree import CHUNK_MAX, content_hash
+from p2pdist.model.tree import CHUNK_MAX, HOLE, content_hash, filled, has_hole
 from p2pdist.store.blob import Blob
 from p2pdist.store.disk import pwrite_all
 from p2pdist.store.objects import Draft, Objects

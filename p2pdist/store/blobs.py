@@ -27,7 +27,7 @@ from pathlib import Path
 from p2pdist.model.candidate import Candidate, Chooser, Share
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound
-from p2pdist.model.package import decode_manifest
+from p2pdist.model.manifest import decode_manifest
 from p2pdist.model.pieces import PieceList, PieceSet, encoded_size
 from p2pdist.store.blob import Blob, Shelf
 from p2pdist.store.disk import Pulse, boot_id, failures, free_bytes, in_memory, largest_bytes

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 
 from p2pdist.model.catalog import Pack, Stored
 from p2pdist.model.digest import Digest
-from p2pdist.model.entries import Entries
 from p2pdist.model.errors import Corrupt
-from p2pdist.model.tree import CHUNK_MAX, ChunkList, Entry, File, content_hash
+from p2pdist.model.tree import CHUNK_MAX, ChunkList, Entries, Entry, File, content_hash
 from p2pdist.store.assembly import Assembly, Part
 from p2pdist.store.objects import bytes_taken
 from p2pdist.store.selected import SelectedPack

@@ -29,8 +29,7 @@ from uuid import UUID
 
 from p2pdist.model.catalog import decode_chunk
 from p2pdist.model.errors import NotFound
-from p2pdist.model.holes import HOLE
-from p2pdist.model.tree import ChunkList, content_hash
+from p2pdist.model.tree import HOLE, ChunkList, content_hash
 from p2pdist.store.disk import failure, failures, sync_filesystem
 from p2pdist.store.encoded import EncodedWriter, on_btrfs
 from p2pdist.store.extents import Extents, write_content

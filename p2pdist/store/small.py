@@ -18,7 +18,7 @@ from pathlib import Path
 
 from p2pdist.model.digest import Digest, digest_of, hex_of
 from p2pdist.model.errors import TooLarge
-from p2pdist.model.package import SMALL_BYTES_MAX
+from p2pdist.model.manifest import SMALL_BYTES_MAX
 from p2pdist.store.disk import failures
 from p2pdist.store.index import Index
 from p2pdist.store.paths import Paths

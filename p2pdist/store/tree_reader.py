@@ -29,12 +29,12 @@ from p2pdist.model.catalog import (
     decode_catalog,
 )
 from p2pdist.model.digest import Digest
-from p2pdist.model.entries import Entries
 from p2pdist.model.errors import Corrupt, NotFound
 from p2pdist.model.tree import (
     ENTRY_BYTES,
     PAGE_BYTES,
     PAGES_MAX,
+    Entries,
     Page,
     Root,
     check_memory,

@@ -1,5 +1,5 @@
 """Variants of objects as files of a store: variants/<boot id>/<hex of the root>/<name>, see
-model/variant.py. Others write them; here they are counted, found and removed.
+model/tree.py. Others write them; here they are counted, found and removed.
 
 They belong to one tree and go with it. How many bytes they will take is said before they are
 written (`keep`), and counts from then on. They are not synchronised: those that were written under
@@ -16,7 +16,7 @@ from uuid import UUID
 
 from p2pdist.model.digest import Digest, hex_of, is_digest
 from p2pdist.model.errors import DiskFull
-from p2pdist.model.variant import bytes_counted, content_of, variant_name
+from p2pdist.model.tree import bytes_counted, content_of, variant_name
 from p2pdist.store.disk import failures
 from p2pdist.store.object_recovery import file_hash
 

@@ -19,8 +19,8 @@ from p2pdist.agent.caller import Caller
 from p2pdist.agent.mounts import Mounts
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, P2PDistError
+from p2pdist.model.manifest import Config
 from p2pdist.model.messages import MountRequest, PullRequest, PullStatus
-from p2pdist.model.package import Config
 from p2pdist.mount.layers import SquashfsLayer
 
 DIGEST = Digest("sha256:" + "ab" * 32)

@@ -19,8 +19,8 @@ from p2pdist.agent.blob_pull import BlobPull
 from p2pdist.agent.origin_reader import INLINE_S, OriginReader
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
+from p2pdist.model.manifest import BLOB_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, encode_manifest
 from p2pdist.model.messages import PullRequest
-from p2pdist.model.package import BLOB_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, encode_manifest
 from p2pdist.model.pieces import PieceList, PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, StripePlan
 from p2pdist.origin.layout import LocalLayout

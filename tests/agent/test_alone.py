@@ -16,8 +16,8 @@ from test_many_blobs import push
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.pulls import Pull
 from p2pdist.model.errors import Conflict, DiskFull, NotFound, Unavailable, UsageError
+from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import PullRequest
-from p2pdist.model.package import parse_reference
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.layering import Making, pack_layers, plain_layer
 from p2pdist.package.push import push_blob

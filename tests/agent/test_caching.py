@@ -14,7 +14,7 @@ from p2pdist.agent import caching as module
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.core import eviction
 from p2pdist.model.digest import Digest
-from p2pdist.model.package import Manifest, blob_reference, decode_manifest
+from p2pdist.model.manifest import Manifest, blob_reference, decode_manifest
 from p2pdist.model.plan import ORIGIN, Plan, StripePlan
 from p2pdist.model.policy import NO_POLICY, PackagePolicy
 from p2pdist.origin.layout import LocalLayout

@@ -20,8 +20,8 @@ from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pulls import Pulls
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused
+from p2pdist.model.manifest import Config
 from p2pdist.model.messages import MountRequest, MountStatus, PullRequest
-from p2pdist.model.package import Config
 from p2pdist.mount import kernel
 from p2pdist.mount.layers import SquashfsLayer
 

@@ -18,8 +18,7 @@ from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.http import make_apps
 from p2pdist.agent.pulls import SMALL_BLOBS_AT_ONCE
 from p2pdist.model.digest import digest_of
-from p2pdist.model.messages import FromAgent, Holding, Holdings, Report
-from p2pdist.model.package import (
+from p2pdist.model.manifest import (
     BLOB_TYPE,
     CONFIG_TYPE,
     MANIFEST_TYPE,
@@ -34,6 +33,7 @@ from p2pdist.model.package import (
     encode_manifest,
     parse_reference,
 )
+from p2pdist.model.messages import FromAgent, Holding, Holdings, Report
 from p2pdist.model.pieces import PieceList
 from p2pdist.origin.layout import LocalLayout
 from tracker.content import Content

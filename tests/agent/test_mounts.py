@@ -20,8 +20,8 @@ from p2pdist.agent.caller import Caller
 from p2pdist.agent.mounts import Mounts
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
+from p2pdist.model.manifest import Config
 from p2pdist.model.messages import MountRequest, MountStatus
-from p2pdist.model.package import Config
 from p2pdist.mount import kernel
 from p2pdist.mount.layers import SquashfsLayer
 
@@ -303,7 +303,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from p2pdist.agent.mounts import Mounts
 from p2pdist.model.messages import MountRequest
-from p2pdist.model.package import Config
+from p2pdist.model.manifest import Config
 from p2pdist.mount.layers import SquashfsLayer
 async def main():
     mounts = Mounts(Path(sys.argv[1]))

@@ -15,26 +15,27 @@ from aiohttp import web
 
 from p2pdist.agent.packages import Packages
 from p2pdist.agent.tracker_session import TrackerSession
-from p2pdist.model import bundle as bundles
-from p2pdist.model.bundle import Bundle, encode_bundle
+from p2pdist.model import manifest as bundles
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, NotFound
-from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Welcome, encode
-from p2pdist.model.package import (
+from p2pdist.model.manifest import (
     BLOB_TYPE,
     CONFIG_TYPE,
     MANIFEST_TYPE,
     PIECES_DIGEST,
     PIECES_SIZE,
     PIECES_TYPE,
+    Bundle,
     Config,
     Descriptor,
     Manifest,
     Reference,
+    encode_bundle,
     encode_config,
     encode_manifest,
     parse_reference,
 )
+from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Welcome, encode
 from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList, piece_size_for
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.store.blobs import BlobStore

@@ -15,8 +15,8 @@ from p2pdist.agent import preseeding as module
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.preseeding import Preseeding
 from p2pdist.model.digest import Digest
+from p2pdist.model.manifest import blob_reference
 from p2pdist.model.messages import Keep, Kept, Release
-from p2pdist.model.package import blob_reference
 from p2pdist.model.plan import ORIGIN, Plan, StripePlan
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.push import push_blob

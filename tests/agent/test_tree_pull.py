@@ -13,7 +13,7 @@ import pytest
 
 from p2pdist.agent.tree_pull import TreePull
 from p2pdist.model.digest import Digest
-from p2pdist.model.package import Descriptor, Manifest, decode_manifest, parse_reference
+from p2pdist.model.manifest import Descriptor, Manifest, decode_manifest, parse_reference
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection
 from p2pdist.mount import erofs_patch

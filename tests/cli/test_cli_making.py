@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from test_cli_main import run
 
-from p2pdist.model.package import SQUASHFS_TYPE, TREE_TYPE
+from p2pdist.model.manifest import SQUASHFS_TYPE, TREE_TYPE
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from p2pdist.cli.preseed import _reached
 from p2pdist.model.errors import UsageError
-from p2pdist.model.quantities import parse_duration
+from p2pdist.model.units import parse_duration
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdist.model.entries import Entries
-from p2pdist.model.tree import Symlink
+from p2pdist.model.tree import Entries, Symlink
 
 
 @given(sizes=st.lists(st.integers(0, 4), max_size=5), start=st.integers(-12, 12), stop=st.integers(-12, 12))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import NotFound
-from p2pdist.model.package import PACK_TYPE, PIECES_DIGEST, PIECES_SIZE, Descriptor
+from p2pdist.model.manifest import PACK_TYPE, PIECES_DIGEST, PIECES_SIZE, Descriptor
 from p2pdist.model.pieces import PieceList, PieceSet
 from p2pdist.model.selection import Selection, pieces_covering
 

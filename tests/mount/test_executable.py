@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from p2pdist.model.errors import NotFound, P2PDistError
-from p2pdist.model.package import Config
+from p2pdist.model.manifest import Config
 from p2pdist.mount.executable import Search
 from p2pdist.mount.program import program, run
 
@@ -132,7 +132,7 @@ def test_a_directory_that_may_not_be_searched_is_said(stage: Stage) -> None:
     stage.pack("bin/tool")
     script = (
         "import sys; from pathlib import Path\n"
-        "from p2pdist.model.package import Config; from p2pdist.mount.program import program, run\n"
+        "from p2pdist.model.manifest import Config; from p2pdist.mount.program import program, run\n"
         "path = sys.argv[1]; (Path(path) / 'bin').chmod(0)\n"
         "if __import__('os').geteuid() == 0: __import__('os').setresuid(65534, 65534, 65534)\n"
         "run(program(Config(), ['tool'], root=Path(path), environ={'PATH': '/usr/bin'}))"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError
-from p2pdist.model.package import Config
+from p2pdist.model.manifest import Config
 from p2pdist.mount.program import Program, program, run
 
 ROOT = Path("/shown here")

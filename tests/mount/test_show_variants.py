@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from shown_trees import Store, expected, random_tree, walk, without_groups
 
-from p2pdist.model.tree import Entry
-from p2pdist.model.variant import content_of
+from p2pdist.model.tree import Entry, content_of
 from p2pdist.mount import tree_files
 from p2pdist.mount.layers import TreeLayer
 from p2pdist.mount.show import show, unshow

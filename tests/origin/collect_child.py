@@ -12,7 +12,7 @@ from pathlib import Path
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 from p2pdist.origin import layout as layout_module
 from p2pdist.origin.layout import LayoutOrigin, LocalLayout
 from p2pdist.origin.origin import open_origin

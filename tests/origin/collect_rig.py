@@ -11,7 +11,7 @@ from pathlib import Path
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound
-from p2pdist.model.package import (
+from p2pdist.model.manifest import (
     BLOB_TYPE,
     CONFIG_TYPE,
     MANIFEST_TYPE,

@@ -16,7 +16,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.package import (
+from p2pdist.model.manifest import (
     BLOB_TYPE,
     CONFIG_TYPE,
     MANIFEST_TYPE,

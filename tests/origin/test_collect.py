@@ -17,7 +17,7 @@ from origin_rig import Place, Web
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, Unavailable, UsageError
-from p2pdist.model.package import MANIFEST_TYPE, Descriptor
+from p2pdist.model.manifest import MANIFEST_TYPE, Descriptor
 from p2pdist.origin import layout as layout_module
 from p2pdist.origin.layout import LayoutOrigin, LocalLayout
 from p2pdist.origin.origin import open_origin

@@ -10,7 +10,7 @@ from origin_rig import BUCKET, free_port, store_file
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LayoutOrigin
 from p2pdist.origin.origin import open_origin
 

@@ -14,7 +14,7 @@ from origin_rig import Place, store_file
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, TooLarge
-from p2pdist.model.package import MANIFEST_TYPE, Descriptor, Reference, parse_reference
+from p2pdist.model.manifest import MANIFEST_TYPE, Descriptor, Reference, parse_reference
 from p2pdist.origin.origin import open_origin
 
 
@@ -214,7 +214,7 @@ async def test_processes_that_tag_at_once_lose_nothing(tmp_path: Path) -> None:
     """The lock of a directory holds between processes."""
     script = """
 import asyncio, sys
-from p2pdist.model.package import *
+from p2pdist.model.manifest import *
 from p2pdist.model.digest import digest_of
 from p2pdist.origin.origin import open_origin
 async def work():

@@ -13,7 +13,7 @@ from origin_rig import store_file
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import NotFound, Refused
-from p2pdist.model.package import Reference, parse_reference
+from p2pdist.model.manifest import Reference, parse_reference
 from p2pdist.origin.layout import LayoutOrigin, LocalLayout, blob_key
 from p2pdist.origin.origin import open_origin
 

@@ -18,7 +18,7 @@ from origin_rig import free_port, store_file
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import NotFound, P2PDistError, Refused, Unavailable, UsageError
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.answer import proxy_for
 from p2pdist.origin.layout import LayoutOrigin
 from p2pdist.origin.origin import open_origin

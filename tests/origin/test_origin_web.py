@@ -15,7 +15,7 @@ from origin_rig import Web, free_port, store_file
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable, UsageError
-from p2pdist.model.package import Descriptor, parse_reference
+from p2pdist.model.manifest import Descriptor, parse_reference
 from p2pdist.origin import bucket
 from p2pdist.origin.layout import LocalLayout, blob_key
 from p2pdist.origin.origin import Origin, open_origin

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from p2pdist.model.errors import UsageError
-from p2pdist.model.package import Config
+from p2pdist.model.manifest import Config
 from p2pdist.package.archive import unpack_source
 from p2pdist.package.export import BLOCK, HOLE_BYTES_MIN, make_readable, write_tar, write_xar, xar_header
 from p2pdist.package.squashfs import build_image

@@ -15,7 +15,7 @@ from tree_rig import read_back
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UsageError
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 from p2pdist.model.tree import Directory, File
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.layering import Layer, Making, pack_layers, plain_layer

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, UsageError
-from p2pdist.model.printable import printable
+from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, UsageError, printable
 from p2pdist.package.scan import Scan
 from p2pdist.package.squashfs import build_image
 from p2pdist.package.survey import survey

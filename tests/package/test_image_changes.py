@@ -14,7 +14,7 @@ import pytest
 from test_image import stand_in
 
 from p2pdist.model.errors import Corrupt, NotFound, UsageError
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.layering import Layer, Making, pack_layers
 from p2pdist.package.pack import pack

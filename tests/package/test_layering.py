@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from p2pdist.model.errors import Corrupt, NotFound, UsageError
-from p2pdist.model.package import Manifest, decode_manifest, parse_reference
+from p2pdist.model.manifest import Manifest, decode_manifest, parse_reference
 from p2pdist.model.tree import WHOLE_MAX, File
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.extract import read_entries, read_packs, write_objects

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, NotFound, TooLarge, Unavailable
-from p2pdist.model.package import (
+from p2pdist.model.manifest import (
     CONFIG_TYPE,
     MANIFEST_TYPE,
     PACK_TYPE,

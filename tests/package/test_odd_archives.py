@@ -20,7 +20,7 @@ import pytest
 from test_archive import image_layout
 
 from p2pdist.model.errors import Corrupt, P2PDistError, TooLarge
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.archive import unpack_source
 from p2pdist.package.pack import pack

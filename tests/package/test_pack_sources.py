@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from p2pdist.model.errors import NotFound, UsageError
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.layering import Making, pack_layers, plain_layer, project_layers
 from p2pdist.package.pack import Packed, pack

@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, NotFound, UsageError
-from p2pdist.model.package import (
+from p2pdist.model.manifest import (
     SQUASHFS_TYPE,
     Manifest,
     blob_reference,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from p2pdist.model.errors import UsageError
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.layering import Layer, Making, pack_layers
 from p2pdist.package.project import Format

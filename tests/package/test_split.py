@@ -13,7 +13,7 @@ import pytest
 from environments import install, install_editable, make_environment, make_wheel, site_of
 
 from p2pdist.model.errors import UsageError
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.layering import Making, pack_layers, plain_layer, split_layer
 from p2pdist.package.pack import Packed

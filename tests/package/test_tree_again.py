@@ -18,7 +18,7 @@ from tree_rig import read_back
 
 from p2pdist.model import tree
 from p2pdist.model.errors import Corrupt
-from p2pdist.model.package import PACK_TYPE, parse_reference
+from p2pdist.model.manifest import PACK_TYPE, parse_reference
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package import holdings, pool, tree_draft, tree_pack, tree_plan, tree_state
 from p2pdist.package.holdings import Rows

@@ -17,7 +17,7 @@ from tree_rig import listed, read_back
 from p2pdist.model.catalog import Catalog, Pack, record
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound
-from p2pdist.model.package import CATALOG_TYPE, PACK_TYPE, Descriptor, Reference, parse_reference
+from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, Descriptor, Reference, parse_reference
 from p2pdist.model.tree import (
     PAGE_ENTRIES_MAX,
     WHOLE_MAX,

@@ -11,7 +11,7 @@ import pytest
 from tree_rig import read_back
 
 from p2pdist.model.errors import Corrupt, NotFound
-from p2pdist.model.package import CATALOG_TYPE, PACK_TYPE, Manifest, parse_reference
+from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, Manifest, parse_reference
 from p2pdist.model.tree import WHOLE_MAX, Directory, Entry, File, HardLink, Symlink, Whiteout
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import Packed, pack

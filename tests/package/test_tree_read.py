@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tree_rig import read_back
 
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 from p2pdist.model.tree import WHOLE_MAX, Symlink
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import pack

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from p2pdist.model.digest import digest_of
-from p2pdist.model.package import Descriptor
+from p2pdist.model.manifest import Descriptor
 from p2pdist.package.tree_state import Draft, Head, Index, Notes, Outcome, StateFile
 
 ROUNDS = 40

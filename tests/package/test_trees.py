@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tree_rig import listed, read_back
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError
-from p2pdist.model.package import CATALOG_TYPE, PACK_TYPE, TREE_TYPE, parse_reference
+from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, TREE_TYPE, parse_reference
 from p2pdist.model.tree import WHOLE_MAX, Directory, File, HardLink, Symlink, Whiteout
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import Packed, Settings, pack

@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from p2pdist.model.catalog import Catalog, decode_catalog, decode_chunk
 from p2pdist.model.digest import Digest
-from p2pdist.model.package import CATALOG_TYPE, MANIFEST_BYTES_MAX, PACK_TYPE, TREE_TYPE, Manifest, decode_manifest
+from p2pdist.model.manifest import CATALOG_TYPE, MANIFEST_BYTES_MAX, PACK_TYPE, TREE_TYPE, Manifest, decode_manifest
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.tree import (
     WHOLE_MAX,

@@ -19,8 +19,7 @@ from store_tree_rig import CHUNK, Publisher, check, noise, pull, text
 from p2pdist.model.catalog import BLOCK_SIZE, ChunkEncoder
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, DiskFull
-from p2pdist.model.holes import HOLE
-from p2pdist.model.tree import WHOLE_MAX, content_hash
+from p2pdist.model.tree import HOLE, WHOLE_MAX, content_hash
 from p2pdist.store.assembly import Decoder
 from p2pdist.store.blobs import BlobStore
 from p2pdist.store.bundle import Bundle

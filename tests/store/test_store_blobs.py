@@ -18,7 +18,7 @@ from store_rig import PIECE, complete_file, data_file, files, fill, flip, in_ind
 from p2pdist.core.eviction import choose
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError, TooLarge, UsageError
-from p2pdist.model.package import SMALL_BYTES_MAX, Config, Descriptor, Manifest, encode_config, encode_manifest
+from p2pdist.model.manifest import SMALL_BYTES_MAX, Config, Descriptor, Manifest, encode_config, encode_manifest
 from p2pdist.model.pieces import PieceList, encoded_size
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import SMALL_IDLE_S, BlobStore

@@ -20,7 +20,7 @@ from p2pdist.model.candidate import Share
 from p2pdist.model.catalog import Catalog, Pack, decode_catalog, encode_catalog
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound
-from p2pdist.model.package import PACK_TYPE, PIECES_DIGEST, PIECES_SIZE, Descriptor
+from p2pdist.model.manifest import PACK_TYPE, PIECES_DIGEST, PIECES_SIZE, Descriptor
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection, pieces_covering
 from p2pdist.model.tree import WHOLE_MAX, ChunkList, File, Root, content_hash, decode_root, encode_pages, encode_root

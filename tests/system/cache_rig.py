@@ -21,8 +21,8 @@ from site_rig import Agent
 from p2pdist.agent.client import LocalClient
 from p2pdist.cli.depots import opened_layout
 from p2pdist.model.errors import Conflict, DiskFull, NotFound, P2PDistError, Unavailable
+from p2pdist.model.manifest import TREE_TYPE, parse_reference
 from p2pdist.model.messages import MountRequest, PullRequest, VerifyRequest
-from p2pdist.model.package import TREE_TYPE, parse_reference
 from p2pdist.model.tree import content_hash
 from p2pdist.package.layering import Making, pack_layers, plain_layer
 

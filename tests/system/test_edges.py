@@ -17,7 +17,7 @@ import pytest
 from site_rig import P2PDIST, Agent, Site, free_port, until
 
 from p2pdist.model.errors import NotFound, P2PDistError
-from p2pdist.model.package import Descriptor, Manifest, decode_manifest, encode_manifest, parse_reference
+from p2pdist.model.manifest import Descriptor, Manifest, decode_manifest, encode_manifest, parse_reference
 from p2pdist.origin.layout import LocalLayout
 
 MIB = 1 << 20

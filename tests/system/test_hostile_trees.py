@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "store"))
 from store_tree_rig import Packed, Publisher, noise
 
 from p2pdist.model.digest import digest_of
-from p2pdist.model.package import (
+from p2pdist.model.manifest import (
     CATALOG_TYPE,
     CONFIG_TYPE,
     PACK_TYPE,

@@ -166,7 +166,7 @@ def test_a_catalog_that_lies_shows_nothing(site: Site, source: Source) -> None:
     """A pack that does not hold what its catalog says, although every piece of it verifies."""
     from p2pdist.model.catalog import Catalog, decode_catalog, encode_catalog
     from p2pdist.model.digest import digest_of
-    from p2pdist.model.package import CATALOG_TYPE, decode_manifest, encode_manifest
+    from p2pdist.model.manifest import CATALOG_TYPE, decode_manifest, encode_manifest
     from p2pdist.package.content import read_content
 
     source.publish("app:v1")

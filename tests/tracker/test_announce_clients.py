@@ -14,7 +14,7 @@ import pytest
 from torrent_rig import TorrentSite, content, running, torrent_site, until
 
 from p2pdist.model.digest import Digest, digest_of, hex_of
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 
 PIECE = 64 << 10
 SEED = str(Path(__file__).with_name("seed_torrent.py"))

@@ -21,8 +21,8 @@ from torrent_rig import TorrentSite, announce_query, content, torrent_site
 from p2pdist.model.bencode import encode
 from p2pdist.model.digest import digest_of, hex_of
 from p2pdist.model.errors import UsageError
+from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding
-from p2pdist.model.package import parse_reference
 from p2pdist.model.torrent import decode_torrent, torrent_info
 from tracker.core.announce import NUMWANT, Answer, Contact
 from tracker.core.events import Received, SessionClosed

@@ -10,8 +10,8 @@ from fleet_rig import PIECE, Hosts
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Refused
+from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import Holding
-from p2pdist.model.package import parse_reference
 from p2pdist.model.policy import NO_POLICY
 from tracker.core.fleet import Fleet
 from tracker.core.policy import book as books

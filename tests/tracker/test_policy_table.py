@@ -9,7 +9,7 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Refused, UsageError
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 from p2pdist.model.policy import NO_POLICY, PackagePolicy, decode_policy, encode_policy
 from tracker.core.policy.pattern import names_of, parse_pattern
 from tracker.core.policy.section import MISTAKES_MAX, Mistake

@@ -23,6 +23,7 @@ from postgresql import binaries, running_server
 from p2pdist.cli.slurm.job import Job
 from p2pdist.cli.slurm.prolog import _order, _Settings
 from p2pdist.model.digest import Digest
+from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
     Hello,
@@ -33,7 +34,6 @@ from p2pdist.model.messages import (
     decode_from_tracker,
     encode,
 )
-from p2pdist.model.package import parse_reference
 from p2pdist.origin.origin import open_origin
 from tracker import preseeding as module
 from tracker.content import Content

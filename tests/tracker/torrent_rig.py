@@ -18,7 +18,7 @@ from yarl import URL
 
 from p2pdist.model.bencode import decode
 from p2pdist.model.digest import Digest, digest_of, hex_of
-from p2pdist.model.package import (
+from p2pdist.model.manifest import (
     BLOB_TYPE,
     CONFIG_TYPE,
     MANIFEST_TYPE,

@@ -7,9 +7,8 @@ from typing import Any
 
 from aiohttp import ETag, web
 
-from p2pdist.model.bundle import BUNDLE_TYPE
 from p2pdist.model.digest import parse_digest
-from p2pdist.model.package import MANIFEST_TYPE, Descriptor, parse_reference
+from p2pdist.model.manifest import BUNDLE_TYPE, MANIFEST_TYPE, Descriptor, parse_reference
 from tracker.http import policies
 from tracker.http.keys import SERVICE
 
@@ -34,7 +33,7 @@ async def resolve(request: web.Request) -> web.Response:
 
 
 async def package(request: web.Request) -> web.StreamResponse:
-    """GET /v1/packages?reference=name:tag&zone=z: the bundle (p2pdist/model/bundle.py), with the
+    """GET /v1/packages?reference=name:tag&zone=z: the bundle (p2pdist/model/manifest.py), with the
     manifest's digest as its ETag, and in a header the package's policy."""
     source = request.app[SERVICE].content
     reference = parse_reference(request.query.get("reference", ""))

@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.package import Reference, parse_reference
+from p2pdist.model.manifest import Reference, parse_reference
 from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, encode_policy
 from tracker.http.keys import SERVICE
 from tracker.policies import note_package

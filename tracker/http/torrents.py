@@ -22,7 +22,7 @@ from aiohttp import web
 
 from p2pdist.model.digest import Digest, hex_of, parse_digest
 from p2pdist.model.errors import UsageError
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 from p2pdist.model.torrent import Torrent
 from tracker.core.sites import ip_of
 from tracker.http.keys import SERVICE

@@ -20,7 +20,7 @@ import msgspec
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import UNDECODABLE, P2PDistError
-from p2pdist.model.package import Descriptor
+from p2pdist.model.manifest import Descriptor
 
 BYTES_MAX = 1 << 30
 DESCRIPTORS_MAX = 100_000

@@ -34,7 +34,7 @@ from p2pdist.cli.demo.ingredients import (
 from p2pdist.cli.demo.processes import Processes
 from p2pdist.cli.demo.progress import pull_everywhere
 from p2pdist.model.errors import Corrupt, Unavailable
-from p2pdist.model.package import PIECES_TYPE
+from p2pdist.model.manifest import PIECES_TYPE
 
 BASE = "demo/base:v1"
 APP = "demo/trainer"

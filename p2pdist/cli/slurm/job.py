@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, TooLarge, UsageError
-from p2pdist.model.package import Reference, parse_reference
+from p2pdist.model.manifest import Reference, parse_reference
 
 PACKAGES_MAX = 16
 """Packages that one job names."""

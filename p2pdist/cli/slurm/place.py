@@ -11,7 +11,7 @@ from p2pdist.cli import output
 from p2pdist.cli.slurm import controller
 from p2pdist.cli.trackers import TrackerClient, tracker_option
 from p2pdist.model.errors import Conflict, UsageError
-from p2pdist.model.package import parse_reference
+from p2pdist.model.manifest import parse_reference
 
 
 @click.command("place")

@@ -53,11 +53,11 @@ from p2pdist.model.errors import (
 )
 from p2pdist.model.messages import MountRequest, PullStatus
 from p2pdist.model.preseed import ENDED, PreseedRequest, canonical, fingerprint
-from p2pdist.model.quantities import parse_duration
+from p2pdist.model.units import parse_duration
 
 if TYPE_CHECKING:
     from p2pdist.agent.client import LocalClient
-    from p2pdist.model.package import Reference
+    from p2pdist.model.manifest import Reference
 
 OF_THE_PACKAGE = (UsageError, NotFound, Corrupt, Refused)
 """Failures that any other node would meet as well."""

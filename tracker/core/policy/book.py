@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from p2pdist.model.digest import Digest
+from p2pdist.model.manifest import Reference
 from p2pdist.model.messages import Holding
-from p2pdist.model.package import Reference
 from p2pdist.model.policy import NO_POLICY, PackagePolicy
 from tracker.core.policy.pattern import names_of
 from tracker.core.policy.table import Policy, PolicyTable

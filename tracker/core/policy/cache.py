@@ -9,7 +9,7 @@ from typing import Self, cast, get_args
 import msgspec
 
 from p2pdist.model.policy import SECONDS_MAX, Keeping, PackagePolicy
-from p2pdist.model.quantities import parse_duration
+from p2pdist.model.units import parse_duration
 from tracker.core.policy.rule import Rule
 from tracker.core.policy.section import Section
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from p2pdist.model.errors import UsageError
-from p2pdist.model.package import Reference, parse_reference
+from p2pdist.model.manifest import Reference, parse_reference
 from p2pdist.model.policy import PATTERN_CHARACTERS_MAX
 
 _PATTERN = re.compile(r"[A-Za-z0-9._/:@*?\[\]!-]+\Z")

@@ -9,7 +9,7 @@ from typing import Self
 import msgspec
 
 from p2pdist.model.policy import RATE_BYTES_S_MAX, PackagePolicy
-from p2pdist.model.quantities import parse_rate
+from p2pdist.model.units import parse_rate
 from tracker.core.policy.rule import Rule
 from tracker.core.policy.section import Section
 

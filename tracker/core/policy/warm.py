@@ -23,9 +23,9 @@ from typing import Self
 
 from p2pdist.model.digest import Digest, hex_of
 from p2pdist.model.errors import P2PDistError
-from p2pdist.model.package import Reference, parse_reference
+from p2pdist.model.manifest import Reference, parse_reference
 from p2pdist.model.preseed import COUNT_MAX, PreseedRequest
-from p2pdist.model.quantities import parse_duration
+from p2pdist.model.units import parse_duration
 from tracker.core.policy.rule import Rule
 from tracker.core.policy.section import Section
 from tracker.core.selectors import parse_selector

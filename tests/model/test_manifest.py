@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, UsageError
-from p2pdist.model.package import (
+from p2pdist.model.manifest import (
     CONFIG_TYPE,
     LAYERS_MAX,
     MANIFEST_BYTES_MAX,
