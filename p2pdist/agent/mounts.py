@@ -32,9 +32,8 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, TooLarge, UsageError
 from p2pdist.model.manifest import Config
 from p2pdist.model.messages import MountRequest, MountStatus
-from p2pdist.mount.holders import Process, process, user
 from p2pdist.mount.layers import Layer, SquashfsLayer
-from p2pdist.mount.record import IMAGES
+from p2pdist.mount.records import IMAGES, Process, process, user
 from p2pdist.mount.show import Leftover, Shown, clean_leftovers, hand_out, show, unshow
 from p2pdist.mount.sight import NOTHING, Identity, seen
 

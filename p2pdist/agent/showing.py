@@ -16,7 +16,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError
 from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, decode_manifest
 from p2pdist.model.messages import MountRequest, MountStatus
-from p2pdist.mount.erofs_patch import is_intact
+from p2pdist.mount.erofs.patch import is_intact
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore

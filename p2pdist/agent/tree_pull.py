@@ -21,8 +21,8 @@ from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, TREE_TYPE, Descripto
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection, pieces_covering
 from p2pdist.model.tree import Entry
-from p2pdist.mount.erofs import is_image
-from p2pdist.mount.erofs_patch import draw
+from p2pdist.mount.erofs.patch import draw
+from p2pdist.mount.erofs.writer import is_image
 from p2pdist.mount.layers import make_image
 from p2pdist.store.blob import Blob
 from p2pdist.store.blobs import BlobStore

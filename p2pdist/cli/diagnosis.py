@@ -356,7 +356,7 @@ def _disk(place: Path) -> Finding:
 
 def mounts(directory: Path) -> list[Finding]:
     """Which ways of showing a package work here, for this user."""
-    from p2pdist.mount.squashfuse import missing
+    from p2pdist.mount.squashfs import missing
 
     root = os.geteuid() == 0
     found = []

@@ -45,7 +45,7 @@ def reflink(directory: Path) -> None:
 
 def erofs(directory: Path) -> None:
     """An EROFS image straight from its file. Raises OSError."""
-    from p2pdist.mount.erofs import mount_image, write_image
+    from p2pdist.mount.erofs.writer import mount_image, write_image
 
     image, target = directory / "image", directory / "target"
     target.mkdir()

@@ -75,7 +75,7 @@ class _Run:
     def run(self) -> int:
         """The program's exit code. Without root the program is shown the package in a namespace of
         its own where that works."""
-        from p2pdist.mount.squashfuse import missing
+        from p2pdist.mount.squashfs import missing
 
         reason = missing()
         if self._how or not reason:
@@ -104,7 +104,7 @@ class _Run:
         """The program inherits a hold on its view, and so do its children: whatever ends them, the
         agent sees when the last one is gone."""
         from p2pdist.mount import program
-        from p2pdist.mount.holders import hold
+        from p2pdist.mount.records import hold
 
         held = hold(Path(shown.path)) if shown.pid else None
         try:

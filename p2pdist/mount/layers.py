@@ -17,7 +17,7 @@ from pathlib import Path
 
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import Entry, File
-from p2pdist.mount.erofs import is_image, object_name, write_image
+from p2pdist.mount.erofs.writer import is_image, object_name, write_image
 
 _REMEDY = "Run p2pdist verify, which fetches again what is wrong"
 _writing = threading.Lock()

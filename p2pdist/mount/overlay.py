@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from p2pdist.mount import erofs, kernel, squashfs
+from p2pdist.mount import kernel, squashfs
+from p2pdist.mount.erofs import writer
 from p2pdist.mount.layers import TreeLayer
 from p2pdist.mount.squashfs import Image
 
@@ -94,7 +95,7 @@ def mount_layers(
         point = directory / str(number)
         point.mkdir()
         if isinstance(layer, TreeLayer):
-            erofs.mount_image(layer.image, point)
+            writer.mount_image(layer.image, point)
         else:
             squashfs.mount_image(layer, point)
     objects = dict.fromkeys(layer.objects.resolve() for layer in trees)

@@ -5,7 +5,7 @@ to) and "overlay", which need the right to mount; "userns" (see `p2pdist.mount.u
 a package to one program only; "unpack", which needs no right at all. For packages with trees:
 "erofs", an overlay of EROFS images and squashfs layers over the objects of the store, which needs
 root and Linux 6.12; then plain files, those of trees by "reflink", "hardlink" or "copy" (see
-`p2pdist.mount.tree_files`). Without root a user namespace mounts no EROFS, so such a package is
+`p2pdist.mount.files.tree`). Without root a user namespace mounts no EROFS, so such a package is
 shown as plain files to everybody. Every mount is nosuid and nodev. A record is on disk before
 anything is mounted, so nothing is lost sight of when the process is killed.
 """
@@ -21,12 +21,26 @@ from pathlib import Path
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused, UsageError
 from p2pdist.model.manifest import LAYERS_MAX
 from p2pdist.model.messages import WAYS_TO_SHOW
-from p2pdist.mount import kernel, materialize
-from p2pdist.mount.holders import Process, holders, is_held, parse_process, run_from
+from p2pdist.mount import kernel
+from p2pdist.mount.files import materialize
+from p2pdist.mount.files.remove import remove_tree
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer, prepare
 from p2pdist.mount.overlay import NoUpper, mount_layers
-from p2pdist.mount.record import IMAGES, Record, is_ours, is_whole, new_id, records, save, take_down
-from p2pdist.mount.removal import remove_tree
+from p2pdist.mount.records import (
+    IMAGES,
+    Process,
+    Record,
+    holders,
+    is_held,
+    is_ours,
+    is_whole,
+    new_id,
+    parse_process,
+    records,
+    run_from,
+    save,
+    take_down,
+)
 from p2pdist.mount.squashfs import Image, inspect
 
 _MOUNTED = ("overlay", "erofs")

@@ -3,6 +3,9 @@
 The format is version 4.0 (Linux kernel, Documentation/filesystems/squashfs.rst and
 fs/squashfs/squashfs_fs.h). The bytes of an image are verified against its digest before they get
 here; a squashfs that is damaged all the same was packed so.
+
+The program that mounts a squashfs image without root, and whether it can work here. Loaded by
+every `run`, so it loads little itself.
 """
 
 from __future__ import annotations
@@ -15,6 +18,20 @@ from pathlib import Path
 
 from p2pdist.model.errors import Corrupt, NotFound
 from p2pdist.mount import kernel
+
+PROGRAMS = ("squashfuse_ll", "squashfuse")
+"""Best first."""
+
+
+def missing() -> str:
+    """Why it cannot work here, or "" when it is worth trying."""
+    places = os.get_exec_path()
+    if not any(os.access(os.path.join(place, name), os.X_OK) for place in places for name in PROGRAMS):
+        return "squashfuse is not installed"
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "/dev/fuse is missing or not open to this user"
+    return ""
+
 
 SUPERBLOCK_BYTES = 96
 _MAGIC = 0x73717368

@@ -28,10 +28,9 @@ from typing import Any
 
 from p2pdist.model.errors import P2PDistError, Unavailable, from_problem
 from p2pdist.mount import kernel, overlay
+from p2pdist.mount.files.remove import remove_tree
 from p2pdist.mount.program import Program, run
-from p2pdist.mount.removal import remove_tree
-from p2pdist.mount.squashfs import inspect
-from p2pdist.mount.squashfuse import PROGRAMS, missing
+from p2pdist.mount.squashfs import PROGRAMS, inspect, missing
 
 READY_S_MAX = 20.0
 """How long all squashfuse processes together may take to mount."""

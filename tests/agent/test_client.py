@@ -29,7 +29,7 @@ from p2pdist.agent.client import LocalClient
 from p2pdist.cli.local import check_seen
 from p2pdist.model.errors import Conflict, NotFound, Unavailable, UsageError
 from p2pdist.model.messages import MountRequest, MountStatus, PullRequest, PullStatus
-from p2pdist.mount.squashfuse import missing
+from p2pdist.mount.squashfs import missing
 
 SCRIPT = """
 if [ "$1" = wait ]; then trap 'exit 9' TERM; echo ready; while :; do sleep 0.05; done; fi

@@ -16,8 +16,8 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.manifest import Descriptor, Manifest, decode_manifest, parse_reference
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection
-from p2pdist.mount import erofs_patch
-from p2pdist.mount.erofs import write_image
+from p2pdist.mount.erofs import patch
+from p2pdist.mount.erofs.writer import write_image
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import pack
 from p2pdist.store.blob import Blob
@@ -76,7 +76,7 @@ async def test_the_image_of_a_second_version_comes_from_the_first(
         whole.append(path)
         write_image(entries, path)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(erofs_patch, "write_image", spy)
+    monkeypatch.setattr(patch, "write_image", spy)
     other = tmp_path / "other"
     other.mkdir()
     (other / "file").write_bytes(b"another package")

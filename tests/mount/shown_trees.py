@@ -25,7 +25,7 @@ from p2pdist.model.tree import (
     content_hash,
     walking_order,
 )
-from p2pdist.mount.erofs import object_name
+from p2pdist.mount.erofs.writer import object_name
 from p2pdist.mount.layers import SquashfsLayer, TreeLayer
 
 MTIME_NS = 1_700_000_000_123_456_789

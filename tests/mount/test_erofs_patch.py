@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from shown_trees import Store, random_tree
 
 from p2pdist.model.tree import Directory, Entries, Entry, File, HardLink, Symlink, Whiteout, content_hash
-from p2pdist.mount.erofs import write_image
-from p2pdist.mount.erofs_format import DIRENT_SIZE, INODE, PART_SIZE, REST_AT, ROOT_AT, SLOT
-from p2pdist.mount.erofs_patch import CHANGED_DIVISOR, changed_entries, draw, patch_image
+from p2pdist.mount.erofs.format import DIRENT_SIZE, INODE, PART_SIZE, REST_AT, ROOT_AT, SLOT
+from p2pdist.mount.erofs.patch import CHANGED_DIVISOR, changed_entries, draw, patch_image
+from p2pdist.mount.erofs.writer import write_image
 
 TIB = 1 << 40
 

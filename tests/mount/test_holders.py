@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from p2pdist.mount.holders import Process, hold, is_held, parse_process, process, run_from, user
+from p2pdist.mount.records import Process, hold, is_held, parse_process, process, run_from, user
 
 
 def test_a_process_is_alive_until_it_ends() -> None:

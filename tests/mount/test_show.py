@@ -15,8 +15,8 @@ from shown_trees import Store
 
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, UsageError
 from p2pdist.mount import kernel
-from p2pdist.mount.holders import Process
 from p2pdist.mount.layers import TreeLayer
+from p2pdist.mount.records import Process
 from p2pdist.mount.show import clean_leftovers, show, shown, unshow
 
 Layer = Callable[..., Path]
@@ -178,7 +178,8 @@ def test_a_busy_mount_names_its_users(layer: Layer, tmp_path: Path, work: Path) 
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from p2pdist.mount import show, unpack
+from p2pdist.mount import show
+from p2pdist.mount.files import unpack
 images = [Path(name) for name in sys.argv[4:]]
 if sys.argv[3] == "half":
     unpack._merge = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

@@ -23,13 +23,15 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from shown_trees import Store, random_tree
-from p2pdist.mount import erofs, show, tree_files
+from p2pdist.mount import show
+from p2pdist.mount.erofs import writer
+from p2pdist.mount.files import tree as tree_files
 place, moment = Path(sys.argv[2]), sys.argv[3]
 kill = lambda *_, **_more: os.kill(os.getpid(), signal.SIGKILL)
 store = Store(place / "store")
 layers = [store.layer(str(number), random_tree(number, store)) for number in range(2)]
 if moment == "image":
-    erofs._Writer._finish = kill
+    writer._Writer._finish = kill
 elif moment == "mounting":
     show.mount_layers.__globals__["merge"] = kill
 elif moment == "writing":

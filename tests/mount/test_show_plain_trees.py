@@ -19,7 +19,8 @@ from unprivileged import NOBODY, as_nobody
 
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError
 from p2pdist.model.tree import Directory, Entry, Symlink, Whiteout
-from p2pdist.mount import kernel, tree_files
+from p2pdist.mount import kernel
+from p2pdist.mount.files import tree as tree_files
 from p2pdist.mount.layers import TreeLayer
 from p2pdist.mount.show import show, unshow
 

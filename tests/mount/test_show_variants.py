@@ -11,10 +11,10 @@ import pytest
 from shown_trees import Store, expected, random_tree, walk, without_groups
 
 from p2pdist.model.tree import Entry, content_of
-from p2pdist.mount import tree_files
+from p2pdist.mount.files import tree as tree_files
+from p2pdist.mount.files.variants import varied
 from p2pdist.mount.layers import TreeLayer
 from p2pdist.mount.show import show, unshow
-from p2pdist.mount.variants import varied
 
 pytestmark = pytest.mark.root
 

@@ -13,7 +13,7 @@ import pytest
 
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull
 from p2pdist.mount import kernel
-from p2pdist.mount.removal import remove_tree
+from p2pdist.mount.files.remove import remove_tree
 from p2pdist.mount.show import show, unshow
 from p2pdist.mount.squashfs import inspect
 

@@ -27,8 +27,7 @@ from blake3 import blake3
 
 from p2pdist.model.tree import Directory, Entries, Entry, File, Symlink
 from p2pdist.mount import kernel
-from p2pdist.mount.erofs import partial_file, write_image
-from p2pdist.mount.erofs_format import (
+from p2pdist.mount.erofs.format import (
     BLOCK_SIZE,
     CHUNKED,
     DIRENT_SIZE,
@@ -52,6 +51,7 @@ from p2pdist.mount.erofs_format import (
     xattr_body,
     xattr_count,
 )
+from p2pdist.mount.erofs.writer import partial_file, write_image
 
 CHANGED_DIVISOR = 32
 """When more than one entry in so many has changed, writing the whole image is faster than searching

@@ -25,7 +25,7 @@ from p2pdist.model.tree import (
     walking_order,
 )
 from p2pdist.mount import kernel
-from p2pdist.mount.erofs import BLOCK_SIZE, is_image, mount_image, write_image
+from p2pdist.mount.erofs.writer import BLOCK_SIZE, is_image, mount_image, write_image
 from p2pdist.mount.show import show, unshow
 from p2pdist.store.images import image_bytes_max
 
@@ -219,7 +219,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from shown_trees import Store, random_tree
-from p2pdist.mount.erofs import write_image
+from p2pdist.mount.erofs.writer import write_image
 write_image(random_tree(7, Store(Path(sys.argv[2]))), Path(sys.argv[3]))
 """
 

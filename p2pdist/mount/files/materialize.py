@@ -19,12 +19,12 @@ from pathlib import Path
 from p2pdist.model.errors import DiskFull, P2PDistError
 from p2pdist.model.tree import Directory, Entry, File
 from p2pdist.mount import kernel
-from p2pdist.mount.erofs import object_name
+from p2pdist.mount.erofs.writer import object_name
+from p2pdist.mount.files.tree import Given, TreeWriter, finish
+from p2pdist.mount.files.unpack import Listing, list_layers, unpack
+from p2pdist.mount.files.variants import Kept, varied
 from p2pdist.mount.layers import TreeLayer, check_object, check_objects
 from p2pdist.mount.squashfs import Image
-from p2pdist.mount.tree_files import Given, TreeWriter, finish
-from p2pdist.mount.unpack import Listing, list_layers, unpack
-from p2pdist.mount.variants import Kept, varied
 
 WAYS = ("reflink", "hardlink", "copy")
 """Ways to give the files of trees."""

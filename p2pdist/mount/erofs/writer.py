@@ -36,7 +36,7 @@ from blake3 import blake3
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout
 from p2pdist.mount import kernel
-from p2pdist.mount.erofs_format import (
+from p2pdist.mount.erofs.format import (
     BLOCK_SIZE,
     CHUNK_BITS,
     CHUNK_SIZE,

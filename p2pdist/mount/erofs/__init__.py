@@ -1,0 +1,1 @@
+"""EROFS images of metadata whose content lies in the store."""
