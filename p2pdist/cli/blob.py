@@ -16,7 +16,7 @@ from p2pdist.model.errors import Conflict, P2PDistError, from_problem
 from p2pdist.model.messages import PullRequest, PullStatus
 
 if TYPE_CHECKING:
-    from p2pdist.package.push import Pushed
+    from p2pdist.package.repository.push import Pushed
 
 
 @click.group("blob")
@@ -39,8 +39,8 @@ def push(file: Path, origin: str | None, torrent: bool, as_json: bool) -> None:
     Example:
       p2pdist blob push weights.safetensors --origin s3://packages/prod
     """
-    from p2pdist.package.push import push_blob
-    from p2pdist.package.torrents import make_file_torrent
+    from p2pdist.package.repository.push import push_blob
+    from p2pdist.package.repository.torrents import make_file_torrent
 
     async def work(progress: output.Progress) -> tuple[Pushed, Digest | None]:
         async with required_origin(origin) as central:

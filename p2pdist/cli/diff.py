@@ -15,8 +15,8 @@ from p2pdist.model.errors import UsageError, printable
 from p2pdist.model.manifest import parse_reference
 
 if TYPE_CHECKING:
-    from p2pdist.package.push import Difference
-    from p2pdist.package.tree_diff import PathChanges
+    from p2pdist.package.repository.push import Difference
+    from p2pdist.package.tree.diff import PathChanges
 
 SHOWN_MAX = 50
 """Lines of each kind for people; --json has all."""
@@ -76,7 +76,7 @@ def _texts(paths: tuple[bytes, ...]) -> tuple[str, ...]:
 
 
 def _used(traces: tuple[Path, ...]) -> set[str]:
-    from p2pdist.package.trace import merge, read_trace
+    from p2pdist.package.source.trace import merge, read_trace
 
     return set(_texts(tuple(map(os.fsencode, merge([read_trace(trace) for trace in traces]).files))))
 
@@ -84,8 +84,8 @@ def _used(traces: tuple[Path, ...]) -> set[str]:
 async def _compare(
     old: str, new: str, layout: Path, origin: str | None, *, origin_first: bool
 ) -> tuple[Difference, PathChanges | None]:
-    from p2pdist.package.depot import Depot, read_manifest
-    from p2pdist.package.tree_diff import compare_packages
+    from p2pdist.package.repository.repository import Depot, read_manifest
+    from p2pdist.package.tree.diff import compare_packages
 
     first, second = parse_reference(old), parse_reference(new)
     async with opened_layout(layout) as local, opened_origin(origin) as central:

@@ -71,7 +71,7 @@ class _Export:
 
     async def run(self, ref: str, directory: Path) -> dict[str, Any]:
         """What was written, for --json."""
-        from p2pdist.package.depot import read_manifest
+        from p2pdist.package.repository.repository import read_manifest
 
         reference = parse_reference(ref)
         async with opened_layout(directory) as layout:
@@ -87,7 +87,7 @@ class _Export:
         return found
 
     async def _write(self, manifest: Manifest, config: Config, layout: LocalLayout, stage: Path) -> None:
-        from p2pdist.package.export import write_xar
+        from p2pdist.package.archive.export import write_xar
 
         (only, *more) = manifest.layers
         if self._kind == "xar" and not more and only.media_type == SQUASHFS_TYPE:
@@ -104,10 +104,10 @@ class _Export:
         await asyncio.to_thread(write_xar, image, config, self._target, report=self._progress)
 
     async def _image(self, tree: Path, image: Path) -> Path:
-        from p2pdist.package.export import make_readable
-        from p2pdist.package.squashfs import LEVEL, build_image
-        from p2pdist.package.survey import survey
-        from p2pdist.package.tree_scan import scan_tree
+        from p2pdist.package.archive.export import make_readable
+        from p2pdist.package.image.preflight import survey
+        from p2pdist.package.image.squashfs import LEVEL, build_image
+        from p2pdist.package.source.scan import scan_tree
 
         modes = await asyncio.to_thread(make_readable, tree)
         found = survey(await asyncio.to_thread(scan_tree, tree), times_kept=True)
@@ -132,9 +132,9 @@ class _Export:
             raise P2PDistError(f"cannot write {target}: {error.strerror}", remedy="Name another one with -o") from error
 
     def _write_tar(self, tree: Path) -> None:
-        from p2pdist.package.export import make_readable, new_file, write_tar
-        from p2pdist.package.survey import survey
-        from p2pdist.package.tree_scan import scan_tree
+        from p2pdist.package.archive.export import make_readable, new_file, write_tar
+        from p2pdist.package.image.preflight import survey
+        from p2pdist.package.source.scan import scan_tree
 
         modes = make_readable(tree)
         found, done = survey(scan_tree(tree)), 0
@@ -169,8 +169,8 @@ class _Export:
         """The layers, bottom to top, with what trees refer to written below `stage`."""
         from p2pdist.mount.layers import TreeLayer
         from p2pdist.mount.squashfs import inspect
-        from p2pdist.package.content import read_content
-        from p2pdist.package.extract import read_entries, read_packs, write_objects
+        from p2pdist.package.archive.extract import read_entries, read_packs, write_objects
+        from p2pdist.package.repository.repository import read_content
 
         packs = await read_packs(manifest, layout)
         objects = stage / "objects"

@@ -15,7 +15,7 @@ from p2pdist.cli.local import socket_option
 from p2pdist.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from p2pdist.package.collect import Collected
+    from p2pdist.package.repository.gc import Collected
 
 DAY_S = 86_400.0
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S, "w": 7 * DAY_S}
@@ -122,7 +122,7 @@ def _show(done: Collected, *, dry_run: bool, as_json: bool) -> None:
 async def _collect_elsewhere(
     at_origin: bool, origin: str | None, layout: Path | None, age: float, dry_run: bool, progress: output.Progress
 ) -> Collected:
-    from p2pdist.package.collect import collect
+    from p2pdist.package.repository.gc import collect
 
     async with opened_elsewhere(at_origin, origin, layout) as place:
         return await collect(place, older_than_s=age, dry_run=dry_run, on_progress=progress)

@@ -17,9 +17,9 @@ from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.manifest import Config, parse_reference
 
 if TYPE_CHECKING:
-    from p2pdist.package.archive import Unpacked
+    from p2pdist.package.archive.importing import Unpacked
     from p2pdist.package.pack import Packed, Settings
-    from p2pdist.package.project import Format
+    from p2pdist.package.source.project import Format
 
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Of an image that names no PATH, as container runtimes have it. Its programs would be looked for
@@ -64,9 +64,9 @@ def command(
       docker save team/trainer:v3 -o trainer.tar
       p2pdist import trainer.tar -t team/trainer:v3 --format tree
     """
-    from p2pdist.package.archive import unpack_source
-    from p2pdist.package.layering import Layer, Making, pack_layers
-    from p2pdist.package.scan import source_directory, source_path
+    from p2pdist.package.archive.importing import unpack_source
+    from p2pdist.package.layers import Layer, Making, pack_layers
+    from p2pdist.package.source.scan import source_directory, source_path
 
     reference = parse_reference(tag)
     parse_entrypoint(settings["entrypoint"])

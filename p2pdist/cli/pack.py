@@ -18,10 +18,10 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import Descriptor, Reference, parse_reference
 
 if TYPE_CHECKING:
-    from p2pdist.package.layering import Layer, Making
+    from p2pdist.package.layers import Layer, Making
     from p2pdist.package.pack import Packed, Settings
-    from p2pdist.package.project import Format, Project, ProjectFile
-    from p2pdist.package.scan import Link
+    from p2pdist.package.source.project import Format, Project, ProjectFile
+    from p2pdist.package.source.scan import Link
 
 DROPPED_SHOWN_MAX = 20
 NAMED_MAX = 1000
@@ -159,8 +159,8 @@ def command(
       p2pdist pack ./app -t team/trainer:v1 --base team/env:2024-05 --entrypoint '["python", "-m", "train"]'
       p2pdist pack ./venv -t team/trainer:v2 --format tree --split --first-party trainer --reproducible
     """
-    from p2pdist.package.layering import pack_layers
-    from p2pdist.package.project import find_project
+    from p2pdist.package.layers import pack_layers
+    from p2pdist.package.source.project import find_project
 
     wanted = _Wanted(**given)
     file = find_project(source, project)
@@ -186,9 +186,9 @@ def _reference(wanted: _Wanted, said: Project | None) -> Reference:
 
 
 def _making(wanted: _Wanted, said: Project | None) -> Making:
-    from p2pdist.package.layering import Making
-    from p2pdist.package.reproducible import clamp_time
-    from p2pdist.package.squashfs import LEVEL
+    from p2pdist.package.image.reproducible import clamp_time
+    from p2pdist.package.image.squashfs import LEVEL
+    from p2pdist.package.layers import Making
 
     base = wanted.base or (said.base if said else None)
     mtime = wanted.mtime
@@ -221,8 +221,8 @@ def _settings(wanted: _Wanted, said: Project | None) -> Settings:
 
 def _layers(source: Path | None, wanted: _Wanted, file: ProjectFile | None) -> tuple[list[Layer], list[str]]:
     """What goes into each layer, and notes for the user."""
-    from p2pdist.package.layering import plain_layer, project_layers, split_layer, used_layer
-    from p2pdist.package.trace import merge, read_trace
+    from p2pdist.package.layers import plain_layer, project_layers, split_layer, used_layer
+    from p2pdist.package.source.trace import merge, read_trace
 
     form = wanted.form or (file.project.format if file else None) or "squashfs"
     if file is not None and (source is None or file.project.layer):

@@ -13,8 +13,8 @@ from p2pdist.cli.depots import layout_option, opened_layout, origin_option, requ
 from p2pdist.model.manifest import parse_reference
 
 if TYPE_CHECKING:
-    from p2pdist.package.push import Pushed
-    from p2pdist.package.torrents import Made
+    from p2pdist.package.repository.push import Pushed
+    from p2pdist.package.repository.torrents import Made
 
 
 @click.command("push")
@@ -34,7 +34,7 @@ def command(ref: str, layout: Path, origin: str | None, torrent: bool, as_json: 
     Example:
       p2pdist push team/trainer:v1 --origin s3://packages/prod
     """
-    from p2pdist.package.push import push
+    from p2pdist.package.repository.push import push
 
     reference = parse_reference(ref)
 
@@ -47,7 +47,7 @@ def command(ref: str, layout: Path, origin: str | None, torrent: bool, as_json: 
 
             if not torrent:
                 return pushed, []
-            from p2pdist.package.torrents import make_torrents
+            from p2pdist.package.repository.torrents import make_torrents
 
             return pushed, await make_torrents(reference, local, central, on_progress=hashed)
 

@@ -15,7 +15,7 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import Reference, blob_reference, parse_reference
 
 if TYPE_CHECKING:
-    from p2pdist.package.torrents import Made
+    from p2pdist.package.repository.torrents import Made
 
 
 @click.command("torrent")
@@ -70,7 +70,7 @@ def command(ref: str, origin: str | None, tracker: str | None, file: Path | None
 
 
 async def _make(reference: Reference, origin: str | None, progress: output.Progress) -> Made:
-    from p2pdist.package.torrents import make_torrent
+    from p2pdist.package.repository.torrents import make_torrent
 
     async with required_origin(origin) as central:
         return await make_torrent(reference, central, on_progress=lambda done, total: progress("hashing", done, total))

@@ -42,9 +42,9 @@ def command(arguments: tuple[str, ...], file: Path, root: Path | None, as_json: 
       p2pdist trace -o train.json --root ./venv -- ./venv/bin/python -m train --steps 1
       p2pdist pack ./venv -t trainer:slim --only-used train.json
     """
-    from p2pdist.package.export import new_file
-    from p2pdist.package.strace import read_logs, run
-    from p2pdist.package.trace import encode_trace, make_trace
+    from p2pdist.package.archive.export import new_file
+    from p2pdist.package.source.strace import read_logs, run
+    from p2pdist.package.source.trace import encode_trace, make_trace
 
     words = arguments[1:] if arguments[:1] == ("--",) else arguments
     place = root or Path(os.environ.get("P2PDIST_ROOT") or ".")

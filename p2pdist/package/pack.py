@@ -30,15 +30,13 @@ from p2pdist.model.manifest import (
     encode_config,
     encode_manifest,
 )
-from p2pdist.package.content import read_content
-from p2pdist.package.depot import Depot, LocalDepot, read_manifest, read_small
-from p2pdist.package.links import NOWHERE, OUT, strange_links
-from p2pdist.package.scan import Dropped, Ignore, Link, source_directory
-from p2pdist.package.squashfs import LEVEL, build_image, check_apart
-from p2pdist.package.survey import survey
-from p2pdist.package.tree_pack import Base, Options, pack_tree
-from p2pdist.package.tree_scan import TreeScan, check_unchanged, scan_tree
-from p2pdist.package.tree_store import write_small
+from p2pdist.package.image.preflight import survey
+from p2pdist.package.image.squashfs import LEVEL, build_image, check_apart
+from p2pdist.package.repository.repository import Depot, LocalDepot, read_content, read_manifest, read_small
+from p2pdist.package.source.links import NOWHERE, OUT, strange_links
+from p2pdist.package.source.scan import Dropped, Ignore, Link, TreeScan, check_unchanged, scan_tree, source_directory
+from p2pdist.package.tree.pack import Base, Options, pack_tree
+from p2pdist.package.tree.writer import write_small
 
 EXAMPLES = 3
 """Names that a warning gives of many."""

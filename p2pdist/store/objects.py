@@ -45,7 +45,7 @@ ROWS_MAX = 100_000
 whatever the number."""
 
 HOLE_CHUNK = 512 << 10
-"""Packing cuts a hole into chunks of so many zeros (package/chunker.py)."""
+"""Packing cuts a hole into chunks of so many zeros (package/tree/reader.py)."""
 
 _HOLE_RECORD = ChunkList(((content_hash(bytes(HOLE_CHUNK)), HOLE_CHUNK),)).encode()
 

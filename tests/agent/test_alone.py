@@ -19,8 +19,8 @@ from p2pdist.model.errors import Conflict, DiskFull, NotFound, Unavailable, Usag
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import PullRequest
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.layering import Making, pack_layers, plain_layer
-from p2pdist.package.push import push_blob
+from p2pdist.package.layers import Making, pack_layers, plain_layer
+from p2pdist.package.repository.push import push_blob
 
 Start = Callable[..., Awaitable[Agent]]
 TAG = parse_reference("app:v1")

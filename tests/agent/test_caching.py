@@ -18,7 +18,7 @@ from p2pdist.model.manifest import Manifest, blob_reference, decode_manifest
 from p2pdist.model.plan import ORIGIN, Plan, StripePlan
 from p2pdist.model.policy import NO_POLICY, PackagePolicy
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.push import push_blob
+from p2pdist.package.repository.push import push_blob
 
 PIECE = 64 << 10
 NONE = PackagePolicy("x:*", cache="none")

@@ -19,7 +19,7 @@ from p2pdist.model.manifest import blob_reference
 from p2pdist.model.messages import Keep, Kept, Release
 from p2pdist.model.plan import ORIGIN, Plan, StripePlan
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.push import push_blob
+from p2pdist.package.repository.push import push_blob
 
 PIECE = 64 << 10
 

@@ -24,7 +24,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Priority, PullRequest
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.push import push_blob
+from p2pdist.package.repository.push import push_blob
 from p2pdist.transfer.ranges import BLOCK_BYTES
 
 PIECE = 64 << 10

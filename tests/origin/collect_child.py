@@ -16,10 +16,10 @@ from p2pdist.model.manifest import parse_reference
 from p2pdist.origin import layout as layout_module
 from p2pdist.origin.layout import LayoutOrigin, LocalLayout
 from p2pdist.origin.origin import open_origin
-from p2pdist.package import collect as collect_module
-from p2pdist.package.collect import collect
 from p2pdist.package.pack import pack
-from p2pdist.package.push import push
+from p2pdist.package.repository import gc as collect_module
+from p2pdist.package.repository.gc import collect
+from p2pdist.package.repository.push import push
 
 
 def die() -> None:

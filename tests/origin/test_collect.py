@@ -21,11 +21,11 @@ from p2pdist.model.manifest import MANIFEST_TYPE, Descriptor
 from p2pdist.origin import layout as layout_module
 from p2pdist.origin.layout import LayoutOrigin, LocalLayout
 from p2pdist.origin.origin import open_origin
-from p2pdist.package import collect as collect_module
-from p2pdist.package import lease as lease_module
-from p2pdist.package.collect import collect
-from p2pdist.package.lease import LEASE_S, Lease, encode_note, note_name
-from p2pdist.package.push import push, push_blob
+from p2pdist.package.repository import gc as collect_module
+from p2pdist.package.repository import leases as lease_module
+from p2pdist.package.repository.gc import collect
+from p2pdist.package.repository.leases import LEASE_S, Lease, encode_note, note_name
+from p2pdist.package.repository.push import push, push_blob
 
 ORPHAN = b"nothing leads here"
 

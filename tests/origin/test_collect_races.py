@@ -17,9 +17,9 @@ from collect_rig import backdate, check_contents, holds, make_package, missing, 
 from origin_rig import Place
 
 from p2pdist.origin.layout import NOTES, LocalLayout
-from p2pdist.package.collect import collect
-from p2pdist.package.lease import LEASE_S, REMOVAL_S
-from p2pdist.package.push import push
+from p2pdist.package.repository.gc import collect
+from p2pdist.package.repository.leases import LEASE_S, REMOVAL_S
+from p2pdist.package.repository.push import push
 
 PUSHERS = 8
 

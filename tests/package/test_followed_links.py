@@ -18,10 +18,10 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.tree import Directory, File
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.layering import Layer, Making, pack_layers, plain_layer
-from p2pdist.package.links import NOWHERE, OUT, strange_links
+from p2pdist.package.layers import Layer, Making, pack_layers, plain_layer
 from p2pdist.package.pack import Packed, pack
-from p2pdist.package.scan import Link
+from p2pdist.package.source.links import NOWHERE, OUT, strange_links
+from p2pdist.package.source.scan import Link
 
 REFERENCE = parse_reference("model:v1")
 FORMATS = ["squashfs", "tree"]

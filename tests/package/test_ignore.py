@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from p2pdist.model.errors import TooLarge, UsageError
-from p2pdist.package.ignore import IGNORE_BYTES_MAX, PATTERNS_MAX, matcher, read_patterns
+from p2pdist.package.source.ignore import IGNORE_BYTES_MAX, PATTERNS_MAX, matcher, read_patterns
 
 
 def left_out(patterns: list[str], path: bytes, *, directory: bool = False) -> bool:

@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 
 from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, UsageError, printable
-from p2pdist.package.scan import Scan
-from p2pdist.package.squashfs import build_image
-from p2pdist.package.survey import survey
-from p2pdist.package.tree_scan import scan_tree
+from p2pdist.package.image.preflight import survey
+from p2pdist.package.image.squashfs import build_image
+from p2pdist.package.source.scan import Scan, scan_tree
 
 TIME = 1_600_000_000
 

@@ -16,9 +16,9 @@ from test_image import stand_in
 from p2pdist.model.errors import Corrupt, NotFound, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.layering import Layer, Making, pack_layers
+from p2pdist.package.image.squashfs import MTIME_MAX
+from p2pdist.package.layers import Layer, Making, pack_layers
 from p2pdist.package.pack import pack
-from p2pdist.package.squashfs import MTIME_MAX
 
 V1 = parse_reference("trainer:v1")
 

@@ -21,7 +21,7 @@ from p2pdist.model.manifest import (
     Descriptor,
 )
 from p2pdist.model.torrent import TORRENT_TYPE
-from p2pdist.package.mark import DOCUMENT_TYPES, Marks, read_document
+from p2pdist.package.repository.gc import DOCUMENT_TYPES, Marks, read_document
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 UNKNOWN_TYPE = "application/vnd.example.bundle+json"

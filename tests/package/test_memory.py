@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from p2pdist.model.errors import P2PDistError
-from p2pdist.package.memory import memory_groups
-from p2pdist.package.squashfs import build_image
+from p2pdist.package.image.memory import memory_groups
+from p2pdist.package.image.squashfs import build_image
 
 UNIFIED = "35 24 0:30 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 DIVIDED = (
@@ -71,7 +71,7 @@ def test_the_limit_of_a_group_is_found_from_within(group: tuple[Path, Path]) -> 
     code = f"""
 from pathlib import Path
 Path({str(made)!r}, "cgroup.procs").write_text("0")
-from p2pdist.package.memory import memory_limit
+from p2pdist.package.image.memory import memory_limit
 print(memory_limit())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -92,7 +92,7 @@ def test_an_image_is_made_within_a_limit_on_address_space(source: Path, tmp_path
     code = f"""
 import asyncio, os, resource, sys
 from pathlib import Path
-from p2pdist.package.squashfs import build_image
+from p2pdist.package.image.squashfs import build_image
 limit = min(1 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 asyncio.run(build_image(Path({str(source)!r}), Path({str(tmp_path / "image")!r})))

@@ -22,9 +22,9 @@ from test_archive import image_layout
 from p2pdist.model.errors import Corrupt, P2PDistError, TooLarge
 from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.archive import unpack_source
+from p2pdist.package.archive.importing import unpack_source
+from p2pdist.package.archive.untar import Applied, apply_tar, finish
 from p2pdist.package.pack import pack
-from p2pdist.package.untar import Applied, apply_tar, finish
 
 REFERENCE = parse_reference("a/b:v1")
 Tree = dict[bytes, tuple[str, int, bytes]]

@@ -16,10 +16,10 @@ import pytest
 from p2pdist.model.errors import NotFound, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.layering import Making, pack_layers, plain_layer, project_layers
+from p2pdist.package.layers import Making, pack_layers, plain_layer, project_layers
 from p2pdist.package.pack import Packed, pack
-from p2pdist.package.project import read_project
-from p2pdist.package.scan import source_directory
+from p2pdist.package.source.project import read_project
+from p2pdist.package.source.scan import source_directory
 
 REFERENCE = parse_reference("app:v1")
 

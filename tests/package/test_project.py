@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2pdist.model.errors import NotFound, UsageError
-from p2pdist.package.project import Project, ProjectFile, find_project, read_project
+from p2pdist.package.source.project import Project, ProjectFile, find_project, read_project
 
 
 def written(directory: Path, text: str) -> Path:

@@ -16,10 +16,10 @@ import pytest
 from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.layering import Layer, Making, pack_layers
-from p2pdist.package.project import Format
-from p2pdist.package.reproducible import TIME_DEFAULT_S, clamp_time, recompile
-from p2pdist.package.stage import walk
+from p2pdist.package.image.reproducible import TIME_DEFAULT_S, clamp_time, recompile
+from p2pdist.package.layers import Layer, Making, pack_layers
+from p2pdist.package.source.project import Format
+from p2pdist.package.source.staging import walk
 
 REFERENCE = parse_reference("app:v1")
 SOURCE = "import os\n\ndef where():\n    return where.__code__.co_filename, {'a', 'b', 'c'} == {1}\n"

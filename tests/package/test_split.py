@@ -15,9 +15,9 @@ from environments import install, install_editable, make_environment, make_wheel
 from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.layering import Making, pack_layers, plain_layer, split_layer
+from p2pdist.package.layers import Making, pack_layers, plain_layer, split_layer
 from p2pdist.package.pack import Packed
-from p2pdist.package.split import split
+from p2pdist.package.source.split import split
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import pytest
 from environments import install, make_environment, make_wheel, site_of
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError
-from p2pdist.package.strace import read_logs, run
-from p2pdist.package.trace import Trace, encode_trace, make_trace, merge, read_trace, select
+from p2pdist.package.source.strace import read_logs, run
+from p2pdist.package.source.trace import Trace, encode_trace, make_trace, merge, read_trace, select
 
 PYTHON = os.path.realpath(sys.executable)
 

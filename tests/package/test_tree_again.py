@@ -20,9 +20,11 @@ from p2pdist.model import tree
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.manifest import PACK_TYPE, parse_reference
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package import holdings, pool, tree_draft, tree_pack, tree_plan, tree_state
-from p2pdist.package.holdings import Rows
 from p2pdist.package.pack import Packed, pack
+from p2pdist.package.tree import builder, cache, pool, usage
+from p2pdist.package.tree import pack as tree_pack
+from p2pdist.package.tree import pool as tree_plan
+from p2pdist.package.tree.usage import Rows
 
 STEPS = 10
 
@@ -31,13 +33,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that a small tree comes to: pages, merged catalogs, packages in the pool, tables, new
     volumes."""
     monkeypatch.setattr(tree, "PAGE_ENTRIES", 8)
-    monkeypatch.setattr(tree_draft, "PAGE_ENTRIES_MAX", 12)
+    monkeypatch.setattr(builder, "PAGE_ENTRIES_MAX", 12)
     monkeypatch.setattr(tree, "PAGE_ENTRIES_MAX", 12)
     monkeypatch.setattr(tree_plan, "CATALOGS_MAX", 5)
     monkeypatch.setattr(tree_plan, "CATALOGS_KEPT", 2)
     monkeypatch.setattr(pool, "PACKAGES_MAX", 4)
-    monkeypatch.setattr(holdings, "SEARCHES_MAX", 3)
-    monkeypatch.setattr(tree_state, "NEWER_BYTES_MIN", 2000)
+    monkeypatch.setattr(usage, "SEARCHES_MAX", 3)
+    monkeypatch.setattr(cache, "NEWER_BYTES_MIN", 2000)
 
 
 def settle(source: Path) -> None:
@@ -49,14 +51,14 @@ def settle(source: Path) -> None:
 def taken_over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many pages each packing took over as they were; -1 where it began from nothing."""
     counts: list[int] = []
-    pages = tree_draft.Draft.pages
+    pages = builder.Draft.pages
 
-    def counting(draft: tree_draft.Draft, known: tree_draft.Known, available: Callable[[bytes], bool]) -> Any:
+    def counting(draft: builder.Draft, known: builder.Known, available: Callable[[bytes], bool]) -> Any:
         found = pages(draft, known, available)
         counts.append(sum(page is None for page in found[0].values()) if known.numbers else -1)
         return found
 
-    monkeypatch.setattr(tree_draft.Draft, "pages", counting)
+    monkeypatch.setattr(builder.Draft, "pages", counting)
     return counts
 
 
@@ -187,10 +189,8 @@ async def test_an_edit_reads_little_of_what_is_known(
     await pack_tree(source, "app:1", layout)
     (source / f"{(number := choose.randrange(12_000)) // 2000}/{number // 100}/{number}").write_bytes(b"edited")
     bodies: list[int] = []
-    read = tree_draft.Known._body
-    monkeypatch.setattr(
-        tree_draft.Known, "_body", lambda known, number: (bodies.append(number), read(known, number))[1]
-    )
+    read = builder.Known._body
+    monkeypatch.setattr(builder.Known, "_body", lambda known, number: (bodies.append(number), read(known, number))[1])
     monkeypatch.setattr(Rows, "table", lambda _: pytest.fail("a table of all chunks was made"))
     monkeypatch.setattr(pool, "decode_catalog", lambda _: pytest.fail("a catalog was decoded"))
     expected = tmp_path / "aside"

@@ -30,13 +30,12 @@ from p2pdist.model.tree import (
     ends_page,
 )
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.holdings import Holdings
 from p2pdist.package.pack import Packed, Settings, pack
-from p2pdist.package.pool import Part, Pool
-from p2pdist.package.push import push
-from p2pdist.package.tree_draft import Draft, Known, Looked
-from p2pdist.package.tree_plan import CATALOGS_KEPT, CATALOGS_MAX, choose
-from p2pdist.package.tree_state import Notes
+from p2pdist.package.repository.push import push
+from p2pdist.package.tree.builder import Draft, Known, Looked
+from p2pdist.package.tree.cache import Notes
+from p2pdist.package.tree.pool import CATALOGS_KEPT, CATALOGS_MAX, Part, Pool, choose
+from p2pdist.package.tree.usage import Holdings
 
 BASE, V1, V2, V3 = (parse_reference(text) for text in ("team/env:1", "trainer:v1", "trainer:v2", "trainer:v3"))
 

@@ -15,8 +15,8 @@ from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, Manifest, parse_refe
 from p2pdist.model.tree import WHOLE_MAX, Directory, Entry, File, HardLink, Symlink, Whiteout
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import Packed, pack
-from p2pdist.package.push import compare
-from p2pdist.package.tree_diff import compare_packages, compare_trees, merge
+from p2pdist.package.repository.push import compare
+from p2pdist.package.tree.diff import compare_packages, compare_trees, merge
 
 BASE, V1, V2 = (parse_reference(text) for text in ("team/env:1", "trainer:v1", "trainer:v2"))
 

@@ -9,12 +9,12 @@ import pytest
 
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import File, HardLink, content_hash
-from p2pdist.package.tree_draft import Draft, Known
-from p2pdist.package.tree_entries import Assembler
-from p2pdist.package.tree_read import SETTLED_COARSE_NS, SETTLED_NS, Read, settled
-from p2pdist.package.tree_scan import Row, scan_tree
-from p2pdist.package.tree_state import Draft as StateDraft
-from p2pdist.package.tree_state import Index, Notes
+from p2pdist.package.source.scan import Row, scan_tree
+from p2pdist.package.tree.builder import Draft, Known
+from p2pdist.package.tree.cache import Draft as StateDraft
+from p2pdist.package.tree.cache import Index, Notes
+from p2pdist.package.tree.entries import Assembler
+from p2pdist.package.tree.reader import SETTLED_COARSE_NS, SETTLED_NS, Read, settled
 
 NOW_NS = 1_700_000_000_000_000_001
 SECOND_NS = 1_000_000_000

@@ -18,8 +18,8 @@ from tree_rig import read_back
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.tree import WHOLE_MAX, Symlink
 from p2pdist.origin.layout import LocalLayout
+from p2pdist.package.image.squashfs import build_image
 from p2pdist.package.pack import pack
-from p2pdist.package.squashfs import build_image
 
 V1 = parse_reference("app:v1")
 MEMORY = Path("/dev/shm")

@@ -25,7 +25,7 @@ from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, TREE_TYPE, parse_ref
 from p2pdist.model.tree import WHOLE_MAX, Directory, File, HardLink, Symlink, Whiteout
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import Packed, Settings, pack
-from p2pdist.package.tree_read import BATCH_FILES, WORKERS_MAX
+from p2pdist.package.tree.reader import BATCH_FILES, WORKERS_MAX
 
 V1, V2, V3 = (parse_reference(text) for text in ("trainer:v1", "trainer:v2", "trainer:v3"))
 TIME_NS = 1_600_000_000_123_456_789

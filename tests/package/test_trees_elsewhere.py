@@ -13,7 +13,7 @@ from tree_rig import read_back
 from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import pack
-from p2pdist.package.push import push
+from p2pdist.package.repository.push import push
 
 
 @pytest.mark.skipif(shutil.which("skopeo") is None, reason="needs skopeo")

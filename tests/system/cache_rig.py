@@ -24,7 +24,7 @@ from p2pdist.model.errors import Conflict, DiskFull, NotFound, P2PDistError, Una
 from p2pdist.model.manifest import TREE_TYPE, parse_reference
 from p2pdist.model.messages import MountRequest, PullRequest, VerifyRequest
 from p2pdist.model.tree import content_hash
-from p2pdist.package.layering import Making, pack_layers, plain_layer
+from p2pdist.package.layers import Making, pack_layers, plain_layer
 
 KIB, MIB = 1 << 10, 1 << 20
 COUNTED = ("complete", "partial", "small", "objects", "expected", "images", "variants")

@@ -15,7 +15,7 @@ from p2pdist.model.errors import NotFound, Unavailable
 from p2pdist.model.manifest import Descriptor, Reference, blob_reference, parse_reference
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.origin.origin import Origin, open_origin
-from p2pdist.package.push import push_blob
+from p2pdist.package.repository.push import push_blob
 from tracker import content as module
 from tracker.content import Content
 from tracker.state.documents import FILE_NAME, Documents

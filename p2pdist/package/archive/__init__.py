@@ -1,0 +1,1 @@
+"""Packages from and to tar archives and container images."""

@@ -1,0 +1,493 @@
+"""Importing: a directory, a tar, or an image of containers becomes a directory tree and what to run
+in it.
+
+An image is an OCI image layout (image specification 1.0) or what `docker save` writes, as a
+directory or as a tar of it. Its blobs are compared with their digests, and the layers with the
+`diff_ids` of the config, before anything is packed. Compression (gzip, zstd, xz, bzip2) is told
+from the first bytes. The program is the image's entrypoint followed by its command.
+
+Of several images in an index those with another name or for another platform are left out; of the
+rest, which differ by their variants, the first that this machine runs is taken (image
+specification, "Image Index": the first matching entry).
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import errno
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import platform
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, TypeVar, cast
+
+import msgspec
+import zstandard
+
+from p2pdist.model.digest import is_digest
+from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, UsageError
+from p2pdist.model.manifest import LAYERS_MAX, MANIFEST_BYTES_MAX, Config
+from p2pdist.model.platform import Platform, machine_platform, parse_platform, platform_of
+from p2pdist.package.archive.untar import Applied, apply_tar, finish
+from p2pdist.package.source.scan import NotRegular, Scan, open_regular
+
+CHUNK_BYTES = 1 << 20
+INDEX_DEPTH_MAX = 4
+COMPRESSED_BYTES = 4096
+"""Read of an xz or zstd file at a time: zstd makes up to 128 KiB of four bytes."""
+_NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
+_NO_NAMES = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""What opening by a name fails with that no file of an image can have."""
+_ATTESTED = "vnd.docker.reference.type"
+"""An annotation of what belongs to an image and is none."""
+_LAYER_ENDS = (".tar", ".tar+gzip", ".tar.gzip", ".tar+zstd")
+
+Report = Callable[[str, int, int], None]
+Document = TypeVar("Document")
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """The tree at `root`, what to run in it, and what was left out. `kind` is directory, tar, OCI
+    image or docker archive. `modes` are those that entries are to have in the package, by path,
+    where files could not be read with them; `notes` are for the user; `user` is the one that an
+    image names for its program, which a package cannot."""
+
+    root: Path
+    kind: str
+    config: Config = field(default_factory=Config)
+    seen: Scan = field(default_factory=Scan)
+    modes: dict[bytes, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which image of several: its name, tag or digest, and its platform; "" leaves it to what there
+    is and to this machine."""
+
+    image: str = ""
+    platform: str = ""
+
+
+class _Descriptor(msgspec.Struct, rename={"media_type": "mediaType"}):
+    digest: str
+    size: int = 0
+    media_type: str = ""
+    annotations: dict[str, str] | None = None
+    platform: dict[str, Any] | None = None
+
+
+class _Index(msgspec.Struct):
+    manifests: list[_Descriptor]
+
+
+class _Manifest(msgspec.Struct):
+    config: _Descriptor
+    layers: list[_Descriptor]
+
+
+class _Saved(msgspec.Struct, rename="pascal"):
+    """An image in the manifest.json of a docker archive."""
+
+    config: str
+    layers: list[str]
+    repo_tags: list[str] | None = None
+
+
+class _Execution(msgspec.Struct, rename="pascal"):
+    entrypoint: list[str] | None = None
+    cmd: list[str] | None = None
+    env: list[str] | None = None
+    user: str | None = None
+    working_dir: str | None = None
+
+
+class _RootFiles(msgspec.Struct):
+    diff_ids: list[str] = []
+
+
+class _Image(msgspec.Struct):
+    config: _Execution | None = None
+    os: str = ""
+    architecture: str = ""
+    variant: str = ""
+    rootfs: _RootFiles = msgspec.field(default_factory=_RootFiles)
+
+
+def unpack_source(
+    source: Path,
+    work: Path,
+    *,
+    image: str = "",
+    platform: str = "",
+    report: Report = lambda what, done, total: None,
+) -> Unpacked:
+    """Unpack `source` below the empty directory `work`; a plain directory stays where it is.
+    `image` (a name, a tag or a digest) and `platform` (OS/ARCH[/VARIANT]) choose among several
+    images. Blocks. Raises NotFound, UsageError, Corrupt, TooLarge, DiskFull or P2PDistError."""
+    choice = Choice(image, platform)
+    if platform:
+        parse_platform(platform)
+    if source.is_dir():
+        return _image(source, work, choice, report) or Unpacked(source, "directory")
+    if not source.is_file():
+        raise NotFound(f"there is no directory or archive {source}")
+    outer = work / "archive"
+    outer.mkdir()
+    applied = Applied()
+    with _opened(source, report) as (stream, compressed):
+        apply_tar(stream, outer, applied, whiteouts=False, vouched=compressed)
+    finish(outer, applied)
+    plain = Unpacked(outer, "tar", seen=applied.seen, modes=applied.closed, notes=_behind(applied))
+    return _image(outer, work, choice, report) or plain
+
+
+def _image(place: Path, work: Path, choice: Choice, report: Report) -> Unpacked | None:
+    """What an image in the directory `place` unpacks to; None where there is no image."""
+    images = _Images(place, work, choice, report)
+    if (place / "oci-layout").is_file() and (place / "index.json").is_file():
+        return images.from_layout()
+    return images.from_saved() if _is_saved(place) else None
+
+
+def _behind(applied: Applied) -> tuple[str, ...]:
+    """A note of what follows the end of an archive."""
+    return (f"{applied.behind} bytes behind the end of the archive were left out",) if applied.behind else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Images:
+    """The images in the directory `place`."""
+
+    place: Path
+    work: Path
+    choice: Choice
+    report: Report
+
+    def from_layout(self) -> Unpacked:
+        """From an OCI image layout."""
+        index = _decoded(self._small(self.place / "index.json"), _Index, "index.json")
+        manifest = self._manifest(index, self.choice.image, INDEX_DEPTH_MAX)
+        config = _decoded(self._blob_bytes(manifest.config), _Image, "the image's config")
+        for layer in manifest.layers:
+            if not layer.media_type.endswith(_LAYER_ENDS):
+                raise UsageError(
+                    f"a layer of type {layer.media_type[:100]!r} is no tar and cannot be imported",
+                    remedy="A package of p2pdist needs no import: push it",
+                )
+        return self._apply([self._blob(layer) for layer in manifest.layers], config, "OCI image")
+
+    def from_saved(self) -> Unpacked:
+        """From what `docker save` wrote."""
+        saved = _decoded(self._small(self.place / "manifest.json"), list[_Saved], "manifest.json")
+        wanted = self.choice.image
+        found = {each.config: each for each in saved if not wanted or _is_called(wanted, each.repo_tags or [], "")}
+        if len(found) != 1:
+            raise _ambiguous(wanted, [name for each in saved for name in each.repo_tags or []])
+        (chosen,) = found.values()
+        config = _decoded(self._small(self._inside(chosen.config)), _Image, "the image's config")
+        return self._apply([self._inside(layer) for layer in chosen.layers], config, "docker archive")
+
+    def _manifest(self, index: _Index, wanted: str, depth: int) -> _Manifest:
+        """The manifest of the wanted image, for the wanted platform or this machine."""
+        images = [each for each in index.manifests if _ATTESTED not in (each.annotations or {})]
+        named = {each.digest: each for each in images if not wanted or _is_called(wanted, _names_of(each), each.digest)}
+        if not named or not depth:
+            raise _ambiguous(wanted, [name for each in images for name in _names_of(each)])
+        chosen = _chosen(list(named.values()), self.choice.platform, wanted)
+        data = self._blob_bytes(chosen)
+        if b'"manifests"' in data and b'"layers"' not in data:
+            return self._manifest(_decoded(data, _Index, chosen.digest), "", depth - 1)
+        return _decoded(data, _Manifest, chosen.digest)
+
+    def _note_platform(self, image: _Image) -> tuple[str, ...]:
+        """What to say of an image that this machine does not run. Raises NotFound when another
+        platform was asked for."""
+        if not image.architecture:
+            return ()
+        found = platform_of(image.os, image.architecture, image.variant)
+        if self.choice.platform:
+            wanted, exact = parse_platform(self.choice.platform)
+            if (wanted.os, wanted.architecture) != (found.os, found.architecture) or (exact and not wanted.runs(found)):
+                raise NotFound(f"there is no image for {wanted} in it, only one for {found}")
+        here = _here()
+        return () if here.runs(found) else (f"the image is for {found}; this machine is {here}",)
+
+    def _apply(self, layers: list[Path], image: _Image, kind: str) -> Unpacked:
+        if len(layers) > LAYERS_MAX or len(image.rootfs.diff_ids) != len(layers):
+            raise Corrupt(f"the image has {len(layers)} layers and names {len(image.rootfs.diff_ids)} of them")
+        notes = self._note_platform(image)
+        root = self.work / "root"
+        root.mkdir()
+        applied = Applied()
+        for path, expected in zip(layers, image.rootfs.diff_ids, strict=True):
+            with _opened(path, self.report) as (stream, _):
+                hashing = _Hashing(stream)
+                apply_tar(cast(IO[bytes], hashing), root, applied, vouched=True)
+            if "sha256:" + hashing.hasher.hexdigest() != expected:
+                raise Corrupt(f"the layer {path.name} is not the one that the image's config names: {expected[:100]}")
+        finish(root, applied)
+        run = image.config or _Execution()
+        program = (*(run.entrypoint or ()), *(run.cmd or ()))
+        config = Config(program, tuple(run.env or ()), run.working_dir or "")
+        notes += _behind(applied)
+        return Unpacked(root, kind, config, applied.seen, applied.closed, tuple(notes), run.user or "")
+
+    def _blob(self, descriptor: _Descriptor) -> Path:
+        """Where a blob lies, once its bytes were compared with its digest."""
+        if not is_digest(descriptor.digest):
+            raise Corrupt(f"{descriptor.digest[:100]!r} is not a SHA-256 digest")
+        path = self._inside(f"blobs/sha256/{descriptor.digest[7:]}")
+        hasher = hashlib.sha256()
+        with _regular(path) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                hasher.update(chunk)
+        if "sha256:" + hasher.hexdigest() != descriptor.digest:
+            raise Corrupt(f"blob {descriptor.digest} in {self.place} was altered")
+        return path
+
+    def _blob_bytes(self, descriptor: _Descriptor) -> bytes:
+        return self._small(self._blob(descriptor))
+
+    def _small(self, path: Path) -> bytes:
+        with _regular(path) as file:
+            data = file.read(MANIFEST_BYTES_MAX + 1)
+        if len(data) > MANIFEST_BYTES_MAX:
+            raise Corrupt(f"{path.name} is over the limit of {MANIFEST_BYTES_MAX} bytes")
+        return data
+
+    def _inside(self, name: str) -> Path:
+        """A file of the image. Docker archives name layers by links to others, so links count when
+        they stay inside."""
+        path = Path(os.path.realpath(self.place / name)) if "\0" not in name else Path("/")
+        if Path(os.path.realpath(self.place)) not in path.parents:
+            raise Corrupt(f"the image names {name[:200]!r}, which lies outside of it")
+        return path
+
+
+def _is_saved(place: Path) -> bool:
+    try:
+        with _regular(place / "manifest.json") as file:
+            msgspec.json.decode(file.read(MANIFEST_BYTES_MAX), type=list[_Saved])
+    except (P2PDistError, *UNDECODABLE):
+        return False
+    return True
+
+
+def _names_of(descriptor: _Descriptor) -> list[str]:
+    return [name for key in _NAMES if (name := (descriptor.annotations or {}).get(key))]
+
+
+def _is_called(wanted: str, names: list[str], digest: str) -> bool:
+    """Whether `wanted` is one of the names, as it stands or as docker and podman write it out, or
+    the digest. A name that has neither a slash nor a colon is a tag alone."""
+    full = _written_out(wanted)
+    meant = (full, full.replace("docker.io/library/", "localhost/", 1))
+    written = (_written_out(name) for name in names if "/" in name or ":" in name)
+    return wanted in (digest, *names) or any(name in meant for name in written)
+
+
+def _written_out(name: str) -> str:
+    """team/app as docker.io/team/app:latest (distribution, reference.ParseNormalizedNamed)."""
+    first, slash, rest = name.partition("/")
+    if not slash:
+        name = f"docker.io/library/{name}"
+    elif first == "index.docker.io":
+        name = f"docker.io/{rest}"
+    elif not re.search(r"[.:]|^localhost$", first):
+        name = f"docker.io/{name}"
+    return name if ":" in name.rpartition("/")[2] or "@" in name else f"{name}:latest"
+
+
+def _chosen(images: list[_Descriptor], platform: str, wanted: str) -> _Descriptor:
+    """One of images that have the wanted name. Raises NotFound, or UsageError where they differ by
+    more than their platform."""
+    said = [_platform_of(image) for image in images]
+    images = [image for image, found in zip(images, said, strict=True) if not found or found.architecture != "unknown"]
+    said = [_platform_of(image) for image in images]
+    if len(images) == 1:
+        return images[0]  # what its config says of its platform is looked at before it is unpacked
+    if platform:
+        target, exact = parse_platform(platform)
+        fitting = [image for image, found in zip(images, said, strict=True) if not found or target.runs(found)]
+        fitting.sort(key=_level_of, reverse=True)
+        if not fitting and not exact:
+            same = target.os, target.architecture
+            fitting = [
+                i for i, found in zip(images, said, strict=True) if found and (found.os, found.architecture) == same
+            ]
+    else:
+        target = _here()
+        fitting = [image for image, found in zip(images, said, strict=True) if not found or target.runs(found)]
+    if not fitting:
+        shown = ", ".join(dict.fromkeys(str(found) for found in said if found))
+        raise NotFound(
+            f"there is no image for {target} in it; there is: {shown[:500]}", remedy="Choose with --platform"
+        )
+    first, *others = fitting
+    for other in others:
+        alike = _platform_of(first) in (None, _platform_of(other)) or _platform_of(other) is None
+        if alike or (not wanted and _names_of(first) != _names_of(other)):
+            raise _ambiguous("", [name for image in images for name in _names_of(image) or [image.digest]])
+    return first
+
+
+def _platform_of(descriptor: _Descriptor) -> Platform | None:
+    """None where an index does not say what an image is for."""
+    said = descriptor.platform
+    return (
+        platform_of(said.get("os"), said["architecture"], said.get("variant"))
+        if said and said.get("architecture")
+        else None
+    )
+
+
+def _level_of(descriptor: _Descriptor) -> tuple[int, int]:
+    found = _platform_of(descriptor)
+    return found.level if found else (0, 0)
+
+
+def _here() -> Platform:
+    """The platform of this machine."""
+    try:
+        cpu = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        cpu = ""  # the least of its architecture
+    return machine_platform(platform.machine(), cpu)
+
+
+def _ambiguous(wanted: str, names: list[str]) -> P2PDistError:
+    shown = ", ".join(dict.fromkeys(names)) or "they have no names"
+    if wanted:
+        return NotFound(f"there is no image {wanted!r} in it; there is: {shown[:500]}")
+    return UsageError(
+        f"it does not hold exactly one image for this machine: {shown[:500]}", remedy="Choose with --image"
+    )
+
+
+def _decoded(data: bytes, kind: type[Document], what: str) -> Document:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except UNDECODABLE as error:
+        raise Corrupt(f"{what} is not what it should be: {error}") from error
+
+
+@contextlib.contextmanager
+def _regular(path: Path) -> Iterator[IO[bytes]]:
+    """A regular file, open for reading; raises NotFound, Corrupt or P2PDistError."""
+    try:
+        file = open_regular(path, follow=False)
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no file {path}") from error
+    except OSError as error:
+        if isinstance(error, NotRegular) or error.errno in _NO_NAMES:
+            raise Corrupt(f"{path} is not a regular file") from error
+        raise P2PDistError(f"cannot read {path}: {error.strerror}") from error
+    with file:
+        yield file
+
+
+@contextlib.contextmanager
+def _opened(path: Path, report: Report) -> Iterator[tuple[IO[bytes], bool]]:
+    """The decompressed bytes of an archive, and whether it is compressed: then reading them to
+    their end shows that they are whole."""
+    with _regular(Path(os.path.realpath(path))) as file:
+        head = file.read(6)
+        file.seek(0)
+        counted = cast(
+            IO[bytes], io.BufferedReader(_Counted(file, os.fstat(file.fileno()).st_size, report), CHUNK_BYTES)
+        )
+        stream: Any = None
+        if head.startswith(b"\x1f\x8b"):
+            stream = gzip.GzipFile(fileobj=counted, mode="rb")
+        elif head.startswith(b"\x28\xb5\x2f\xfd") or head[1:4] == b"\x2a\x4d\x18":
+            stream = _Frames(counted, zstandard.ZstdDecompressor().decompressobj)
+        elif head.startswith(b"\xfd7zXZ\0"):
+            stream = _Frames(counted, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=b"\0")
+        elif head.startswith(b"BZh"):
+            stream = bz2.BZ2File(counted)
+        if stream is None:
+            yield counted, False
+        else:
+            yield cast(IO[bytes], io.BufferedReader(stream, CHUNK_BYTES)), True
+
+
+class _Frames(io.RawIOBase):
+    """Decompresses frames, one behind the other, each to its end. The readers of the libraries end
+    without a word where one is cut off (zstandard) or where something else follows (lzma). `start`
+    makes a decompressor of one frame; `padding` may stand between them."""
+
+    def __init__(self, file: IO[bytes], start: Callable[[], Any], padding: bytes = b"") -> None:
+        self._file, self._start, self._padding = file, start, padding
+        self._frame: Any = None
+        self._input, self._output = b"", memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._output and self._go_on():
+            pass
+        count = min(len(buffer), len(self._output))
+        buffer[:count] = self._output[:count]
+        self._output = self._output[count:]
+        return count
+
+    def _go_on(self) -> bool:
+        """Decompress a little more; False at the end. Raises EOFError and what the library
+        raises."""
+        if self._frame is None or getattr(self._frame, "needs_input", True):
+            self._input = self._input or self._file.read(COMPRESSED_BYTES)
+            if self._frame is None and self._padding:
+                self._input = self._input.lstrip(self._padding)
+                if not self._input:
+                    self._input = self._file.read(COMPRESSED_BYTES)
+                    return bool(self._input)
+            if not self._input:
+                if self._frame is not None:
+                    raise EOFError("the compressed data is cut off")
+                return False
+        self._frame = self._frame or self._start()
+        limit = () if hasattr(self._frame, "unconsumed_tail") else (CHUNK_BYTES,)
+        self._output = memoryview(self._frame.decompress(self._input, *limit))
+        self._input = b""
+        if self._frame.eof:
+            self._input, self._frame = self._frame.unused_data, None
+        return True
+
+
+class _Counted(io.RawIOBase):
+    """Reads on from a file and reports how far it is."""
+
+    def __init__(self, file: IO[bytes], total: int, report: Report) -> None:
+        self._file, self._total, self._report, self._done = file, total, report, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = cast(io.BufferedReader, self._file).readinto(buffer)
+        self._done += count
+        self._report("unpacking", self._done, self._total)
+        return count
+
+
+class _Hashing:
+    """Reads on and hashes what comes by."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self.hasher = stream, hashlib.sha256()
+
+    def read(self, length: int) -> bytes:
+        data = self._stream.read(length)
+        self.hasher.update(data)
+        return data

@@ -1,0 +1,1 @@
+"""SquashFS images of a package."""

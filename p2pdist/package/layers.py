@@ -1,0 +1,308 @@
+"""Packing several layers as one package: each is packed on top of those before it, and only the
+last packing tags.
+
+A layer is packed from its directory where pack() alone can show what is wanted of it. A stand-in
+(stage.py) is packed instead where the layer appears in another place, where files are replaced to
+make it reproducible, and where an image shall hold a part of a directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.manifest import LAYERS_MAX, Descriptor, Reference
+from p2pdist.package.image.reproducible import recompile
+from p2pdist.package.image.squashfs import LEVEL, check_apart
+from p2pdist.package.pack import OnProgress, Packed, Settings, Shown, examples, pack
+from p2pdist.package.repository.repository import Depot, LocalDepot
+from p2pdist.package.source.ignore import Ignore, matcher, read_patterns
+from p2pdist.package.source.links import FOLLOWED, Followed, followed_links, snapshot_blobs
+from p2pdist.package.source.project import Format, Project, ProjectFile
+from p2pdist.package.source.scan import Dropped, Link, check_unchanged, scan_tree, source_directory
+from p2pdist.package.source.split import split
+from p2pdist.package.source.staging import stage, walk, with_parents
+from p2pdist.package.source.trace import Trace, select
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What goes into a layer: of the directory `source` what `ignore` does not leave out and, if
+    there is an `only`, what is in it, below the directory `target` of the package."""
+
+    source: Path
+    form: Format
+    ignore: Ignore | None = None
+    only: frozenset[bytes] | None = None
+    target: str = ""
+    split: bool = False
+    """The rest of the directory is in other layers: sources of compiled files may be there, and the
+    times of directories, which change with what is written for the other layers, are 0."""
+    told: bool = True
+    """The user hears of links and permissions that mean something else on a host."""
+    modes: Mapping[bytes, int] = field(default_factory=dict)
+    """Those that entries get, by path, in the place of their own: of a source that is packed
+    itself, not a stand-in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """How all layers are made. `mtime` and `world_readable` as pack takes them; `reproducible`
+    replaces compiled Python; `follow_links` packs files in the place of links that lead out of the
+    package."""
+
+    base: Reference | None = None
+    settings: Settings = field(default_factory=Settings)
+    level: int = LEVEL
+    mtime: int | None = None
+    xattrs: bool = False
+    reproducible: bool = False
+    world_readable: bool = False
+    follow_links: bool = False
+
+
+def project_layers(file: ProjectFile, form: Format, patterns: Sequence[str] = ()) -> list[Layer]:
+    """The layers of a project; `patterns` are left out of each of them, as what the project and
+    `.p2pdistignore` say."""
+    project = file.project
+    if not project.layer:
+        return [plain_layer(file.path.parent, form, patterns, project)]
+    layers = []
+    for described in project.layer:
+        source = source_directory(file.source(described))
+        outer = [*project.ignore, *described.ignore, *read_patterns(source), *patterns]
+        ignore = matcher(outer, where=f"the patterns of layer {described.source!r}")
+        only = None
+        if described.only:
+            chosen = matcher(described.only, where=f"`only` of layer {described.source!r}")
+            only = chosen_paths(source, chosen, ignore) if chosen else None
+        layers.append(Layer(source, described.format or form, ignore, only, described.target))
+    return layers
+
+
+def plain_layer(source: Path, form: Format, patterns: Sequence[str] = (), project: Project | None = None) -> Layer:
+    """One layer of all that is in `source` but what the patterns leave out."""
+    source = source_directory(source)
+    told = project.ignore if project else ()
+    return Layer(source, form, matcher([*told, *read_patterns(source), *patterns]))
+
+
+def chosen_paths(source: Path, chosen: Ignore, ignore: Ignore | None) -> frozenset[bytes]:
+    """What of `source` matches, with all that is in matching directories, and the directories
+    above. Raises UsageError when that is nothing."""
+    found: set[bytes] = set()
+    for entry in walk(source, ignore=ignore):
+        if os.path.dirname(entry.path) in found or chosen(entry.path, entry.is_directory):
+            found.add(entry.path)
+    if not found:
+        raise UsageError(f"nothing in {source} matches `only`", remedy="Write patterns as in a .gitignore file")
+    return with_parents(found)
+
+
+def used_layer(layer: Layer, trace: Trace) -> tuple[Layer, list[str]]:
+    """What of a layer was used in a run, and a note when the run used more. Raises UsageError when
+    nothing was."""
+    found = select(layer.source, trace)
+    only = found.paths if layer.only is None else found.paths & layer.only
+    notes = [f"{found.missing} files of the trace are not in {layer.source}"] if found.missing else []
+    return replace(layer, only=only), notes
+
+
+def split_layer(layer: Layer, first_party: Sequence[str]) -> tuple[list[Layer], list[str]]:
+    """The layers of a virtual environment, up to three, of which none is empty; and notes. Raises
+    UsageError."""
+    found = split(layer.source, first_party=first_party, ignore=layer.ignore)
+    notes = [
+        *found.notes,
+        f"third-party: {len(found.third_party)} distributions; first-party: {', '.join(found.first_party) or 'no distribution'}",
+    ]
+    parts = [part if layer.only is None else part & layer.only for part in (found.lower, found.compiled, found.upper)]
+    return [replace(layer, only=part, split=True) for part in parts if part], notes
+
+
+async def pack_layers(
+    layers: Sequence[Layer],
+    reference: Reference,
+    layout: LocalDepot,
+    making: Making,
+    *,
+    origin: Depot | None = None,
+    on_progress: OnProgress | None = None,
+) -> tuple[Packed, list[str]]:
+    """Pack `layers`, bottom to top, as `reference`. Returns what came of it, with the sums over all
+    layers, and notes for the user. Raises what pack raises; then no tag has moved."""
+    if not 1 <= len(layers) <= LAYERS_MAX:
+        raise UsageError(f"{reference} would have {len(layers)} layers", remedy=f"It must have 1 to {LAYERS_MAX}")
+    below, sums, notes = making.base, list[Packed](), list[str]()
+    whole = making.base is None and all(each.split and each.source == layers[0].source for each in layers)
+    async with layout.packing():  # no tag leads to the lower layers yet
+        for number, layer in enumerate(layers, 1):
+            last = number == len(layers)
+            async with _shown(layer, number, layout, making, on_progress) as (source, staged):
+                packed = await pack(
+                    source,
+                    reference,
+                    layout if last else cast(LocalDepot, _Untagged(layout)),
+                    base=below,
+                    origin=origin,
+                    settings=making.settings if last else None,
+                    level=making.level,
+                    mtime=making.mtime,
+                    format=layer.form,
+                    xattrs=making.xattrs,
+                    ignore=None if staged else layer.ignore,
+                    only=None if staged else layer.only,
+                    modes=layer.modes,
+                    timeless=layer.split and not staged,
+                    world_readable=making.world_readable,
+                    shown=Shown(layer.source, layer.target, layer.told, whole=whole),
+                    on_progress=on_progress,
+                )
+            if staged:
+                notes += staged.notes
+                packed = replace(
+                    packed,
+                    dropped=(*packed.dropped, *staged.lost),
+                    dropped_total=packed.dropped_total + len(staged.lost),
+                    followed=tuple(staged.followed),
+                )
+            sums.append(packed)
+            below = Reference(reference.name, digest=Digest(packed.digest))
+    return _summed(sums), notes
+
+
+def _summed(sums: Sequence[Packed]) -> Packed:
+    return replace(
+        sums[-1],
+        files=sum(each.files for each in sums),
+        bytes_total=sum(each.bytes_total for each in sums),
+        seconds=sum(each.seconds for each in sums),
+        dropped=tuple(item for each in sums for item in each.dropped),
+        dropped_total=sum(each.dropped_total for each in sums),
+        bytes_written=sum(each.bytes_written for each in sums),
+        warnings=tuple(dict.fromkeys(warning for each in sums for warning in each.warnings)),
+        links=tuple(link for each in sums for link in each.links),
+        followed=tuple(link for each in sums for link in each.followed),
+        narrow=tuple(path for each in sums for path in each.narrow),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """What came of a stand-in: what of the source it could not carry, notes, and the links in whose
+    place files stand."""
+
+    lost: list[Dropped]
+    notes: list[str]
+    followed: list[Link]
+
+
+@contextlib.asynccontextmanager
+async def _shown(
+    layer: Layer, number: int, layout: LocalDepot, making: Making, on_progress: OnProgress | None
+) -> AsyncIterator[tuple[Path, _Staged | None]]:
+    """The directory to pack for a layer, and what came of it where that is a stand-in."""
+    image_of_part = layer.form == "squashfs" and (layer.ignore is not None or layer.only is not None)
+    followed = await asyncio.to_thread(_followed, layer, making)
+    if not (layer.target or making.reproducible or image_of_part or followed):
+        yield layer.source, None
+        return
+    check_apart(layer.source, layout.directory)
+    purpose = f"{layer.source.absolute()} as layer {number}"
+    with layout.staging(purpose) as work:
+        staged = await asyncio.to_thread(_stage, layer, work, making.reproducible, followed, on_progress)
+        yield work / "tree", staged
+
+
+def _followed(layer: Layer, making: Making) -> dict[bytes, Followed]:
+    """What is packed in the place of links. Raises UsageError."""
+    if not layer.told or not (making.follow_links or snapshot_blobs(layer.source)):
+        return {}
+    walked = walk(layer.source, ignore=layer.ignore, only=layer.only)
+    links = [found.path for found in walked if stat.S_ISLNK(found.status.st_mode)]
+    return followed_links(layer.source, links, target=layer.target, wanted=making.follow_links)
+
+
+def _stage(
+    layer: Layer,
+    work: Path,
+    reproducible: bool,
+    followed: dict[bytes, Followed],
+    on_progress: OnProgress | None,
+) -> _Staged:
+    """Make the stand-in for a layer in `work`/tree. Raises Corrupt when something in its source
+    changes meanwhile."""
+    before = scan_tree(layer.source, ignore=layer.ignore, only=layer.only)
+    whole = layer.ignore is None and layer.only is None
+    look_again = partial(check_unchanged, before, ignore=layer.ignore, only=layer.only, times_of_directories=whole)
+    try:
+        made = _make(layer, work, reproducible, followed, on_progress)
+    except P2PDistError:
+        look_again()  # what has vanished is the better reason
+        raise
+    look_again()
+    return made
+
+
+def _make(
+    layer: Layer,
+    work: Path,
+    reproducible: bool,
+    followed: dict[bytes, Followed],
+    on_progress: OnProgress | None,
+) -> _Staged:
+    replaced: dict[bytes, Path | None] = {}
+    notes: list[str] = []
+    if reproducible:
+        (work / "compiled").mkdir()
+        files = walk(layer.source, ignore=layer.ignore, only=layer.only)
+        report = on_progress or (lambda what, done, total: None)
+        others = walk(layer.source, ignore=layer.ignore) if layer.split else ()
+        found = recompile(layer.source, files, work / "compiled", others=others, report=report)
+        replaced, notes = found.files, found.notes
+    links = [
+        Link(os.fsdecode(path), os.fsdecode(os.readlink(layer.source / os.fsdecode(path))), FOLLOWED)
+        for path in followed
+        if replaced.get(path, layer.source) is not None
+    ]
+    where = work / "tree" / layer.target
+    lost = stage(
+        layer.source,
+        where,
+        ignore=layer.ignore,
+        only=layer.only,
+        replaced=replaced,
+        plain_modes=reproducible,
+        timeless=layer.split,
+        followed=followed,
+    )
+    while where != work / "tree":
+        where = where.parent
+        where.chmod(0o755)
+        os.utime(where, (0, 0))
+    if links:
+        names = examples([f"{link.path} -> {link.target}" for link in links])
+        notes.append(f"packed the files that {len(links)} symbolic links lead to in their place: {names}")
+    return _Staged(lost, notes, links)
+
+
+class _Untagged:
+    """A layout in which a package that is not finished gets no tag."""
+
+    def __init__(self, layout: LocalDepot) -> None:
+        self._layout = layout
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layout, name)
+
+    async def tag(self, reference: Reference, descriptor: Descriptor) -> None:
+        """The last layer's packing does that."""

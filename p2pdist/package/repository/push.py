@@ -1,0 +1,214 @@
+"""Pushing: what an origin lacks of a package is sent to it. Content, then manifest, then tag, so a
+visible reference never dangles.
+
+A push skips what is there already, and a collection may be about to remove just that because no tag
+leads to it. How both are kept apart is told in lease.py: a push leaves a lease on all blobs of the
+package before it looks at any of them, and looks at all of them once more after the tag is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.errors import NotFound, P2PDistError
+from p2pdist.model.manifest import (
+    BLOB_TYPE,
+    CONFIG_TYPE,
+    MANIFEST_TYPE,
+    PIECES_TYPE,
+    Config,
+    Descriptor,
+    Manifest,
+    Reference,
+    blob_reference,
+    encode_config,
+    encode_manifest,
+)
+from p2pdist.package.repository.leases import Lease, NoteBoard
+from p2pdist.package.repository.repository import Depot, LocalDepot, read_content, read_manifest
+
+if TYPE_CHECKING:
+    from p2pdist.package.pack import OnProgress  # packing takes several times as long to load as pushing
+
+BLOBS_IN_FLIGHT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """`bytes_sent` and `bytes_skipped` (already there) add up to the package: layers, piece lists,
+    config and manifest. What had to be sent again since something removed it meanwhile counts each
+    time it was sent."""
+
+    reference: Reference
+    digest: Digest
+    size: int
+    bytes_sent: int
+    bytes_skipped: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What someone who holds A lacks of B: `added` layers, of `bytes_to_move` bytes in all.
+    `removed` layers are in A alone. A `changed` layer took the place of another at the same height;
+    it is counted among neither the added nor the removed."""
+
+    bytes_to_move: int
+    added: tuple[Digest, ...]
+    changed: tuple[Digest, ...]
+    removed: tuple[Digest, ...]
+
+
+class Target(Depot, NoteBoard, Protocol):
+    """Where packages are pushed to; see Origin for the contract."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A blob to send, and where it is: a file that has to be there when the origin lacks it, or its
+    bytes."""
+
+    blob: Descriptor
+    source: Path | bytes
+
+
+class _Sender:
+    """Sends blobs to one origin and keeps the sums."""
+
+    def __init__(self, origin: Target, home: str, total: int, on_progress: OnProgress | None) -> None:
+        self.sent = self.skipped = 0
+        self._origin, self._home, self._total, self._on_progress = origin, home, total, on_progress
+        self._done, self._lock = 0, threading.Lock()
+        self._turns = asyncio.Semaphore(BLOBS_IN_FLIGHT)
+
+    async def deliver(self, content: list[_Item], manifest: _Item, reference: Reference) -> None:
+        """Send what is lacking, then the manifest, then set the tag, if `reference` has one, under
+        a lease (lease.py)."""
+        names = [item.blob.digest for item in (*content, manifest)]
+        async with Lease(self._origin, names, on_wait=self._wait) as lease:
+            await self._send_all(content, manifest)
+            while lease.in_doubt:
+                await lease.take()
+                await self._send_all(content, manifest, again=True)
+            if reference.tag:
+                await self._origin.tag(reference, manifest.blob)
+            await self._send_all(content, manifest, again=True)
+
+    async def _send_all(self, content: list[_Item], manifest: _Item, *, again: bool = False) -> None:
+        await _all([self._send(item, again) for item in content])
+        await self._send(manifest, again)
+
+    async def _send(self, item: _Item, again: bool) -> None:
+        """Send a blob unless it is there. `again`: it was sent or found there before. Raises
+        NotFound when neither side has it."""
+        async with self._turns:
+            blob, source = item.blob, item.source
+            if await self._origin.size(blob.digest) == blob.size:
+                count = 0
+            elif isinstance(source, bytes):
+                await self._origin.write_small(source)
+                self._advance(count := blob.size)
+            elif not source.exists():
+                raise NotFound(
+                    f"blob {blob.digest} is neither at {self._home} nor at {self._origin.url}",
+                    remedy="Push the base package there first, or pack again",
+                )
+            else:
+                count = await self._origin.write_blob(blob.digest, source, on_bytes=self._advance)
+            self.sent += count
+            if not count and not again:
+                self.skipped += blob.size
+                self._advance(blob.size)
+
+    def _advance(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            done = min(self._done, self._total)
+        if self._on_progress:
+            self._on_progress("pushing", done, self._total)
+
+    def _wait(self) -> None:
+        if self._on_progress:
+            self._on_progress("waiting for a collection at the origin", 0, self._total)
+
+
+async def push(
+    reference: Reference, layout: LocalDepot, origin: Target, *, on_progress: OnProgress | None = None
+) -> Pushed:
+    """Send a package from the local layout to the origin. Layers of a base may be at the origin
+    only.
+
+    Raises NotFound when the reference is not in the layout or a blob is nowhere, and Corrupt when a
+    local blob was altered.
+    """
+    started = time.monotonic()
+    described, manifest, _ = await read_manifest(reference, [layout])
+    blobs = {blob.digest: blob for blob in (*manifest.blobs, *manifest.small_blobs())}
+    total = sum(blob.size for blob in blobs.values()) + described.size
+    sender = _Sender(origin, layout.url, total, on_progress)
+    items = [_Item(blob, layout.blob_path(blob.digest)) for blob in (*blobs.values(), described)]
+    await sender.deliver(items[:-1], items[-1], reference)
+    return Pushed(reference, described.digest, described.size, sender.sent, sender.skipped, time.monotonic() - started)
+
+
+async def push_blob(file: Path, origin: Target, *, on_progress: OnProgress | None = None) -> Pushed:
+    """Send one file as a blob with its piece list, tagged as blob_reference. `digest` and `size` of
+    the result are the file's."""
+    started = time.monotonic()
+    stopped = threading.Event()
+    try:
+        content = await asyncio.to_thread(read_content, file, stopped=stopped)
+    finally:
+        stopped.set()
+    pieces = _small(content.pieces.encode(), PIECES_TYPE)
+    config = _small(encode_config(Config()), CONFIG_TYPE)
+    layer = content.descriptor(BLOB_TYPE)
+    manifest = _small(encode_manifest(Manifest(config.blob, (layer,), (pieces.blob,))), MANIFEST_TYPE)
+    reference = blob_reference(content.digest)
+    sender = _Sender(origin, str(file.parent), content.size, on_progress)
+    await sender.deliver([_Item(layer, file), pieces, config], manifest, reference)
+    return Pushed(reference, content.digest, content.size, sender.sent, sender.skipped, time.monotonic() - started)
+
+
+def _small(data: bytes, media_type: str) -> _Item:
+    return _Item(Descriptor(media_type, digest_of(data), len(data)), data)
+
+
+def compare(old: Manifest, new: Manifest) -> Difference:
+    """What someone who holds `old` lacks of `new`, layer by layer. Catalogs and packs count whole;
+    how much of a pack is needed, and which paths differ, is found out by compare_packages
+    (tree_diff.py)."""
+    before, after = {layer.digest for layer in old.layers}, {layer.digest: layer for layer in new.layers}
+    changed = tuple(
+        there.digest
+        for here, there in zip(old.layers, new.layers, strict=False)
+        if here.digest not in after and there.digest not in before
+    )
+    replaced = {
+        here.digest for here, there in zip(old.layers, new.layers, strict=False) if there.digest in set(changed)
+    }
+    added = tuple(digest for digest in after if digest not in before and digest not in changed)
+    removed = tuple(layer.digest for layer in old.layers if layer.digest not in after and layer.digest not in replaced)
+    held = {blob.digest for blob in old.blobs}
+    return Difference(sum(blob.size for blob in new.blobs if blob.digest not in held), added, changed, removed)
+
+
+async def _all(sends: list[Coroutine[Any, Any, None]]) -> None:
+    """Await all; the first failure cancels the others and is raised on its own."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for send in sends:
+                group.create_task(send)
+    except BaseExceptionGroup as failures:
+        known, _ = failures.split(P2PDistError)
+        failure: BaseException = known or failures
+        while isinstance(failure, BaseExceptionGroup):
+            failure = failure.exceptions[0]
+        raise failure from None

@@ -1,0 +1,166 @@
+"""What packing and pushing need of the places where packages lie: an origin, and the local layout
+that packing writes to.
+
+Structural types: the origin drivers fit them without either side importing the other.
+
+A file as a blob: its digest, its piece list, and the descriptors that name both in a
+manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol, cast
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError
+from p2pdist.model.manifest import (
+    MANIFEST_BYTES_MAX,
+    PIECES_DIGEST,
+    PIECES_SIZE,
+    PIECES_TYPE,
+    SMALL_BYTES_MAX,
+    Descriptor,
+    Manifest,
+    Reference,
+    decode_manifest,
+)
+from p2pdist.model.pieces import PIECES_LIMIT, PieceList, encoded_size, piece_size_for
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Digest and piece list of a file."""
+
+    digest: Digest
+    pieces: PieceList
+
+    @property
+    def size(self) -> int:
+        return self.pieces.layout.size
+
+    def descriptor(self, media_type: str) -> Descriptor:
+        """The descriptor of the content, which names its piece list."""
+        annotations = {PIECES_DIGEST: self.pieces.digest, PIECES_SIZE: str(self.pieces.layout.piece_size)}
+        return Descriptor(media_type, self.digest, self.size, annotations)
+
+    def pieces_descriptor(self) -> Descriptor:
+        return Descriptor(PIECES_TYPE, self.pieces.digest, encoded_size(self.pieces.layout))
+
+
+def read_content(
+    path: Path, *, on_bytes: Callable[[int], None] | None = None, stopped: threading.Event | None = None
+) -> Content:
+    """Hash a regular file, SHA-256 and BLAKE3 in one pass. Blocks; `stopped` ends it early with
+    P2PDistError.
+
+    Raises NotFound, UsageError when it is no regular file or too large, and Corrupt when it changes
+    meanwhile.
+    """
+    try:
+        if not path.is_file():
+            path.stat()
+            raise UsageError(f"{path} is not a regular file")
+        with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > piece_size_for(size) * PIECES_LIMIT:
+                raise UsageError(f"{path} of {size} bytes is larger than a blob may be")
+            reader = _Reader(stream, on_bytes, stopped)
+            pieces = PieceList.of_stream(cast(BinaryIO, reader), size)
+            if stream.read(1):
+                raise Corrupt(f"{path} grew while it was read", remedy="Try again when nothing writes to it")
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no file {path}") from error
+    except OSError as error:
+        raise P2PDistError(f"cannot read {path}: {error.strerror}") from error
+    return Content(Digest("sha256:" + reader.hasher.hexdigest()), pieces)
+
+
+class _Reader:
+    """Passes reads on and hashes what comes by."""
+
+    def __init__(
+        self, stream: BinaryIO, on_bytes: Callable[[int], None] | None, stopped: threading.Event | None
+    ) -> None:
+        self.hasher = hashlib.sha256()
+        self._stream, self._on_bytes, self._stopped = stream, on_bytes, stopped
+
+    def read(self, length: int) -> bytes:
+        if self._stopped and self._stopped.is_set():
+            raise P2PDistError("reading was cancelled")
+        data = self._stream.read(length)
+        self.hasher.update(data)
+        if self._on_bytes:
+            self._on_bytes(len(data))
+        return data
+
+
+class Depot(Protocol):
+    """A place that packages are read from and written to; see the origin drivers for the full
+    contract."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def resolve(self, reference: Reference) -> Descriptor: ...
+
+    async def read(self, digest: Digest, *, limit: int = SMALL_BYTES_MAX) -> bytes: ...
+
+    async def size(self, digest: Digest) -> int | None: ...
+
+    async def write_blob(self, digest: Digest, path: Path, *, on_bytes: Callable[[int], None] | None = None) -> int: ...
+
+    async def write_small(self, data: bytes) -> Digest: ...
+
+    async def tag(self, reference: Reference, descriptor: Descriptor) -> None: ...
+
+
+class LocalDepot(Depot, Protocol):
+    """A depot in a directory of this machine."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    def blob_path(self, digest: Digest) -> Path: ...
+
+    def drafting(self) -> AbstractContextManager[Path]: ...
+
+    def staging(self, purpose: str) -> AbstractContextManager[Path]: ...
+
+    async def adopt(self, digest: Digest, path: Path) -> None: ...
+
+    async def tags(self) -> list[tuple[str, Descriptor]]: ...
+
+    def packing(self, *, alone: bool = False) -> AbstractAsyncContextManager[None]: ...
+
+
+async def read_manifest(reference: Reference, depots: list[Depot]) -> tuple[Descriptor, Manifest, Depot]:
+    """The manifest that `reference` names in the first depot that knows it. Raises NotFound naming
+    all of them."""
+    for depot in depots:
+        try:
+            descriptor = await depot.resolve(reference)
+        except NotFound:
+            if depot is depots[-1] and len(depots) == 1:
+                raise
+            continue
+        data = await depot.read(descriptor.digest, limit=MANIFEST_BYTES_MAX)
+        return descriptor, decode_manifest(data), depot
+    raise NotFound(
+        f"{reference} is not at {' nor at '.join(depot.url for depot in depots)}",
+        remedy="Check the name, pack it, or name the right --origin",
+    )
+
+
+async def read_small(digest: Digest, depots: list[Depot], *, limit: int = SMALL_BYTES_MAX) -> bytes:
+    """A small blob from the first depot that has it. Raises NotFound naming all of them."""
+    for depot in depots:
+        if await depot.size(digest) is not None:
+            return await depot.read(digest, limit=limit)
+    raise NotFound(f"blob {digest} is not at {' nor at '.join(depot.url for depot in depots)}")

@@ -1,0 +1,180 @@
+"""Torrents of what lies at an origin: made by reading it once, kept there under a tag of their own
+(p2pdist/model/torrent.py).
+
+A blob and a package that it belongs to may be cut into pieces of different sizes; both are hashed
+in one reading. What was read is compared with its digest, so no torrent is published that lies
+because of a damaged copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from p2pdist.model.digest import Digest, digest_of, hex_of
+from p2pdist.model.errors import Corrupt, NotFound
+from p2pdist.model.manifest import MANIFEST_BYTES_MAX, Descriptor, Reference, decode_manifest
+from p2pdist.model.pieces import piece_size_for
+from p2pdist.model.torrent import (
+    TORRENT_TYPE,
+    FileHashes,
+    Torrent,
+    TorrentHasher,
+    blob_torrent,
+    decode_torrent,
+    package_torrent,
+    torrent_reference,
+)
+from p2pdist.package.repository.leases import Lease
+from p2pdist.package.repository.push import Target
+
+READ_BYTES = 8 << 20
+
+ReadRange = Callable[[Digest, int, int], Awaitable[bytes]]
+"""`length` bytes of a blob from `start`."""
+
+OnHashed = Callable[[int, int], None]
+"""Hears how many bytes of how many have been hashed."""
+
+
+class Readable(Target, Protocol):
+    """A depot whose blobs can be read in ranges, and whose tags can be listed, as at every
+    origin."""
+
+    async def read_range(self, digest: Digest, start: int, length: int) -> bytes: ...
+
+    async def tags(self) -> list[tuple[str, Descriptor]]: ...
+
+
+class Layout(Readable, Protocol):
+    """The local layout."""
+
+    def blob_path(self, digest: Digest) -> Path: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A torrent document about a blob or package, published at an origin."""
+
+    subject: Digest
+    document: Digest
+    torrent: Torrent
+
+
+async def make_torrent(reference: Reference, depot: Readable, *, on_progress: OnHashed | None = None) -> Made:
+    """Make the torrent of a package, or of a blob that was pushed alone (`blob:sha256-...`), and
+    tag it. Raises NotFound, Corrupt and what reading and writing raise."""
+    described = await depot.resolve(reference)
+    manifest = decode_manifest(await depot.read(described.digest, limit=MANIFEST_BYTES_MAX))
+    alone = reference.name == "blob" and len(manifest.blobs) == 1
+    blobs = [blob for blob in manifest.blobs if blob.size]
+    if not blobs:
+        raise NotFound(f"{reference} holds no bytes that a torrent could be made of")
+    if alone:
+        return (await _make(depot.read_range, depot, blobs, (), None, on_progress))[0]
+    return (await _make(depot.read_range, depot, (), blobs, described.digest, on_progress))[0]
+
+
+async def make_torrents(
+    reference: Reference, layout: Layout, depot: Readable, *, on_progress: OnHashed | None = None
+) -> list[Made]:
+    """Make the torrents of a package in the local layout that was pushed to `depot`, and of each of
+    its blobs, as far as they have none yet; a blob of the base that is not in the layout is read
+    from the depot. Raises as make_torrent, UsageError for too many blobs."""
+    described = await layout.resolve(reference)
+    manifest = decode_manifest(await layout.read(described.digest, limit=MANIFEST_BYTES_MAX))
+    blobs = list({blob.digest: blob for blob in manifest.blobs if blob.size}.values())
+    known = {name for name, _ in await depot.tags()}
+    lacking = [blob for blob in blobs if str(torrent_reference(blob.digest)) not in known]
+    whole = blobs if str(torrent_reference(described.digest)) not in known else []
+
+    async def read(digest: Digest, start: int, length: int) -> bytes:
+        here = layout.blob_path(digest).exists()
+        return await (layout if here else depot).read_range(digest, start, length)
+
+    return await _make(read, depot, lacking, whole, described.digest, on_progress)
+
+
+async def make_file_torrent(digest: Digest, file: Path, depot: Target) -> Digest | None:
+    """The torrent document of a file that was pushed as the blob `digest`, made now unless there is
+    one; an empty file has none. Raises Corrupt when the file has changed."""
+    size = file.stat().st_size
+    if not size:
+        return None
+    with suppress(NotFound):
+        return (await depot.resolve(torrent_reference(digest))).digest
+
+    def hashed() -> FileHashes:
+        with file.open("rb") as stream:
+            hashers = _Hashers(digest, {piece_size_for(size)})
+            while data := stream.read(READ_BYTES):
+                hashers.update(data)
+            return hashers.finish()[piece_size_for(size)]
+
+    return (await publish(digest, blob_torrent(await asyncio.to_thread(hashed), hex_of(digest)), depot)).document
+
+
+async def _make(
+    read: ReadRange,
+    depot: Target,
+    alone: Iterable[Descriptor],
+    together: Iterable[Descriptor],
+    package: Digest | None,
+    on_progress: OnHashed | None,
+) -> list[Made]:
+    """Torrents of the blobs in `alone`, each for itself, and of those in `together` as a package;
+    whatever is in both is read once."""
+    single, parts = {blob.digest: blob for blob in alone}, {blob.digest: blob for blob in together}
+    blobs = {**parts, **single}
+    total, done = sum(blob.size for blob in blobs.values()), 0
+    package_size = piece_size_for(sum(blob.size for blob in parts.values()))
+    made: list[Made] = []
+    hashes: list[tuple[str, FileHashes]] = []
+    for digest, blob in blobs.items():
+        sizes = {blob.layout.piece_size} if digest in single else set()
+        hashers = _Hashers(digest, sizes | ({package_size} if digest in parts else set()))
+        for start in range(0, blob.size, READ_BYTES):
+            data = await read(digest, start, min(READ_BYTES, blob.size - start))
+            await asyncio.to_thread(hashers.update, data)
+            done += len(data)
+            if on_progress:
+                on_progress(done, total)
+        found = await asyncio.to_thread(hashers.finish)
+        if digest in parts:
+            hashes.append((hex_of(digest), found[package_size]))
+        if digest in single:
+            made.append(await publish(digest, blob_torrent(found[blob.layout.piece_size], hex_of(digest)), depot))
+    if hashes and package is not None:
+        made.append(await publish(package, package_torrent(hashes), depot))
+    return made
+
+
+class _Hashers:
+    """Hashes one blob for torrents of several piece sizes, and compares it with its digest."""
+
+    def __init__(self, digest: Digest, piece_sizes: Iterable[int]) -> None:
+        self._digest, self._whole = digest, hashlib.sha256()
+        self._hashers = {size: TorrentHasher(size) for size in piece_sizes}
+
+    def update(self, data: bytes) -> None:
+        self._whole.update(data)
+        for hasher in self._hashers.values():
+            hasher.update(data)
+
+    def finish(self) -> dict[int, FileHashes]:
+        if self._whole.hexdigest() != hex_of(self._digest):
+            raise Corrupt(f"{self._digest} is not what its digest says", remedy="Push it again")
+        return {size: hasher.finish() for size, hasher in self._hashers.items()}
+
+
+async def publish(subject: Digest, document: bytes, depot: Target) -> Made:
+    """Keep a torrent document at a depot, and tag it as the one about `subject`."""
+    async with Lease(depot, [digest_of(document)]):  # until the tag leads to it
+        described = Descriptor(TORRENT_TYPE, await depot.write_small(document), len(document))
+        await depot.tag(torrent_reference(subject), described)
+    return Made(subject, described.digest, decode_torrent(document))

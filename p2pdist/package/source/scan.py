@@ -1,0 +1,403 @@
+"""A look at a source directory that is to become a tree: every directory's entries with what
+stat(2) says of them.
+
+A look at 200,000 files that have not changed must take well under a second, so it makes no object
+for an entry: the rows of a directory are encoded at once, and the hash over all of them
+(`fingerprint`) tells whether anything has changed since an earlier look. Rows keep the order of
+readdir(3), which stays while nothing changes; whoever uses them sorts by name. A change of content,
+mode, owner, links or extended attributes changes an inode's ctime, and with it the fingerprint. The
+source directory itself counts for nothing but its names.
+
+Opening a file by its name where anything may be in its place: a FIFO would be waited for, for
+ever.
+
+What looks at a source directory have in common: what cannot go in, what is left out, and what
+cannot be read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from blake3 import blake3
+
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError, printable
+from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX
+
+
+class NotRegular(OSError):
+    """What has the name is a FIFO, a socket, a device or a directory."""
+
+
+def open_regular(path: Path | bytes, *, follow: bool = True) -> BinaryIO:
+    """Open a regular file for reading; `follow` says whether a symbolic link to one will do. Never
+    waits. Raises NotRegular, and OSError as open(2) does."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    try:
+        handle = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, a device without a driver
+            raise _not_regular(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _not_regular(path)
+    return os.fdopen(handle, "rb")
+
+
+def _not_regular(path: Path | bytes) -> NotRegular:
+    return NotRegular(errno.EINVAL, "it is not a regular file", os.fspath(path))
+
+
+DROPPED_SHOWN_MAX = 1000
+
+KINDS_DROPPED = {
+    stat.S_IFBLK: "block device",
+    stat.S_IFCHR: "character device",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+}
+
+
+Ignore = Callable[[bytes, bool], bool]
+"""Whether to leave out the entry with this path below the source, which is a directory or not; a
+directory with all that is in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Something that a package does not carry. `path` is relative to the source, with surrogates
+    for bytes that are not UTF-8; `what` is `socket`, `FIFO`, `block device`, `character device`,
+    `setuid bit` or `setgid bit`."""
+
+    path: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link of a source: its path relative to it, the path it holds, and what of that a
+    user should know."""
+
+    path: str
+    target: str
+    what: str
+
+
+@dataclass(slots=True)
+class Scan:
+    """`files` regular files of `bytes_total` bytes; `dropped` holds the first DROPPED_SHOWN_MAX of
+    `dropped_total`. `excluded` are the paths that were left out by request, of a directory its own
+    alone."""
+
+    files: int = 0
+    bytes_total: int = 0
+    dropped: list[Dropped] = field(default_factory=list)
+    dropped_total: int = 0
+    excluded: list[bytes] = field(default_factory=list)
+
+    def drop(self, path: str, what: str) -> None:
+        self.dropped_total += 1
+        if len(self.dropped) < DROPPED_SHOWN_MAX:
+            self.dropped.append(Dropped(path, what))
+
+
+def source_directory(source: Path) -> Path:
+    """The path of the directory `source`, absolute and without symbolic links: mksquashfs packs a
+    link as a link, whatever it leads to, and programs that run in other directories are given this
+    path. Raises NotFound, and UsageError when there is something else."""
+    real = source_path(source)
+    if not real.is_dir():
+        raise UsageError(f"{source} is not a directory", remedy="Name the directory to pack")
+    return real
+
+
+def source_path(source: Path, kind: str = "directory") -> Path:
+    """The path of `source`, absolute and without symbolic links. `kind` is what should be there.
+    Raises NotFound, UsageError and P2PDistError saying why there is nothing."""
+    try:
+        return Path(os.path.realpath(source, strict=True))
+    except ValueError as error:  # a NUL
+        raise UsageError(f"{str(source)!r} is not a path", remedy="Name the directory to pack") from error
+    except OSError as error:
+        raise _not_there(source, kind, error) from error
+
+
+def _not_there(source: Path, kind: str, error: OSError) -> P2PDistError:
+    shown = printable(str(source))
+    if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        return unreadable(str(source), error.strerror or str(error))
+    if not source.is_absolute() and not _has_working_directory():
+        return NotFound(f"cannot look for {shown}: the working directory was removed", remedy="Name an absolute path")
+    if error.errno == errno.ELOOP:
+        return UsageError(f"{shown} is a link that leads to itself", remedy=f"Name the {kind}")
+    if source.is_symlink():
+        target = printable(os.readlink(source))
+        return NotFound(f"{shown} is a link to {target}, which is not there", remedy=f"Name the {kind}")
+    return NotFound(f"there is no {kind} {shown}")
+
+
+def _has_working_directory() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
+
+
+def with_parents(paths: Collection[bytes]) -> frozenset[bytes]:
+    """The paths and the directories above them."""
+    found = set(paths)
+    for path in paths:
+        while (path := path.rpartition(b"/")[0]) and path not in found:
+            found.add(path)
+    return frozenset(found)
+
+
+def leaves_out(path: bytes, is_directory: bool, ignore: Ignore | None, wanted: Collection[bytes] | None) -> bool:
+    """Whether an entry is left out by request; `wanted` has the directories on the way."""
+    return (wanted is not None and path not in wanted) or (ignore is not None and ignore(path, is_directory))
+
+
+def unreadable(path: str, why: str) -> P2PDistError:
+    """The failure of packing what may not be read."""
+    return P2PDistError(
+        f"cannot read {printable(path)}: {why.lower()}", remedy="Make it readable, or pack as its owner"
+    )
+
+
+_S_IFMT = 0o170000
+_DEVICES = (stat.S_IFCHR, stat.S_IFBLK)
+_AT_ONCE = 4096
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An entry of a directory and its lstat(2); times in nanoseconds. `size` is the device number
+    where the entry is a device."""
+
+    name: bytes
+    mode: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    links: int
+    device: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Row]).decode
+_FILE_SYSTEM = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+
+
+@dataclass(frozen=True, slots=True)
+class TreeScan:
+    """What is below `source`. `directories` are encoded rows by path, b"" being the source itself,
+    `digests` their BLAKE3, and `names` those of the entries, with NUL between them, in the order of
+    readdir(3). `excluded` are the paths that were left out by request, of a directory its own
+    alone; `changed_ns` is when an entry of the source itself came or went last (its mtime)."""
+
+    source: bytes
+    directories: dict[bytes, bytes]
+    digests: dict[bytes, bytes]
+    names: dict[bytes, bytes]
+    fingerprint: bytes
+    excluded: list[bytes]
+    changed_ns: int
+    links: list[bytes]
+    """The paths of symbolic links."""
+    narrow: list[bytes]
+    """The paths of files and directories that their owner or group may read or execute, and others
+    may not."""
+
+    def rows(self, directory: bytes) -> list[Row]:
+        """The entries of a directory, sorted by name."""
+        return sorted(_decode(self.directories[directory]), key=_name)
+
+    def path(self, entry: bytes) -> bytes:
+        """Where the entry with this path below the source is."""
+        return self.source + b"/" + entry if entry else self.source
+
+
+def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] | None = None) -> TreeScan:
+    """Look at everything below `source` but what `ignore` leaves out and, with `only`, what is
+    neither one of these paths nor a directory above one. Raises NotFound, UsageError when it is no
+    directory or over a limit, and P2PDistError naming what cannot be read."""
+    wanted = None if only is None else with_parents(only)
+    root = os.fsencode(source_directory(source))
+    found: dict[bytes, bytes] = {}
+    digests: dict[bytes, bytes] = {}
+    names: dict[bytes, bytes] = {}
+    hasher = blake3()
+    entries, excluded = 0, list[bytes]()
+    links, narrow = list[bytes](), list[bytes]()
+    with _opened(root, b"") as handle:
+        changed_ns = os.fstat(handle).st_mtime_ns
+    pending = [(b"", 0)]
+    while pending:
+        directory, depth = pending.pop()
+        if depth > DEPTH_MAX:
+            raise UsageError(f"{source} is nested deeper than {DEPTH_MAX} directories")
+        rows, below, others = _list(root, directory, ignore, wanted)
+        excluded += others
+        entries += len(rows)
+        if entries > ENTRIES_MAX:
+            raise UsageError(f"{source} has more than {ENTRIES_MAX} entries", remedy="Pack parts of it as layers")
+        pending += ((path, depth + 1) for path in below)
+        prefix = directory + b"/" if directory else b""
+        links += [prefix + row[0] for row in rows if row[1] & _S_IFMT == stat.S_IFLNK]
+        narrow += [prefix + row[0] for row in rows if row[1] & 0o005 != 0o005 and _is_narrow(row[1])]
+        try:
+            data = _encode(rows)
+        except OverflowError as error:
+            raise UsageError(f"a file in {printable(os.fsdecode(directory))!r} has an impossible time") from error
+        found[directory] = data
+        names[directory] = b"\0".join([row[0] for row in rows])
+        digests[directory] = digest = blake3(data).digest()
+        hasher.update(_encode((directory, digest)))
+    return TreeScan(
+        root, found, digests, names, hasher.digest(), sorted(excluded), changed_ns, sorted(links), sorted(narrow)
+    )
+
+
+def check_unchanged(
+    before: TreeScan,
+    *,
+    ignore: Ignore | None = None,
+    only: Collection[bytes] | None = None,
+    times_of_directories: bool = True,
+) -> None:
+    """Look again, and raise Corrupt naming the first entry that appeared, vanished or changed since
+    `before`, which was made with the same `ignore` and `only`. Access times count for nothing. That
+    of a directory changes with any entry that comes or goes, also one that is there no more or is
+    left out; without `times_of_directories` that counts for nothing either."""
+    after = scan_tree(Path(os.fsdecode(before.source)), ignore=ignore, only=only)
+    touched: list[bytes] = []
+    for directory in sorted(before.directories.keys() & after.directories.keys()):
+        if before.digests[directory] == after.digests[directory]:
+            continue
+        then, now = ({row.name: row for row in each.rows(directory)} for each in (before, after))
+        for name in sorted(then.keys() | now.keys()):
+            path = before.path(directory + b"/" + name if directory else name)
+            was, is_now = then.get(name), now.get(name)
+            if was is None or is_now is None:
+                raise changed(path, "vanished" if was else "appeared")
+            if _lasting(was) != _lasting(is_now):
+                raise changed(path)
+            if was != is_now:
+                touched.append(path)
+    if times_of_directories and before.changed_ns != after.changed_ns:
+        touched.append(before.source)
+    if times_of_directories and touched:
+        raise changed(touched[0])
+
+
+def _lasting(row: Row) -> tuple[int, ...]:
+    """What of an entry stays while nobody changes it itself, as opposed to what is in it."""
+    if stat.S_ISDIR(row.mode):
+        return row.mode, row.inode, row.device
+    return row.mode, row.inode, row.device, row.size, row.mtime_ns, row.ctime_ns
+
+
+def check_names(scan: TreeScan, *, ignore: Ignore | None = None, only: Collection[bytes] | None = None) -> None:
+    """Raises Corrupt naming a file that appeared or vanished since the scan, which was made with
+    the same `ignore` and `only`."""
+    wanted = None if only is None else with_parents(only)
+    for directory, then in scan.names.items():
+        now = _names(scan.source, directory, ignore, wanted)
+        if now == then:
+            continue
+        if differ := set(now.split(b"\0")) ^ set(then.split(b"\0")):
+            name = min(filter(None, differ))
+            appeared = name in now.split(b"\0")
+            raise changed(scan.path(directory) + b"/" + name, "appeared" if appeared else "vanished")
+
+
+def changed(path: bytes, how: str = "changed") -> Corrupt:
+    """The failure of packing what somebody writes to meanwhile."""
+    return Corrupt(
+        f"{printable(os.fsdecode(path))} {how} while it was packed", remedy="Try again when nothing writes there"
+    )
+
+
+_Row = tuple[bytes, int, int, int, int, int, int, int]
+
+
+def _list(
+    root: bytes, directory: bytes, ignore: Ignore | None, wanted: Collection[bytes] | None
+) -> tuple[list[_Row], list[bytes], list[bytes]]:
+    """The rows of a directory, the paths of the directories in it, and those of what is left
+    out."""
+    prefix = directory + b"/" if directory else b""
+    rows: list[_Row] = []
+    with _opened(root, directory) as handle, os.scandir(handle) as entries:
+        while found := list(islice(entries, _AT_ONCE)):
+            # Names are encoded, and tuples made, for many entries at a time: that takes less than
+            # the system calls do.
+            names = "\0".join([entry.name for entry in found]).encode(*_FILE_SYSTEM).split(b"\0")
+            rows += [
+                (
+                    name,
+                    status.st_mode,
+                    status.st_ino,
+                    status.st_rdev if status.st_mode & _S_IFMT in _DEVICES else status.st_size,
+                    status.st_mtime_ns,
+                    status.st_ctime_ns,
+                    status.st_nlink,
+                    status.st_dev,
+                )
+                for name, status in zip(names, [entry.stat(follow_symlinks=False) for entry in found], strict=True)
+            ]
+    others: list[bytes] = []
+    if ignore is not None or wanted is not None:
+        left = {row[0] for row in rows if leaves_out(prefix + row[0], stat.S_ISDIR(row[1]), ignore, wanted)}
+        others = [prefix + name for name in left]
+        rows = [row for row in rows if row[0] not in left]
+    return rows, [prefix + row[0] for row in rows if row[1] & _S_IFMT == stat.S_IFDIR], others
+
+
+def _is_narrow(mode: int) -> bool:
+    return bool((mode >> 6 | mode >> 3) & ~mode & 0o005) and mode & _S_IFMT in (stat.S_IFREG, stat.S_IFDIR)
+
+
+def _names(root: bytes, directory: bytes, ignore: Ignore | None, wanted: Collection[bytes] | None) -> bytes:
+    """The names of a directory's rows, with NUL between them; nothing is asked of the entries
+    themselves."""
+    with _opened(root, directory) as handle:
+        if ignore is None and wanted is None:
+            return "\0".join(os.listdir(handle)).encode(*_FILE_SYSTEM)
+        with os.scandir(handle) as entries:
+            found = {entry.name.encode(*_FILE_SYSTEM): entry.is_dir(follow_symlinks=False) for entry in entries}
+    prefix = directory + b"/" if directory else b""
+    return b"\0".join(name for name, below in found.items() if not leaves_out(prefix + name, below, ignore, wanted))
+
+
+@contextmanager
+def _opened(root: bytes, directory: bytes) -> Iterator[int]:
+    """A descriptor of a directory. An OSError in the block is told as one of reading it."""
+    path = root + b"/" + directory if directory else root
+    try:
+        # Relative to a descriptor the kernel walks no path for each entry.
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if directory else 0))
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+    except FileNotFoundError as error:
+        raise changed(path, "or what is in it vanished") from error
+    except OSError as error:
+        where = error.filename if isinstance(error.filename, str | bytes) else path
+        raise unreadable(os.fsdecode(where), error.strerror or str(error)) from error
+
+
+def _name(row: Row) -> bytes:
+    return row.name

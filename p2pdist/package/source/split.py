@@ -1,0 +1,226 @@
+"""Splitting a virtual environment into layers: third-party distributions below, one's own code on
+top.
+
+The lower layer stays the same while only one's own code changes, so hosts that have it fetch the
+upper one alone. To the lower one go the files that the RECORD of a distribution lists and the
+environment's own furniture (interpreter links, pyvenv.cfg, activation scripts). To the upper one
+goes everything else: distributions installed from a directory (editable ones, direct_url.json with
+dir_info), those named as first-party, and files that no distribution lists. What was compiled from
+files of the lower layer and is in no RECORD gets a layer of its own between them: an interpreter
+writes it when a module is first imported, and neither the lower layer may change by that nor the
+upper one carry it with each edit.
+
+Installed Python distributions, as their metadata in site-packages tells (packaging.python.org,
+"Recording installed projects").
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2pdist.model.errors import TooLarge, UsageError
+from p2pdist.package.source.ignore import Ignore
+from p2pdist.package.source.scan import NotRegular, open_regular, unreadable
+from p2pdist.package.source.staging import walk, with_parents
+
+METADATA_BYTES_MAX = 64 << 20
+SITE_NAMES = (b"site-packages", b"dist-packages")
+_INFO = re.compile(rb"([^/]+?)(?:-[^/-]+)?\.dist-info\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """`name` as it is compared (PEP 503); `info` its .dist-info directory; `files` what RECORD
+    lists, None without one; `local`: it was installed from a directory, as an editable one is.
+    Paths are relative to the source."""
+
+    name: str
+    info: bytes
+    files: frozenset[bytes] | None
+    local: bool
+
+
+def normal_name(name: str) -> str:
+    """PEP 503: how names are compared."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def site_directories(source: Path, environment: bytes) -> list[bytes]:
+    """The site-packages directories of the virtual environment at `environment` (b"" is `source`
+    itself), relative to `source`."""
+    found = []
+    library = os.path.join(environment, b"lib")
+    for name in _names(source, library):
+        site = os.path.join(library, name, b"site-packages")
+        if name.startswith(b"python") and os.path.isdir(os.path.join(os.fsencode(source), site)):
+            found.append(site)
+    return found
+
+
+def distributions(source: Path, site: bytes) -> Iterator[Distribution]:
+    """Those installed in the directory `site` of `source`, by name. Raises TooLarge, and
+    P2PDistError naming what cannot be read."""
+    for name in _names(source, site):
+        if match := _INFO.match(name):
+            info = os.path.join(site, name)
+            yield Distribution(
+                normal_name(os.fsdecode(match[1])), info, _record(source, site, info), _is_local(source, info)
+            )
+
+
+def _names(source: Path, directory: bytes) -> list[bytes]:
+    try:
+        return sorted(os.listdir(os.path.join(os.fsencode(source), directory)))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _record(source: Path, site: bytes, info: bytes) -> frozenset[bytes] | None:
+    data = _read(source, os.path.join(info, b"RECORD"))
+    if data is None:
+        return None
+    found = set()
+    for row in csv.reader(os.fsdecode(data).splitlines()):
+        path = os.path.normpath(os.path.join(site, os.fsencode(row[0]))) if row else b""
+        if path and not path.startswith((b"/", b"../")) and b"\0" not in path:
+            found.add(path)
+    return frozenset(found)
+
+
+def _is_local(source: Path, info: bytes) -> bool:
+    """Whether direct_url.json (PEP 610) names a directory."""
+    data = _read(source, os.path.join(info, b"direct_url.json"))
+    try:
+        origin = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(origin, dict) and "dir_info" in origin
+
+
+def _read(source: Path, path: bytes) -> bytes | None:
+    """None where there is no such file, or something else in its place."""
+    full = os.path.join(os.fsencode(source), path)
+    try:
+        with open_regular(full) as stream:
+            data = stream.read(METADATA_BYTES_MAX + 1)
+    except (FileNotFoundError, NotADirectoryError, NotRegular):
+        return None
+    except OSError as error:
+        raise unreadable(os.fsdecode(full), error.strerror or str(error)) from error
+    if len(data) > METADATA_BYTES_MAX:
+        raise TooLarge(f"{source / os.fsdecode(path)} is over {METADATA_BYTES_MAX} bytes")
+    return data
+
+
+_CACHED = re.compile(rb"(.*/|)__pycache__/([^/]+?)\.[^/]+\.pyc\Z", re.DOTALL)
+_FURNITURE = re.compile(
+    rb"(pyvenv\.cfg|\.gitignore|lib64|lib|include(/.*)?|bin|bin/(python[0-9.]*|[Aa]ctivate(\.[a-z0-9]+)?)|lib/python[0-9.]+)\Z",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What goes to each layer, directories included: paths relative to the source. Names of the
+    distributions in each, and notes."""
+
+    lower: frozenset[bytes]
+    compiled: frozenset[bytes]
+    upper: frozenset[bytes]
+    third_party: tuple[str, ...]
+    first_party: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def split(source: Path, *, first_party: Collection[str] = (), ignore: Ignore | None = None) -> Split:
+    """Divide `source`, which is a virtual environment or has some right in it. Raises UsageError
+    when there is none, or when a name in `first_party` is not installed."""
+    environments = list(_environments(source))
+    if not environments:
+        raise UsageError(
+            f"{source} is no virtual environment and has none right in it: there is no pyvenv.cfg",
+            remedy="Name a virtual environment, or leave --split away",
+        )
+    installed = [
+        each
+        for place in environments
+        for site in site_directories(source, place)
+        for each in distributions(source, site)
+    ]
+    named = {normal_name(name) for name in first_party}
+    if unknown := named - {each.name for each in installed}:
+        raise UsageError(
+            f"{', '.join(sorted(unknown))} is not installed in {source}",
+            remedy="Check the names given with --first-party",
+        )
+    ours = [each for each in installed if each.local or each.name in named or each.files is None]
+    theirs = [each for each in installed if each not in ours]
+    return Split(
+        *_divide(source, environments, ours, theirs, ignore),
+        tuple(sorted(each.name for each in theirs)),
+        tuple(sorted(each.name for each in ours)),
+        tuple(f"{each.name} has no RECORD and goes to the upper layer" for each in ours if each.files is None),
+    )
+
+
+def _environments(source: Path) -> Iterator[bytes]:
+    if (source / "pyvenv.cfg").is_file():
+        yield b""
+        return
+    with os.scandir(os.fsencode(source)) as entries:
+        for entry in sorted(entries, key=lambda item: item.name):
+            if entry.is_dir(follow_symlinks=False) and os.path.isfile(os.path.join(entry.path, b"pyvenv.cfg")):
+                yield entry.name
+
+
+def _divide(
+    source: Path,
+    environments: list[bytes],
+    ours: list[Distribution],
+    theirs: list[Distribution],
+    ignore: Ignore | None,
+) -> tuple[frozenset[bytes], frozenset[bytes], frozenset[bytes]]:
+    """What goes to the lower layer, to that of compiled files, and to the upper one."""
+    listed = {path for each in theirs for path in each.files or ()} - {
+        path for each in ours for path in each.files or ()
+    }
+    infos = {each.info for each in theirs}
+
+    def is_lower(path: bytes) -> bool:
+        return (
+            path in listed
+            or os.path.dirname(path) in infos
+            or any(_is_furniture(path, place) for place in environments)
+        )
+
+    def is_compiled(path: bytes) -> bool:
+        cached = _CACHED.match(path)
+        return bool(cached and cached[1] + cached[2] + b".py" in listed)
+
+    lower: set[bytes] = set()
+    compiled: set[bytes] = set()
+    upper: set[bytes] = set()
+    directories: set[bytes] = set()
+    for found in walk(source, ignore=ignore):
+        if found.is_directory and not any(_is_furniture(found.path, place) for place in environments):
+            directories.add(found.path)
+        else:
+            layer = lower if is_lower(found.path) else compiled if is_compiled(found.path) else upper
+            layer.add(found.path)
+    below, between, above = with_parents(lower), with_parents(compiled), with_parents(upper)
+    # A directory in which nothing lies is nobody's but ours.
+    return below, between, above | with_parents(directories - below - between - above)
+
+
+def _is_furniture(path: bytes, environment: bytes) -> bool:
+    if environment:
+        if not path.startswith(environment + b"/"):
+            return False
+        path = path[len(environment) + 1 :]
+    return bool(_FURNITURE.match(path))

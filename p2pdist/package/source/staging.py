@@ -1,0 +1,237 @@
+"""Staging: a stand-in for a source directory that shows a part of it, or other bytes in places,
+while the source stays as it is.
+
+The stand-in is made of copies, which share their blocks with the source where the file system can
+(ioctl_ficlone(2)). Hard links would cost less, but making one changes the ctime of the user's file:
+whoever packs it at that time would find it changed, and whoever packed it earlier would read it
+again. A directory of which something is left out gets the time of the newest thing that stays, so
+that what is left out has no part in it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2pdist.model.errors import DiskFull, P2PDistError, UsageError, printable
+from p2pdist.model.tree import DEPTH_MAX
+from p2pdist.package.source.ignore import Ignore
+from p2pdist.package.source.links import Followed
+from p2pdist.package.source.scan import KINDS_DROPPED, Dropped, changed
+
+_FICLONE = 0x40049409
+_NO_CLONE = {errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.EXDEV, errno.EPERM, errno.ENOSYS, errno.ETXTBSY}
+COPY_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An entry of a source: its path relative to it, and what lstat(2) says."""
+
+    path: bytes
+    status: os.stat_result
+
+    @property
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(self.status.st_mode)
+
+
+def walk(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] | None = None) -> Iterator[Found]:
+    """Everything below `source` that is taken, parents before children, in the order of names.
+    `ignore` leaves out; of `only` a directory stands for itself alone. Raises UsageError and
+    P2PDistError naming what cannot be read."""
+    top = os.fsencode(source)
+    pending = [(b"", 0)]
+    while pending:
+        directory, depth = pending.pop()
+        if depth > DEPTH_MAX:
+            raise UsageError(f"{source} is nested deeper than {DEPTH_MAX} directories")
+        found = []
+        try:
+            with os.scandir(os.path.join(top, directory)) as entries:
+                for entry in entries:
+                    path = os.path.join(directory, entry.name)
+                    status = entry.stat(follow_symlinks=False)
+                    if ignore is not None and ignore(path, stat.S_ISDIR(status.st_mode)):
+                        continue
+                    if only is None or path in only:
+                        found.append(Found(path, status))
+        except OSError as error:
+            where = printable(os.fsdecode(error.filename or directory))
+            raise P2PDistError(
+                f"cannot read {where}: {(error.strerror or str(error)).lower()}", remedy="Make it readable"
+            ) from error
+        found.sort(key=lambda item: item.path)
+        yield from found
+        pending += [(item.path, depth + 1) for item in reversed(found) if item.is_directory]
+
+
+def with_parents(paths: Collection[bytes]) -> frozenset[bytes]:
+    """The paths and every directory above them."""
+    found = set(paths)
+    for path in paths:
+        while (path := os.path.dirname(path)) and path not in found:
+            found.add(path)
+    return frozenset(found)
+
+
+def stage(
+    source: Path,
+    target: Path,
+    *,
+    ignore: Ignore | None = None,
+    only: Collection[bytes] | None = None,
+    replaced: Mapping[bytes, Path | None] | None = None,
+    plain_modes: bool = False,
+    timeless: bool = False,
+    followed: Mapping[bytes, Followed] | None = None,
+) -> list[Dropped]:
+    """Make the new directory `target` a stand-in for `source`. In the place of a file in `replaced`
+    stands the file named there, or nothing. With `plain_modes` permissions say no more than Git
+    keeps of them (git-fast-import(1)): whether the owner may execute a file. With `timeless` all
+    directories have the time 0. In the place of a link in `followed` stands the file named there.
+    Returns what could not be carried. Raises DiskFull, and what walk raises."""
+    try:
+        return _Stage(source, target, replaced or {}, plain_modes, timeless, followed or {}).make(ignore, only)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            needed = sum(found.status.st_size for found in walk(source, ignore=ignore, only=only))
+            raise DiskFull.on(str(target.parent), os.statvfs(target.parent), needed=needed, code=error.errno) from error
+        where = printable(os.fsdecode(error.filename or b""))
+        raise P2PDistError(f"cannot stage {source}: {where}: {error.strerror}") from error
+
+
+@dataclass(slots=True)
+class _Stage:
+    source: Path
+    target: Path
+    replaced: Mapping[bytes, Path | None]
+    plain_modes: bool
+    timeless: bool
+    followed: Mapping[bytes, Followed]
+    dropped: list[Dropped] = field(default_factory=list)
+    copies: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """Where a file with several names was copied to, by device and inode."""
+    kept: dict[bytes, int] = field(default_factory=dict)
+    """How many entries of each directory stay."""
+    newest_ns: dict[bytes, int] = field(default_factory=dict)
+
+    def make(self, ignore: Ignore | None, only: Collection[bytes] | None) -> list[Dropped]:
+        self.target.mkdir(parents=True)
+        top = os.stat(self.source)
+        directories = [Found(b"", top)]
+        for entry in walk(self.source, ignore=ignore, only=only):
+            if self.replaced.get(entry.path, self.source) is None:
+                continue
+            followed = self.followed.get(entry.path)
+            found = Found(entry.path, followed.status) if followed else entry
+            self._keep(found)
+            if found.is_directory:
+                os.mkdir(self._to(found.path))
+                directories.append(found)
+            else:
+                self._place(found)
+        for found in reversed(directories):
+            self._finish(found)
+        return self.dropped
+
+    def _to(self, path: bytes) -> bytes:
+        return os.path.join(os.fsencode(self.target), path)
+
+    def _keep(self, found: Found) -> None:
+        parent = os.path.dirname(found.path)
+        self.kept[parent] = self.kept.get(parent, 0) + 1
+        if not found.is_directory:  # their times are known last
+            self.newest_ns[parent] = max(self.newest_ns.get(parent, 0), found.status.st_mtime_ns)
+
+    def _place(self, found: Found) -> None:
+        here, there = os.path.join(os.fsencode(self.source), found.path), self._to(found.path)
+        if found.path in self.followed:
+            here = self.followed[found.path].path
+        other = self.replaced.get(found.path)
+        if other is not None:
+            shutil.copyfile(other, there)
+            os.chmod(there, self._permissions(found.status.st_mode))
+            return
+        mode = found.status.st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+            self._remake(found, there)
+            return
+        name = (found.status.st_dev, found.status.st_ino)
+        if found.status.st_nlink > 1 and name in self.copies:
+            os.link(self.copies[name], there, follow_symlinks=False)
+            return
+        if stat.S_ISLNK(mode):
+            os.symlink(os.readlink(here), there)
+        else:
+            _copy(here, there, found.status)
+        shutil.copystat(here, there, follow_symlinks=False)
+        if not stat.S_ISLNK(mode):
+            os.chmod(there, self._permissions(mode))
+        self.copies[name] = there
+
+    def _permissions(self, mode: int) -> int:
+        """Of a file or directory with this mode. Bits that are not packed stay, so that packing
+        says so."""
+        if not self.plain_modes:
+            return stat.S_IMODE(mode)
+        return (mode & 0o7000) | (0o755 if stat.S_ISDIR(mode) or mode & stat.S_IXUSR else 0o644)
+
+    def _remake(self, found: Found, there: bytes) -> None:
+        """Of special files only whiteouts (character devices 0/0) mean something in a package."""
+        mode = found.status.st_mode
+        if stat.S_ISCHR(mode) and found.status.st_rdev == 0:
+            os.mknod(there, stat.S_IFCHR | 0o600, 0)
+        else:
+            self.dropped.append(Dropped(os.fsdecode(found.path), KINDS_DROPPED.get(stat.S_IFMT(mode), "special file")))
+
+    def _finish(self, found: Found) -> None:
+        """Mode, attributes and time of a directory, once everything in it is there."""
+        here, there = os.path.join(os.fsencode(self.source), found.path), self._to(found.path)
+        shutil.copystat(here, there)
+        os.chmod(there, self._permissions(found.status.st_mode))
+        mtime_ns = found.status.st_mtime_ns
+        if len(os.listdir(here)) != self.kept.get(found.path, 0):
+            mtime_ns = self.newest_ns.get(found.path, 0)
+        if self.timeless:
+            mtime_ns = 0
+        os.utime(there, ns=(mtime_ns, mtime_ns))
+        if found.path:
+            parent = os.path.dirname(found.path)
+            self.newest_ns[parent] = max(self.newest_ns.get(parent, 0), mtime_ns)
+
+
+def _copy(here: bytes, there: bytes, before: os.stat_result) -> None:
+    """Copy the content of a regular file. Raises Corrupt when it is no longer what it was `before`,
+    or OSError."""
+    source = os.open(here, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        target = os.open(there, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            _copy_bytes(source, target)
+        finally:
+            os.close(target)
+        if _identity(os.fstat(source)) != _identity(before):
+            raise changed(here)
+    finally:
+        os.close(source)
+
+
+def _copy_bytes(source: int, target: int) -> None:
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as error:
+        if error.errno not in _NO_CLONE:
+            raise
+        while os.sendfile(target, source, None, COPY_BYTES):
+            pass
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns

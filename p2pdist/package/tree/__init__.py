@@ -1,0 +1,1 @@
+"""Content-addressed trees: packing, catalogs, packs, differences."""

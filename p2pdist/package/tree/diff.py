@@ -1,0 +1,170 @@
+"""What differs between two packages with trees: paths, and the bytes that a host which holds the
+first moves for the second.
+
+A host that holds a package has the contents of its trees, and the chunks of its large files. For
+another one it reads the roots and catalogs that it lacks whole, and of packs the chunks that it
+lacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from p2pdist.model.catalog import Catalog
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt
+from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, TREE_TYPE, Manifest
+from p2pdist.model.tree import (
+    WHOLE_MAX,
+    ChunkList,
+    Directory,
+    Entry,
+    File,
+    HardLink,
+    Whiteout,
+    content_hash,
+    decode_root,
+    decode_tree,
+    walking_order,
+)
+from p2pdist.package.repository.push import Difference, compare
+from p2pdist.package.repository.repository import Depot, read_small
+from p2pdist.package.tree.pool import read_catalog
+
+Paths = tuple[bytes, ...]
+PathChanges = tuple[Paths, Paths, Paths]
+"""Paths that were added, changed and removed, each in walking order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """The tree layers of a package, bottom to top, and its catalogs."""
+
+    manifest: Manifest
+    layers: tuple[list[Entry], ...]
+    catalogs: tuple[Catalog, ...]
+
+    def chunks(self) -> set[bytes]:
+        """All chunks of all contents. Raises Corrupt when a chunk list is in no catalog."""
+        lists = {content_hash(data): data for catalog in self.catalogs for data in catalog.chunk_lists}
+        found: set[bytes] = set()
+        for entries in self.layers:
+            for file in (entry for entry in entries if type(entry) is File):
+                if file.size <= WHOLE_MAX:
+                    found.update((file.content,) if file.size else ())
+                elif file.chunks in lists:
+                    found.update(name for name, _ in ChunkList.decode(lists[file.chunks]).chunks)
+                else:
+                    raise Corrupt("a chunk list of the package is in none of its catalogs", remedy="Pack it again")
+        return found
+
+
+async def compare_packages(old: Manifest, new: Manifest, depots: list[Depot]) -> tuple[Difference, PathChanges | None]:
+    """What someone who holds `old` lacks of `new`: layer by layer with exact bytes, and path by
+    path, None when no layer is a tree. Reads roots and catalogs from `depots`. Raises NotFound and
+    Corrupt."""
+    found = compare(old, new)
+    if not any(layer.media_type == TREE_TYPE for layer in (*old.layers, *new.layers)):
+        return found, None
+    held, wanted = await read_trees(old, depots), await read_trees(new, depots)
+    paths = await asyncio.to_thread(lambda: compare_trees(merge(held.layers), merge(wanted.layers)))
+    return replace(found, bytes_to_move=await asyncio.to_thread(bytes_to_move, held, wanted)), paths
+
+
+async def read_trees(manifest: Manifest, depots: list[Depot]) -> Trees:
+    """The trees of a package. Raises NotFound and Corrupt."""
+    parts = [part for part in manifest.parts if part.media_type == CATALOG_TYPE]
+    catalogs = tuple([await read_catalog(part, depots) for part in parts])
+    pages = {content_hash(page): page for catalog in catalogs for page in catalog.pages}
+    layers = []
+    for layer in manifest.layers:
+        if layer.media_type == TREE_TYPE:
+            root = decode_root(await read_small(layer.digest, depots))
+            try:
+                layers.append(await asyncio.to_thread(decode_tree, root, pages))
+            except KeyError as error:
+                raise Corrupt(
+                    f"a page of {layer.digest} is in no catalog of its package", remedy="Pack it again"
+                ) from error
+    return Trees(manifest, tuple(layers), catalogs)
+
+
+def bytes_to_move(held: Trees, wanted: Trees) -> int:
+    """Bytes of layers and catalogs that `held` does not name, and of the stored chunks that it does
+    not have."""
+    have = {blob.digest for blob in held.manifest.blobs}
+    whole = sum(blob.size for blob in wanted.manifest.blobs if blob.digest not in have and blob.media_type != PACK_TYPE)
+    lacking = wanted.chunks() - held.chunks()
+    named: set[Digest] = {part.digest for part in wanted.manifest.parts}
+    sizes: dict[bytes, int] = {}
+    for catalog in wanted.catalogs:
+        for pack in catalog.packs:
+            if pack.digest in named:
+                sizes.update((stored.chunk, stored.stored) for stored in pack.chunks() if stored.chunk in lacking)
+    if len(sizes) != len(lacking):
+        raise Corrupt("a chunk of the package is in none of its packs", remedy="Pack it again")
+    return whole + sum(sizes.values())
+
+
+def merge(layers: Iterable[Sequence[Entry]]) -> list[Entry]:
+    """What layers show together, bottom to top, in walking order, as an overlay does. A hard link
+    is shown as the file that it names."""
+    shown: list[Entry] = []
+    for entries in layers:
+        upper = {entry.path: entry for entry in _resolved(entries)}
+        if shown:
+            upper = {**{entry.path: entry for entry in _left(shown, upper)}, **upper}
+        shown = sorted(
+            (entry for entry in upper.values() if type(entry) is not Whiteout),
+            key=lambda entry: walking_order(entry.path),
+        )
+    return shown
+
+
+def compare_trees(old: Sequence[Entry], new: Sequence[Entry]) -> PathChanges:
+    """Paths that were added, changed and removed, in walking order. The time of a directory, which
+    every change in it sets, does not count as a change of it; another name of a file does not
+    differ from a file of its own."""
+    before = {entry.path: _essence(entry) for entry in _resolved(old)}
+    after = {entry.path: _essence(entry) for entry in _resolved(new)}
+    return (
+        tuple(path for path in after if path not in before),
+        tuple(path for path, entry in after.items() if path in before and before[path] != entry),
+        tuple(path for path in before if path not in after),
+    )
+
+
+def _resolved(entries: Iterable[Entry]) -> list[Entry]:
+    """Entries with hard links replaced by files."""
+    files: dict[bytes, File] = {}
+    found: list[Entry] = []
+    for entry in entries:
+        if isinstance(entry, File):
+            files[entry.path] = entry
+        elif isinstance(entry, HardLink):
+            file = files[entry.target]
+            found.append(File(entry.path, file.mode, file.mtime_ns, file.size, file.content, file.chunks, file.xattrs))
+            continue
+        found.append(entry)
+    return found
+
+
+def _left(lower: Sequence[Entry], upper: dict[bytes, Entry]) -> list[Entry]:
+    """The entries of `lower`, which are in walking order, that `upper` lets be seen."""
+    found: list[Entry] = []
+    hidden = b""
+    for entry in lower:
+        if hidden and entry.path.startswith(hidden):
+            continue
+        above = upper.get(entry.path)
+        if above is None:
+            found.append(entry)
+        elif not isinstance(above, Directory) or above.opaque or not isinstance(entry, Directory):
+            hidden = entry.path + b"/"
+    return found
+
+
+def _essence(entry: Entry) -> Entry:
+    return Directory(entry.path, entry.mode, 0, entry.opaque, entry.xattrs) if isinstance(entry, Directory) else entry

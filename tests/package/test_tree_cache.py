@@ -1,0 +1,99 @@
+"""Notes of packings that run side by side in one layout: a packing never fails for them, and what
+it finds is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.manifest import Descriptor
+from p2pdist.package.tree.cache import Draft, Head, Index, Notes, Outcome, StateFile
+
+ROUNDS = 40
+HEAD = Head(b"", "", Outcome(Descriptor("a/tree", digest_of(b""), 0), (), (), 0, 0, (), 0))
+
+
+def save(state: StateFile, notes: Notes, data: bytes, *, anew: bool) -> None:
+    """What a packing does at its end; `notes` are those that it began with."""
+    draft = Draft(notes, anew=anew)
+    block = draft.add(data)
+    state.save(HEAD, Index(notes.index.volume, notes.index.length, chunk_lists={b"data": block}), draft)
+
+
+def side_by_side(*works: Callable[[], None]) -> None:
+    """Run some functions at once; raises what one of them raises."""
+    failed: list[BaseException] = []
+    ready = threading.Barrier(len(works))
+
+    def run(work: Callable[[], None]) -> None:
+        ready.wait()
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def test_the_volume_of_notes_is_there_whoever_saved_last(tmp_path: Path) -> None:
+    """Two packings of one directory end at the same time: neither takes away the volume that the
+    other names."""
+
+    def packing(data: bytes) -> Callable[[], None]:
+        def work() -> None:
+            state = StateFile(tmp_path, ("one",))
+            for _ in range(ROUNDS):
+                with contextlib.closing(state.notes()) as notes:
+                    save(state, notes, data, anew=True)
+
+        return work
+
+    datas = [b"%d" % number * 200_000 for number in range(3)]
+    side_by_side(*map(packing, datas))
+    with contextlib.closing(StateFile(tmp_path, ("one",)).notes()) as notes:
+        assert notes.read(notes.index.chunk_lists[b"data"]) in datas
+    assert len(list((tmp_path / ".pack").iterdir())) == 2
+
+
+def test_notes_whose_volume_was_replaced_meanwhile_are_not_saved(tmp_path: Path) -> None:
+    state = StateFile(tmp_path, ("one",))
+    save(state, Notes(), b"first", anew=True)
+    with contextlib.closing(state.notes()) as early:
+        with contextlib.closing(state.notes()) as late:
+            save(state, late, b"second", anew=True)
+        save(state, early, b"third", anew=False)
+    with contextlib.closing(state.notes()) as notes:
+        assert notes.read(notes.index.chunk_lists[b"data"]) == b"second"
+
+
+def test_drafts_of_others_come_and_go_while_notes_are_saved(tmp_path: Path) -> None:
+    """As they do where nothing can be locked."""
+    folder, ended = tmp_path / ".pack", threading.Event()
+    folder.mkdir()
+
+    def others() -> None:
+        number = 0
+        while not ended.is_set():
+            number += 1
+            path = folder / f"draft-{threading.get_ident()}-{number}"
+            path.touch()
+            path.unlink(missing_ok=True)
+
+    def packing() -> None:
+        try:
+            state = StateFile(tmp_path, ("one",))
+            for _ in range(10 * ROUNDS):
+                save(state, Notes(), b"data", anew=True)
+        finally:
+            ended.set()
+
+    side_by_side(packing, others, others)
