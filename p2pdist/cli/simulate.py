@@ -135,7 +135,7 @@ def command(seed: int, runs: int, plot: Path | None, report: Path | None, as_jso
     """
     base = _scenario(wishes)
     if plot:
-        from p2pdist.simulate.plot import check_plot
+        from p2pdist.simulate.report import check_plot
 
         check_plot(plot)
     reports = []
@@ -149,7 +149,7 @@ def command(seed: int, runs: int, plot: Path | None, report: Path | None, as_jso
     if report:
         _write(report, msgspec.json.encode(body) + b"\n")
     if plot:
-        from p2pdist.simulate.plot import draw
+        from p2pdist.simulate.report import draw
 
         draw(worst, plot)
     if as_json:
@@ -190,7 +190,7 @@ def _scenario(wishes: dict[str, Any]) -> Scenario:
 def _faults(scenario: Scenario, wishes: dict[str, Any]) -> tuple[Fault, ...]:
     """What goes wrong in a scenario with this seed."""
     from p2pdist.simulate.faults import KINDS, TrackerLoss, TrackerLosses, schedule
-    from p2pdist.simulate.shares import crash_share, cut_half, slow_share
+    from p2pdist.simulate.scenario import crash_share, cut_half, slow_share
 
     drawn: list[Fault] = []
     if wishes["faults"]:
@@ -350,7 +350,7 @@ def _nics(text: str) -> tuple[float, tuple[tuple[float, float], ...]]:
 
 
 def _arrivals(text: str) -> tuple[str, float]:
-    from p2pdist.simulate.arrivals import KINDS
+    from p2pdist.simulate.scenario import KINDS
 
     kind, _, span = text.strip().partition(":")
     if kind not in KINDS or bool(span) == (kind == "burst"):

@@ -3,34 +3,177 @@ shell does.
 
 What survives a crash is the disk: the verified pieces of each blob. Everything else, the cores
 included, begins anew.
+
+How a simulated host takes in what arrives: after each piece its downlink core says for how long
+it does not read the stream on.
+
+Blobs, and what one host has to do with one of them.
+
+What a simulated host tells the tracker of itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from p2pdist.core import download as dl
 from p2pdist.core import uplink as ul
+from p2pdist.core.downlink import Downlink
 from p2pdist.core.sources import Sources
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, from_problem
 from p2pdist.model.messages import (
+    Advance,
     Assign,
     Complaint,
+    Holding,
     Leaving,
     Left,
+    Priority,
     Reject,
+    Report,
 )
-from p2pdist.model.pieces import PieceSet
+from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import Source
-from p2pdist.simulate.agent_session import AgentSession
-from p2pdist.simulate.intake import Intake
-from p2pdist.simulate.network import Link, Stream
+from p2pdist.simulate.context import Surroundings
+from p2pdist.simulate.network import Link, Network, Rack, Stream
 from p2pdist.simulate.processor import Processor
-from p2pdist.simulate.pull import Blob, Pull
-from p2pdist.simulate.rack import Rack
-from p2pdist.simulate.surroundings import Surroundings
-from p2pdist.simulate.telling import holding_of
+from p2pdist.simulate.tracker import AgentSession
 from p2pdist.simulate.ways import Ways
+
+if TYPE_CHECKING:
+    from p2pdist.simulate.ways import Ways
+
+
+class Intake:
+    """One life of a host's downlink."""
+
+    __slots__ = ("_downlink", "_network")
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._downlink = Downlink()
+
+    def arrived(self, stream: Stream, length: int) -> None:
+        """A piece has come in whole: there is room for another once the host reads on."""
+        if stream.transit:
+            stream.transit.pop(0)
+        pause_s = self._downlink.received(stream.pull.blob.priority, length, self._network.world.now)
+        if pause_s:
+            stream.unread += 1
+            self._network.world.after(pause_s, self._look, stream)
+        elif stream.held_up:
+            self._network.room(stream)
+
+    def _look(self, stream: Stream) -> None:
+        world = self._network.world
+        pause_s = self._downlink.held_s(stream.pull.blob.priority, world.now)
+        if pause_s and stream.child_open:
+            world.after(pause_s, self._look, stream)
+            return
+        stream.unread -= 1
+        if stream.held_up:
+            self._network.room(stream)
+        if stream.parent is None and self._network.origin is not None:
+            self._network.origin.go_on([stream])
+
+
+class Blob:
+    """One blob of a simulation: how it is cut, how urgent its pulls are, and what else is the same
+    for it at every host."""
+
+    __slots__ = ("digest", "layout", "lengths", "priority", "stripes", "verified")
+
+    def __init__(self, digest: Digest, layout: PieceLayout, priority: Priority) -> None:
+        self.digest, self.layout, self.priority = digest, layout, priority
+        self.stripes = layout.stripes
+        self.lengths = [layout.length(piece) for piece in range(layout.count)]
+        self.verified = [ul.Verified(digest, piece) for piece in range(layout.count)]
+
+
+class Pull:
+    """One blob at one host. `have` is what the disk holds; `proof` is the invariants' own record of
+    it. `bytes_again` came for nothing: the host held them, or had closed their stream and asked
+    another source for them; `bytes_swarm` are those of the others that came by BitTorrent. `moves`
+    counts how often the pull left a way for the other."""
+
+    __slots__ = (
+        "blob",
+        "bytes_again",
+        "bytes_origin",
+        "bytes_peers",
+        "bytes_swarm",
+        "completed_at",
+        "download",
+        "duplicates",
+        "error",
+        "have",
+        "incoming",
+        "joined_at",
+        "moves",
+        "proof",
+        "rejected",
+        "reported",
+        "ways",
+    )
+
+    def __init__(self, blob: Blob) -> None:
+        self.blob = blob
+        self.have = PieceSet(blob.layout.count)
+        self.download: dl.Download | None = None
+        self.ways: Ways | None = None
+        self.incoming: dict[int, Stream] = {}
+        self.reported: tuple[int, ...] = ()
+        self.proof = bytearray(blob.layout.count)
+        self.joined_at: float | None = None
+        self.completed_at: float | None = None
+        self.error: P2PDistError | None = None
+        self.bytes_origin = self.bytes_peers = self.bytes_swarm = self.bytes_again = 0
+        self.duplicates = self.rejected = self.moves = 0
+
+    @property
+    def settled(self) -> bool:
+        return self.completed_at is not None or self.error is not None
+
+    def counts(self) -> tuple[int, ...]:
+        if self.download is not None:
+            return tuple(self.download.counts)
+        return tuple(self.have.stripe_counts(self.blob.stripes))
+
+
+def holdings(host: Host) -> tuple[Holding, ...]:
+    """What a tracker must know of a host."""
+    if host.leaving:
+        return ()
+    return tuple(holding_of(pull) for pull in host.pulls.values() if pull.error is None)
+
+
+def holding_of(pull: Pull) -> Holding:
+    """What it must know of one pull."""
+    blob, ways = pull.blob, pull.ways
+    pull.reported = pull.counts()
+    parents = pull.download.parents() if pull.download is not None else ()
+    if ways is not None and parents:
+        read = ways.reading
+        parents = tuple("" if stripe in read else host for stripe, host in enumerate(parents))
+    by_swarm = ways.tell() if ways is not None else False
+    layout = blob.layout
+    return Holding(blob.digest, layout.size, layout.piece_size, pull.reported, parents, blob.priority, by_swarm)
+
+
+def report(host: Host) -> Report | None:
+    """What is new since the last report, None when nothing is."""
+    advances = []
+    for pull in host.pulls.values():
+        counts = pull.counts() if pull.error is None else pull.reported
+        if counts != pull.reported:
+            pull.reported = counts
+            advances.append(Advance(pull.blob.digest, counts))
+    sent_bytes, busy_s = host.uplink.take_sample(host.world.now)
+    waiting = any(not pull.settled for pull in host.pulls.values())
+    return Report(tuple(advances), sent_bytes, busy_s) if advances or busy_s or waiting else None
+
 
 DOWNLOAD_TICK_S = 0.25
 UPLINK_TICK_S = 0.1

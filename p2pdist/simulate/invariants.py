@@ -14,11 +14,10 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Assign, Holding, Holdings
 from p2pdist.model.plan import KEEPERS_MAX
-from p2pdist.simulate.host import Host
+from p2pdist.simulate.clock import World
+from p2pdist.simulate.host import Host, Pull
 from p2pdist.simulate.network import TRACKER_NAME, Stream
-from p2pdist.simulate.pull import Pull
-from p2pdist.simulate.session import Session
-from p2pdist.simulate.world import World
+from p2pdist.simulate.tracker import Session
 from tracker.core.events import Command, Event, Received, Send
 from tracker.core.fleet import Fleet
 from tracker.core.keepers import KEEPERS

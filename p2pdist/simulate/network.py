@@ -14,6 +14,9 @@ CROSSING_PIECES are on their way, whichever queue they stand in.
 A process that dies breaks its streams at once. A host without power and a cut path are silent:
 blocks into them are stuck until the path heals, and after GIVES_UP_S the kernel gives the stream up
 on both sides. A stream whose other end is gone breaks when the path heals.
+
+Racks: a shared uplink and a shared downlink each, through which everything passes that crosses
+the rack's boundary.
 """
 
 from __future__ import annotations
@@ -22,15 +25,46 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from p2pdist.model.pieces import PieceSet
-from p2pdist.simulate.rack import Rack
-from p2pdist.simulate.world import Call, World
+from p2pdist.simulate.clock import Call, World
 
 if TYPE_CHECKING:
-    from p2pdist.simulate.host import Host
+    from p2pdist.simulate.bittorrent_fetch import SwarmFeed
+    from p2pdist.simulate.host import Host, Pull
     from p2pdist.simulate.origin import Origin
-    from p2pdist.simulate.pull import Pull
-    from p2pdist.simulate.session import Session
-    from p2pdist.simulate.swarm_feed import SwarmFeed
+    from p2pdist.simulate.tracker import Session
+
+
+class Rack:
+    """One rack. `bytes_s` is the rate of each direction, 0 for no limit; `bytes_in` and `bytes_out`
+    count what has crossed its boundary.
+
+    Like a host's link each direction is first come, first served and cut through: a block passes
+    while it comes in, when nothing else is in its way.
+    """
+
+    __slots__ = ("bytes_in", "bytes_out", "bytes_s", "down_free_at", "name", "up_free_at")
+
+    def __init__(self, name: str, bytes_s: float) -> None:
+        self.name, self.bytes_s = name, bytes_s
+        self.up_free_at = self.down_free_at = 0.0
+        self.bytes_in = self.bytes_out = 0
+
+    def leave(self, now: float, length: int) -> float:
+        """When a block that has just come from a host of the rack has passed the rack's uplink."""
+        self.bytes_out += length
+        if not self.bytes_s:
+            return now
+        self.up_free_at = max(now, self.up_free_at + length / self.bytes_s)
+        return self.up_free_at
+
+    def enter(self, now: float, length: int) -> float:
+        """When a block that has just come from outside has passed the rack's downlink."""
+        self.bytes_in += length
+        if not self.bytes_s:
+            return now
+        self.down_free_at = max(now, self.down_free_at + length / self.bytes_s)
+        return self.down_free_at
+
 
 CONNECT_TIMEOUT_S = 2.0
 GIVES_UP_S = 10.0

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import deque
 
 from p2pdist.model.digest import Digest
+from p2pdist.simulate.clock import World
 from p2pdist.simulate.network import GIVES_UP_S, ORIGIN_NAME, Network, Stream
-from p2pdist.simulate.world import World
 
 REQUESTS_MAX = 4
 LEAD_MAX = 4

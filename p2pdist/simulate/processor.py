@@ -11,7 +11,7 @@ gathered.
 
 from __future__ import annotations
 
-from p2pdist.simulate.world import Call, World
+from p2pdist.simulate.clock import Call, World
 
 
 class Processor:

@@ -1,17 +1,86 @@
-"""What to simulate."""
+"""What to simulate.
+
+When hosts start: all at once, or spread over a time.
+
+Faults that strike a share of the hosts, chosen by the seed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, replace
+from math import sqrt
 from random import Random
 
 from p2pdist.core.transport import Policy
 from p2pdist.model.pieces import piece_size_for
-from p2pdist.simulate.arrivals import start_times
 from p2pdist.simulate.bound import Party, bound
-from p2pdist.simulate.faults import Fault, Late, Slow
+from p2pdist.simulate.faults import Crash, Fault, Late, Partition, Slow
+from p2pdist.simulate.network import Cut
 from tracker.core.pace import report_interval_s
+
+KINDS = ("burst", "uniform", "poisson", "ramp")
+
+
+def start_times(kind: str, span_s: float, hosts: int, seed: int) -> list[float]:
+    """The start of each host in seconds, drawn from the seed; the first starts at 0. `kind` is one
+    of KINDS.
+
+    burst: all at 0. uniform: independently, evenly over `span_s`. poisson: with exponential gaps
+    that add up to `span_s` on average. ramp: ever more of them until `span_s`, the rate growing
+    from nothing in proportion to the time.
+    """
+    if kind == "burst" or not span_s:
+        return [0.0] * hosts
+    random = Random(f"arrivals {seed}")
+    times: list[float] = []
+    for _ in range(hosts):
+        match kind:
+            case "uniform":
+                times.append(random.uniform(0, span_s))
+            case "poisson":
+                times.append((times[-1] if times else 0.0) + random.expovariate(hosts / span_s))
+            case "ramp":
+                times.append(span_s * sqrt(random.random()))
+            case _:
+                raise ValueError(f"there are no arrivals of the kind {kind!r}")
+    first = min(times)
+    random.shuffle(times)
+    return [time - first for time in times]
+
+
+def slow_share(scenario: Scenario, share: float, factor: float, *, both: bool = False) -> tuple[Slow, ...]:
+    """That share of the hosts has an uplink (with `both` also a downlink) of `factor` times its
+    rate, from the start on."""
+    return tuple(Slow(name, 0.0, factor, both) for name in _some(scenario, share, Random(f"slow {scenario.seed}")))
+
+
+def crash_share(scenario: Scenario, share: float) -> tuple[Crash, ...]:
+    """That share of the hosts dies for good, each somewhere between its start and the bound: every
+    other one with its process, whose peers are told so by the kernel, the rest with their power,
+    which nobody is told."""
+    scenario = scenario.filled()
+    random = Random(f"crash {scenario.seed}")
+    parties = scenario.parties()
+    end_s = scenario.bound_s(parties)
+    starts = dict(zip(scenario.host_names(), (party.starts_at for party in parties), strict=True))
+    return tuple(
+        Crash(name, random.uniform(starts[name], max(end_s, starts[name])), None, bool(number % 2))
+        for number, name in enumerate(_some(scenario, share, random))
+    )
+
+
+def cut_half(scenario: Scenario, at: float, for_s: float | None) -> Partition:
+    """Half of the hosts are cut off from the others and from the tracker for a while, or for
+    good."""
+    group = _some(scenario, 0.5, Random(f"half {scenario.seed}"))
+    return Partition(Cut(frozenset(group), peers=True, tracker=True), at, for_s)
+
+
+def _some(scenario: Scenario, share: float, random: Random) -> list[str]:
+    """At least one host when the share is not nothing."""
+    count = min(scenario.hosts, max(1, round(share * scenario.hosts))) if share else 0
+    return random.sample(scenario.host_names(), count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,19 +7,17 @@ from collections.abc import Callable
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout
+from p2pdist.simulate.bittorrent import Mesh
+from p2pdist.simulate.clock import World
+from p2pdist.simulate.context import Surroundings
 from p2pdist.simulate.faults import failures, inject, late_hosts
-from p2pdist.simulate.host import Host
+from p2pdist.simulate.host import Blob, Host, Pull
 from p2pdist.simulate.invariants import Invariants
-from p2pdist.simulate.mesh import Mesh
-from p2pdist.simulate.network import TRACKER_NAME, Link, Network
+from p2pdist.simulate.network import TRACKER_NAME, Link, Network, Rack
 from p2pdist.simulate.origin import Origin
-from p2pdist.simulate.pull import Blob, Pull
-from p2pdist.simulate.rack import Rack
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
-from p2pdist.simulate.session import Tracker
-from p2pdist.simulate.surroundings import Surroundings
-from p2pdist.simulate.world import World
+from p2pdist.simulate.tracker import Tracker
 from tracker.core.fleet import Fleet
 
 SLICE_EVENTS = 200_000

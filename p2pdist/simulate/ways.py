@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from p2pdist.core import download as dl
 from p2pdist.core.transport import Begin, CutShort, Handover, Leave, TransportChoice
 from p2pdist.model.plan import Plan
-from p2pdist.simulate.swarm_feed import SwarmFeed
+from p2pdist.simulate.bittorrent_fetch import SwarmFeed
 
 if TYPE_CHECKING:
-    from p2pdist.simulate.host import Host
-    from p2pdist.simulate.mesh import Member
-    from p2pdist.simulate.pull import Pull
-    from p2pdist.simulate.surroundings import Surroundings
+    from p2pdist.simulate.bittorrent import Member
+    from p2pdist.simulate.context import Surroundings
+    from p2pdist.simulate.host import Host, Pull
 
 LOOK_UP_S = (0.3, 2.0)
 LOOK_UP_AGAIN_S = (1.0, 2.0)

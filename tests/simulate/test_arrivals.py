@@ -2,8 +2,7 @@
 
 import pytest
 
-from p2pdist.simulate.arrivals import KINDS, start_times
-from p2pdist.simulate.scenario import Scenario
+from p2pdist.simulate.scenario import KINDS, Scenario, start_times
 from p2pdist.simulate.simulation import Simulation
 
 

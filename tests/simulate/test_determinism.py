@@ -14,7 +14,7 @@ from p2pdist.simulate.simulation import Simulation
 RUN = """
 from dataclasses import replace
 from p2pdist.simulate.faults import TrackerLoss, TrackerLosses, schedule
-from p2pdist.simulate.shares import crash_share, slow_share
+from p2pdist.simulate.scenario import crash_share, slow_share
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation
 for seed in (3, 7, 14):

@@ -3,8 +3,8 @@ off from each other: what has come by one way counts, the origin is spared, and 
 reached ends with everything.
 
 A run raises InvariantBroken as soon as a way begins beside the other, a piece that is held is asked
-for, or somebody reads the origin who may not. See p2pdist/simulate/mesh.py for what stands for
-libtorrent.
+for, or somebody reads the origin who may not. See p2pdist/simulate/bittorrent.py for what stands
+for libtorrent.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ import pytest
 from p2pdist.core.download import Download
 from p2pdist.core.origin_seeding import Readers
 from p2pdist.core.transport import Handover, Policy
+from p2pdist.simulate.bittorrent import Member
 from p2pdist.simulate.faults import Crash, Fault, Partition, TrackerLoss
-from p2pdist.simulate.host import Host
+from p2pdist.simulate.host import Host, Pull
 from p2pdist.simulate.invariants import InvariantBroken
-from p2pdist.simulate.mesh import Member
 from p2pdist.simulate.network import Cut
-from p2pdist.simulate.pull import Pull
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation

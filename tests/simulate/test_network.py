@@ -2,10 +2,10 @@
 
 import pytest
 
+from p2pdist.simulate.clock import World
 from p2pdist.simulate.network import ORIGIN_NAME, TRACKER_NAME, Cut, Link, Network
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation
-from p2pdist.simulate.world import World
 
 
 def test_what_is_due_first_happens_first_and_ties_keep_their_order() -> None:

@@ -14,10 +14,9 @@ from p2pdist.core.sources import Candidates
 from p2pdist.model.plan import ORIGIN, Source
 from p2pdist.model.rendezvous import ranked
 from p2pdist.simulate.faults import Crash, OriginOutage, Partition, TrackerLoss, inject
-from p2pdist.simulate.host import Host
+from p2pdist.simulate.host import Host, Pull
 from p2pdist.simulate.invariants import InvariantBroken
 from p2pdist.simulate.network import Cut
-from p2pdist.simulate.pull import Pull
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation

@@ -8,7 +8,7 @@ import pytest
 
 from p2pdist.model.errors import UsageError
 from p2pdist.simulate.faults import Crash
-from p2pdist.simulate.plot import check_plot, draw, picture
+from p2pdist.simulate.report import check_plot, draw, picture
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation
 

@@ -4,8 +4,7 @@ up the rest."""
 import pytest
 
 from p2pdist.simulate import simulation as running
-from p2pdist.simulate.network import CROSSING_PIECES, WINDOW_PIECES
-from p2pdist.simulate.rack import Rack
+from p2pdist.simulate.network import CROSSING_PIECES, WINDOW_PIECES, Rack
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation
 from tracker.core.events import SessionOpened

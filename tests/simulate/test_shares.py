@@ -7,8 +7,7 @@ import pytest
 
 from p2pdist.simulate.faults import Fault, TrackerLosses, origin_limit
 from p2pdist.simulate.report import Report
-from p2pdist.simulate.scenario import Scenario
-from p2pdist.simulate.shares import crash_share, slow_share
+from p2pdist.simulate.scenario import Scenario, crash_share, slow_share
 from p2pdist.simulate.simulation import Simulation
 
 BASE = Scenario(40, 96 << 16, 2e6, latency_s=0.001)

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2pdist.simulate.scenario import Scenario
-from p2pdist.simulate.shares import slow_share
+from p2pdist.simulate.scenario import Scenario, slow_share
 from p2pdist.simulate.simulation import Simulation
 
 NIC_BYTES_S = 3.2e6

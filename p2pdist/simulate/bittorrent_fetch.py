@@ -14,10 +14,9 @@ from p2pdist.model.plan import ORIGIN
 from p2pdist.simulate.network import Stream
 
 if TYPE_CHECKING:
-    from p2pdist.simulate.host import Host
-    from p2pdist.simulate.mesh import Member
-    from p2pdist.simulate.pull import Pull
-    from p2pdist.simulate.surroundings import Surroundings
+    from p2pdist.simulate.bittorrent import Member
+    from p2pdist.simulate.context import Surroundings
+    from p2pdist.simulate.host import Host, Pull
 
 SWARM = -1
 """The number of a transfer in the events of a download core, which no stream has."""

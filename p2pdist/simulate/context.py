@@ -11,13 +11,12 @@ from p2pdist.core.transport import Policy
 from p2pdist.model.digest import Digest
 
 if TYPE_CHECKING:
-    from p2pdist.simulate.host import Host
-    from p2pdist.simulate.mesh import Mesh
+    from p2pdist.simulate.bittorrent import Mesh
+    from p2pdist.simulate.clock import World
+    from p2pdist.simulate.host import Host, Pull
     from p2pdist.simulate.network import Network, Stream
     from p2pdist.simulate.origin import Origin
-    from p2pdist.simulate.pull import Pull
-    from p2pdist.simulate.session import Tracker
-    from p2pdist.simulate.world import World
+    from p2pdist.simulate.tracker import Tracker
 
 
 class Checks(Protocol):
