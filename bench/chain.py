@@ -38,7 +38,7 @@ from p2pdist.model.messages import Complaint
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Plan, Source, StripePlan
 from p2pdist.origin.origin import Origin
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 from p2pdist.transfer.kept import KeptConnections
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.server import read_stream_request, serve_stream

@@ -39,7 +39,7 @@ from bench.place import NoRoom, available_memory, place
 from bench.processes import ProgramFailed
 from bench.table import render
 from p2pdist.cli.daemon import COLLECT_AFTER
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 
 MIB = 1 << 20
 GOAL = 3.0

@@ -16,12 +16,11 @@ from p2pdist.model.digest import Digest, hex_of
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Descriptor, decode_manifest
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.tree import content_hash
-from p2pdist.store.assembly import Decoder, Part
-from p2pdist.store.blobs import BlobStore
-from p2pdist.store.bundle import Bundle
-from p2pdist.store.filling import REACH, RUN_BYTES, RUN_CHUNKS
-from p2pdist.store.lack import Lack
-from p2pdist.store.objects import Objects
+from p2pdist.store.objects.objects import Objects
+from p2pdist.store.store import BlobStore
+from p2pdist.store.trees.assembly import Decoder, Part
+from p2pdist.store.trees.filling import REACH, RUN_BYTES, RUN_CHUNKS, Bundle
+from p2pdist.store.trees.missing import Lack
 
 HELD_BYTES = 512 << 20
 """So much is held decompressed at a time, until it has been written."""

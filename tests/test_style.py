@@ -398,7 +398,7 @@ def test_every_package_has_its_place() -> None:
     ("rule", "path", "text"),
     [
         (import_directions, "p2pdist/model/x.py", "from p2pdist.core import download"),
-        (import_directions, "p2pdist/core/x.py", "import p2pdist.store.blobs"),
+        (import_directions, "p2pdist/core/x.py", "import p2pdist.store.store"),
         (import_directions, "p2pdist/core/x.py", "def f():\n    from p2pdist import store"),
         (import_directions, "p2pdist/core/x.py", "from ..store import blobs"),
         (import_directions, "p2pdist/core/__init__.py", "from ..store import blobs"),

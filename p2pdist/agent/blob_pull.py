@@ -48,7 +48,7 @@ from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, Source, by_name
 from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin
-from p2pdist.store.blob import Blob
+from p2pdist.store.blobs.blob import Blob
 from p2pdist.transfer.client import IncomingStream
 from p2pdist.transfer.kept import KeptConnections
 from p2pdist.transfer.mailbox import Mailbox

@@ -22,7 +22,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import PACK_TYPE, Manifest, decode_manifest
 from p2pdist.model.policy import NO_POLICY, PackagePolicy
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 
 OWNER = "policy:"
 SWEEP_S = 1.0

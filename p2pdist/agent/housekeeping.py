@@ -19,9 +19,9 @@ from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, parse_reference
 from p2pdist.model.messages import MountStatus, PinStatus, PullRequest, Removed, Verified
 from p2pdist.mount.erofs.patch import is_intact
-from p2pdist.store.blob import Blob
-from p2pdist.store.blobs import BlobStore
-from p2pdist.store.verification import Checked
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
+from p2pdist.store.verify import Checked
 
 PIN_PREFIX = "pin:"
 """Before the reference in the name of the owner of an operator's pin."""

@@ -24,7 +24,7 @@ from p2pdist.model.digest import parse_digest
 from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, UsageError
 from p2pdist.model.messages import BlobHolding, DrainRequest, MountRequest, PinRequest, PullRequest, VerifyRequest
 from p2pdist.model.pieces import PieceSet
-from p2pdist.store.blob import Blob
+from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
 from p2pdist.transfer.frames import stream_length
 from p2pdist.transfer.problems import name_request, problems

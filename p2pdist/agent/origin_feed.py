@@ -17,7 +17,7 @@ from typing import Protocol
 from p2pdist.core.origin_seeding import LOOK_S, Feed, Readers
 from p2pdist.model.errors import Corrupt, P2PDistError
 from p2pdist.model.messages import Reason
-from p2pdist.store.blob import Blob
+from p2pdist.store.blobs.blob import Blob
 
 ANSWER_S = 2.0
 

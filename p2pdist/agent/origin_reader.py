@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin
-from p2pdist.store.blob import Blob
+from p2pdist.store.blobs.blob import Blob
 from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
 
 REQUESTS_MAX = 4

@@ -25,7 +25,7 @@ from p2pdist.model.errors import UNDECODABLE, Corrupt
 from p2pdist.model.manifest import Manifest, decode_manifest
 from p2pdist.model.messages import Priority
 from p2pdist.model.policy import NO_POLICY, PackagePolicy, Transport
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 from p2pdist.transfer.pacer import Pacer
 
 PACKAGES_MAX = 10_000

@@ -31,7 +31,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
 from p2pdist.model.manifest import PACK_TYPE, Manifest, parse_reference
 from p2pdist.model.messages import REASON_CHARACTERS_MAX, Keep, Kept, KeptState, PullRequest, Release, Spares
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 
 OWNER = "preseed:"
 AT_ONCE = 4

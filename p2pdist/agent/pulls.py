@@ -24,9 +24,9 @@ from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Unav
 from p2pdist.model.manifest import PACK_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
 from p2pdist.model.messages import Priority, PullRequest, PullStatus
 from p2pdist.model.selection import Selection
-from p2pdist.store.blob import Blob
-from p2pdist.store.blobs import BlobStore
-from p2pdist.store.placement import Copy
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.blobs.placement import Copy
+from p2pdist.store.store import BlobStore
 
 BLOBS_AT_ONCE = 4
 SMALL_BLOBS_AT_ONCE = 16

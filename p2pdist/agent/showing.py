@@ -18,8 +18,8 @@ from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, decode_manif
 from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.mount.erofs.patch import is_intact
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer
-from p2pdist.store.blob import Blob
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
 
 ATTEMPTS = 3
 """At pulling a package that is evicted again before it can be claimed."""

@@ -37,8 +37,8 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
 from p2pdist.model.url import redacted
 from p2pdist.origin.origin import Origin
-from p2pdist.store.blob import Blob
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
 from p2pdist.transfer.dial import parse_address
 from p2pdist.transfer.names import NAMES
 from p2pdist.transfer.torrent_seeds import SEEDS_MAX, Seed, TorrentSeeds

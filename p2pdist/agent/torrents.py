@@ -21,7 +21,7 @@ from p2pdist.model.manifest import SMALL_BYTES_MAX, Descriptor
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.torrent import TORRENT_TYPE, Torrent, decode_torrent, torrent_reference
 from p2pdist.origin.origin import Origin
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 
 TORRENTS_BYTES_MAX = 64 << 20
 UNKNOWN_S = 60.0

@@ -24,11 +24,11 @@ from p2pdist.model.tree import Entry
 from p2pdist.mount.erofs.patch import draw
 from p2pdist.mount.erofs.writer import is_image
 from p2pdist.mount.layers import make_image
-from p2pdist.store.blob import Blob
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import failures
-from p2pdist.store.lack import Lack
-from p2pdist.store.selected import SelectedPack
+from p2pdist.store.store import BlobStore
+from p2pdist.store.trees.assembly import SelectedPack
+from p2pdist.store.trees.missing import Lack
 
 SELECTED_SHARE_MAX = 0.5
 """A pack of which more is needed is fetched whole: then this host can serve all of it."""

@@ -13,8 +13,8 @@ import hashlib
 from collections.abc import Awaitable, Callable
 
 from p2pdist.model.errors import Corrupt
-from p2pdist.store.blob import Blob
-from p2pdist.store.placement import Copy
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.blobs.placement import Copy
 
 STEP_BYTES = 4 << 20
 BUFFER_BYTES = 256 << 10

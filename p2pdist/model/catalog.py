@@ -13,7 +13,7 @@ blocks, each of them one zstd frame, or as it is when that would not make it sho
 is one chunk has blocks of BLOCK_SIZE; Btrfs takes such frames as they are (ioctl
 BTRFS_IOC_ENCODED_WRITE). Chunks of a content that is cut begin anywhere within a sector: their
 blocks have at most CUT_BLOCK_MAX, so that the bytes before them in their first sector can be put
-before them (see store/frame.py).
+before them (see store/objects/btrfs.py).
 
 Where there is more than one block, a word for each comes first (u32, little-endian): its stored
 length, and in the upper 8 bits the sectors that every block but the last has, or none where that is

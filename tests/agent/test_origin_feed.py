@@ -17,8 +17,8 @@ from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.messages import Reason
 from p2pdist.model.pieces import PieceList
-from p2pdist.store.blob import Blob
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
 
 PIECE = 64 << 10
 COUNT = 40

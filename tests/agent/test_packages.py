@@ -38,7 +38,7 @@ from p2pdist.model.manifest import (
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Welcome, encode
 from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList, piece_size_for
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.http.app import make_app

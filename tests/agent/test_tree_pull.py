@@ -20,8 +20,8 @@ from p2pdist.mount.erofs import patch
 from p2pdist.mount.erofs.writer import write_image
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import pack
-from p2pdist.store.blob import Blob
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
 
 FILES = 200
 

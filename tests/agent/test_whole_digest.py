@@ -13,7 +13,7 @@ from p2pdist.agent.whole_digest import check_whole
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.pieces import PieceList
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 
 DATA = random.Random(1).randbytes((9 << 20) + 12345)
 

@@ -27,7 +27,7 @@ from p2pdist.model.tree import (
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs.writer import BLOCK_SIZE, is_image, mount_image, write_image
 from p2pdist.mount.show import show, unshow
-from p2pdist.store.images import image_bytes_max
+from p2pdist.store.trees.images import image_bytes_max
 
 pytestmark = pytest.mark.root
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from btrfs_rig import mounted_btrfs
 
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 
 OpenStore = Callable[..., BlobStore]
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from store_rig import PIECE, fill, flip, sample
 
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 
 CHANGES = {"open", "os.rename", "os.remove", "os.chmod", "os.truncate", "os.mkdir", "sqlite3.connect"}
 """Audit events (library reference, "Audit events table") around each of which a process is killed

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from p2pdist.model.digest import Digest, digest_of, hex_of
 from p2pdist.model.pieces import PieceLayout, PieceList
-from p2pdist.store.blob import Blob
+from p2pdist.store.blobs.blob import Blob
 
 KIB = 1 << 10
 PIECE = 64 * KIB

@@ -22,8 +22,8 @@ from p2pdist.model.tree import (
     encode_root,
     walking_order,
 )
-from p2pdist.store.blobs import BlobStore
-from p2pdist.store.lack import Lack
+from p2pdist.store.store import BlobStore
+from p2pdist.store.trees.missing import Lack
 
 CHUNK = 128 << 10
 

@@ -11,10 +11,10 @@ from store_tree_rig import Publisher, check, noise, pull, text
 
 from p2pdist.model.catalog import BLOCK_SIZE, ChunkEncoder
 from p2pdist.model.tree import content_hash
-from p2pdist.store import filling
-from p2pdist.store.blobs import BlobStore
-from p2pdist.store.bundle import HELD_BYTES, Bundle
-from p2pdist.store.named import TOGETHER
+from p2pdist.store.objects.btrfs import TOGETHER
+from p2pdist.store.store import BlobStore
+from p2pdist.store.trees import filling
+from p2pdist.store.trees.filling import HELD_BYTES, Bundle
 
 
 @pytest.mark.parametrize("together", [False, True])

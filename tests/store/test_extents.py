@@ -20,9 +20,8 @@ from store_tree_rig import Packed, Publisher, bring, check, noise, pull, text
 
 from p2pdist.model.catalog import BLOCK_SIZE, CUT_BLOCK_MAX, SECTOR, ChunkEncoder, chunk_blocks
 from p2pdist.model.tree import WHOLE_MAX
-from p2pdist.store.blobs import BlobStore
-from p2pdist.store.encoded import EncodedWriter
-from p2pdist.store.extents import Extents
+from p2pdist.store.objects.btrfs import EncodedWriter, Extents
+from p2pdist.store.store import BlobStore
 
 MIB = 1 << 20
 pytestmark = pytest.mark.root

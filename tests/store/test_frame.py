@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from store_tree_rig import noise, text
 
 from p2pdist.model.catalog import BLOCK_SIZE, CUT_BLOCK_MAX, SECTOR
-from p2pdist.store.frame import beginning, blocks_of
+from p2pdist.store.objects.btrfs import beginning, blocks_of
 
 
 def lengthened(frame: bytes, head: bytes, length: int) -> bytes:

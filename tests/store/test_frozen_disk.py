@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from store_rig import PIECE, fill, sample
 
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 
 pytestmark = pytest.mark.root
 

@@ -12,8 +12,8 @@ from store_tree_rig import Publisher, bring, pull
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.tree import content_hash
-from p2pdist.store.blobs import BlobStore
 from p2pdist.store.index import Index, TreeRecord
+from p2pdist.store.store import BlobStore
 
 MANY = {b"d%02d/f%04d" % (number // 100, number): b"content %d" % number for number in range(4000)}
 ONE, TWO, THREE = (TreeRecord(digest_of(b"%d" % number), (), (), True, 0.0) for number in range(3))

@@ -9,7 +9,7 @@ import pytest
 from store_rig import PIECE, data_file, sample
 
 from p2pdist.model.errors import Conflict, P2PDistError, UsageError
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 
 FOUND = sample(70, 3 * PIECE - 9)
 

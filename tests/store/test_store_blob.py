@@ -13,7 +13,7 @@ from store_rig import KIB, PIECE, complete_file, data_file, fill, flip, sample
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 5 * PIECE + 17])

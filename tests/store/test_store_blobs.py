@@ -20,16 +20,16 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError, TooLarge, UsageError
 from p2pdist.model.manifest import SMALL_BYTES_MAX, Config, Descriptor, Manifest, encode_config, encode_manifest
 from p2pdist.model.pieces import PieceList, encoded_size
-from p2pdist.store.blob import Blob
-from p2pdist.store.blobs import SMALL_IDLE_S, BlobStore
-from p2pdist.store.small import ROW_BYTES_MAX
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.blobs.documents import ROW_BYTES_MAX
+from p2pdist.store.store import SMALL_IDLE_S, BlobStore
 
 
 def test_a_second_opener_is_refused_by_name(tmp_path: Path, store: BlobStore) -> None:
     """Another process, and this one too, learn which process has the store; once that has closed
     it, it opens."""
     program = (
-        f"from pathlib import Path; from p2pdist.store.blobs import BlobStore; BlobStore(Path({str(store.root)!r}))"
+        f"from pathlib import Path; from p2pdist.store.store import BlobStore; BlobStore(Path({str(store.root)!r}))"
     )
     second = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert second.returncode != 0

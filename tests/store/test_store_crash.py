@@ -30,10 +30,10 @@ from store_rig import (
 )
 
 from p2pdist.model.pieces import PieceSet
-from p2pdist.store.blob import Blob
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.blobs.bitmap import HaveFile
+from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import boot_id
-from p2pdist.store.have import HaveFile
+from p2pdist.store.store import BlobStore
 
 CHILD = Path(__file__).parent / "crash_child.py"
 

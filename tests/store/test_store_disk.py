@@ -15,8 +15,8 @@ from store_tree_rig import noise
 from p2pdist.core.eviction import choose
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.tree import content_hash
-from p2pdist.store.blobs import BlobStore
-from p2pdist.store.bundle import Bundle
+from p2pdist.store.store import BlobStore
+from p2pdist.store.trees.filling import Bundle
 
 pytestmark = pytest.mark.root
 

@@ -17,8 +17,8 @@ from store_rig import KIB, PIECE, Sample, files, flip, pretend_other_boot, sampl
 from p2pdist.core.eviction import choose
 from p2pdist.model.errors import Conflict, DiskFull, NotFound
 from p2pdist.model.pieces import encoded_size
-from p2pdist.store.blob import Blob
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
 
 SAMPLES = [sample(80 + number, size) for number, size in enumerate([0, 1, PIECE, PIECE + 1, 3 * PIECE, 200 * KIB])]
 CAPACITY = 500 * KIB

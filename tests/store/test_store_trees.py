@@ -24,8 +24,8 @@ from p2pdist.model.manifest import PACK_TYPE, PIECES_DIGEST, PIECES_SIZE, Descri
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection, pieces_covering
 from p2pdist.model.tree import WHOLE_MAX, ChunkList, File, Root, content_hash, decode_root, encode_pages, encode_root
-from p2pdist.store.blobs import BlobStore
-from p2pdist.store.selected import SelectedPack
+from p2pdist.store.store import BlobStore
+from p2pdist.store.trees.assembly import SelectedPack
 
 OpenStore = Callable[..., BlobStore]
 MIB = 1 << 20

@@ -13,7 +13,7 @@ from store_tree_rig import Packed, Publisher, check, noise, pull
 from p2pdist.core.eviction import choose
 from p2pdist.model.errors import NotFound
 from p2pdist.model.tree import bytes_counted, content_of, variant_name
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 
 OpenStore = Callable[..., BlobStore]
 MIB = 1 << 20

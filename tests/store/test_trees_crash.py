@@ -19,7 +19,7 @@ from store_tree_rig import Packed, check, pull
 from tree_crash_child import trees
 
 from p2pdist.model.tree import content_hash
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 
 CHILD = Path(__file__).parent / "tree_crash_child.py"
 

@@ -30,9 +30,9 @@ from p2pdist.core.eviction import choose
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, DiskFull, NotFound
 from p2pdist.model.tree import WHOLE_MAX, content_hash
-from p2pdist.store import durability
-from p2pdist.store.blobs import BlobStore
-from p2pdist.store.lack import Lack
+from p2pdist.store import sync
+from p2pdist.store.store import BlobStore
+from p2pdist.store.trees.missing import Lack
 
 KIB, MIB = 1 << 10, 1 << 20
 SHM = Path("/dev/shm")
@@ -78,7 +78,7 @@ class TreesMachine(RuleBasedStateMachine):
         self.root = self.base / "0"
         # Nothing is brought to the disk in the background, so that a copy of the directory is what
         # a killed process leaves.
-        self.gather_s, durability.GATHER_S = durability.GATHER_S, 3600.0
+        self.gather_s, sync.GATHER_S = sync.GATHER_S, 3600.0
         self.complete: set[int] = set()
         self.pins: set[int] = set()
         self.holds: dict[int, int] = {}
@@ -93,7 +93,7 @@ class TreesMachine(RuleBasedStateMachine):
         for pulling in self.pulling:
             pulling.lack.close()
         self.store.close()
-        durability.GATHER_S = self.gather_s
+        sync.GATHER_S = self.gather_s
         shutil.rmtree(self.base)
 
     @contextmanager

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from store_tree_rig import Packed, Publisher, noise, pull, text
 
 from p2pdist.model.tree import WHOLE_MAX
-from p2pdist.store import filling
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
+from p2pdist.store.trees import filling
 
 CHANGES = {"open", "os.rename", "os.remove", "os.link", "os.mkdir", "os.truncate"}
 """Audit events (library reference, "Audit events table") around each of which a process is killed

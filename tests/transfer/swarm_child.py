@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from swarm_rig import sample
 
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 from p2pdist.transfer.stream_events import PieceReceived, StreamEvent
 from p2pdist.transfer.torrent_session import TorrentSession
 from p2pdist.transfer.torrent_settings import TorrentSettings

@@ -19,8 +19,8 @@ from pathlib import Path
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_info
-from p2pdist.store.blob import Blob
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
 from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.torrent_seeds import Seed
 from p2pdist.transfer.torrent_swarm import Swarm

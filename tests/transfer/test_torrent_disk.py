@@ -10,7 +10,7 @@ import pytest
 from swarm_rig import PIECE, Events, sample, seed_of, stored
 
 from p2pdist.model.errors import DiskFull
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 from p2pdist.transfer.torrent_seeds import TorrentSeeds
 from p2pdist.transfer.torrent_session import TorrentSession
 from p2pdist.transfer.torrent_settings import TorrentSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from swarm_rig import Events, Peer, sample, wait_until
 
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 from p2pdist.transfer.torrent_session import TorrentSession
 from p2pdist.transfer.torrent_settings import NEIGHBOURS_MAX, TorrentSettings
 from p2pdist.transfer.torrent_swarm import Swarm

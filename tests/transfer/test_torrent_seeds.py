@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from swarm_rig import Aria, Events, Sample, open_files, sample, seed_of, stored, wait_until
 
-from p2pdist.store.blob import Blob
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
 from p2pdist.transfer.torrent_seeds import TorrentSeeds
 from p2pdist.transfer.torrent_session import TorrentSession
 from p2pdist.transfer.torrent_settings import TorrentSettings

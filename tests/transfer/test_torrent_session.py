@@ -14,7 +14,7 @@ import pytest
 from swarm_rig import Events, Peer, sample, seed_of, stored, wait_until
 
 from p2pdist.model.errors import Unavailable, UsageError
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.store import BlobStore
 from p2pdist.transfer.torrent_seeds import TorrentSeeds
 from p2pdist.transfer.torrent_session import TorrentSession
 from p2pdist.transfer.torrent_settings import TorrentSettings

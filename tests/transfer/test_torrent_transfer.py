@@ -22,8 +22,8 @@ from swarm_rig import PIECE, Aria, Events, Peer, Sample, open_files, sample, tor
 from p2pdist.model.bencode import encode
 from p2pdist.model.errors import Conflict, P2PDistError, UsageError
 from p2pdist.model.torrent import Torrent
-from p2pdist.store.blob import Blob
-from p2pdist.store.blobs import BlobStore
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
 from p2pdist.transfer.mailbox import Mailbox
 from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.torrent_session import TorrentSession

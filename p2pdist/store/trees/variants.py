@@ -18,7 +18,7 @@ from p2pdist.model.digest import Digest, hex_of, is_digest
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.tree import bytes_counted, content_of, variant_name
 from p2pdist.store.disk import failures
-from p2pdist.store.object_recovery import file_hash
+from p2pdist.store.objects.recovery import file_hash
 
 SHARE_MAX = 0.25
 """Variants take no more than this part of what the objects of their tree take."""

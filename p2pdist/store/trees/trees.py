@@ -10,13 +10,18 @@ it goes when room is needed, or at collect().
 
 A tree that is pinned, held or being pulled is neither evicted nor removed. Lock order: a lack,
 store, objects.
+
+Which objects of trees become free with which trees.
+
+What trees see of the store they are in.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, filterfalse
@@ -26,16 +31,58 @@ from p2pdist.model.candidate import Candidate, Share
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound
 from p2pdist.model.tree import Entry
-from p2pdist.store.assembly import Damaged
-from p2pdist.store.filling import Filled, Filling
-from p2pdist.store.images import Images
-from p2pdist.store.index import TreeRecord
-from p2pdist.store.lack import Backed, Lack, back, plan
-from p2pdist.store.objects import Objects
-from p2pdist.store.sharing import shared_bytes
-from p2pdist.store.surroundings import Surroundings
-from p2pdist.store.tree_reader import TreeReader
-from p2pdist.store.variants import Variants
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.index import Index, TreeRecord
+from p2pdist.store.layout import Paths
+from p2pdist.store.objects.objects import Objects
+from p2pdist.store.trees.assembly import Damaged
+from p2pdist.store.trees.filling import Filled, Filling
+from p2pdist.store.trees.images import Images
+from p2pdist.store.trees.missing import Backed, Lack, back, plan
+from p2pdist.store.trees.reader import TreeReader
+from p2pdist.store.trees.variants import Variants
+
+
+def shared_bytes(
+    trees: Mapping[Digest, Iterable[bytes]], staying: Iterable[bytes], sizes: Mapping[bytes, int]
+) -> tuple[dict[Digest, int], list[Share]]:
+    """Bytes of the contents that one tree alone names, and of those that several do. `trees` are
+    the contents of each, without repetition; `staying` stay whichever of them go; what has no size
+    here counts nothing."""
+    owners: dict[bytes, int] = {}
+    roots = list(trees)
+    for number, root in enumerate(roots):
+        bit = 1 << number
+        for content in trees[root]:
+            owners[content] = owners.get(content, 0) | bit
+    for content in staying:
+        owners.pop(content, None)
+    totals: dict[int, int] = {}
+    for content, mask in owners.items():
+        totals[mask] = totals.get(mask, 0) + sizes.get(content, 0)
+    own: dict[Digest, int] = {}
+    shares = []
+    for mask, size in totals.items():
+        named = [root for number, root in enumerate(roots) if mask >> number & 1]
+        if len(named) == 1:
+            own[named[0]] = size
+        else:
+            shares.append(Share(frozenset(named), size))
+    return own, shares
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """`settle` brings objects to the disk in the background."""
+
+    lock: threading.RLock
+    paths: Paths
+    index: Index
+    get: Callable[[Digest], Blob | None]
+    owners: Callable[[Digest], set[str]]
+    make_room: Callable[[int], object]
+    settle: Callable[[], None]
+
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
 from p2pdist.store.disk import sync_path
 from p2pdist.store.index import Index
-from p2pdist.store.paths import Paths
+from p2pdist.store.layout import Paths
 
 log = logging.getLogger(__name__)
 

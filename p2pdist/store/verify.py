@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from p2pdist.model.errors import NotFound, P2PDistError
-from p2pdist.store.object_recovery import file_hash
+from p2pdist.store.objects.recovery import file_hash
 
 if TYPE_CHECKING:
-    from p2pdist.store.blobs import BlobStore
+    from p2pdist.store.store import BlobStore
 
 log = logging.getLogger(__name__)
 

@@ -32,11 +32,11 @@ from uuid import UUID
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
+from p2pdist.store.blobs.bitmap import HaveFile
+from p2pdist.store.blobs.placement import Copy, place
 from p2pdist.store.disk import allocate, failure, failures, pwrite_all
-from p2pdist.store.have import HaveFile
 from p2pdist.store.index import Entry, Index
-from p2pdist.store.paths import Paths
-from p2pdist.store.placement import Copy, place
+from p2pdist.store.layout import Paths
 
 READ_BYTES_MAX = 64 << 20
 """More than this is not read in one call."""

@@ -44,9 +44,9 @@ from p2pdist.model.tree import (
     decode_page,
     decode_root,
 )
-from p2pdist.store.blob import READ_BYTES_MAX, Blob
-from p2pdist.store.images import image_bytes_max
-from p2pdist.store.lack import Contents, Tree, contents_of, tree_of
+from p2pdist.store.blobs.blob import READ_BYTES_MAX, Blob
+from p2pdist.store.trees.images import image_bytes_max
+from p2pdist.store.trees.missing import Contents, Tree, contents_of, tree_of
 
 ROOT_BYTES_MAX = 64 << 20
 """Of a root as it is stored; more is not read."""

@@ -17,9 +17,8 @@ from p2pdist.model.catalog import Pack, Stored
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import CHUNK_MAX, ChunkList, Entries, Entry, File, content_hash
-from p2pdist.store.assembly import Assembly, Part
-from p2pdist.store.objects import bytes_taken
-from p2pdist.store.selected import SelectedPack
+from p2pdist.store.objects.objects import bytes_taken
+from p2pdist.store.trees.assembly import Assembly, Part, SelectedPack
 
 _RECORD = struct.Struct("<32sII")
 """A pack's record of a chunk (catalog.py): BLAKE3, length, stored length."""

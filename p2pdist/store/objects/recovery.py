@@ -21,7 +21,7 @@ from blake3 import blake3
 from p2pdist.model.tree import HASH_SIZE
 from p2pdist.store.disk import failures
 from p2pdist.store.index import Index, ObjectsState
-from p2pdist.store.paths import Paths
+from p2pdist.store.layout import Paths
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout, PieceSet
-from p2pdist.store.blob import Blob, Shelf
+from p2pdist.store.blobs.bitmap import read_marks
+from p2pdist.store.blobs.blob import Blob, Shelf
 from p2pdist.store.disk import failures
-from p2pdist.store.have import read_marks
 from p2pdist.store.index import Entry
 
 log = logging.getLogger(__name__)

@@ -20,12 +20,10 @@ from p2pdist.model.catalog import BLOCK_SIZE, ChunkEncoder
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, DiskFull
 from p2pdist.model.tree import HOLE, WHOLE_MAX, content_hash
-from p2pdist.store.assembly import Decoder
-from p2pdist.store.blobs import BlobStore
-from p2pdist.store.bundle import Bundle
-from p2pdist.store.encoded import EncodedWriter, on_btrfs
-from p2pdist.store.extents import write_content
-from p2pdist.store.named import TOGETHER
+from p2pdist.store.objects.btrfs import TOGETHER, EncodedWriter, on_btrfs, write_content
+from p2pdist.store.store import BlobStore
+from p2pdist.store.trees.assembly import Decoder
+from p2pdist.store.trees.filling import Bundle
 
 MIB = 1 << 20
 PACK = digest_of(b"a pack")

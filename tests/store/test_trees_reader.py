@@ -32,11 +32,11 @@ from p2pdist.model.tree import (
     encode_pages,
     encode_root,
 )
-from p2pdist.store import tree_reader
-from p2pdist.store.blob import Blob
-from p2pdist.store.blobs import BlobStore
-from p2pdist.store.lack import EMPTY, contents_of
-from p2pdist.store.tree_reader import TreeRead, TreeReader
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
+from p2pdist.store.trees import reader as tree_reader
+from p2pdist.store.trees.missing import EMPTY, contents_of
+from p2pdist.store.trees.reader import TreeRead, TreeReader
 
 MANY = {b"d%02d/f%04d" % (number // 100, number): b"content %d" % number for number in range(4000)}
 

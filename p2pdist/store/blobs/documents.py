@@ -21,7 +21,7 @@ from p2pdist.model.errors import TooLarge
 from p2pdist.model.manifest import SMALL_BYTES_MAX
 from p2pdist.store.disk import failures
 from p2pdist.store.index import Index
-from p2pdist.store.paths import Paths
+from p2pdist.store.layout import Paths
 
 ROW_BYTES_MAX = 16 << 10
 

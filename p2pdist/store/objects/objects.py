@@ -31,12 +31,10 @@ from p2pdist.model.catalog import decode_chunk
 from p2pdist.model.errors import NotFound
 from p2pdist.model.tree import HOLE, ChunkList, content_hash
 from p2pdist.store.disk import failure, failures, sync_filesystem
-from p2pdist.store.encoded import EncodedWriter, on_btrfs
-from p2pdist.store.extents import Extents, write_content
 from p2pdist.store.index import Index, ObjectsState
-from p2pdist.store.named import NamedFiles, Verified
-from p2pdist.store.object_recovery import recover_objects
-from p2pdist.store.paths import Paths
+from p2pdist.store.layout import Paths
+from p2pdist.store.objects.btrfs import EncodedWriter, Extents, NamedFiles, Verified, on_btrfs, write_content
+from p2pdist.store.objects.recovery import recover_objects
 
 log = logging.getLogger(__name__)
 

@@ -3,12 +3,15 @@
 An assembly writes its parts to a draft as they become available, in whatever order. What comes in
 order is hashed while it is in memory, the rest is read again at the end: no draft gets its name
 before all of it has verified. Blocks of zeros are left as holes.
+
+A selection of pieces (p2pdist/model/selection.py) seen as the pack that it was taken from.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import zstandard
@@ -16,12 +19,53 @@ from blake3 import blake3
 
 from p2pdist.model.catalog import BLOCK_SIZE, chunk_blocks, one_frame
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt
+from p2pdist.model.errors import Corrupt, NotFound
+from p2pdist.model.selection import Selection
 from p2pdist.model.tree import CHUNK_MAX, HOLE, content_hash, filled, has_hole
-from p2pdist.store.blob import Blob
+from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import pwrite_all
-from p2pdist.store.objects import Draft, Objects
-from p2pdist.store.selected import SelectedPack
+from p2pdist.store.objects.objects import Draft, Objects
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedPack:
+    """`blob` holds the selection, in whole or in part."""
+
+    selection: Selection
+    blob: Blob
+
+    @property
+    def digest(self) -> Digest:
+        """Of the pack."""
+        return self.selection.blob.digest
+
+    @property
+    def size(self) -> int:
+        """Of the pack."""
+        return self.selection.blob.size
+
+    @contextmanager
+    def held(self) -> Iterator[SelectedPack]:
+        """Hold the selection within a `with` block."""
+        with self.blob.held():
+            yield self
+
+    def holds(self, start: int, length: int) -> bool:
+        """Whether bytes of the pack are here."""
+        try:
+            at = self.selection.position(start, length)
+        except NotFound:
+            return False
+        return self.blob.holds(at, length)
+
+    def read_range(self, start: int, length: int) -> bytes:
+        """Bytes of the pack; see Blob.read_range."""
+        return self.blob.read_range(self.selection.position(start, length), length)
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """Bytes of the pack; see Blob.read_into."""
+        self.blob.read_into(self.selection.position(start, len(buffer)), buffer)
+
 
 PackHere = Blob | SelectedPack
 """A pack, or a selection of its pieces, in whole or in part."""

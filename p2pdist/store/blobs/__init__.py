@@ -1,0 +1,1 @@
+"""Blobs of the store: data, bitmap of verified pieces, copies."""

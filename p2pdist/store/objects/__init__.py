@@ -1,0 +1,1 @@
+"""Objects of the store: the content of files, each stored once."""

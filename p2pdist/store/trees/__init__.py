@@ -1,0 +1,1 @@
+"""Trees of the store: assembled from packs, with their images and variants."""
