@@ -39,9 +39,9 @@ from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Plan, Source, StripePlan
 from p2pdist.origin.origin import Origin
 from p2pdist.store.store import BlobStore
-from p2pdist.transfer.kept import KeptConnections
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.server import read_stream_request, serve_stream
+from p2pdist.transfer.stream.connect import KeptConnections
+from p2pdist.transfer.stream.server import read_stream_request, serve_stream
 from p2pdist.transfer.tls import Tls
 
 DIGEST = Digest("sha256:" + "0" * 64)

@@ -3,13 +3,13 @@ over TLS on both.
 
     python -m bench.loopback [--size-mib 1024] [--rounds 3] [--json]
 
-One process serves a blob with p2pdist.transfer.server, another receives it in 4 stripes, verifies
-each piece (BLAKE3) and writes it with pwrite over a file that exists already: the first touch of
-fresh memory is slow and not what is measured. curl writes over the same file, without truncating it
-and without verifying anything. Every figure is the median of the rounds; the ratio is to the better
-of two runs of nginx -> curl, one before and one after; CPU-seconds are user and system time of the
-receiving (rx) and sending (tx) process per GiB; memory is the most that either process had resident
-(VmHWM).
+One process serves a blob with p2pdist.transfer.stream.server, another receives it in 4 stripes,
+verifies each piece (BLAKE3) and writes it with pwrite over a file that exists already: the first
+touch of fresh memory is slow and not what is measured. curl writes over the same file, without
+truncating it and without verifying anything. Every figure is the median of the rounds; the ratio is
+to the better of two runs of nginx -> curl, one before and one after; CPU-seconds are user and
+system time of the receiving (rx) and sending (tx) process per GiB; memory is the most that either
+process had resident (VmHWM).
 
 All senders use the congestion control named in the output (default cubic): it is set on the
 listening sockets (TCP_CONGESTION), from which accepted ones inherit it, and nginx is handed such a
@@ -43,10 +43,9 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Source
-from p2pdist.transfer.client import IncomingStream
-from p2pdist.transfer.mailbox import Mailbox
-from p2pdist.transfer.server import UNSENT_BYTES, Block, read_stream_request, serve_stream
-from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.stream.client import IncomingStream
+from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.stream.server import UNSENT_BYTES, Block, read_stream_request, serve_stream
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 RATIO_GOAL, RX_GOAL, TX_GOAL, RSS_GOAL_MB, TLS_GOAL_GB_S = 0.6, 0.6, 0.2, 300, 1.0

@@ -49,7 +49,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "tracker.preseeding",
         "tracker.service",
     ),
-    "tracker.reach": (MODEL, "p2pdist.transfer.dial", "p2pdist.transfer.names", "tracker.core", "tracker.reach"),
+    "tracker.reach": (
+        MODEL,
+        "p2pdist.transfer.stream.connect",
+        "p2pdist.transfer.names",
+        "tracker.core",
+        "tracker.reach",
+    ),
     "tracker.service": (MODEL, "tracker.core", "tracker.state", "tracker.content", "tracker.reach", "tracker.http"),
 }
 """Which of our packages a package may import. The longest prefix of a module's name decides; what

@@ -25,8 +25,8 @@ import msgspec
 
 from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, printable
 from p2pdist.model.messages import Reachability
-from p2pdist.transfer.dial import parse_address
 from p2pdist.transfer.names import NAMES, Resolver
+from p2pdist.transfer.stream.connect import parse_address
 from tracker.core.host import BLAMERS_MIN, Host
 
 CONNECT_S = 2.0

@@ -62,8 +62,8 @@ from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin, open_origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
-from p2pdist.transfer.kept import IDLE_S, KeptConnections
 from p2pdist.transfer.pacer import Pacer
+from p2pdist.transfer.stream.connect import IDLE_S, KeptConnections
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 DISCARD_TRIES = 50

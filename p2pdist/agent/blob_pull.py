@@ -49,12 +49,11 @@ from p2pdist.model.plan import ORIGIN, Plan, Source, by_name
 from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin
 from p2pdist.store.blobs.blob import Blob
-from p2pdist.transfer.client import IncomingStream
-from p2pdist.transfer.kept import KeptConnections
-from p2pdist.transfer.mailbox import Mailbox
 from p2pdist.transfer.names import NAMES
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.stream.client import IncomingStream
+from p2pdist.transfer.stream.connect import KeptConnections
+from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.tls import Tls
 
 TICK_S = 0.25

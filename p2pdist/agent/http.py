@@ -26,10 +26,10 @@ from p2pdist.model.messages import BlobHolding, DrainRequest, MountRequest, PinR
 from p2pdist.model.pieces import PieceSet
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
-from p2pdist.transfer.frames import stream_length
 from p2pdist.transfer.problems import name_request, problems
-from p2pdist.transfer.ranges import serve_range
-from p2pdist.transfer.server import read_stream_request, serve_stream
+from p2pdist.transfer.stream.frames import stream_length
+from p2pdist.transfer.stream.ranges import serve_range
+from p2pdist.transfer.stream.server import read_stream_request, serve_stream
 
 BODY_BYTES_MAX = 1 << 20
 BODY_S_MAX = 30.0

@@ -26,7 +26,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UNDECODABLE
 from p2pdist.model.messages import BlobHolding, Hello
 from p2pdist.model.request_id import passed_on
-from p2pdist.transfer.dial import parse_address
+from p2pdist.transfer.stream.connect import parse_address
 from p2pdist.transfer.tls import Tls
 
 SETTLE_S = 1.5

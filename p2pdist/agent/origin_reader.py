@@ -12,7 +12,7 @@ from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unava
 from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin
 from p2pdist.store.blobs.blob import Blob
-from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent
 
 REQUESTS_MAX = 4
 """Range requests under way at once for one stripe: enough to hide the round trip, few enough to

@@ -27,9 +27,9 @@ from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.plan import Plan
 from p2pdist.model.torrent import Torrent
 from p2pdist.store.blobs.blob import Blob
-from p2pdist.transfer.stream_events import StreamClosed, StreamEvent
-from p2pdist.transfer.torrent_swarm import Address, Swarm
-from p2pdist.transfer.torrent_transfer import TorrentTransfer
+from p2pdist.transfer.stream.events import StreamClosed, StreamEvent
+from p2pdist.transfer.torrent.swarm import Address, Swarm
+from p2pdist.transfer.torrent.transfer import TorrentTransfer
 
 SWARM = -1
 """The number of a transfer in its events, which no stream has."""

@@ -39,13 +39,13 @@ from p2pdist.model.url import redacted
 from p2pdist.origin.origin import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
-from p2pdist.transfer.dial import parse_address
 from p2pdist.transfer.names import NAMES
-from p2pdist.transfer.torrent_seeds import SEEDS_MAX, Seed, TorrentSeeds
-from p2pdist.transfer.torrent_session import TorrentSession
-from p2pdist.transfer.torrent_settings import TorrentSettings
-from p2pdist.transfer.torrent_swarm import PEERS_MAX, Address, Swarm
-from p2pdist.transfer.torrent_transfer import TorrentTransfer
+from p2pdist.transfer.stream.connect import parse_address
+from p2pdist.transfer.torrent.seeds import SEEDS_MAX, Seed, TorrentSeeds
+from p2pdist.transfer.torrent.session import TorrentSession
+from p2pdist.transfer.torrent.settings import TorrentSettings
+from p2pdist.transfer.torrent.swarm import PEERS_MAX, Address, Swarm
+from p2pdist.transfer.torrent.transfer import TorrentTransfer
 
 if TYPE_CHECKING:
     from p2pdist.agent.neighbourhood import Neighbourhood

@@ -31,7 +31,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceLayout, PieceSet
-from p2pdist.transfer.server import Block
+from p2pdist.transfer.stream.server import Block
 
 TICK_S = 0.1
 STREAMS_MAX = 256
@@ -51,7 +51,7 @@ from everybody else."""
 
 
 class Turn:
-    """One outgoing stream (see Outgoing in transfer/server.py)."""
+    """One outgoing stream (see Outgoing in transfer/stream/server.py)."""
 
     def __init__(self, turns: Turns, number: int) -> None:
         self._turns = turns
@@ -109,7 +109,7 @@ class Turn:
 
 
 class RangeTurn(Turn):
-    """One reader of a range (see Turn in transfer/ranges.py)."""
+    """One reader of a range (see Turn in transfer/stream/ranges.py)."""
 
     async def wait(self, length: int) -> None:
         self._turns.submit(Ready(self._number, length))

@@ -24,7 +24,7 @@ from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Priority, Reason
 from p2pdist.model.plan import Plan
 from p2pdist.store.blobs.blob import Blob
-from p2pdist.transfer.stream_events import StreamClosed, StreamEvent
+from p2pdist.transfer.stream.events import StreamClosed, StreamEvent
 
 PEERS_V1_S = 2.0
 """A swarm that gives nothing for so long is a reason to ask whether there are peers of version

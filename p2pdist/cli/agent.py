@@ -186,7 +186,7 @@ def command(
 def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *, tls: bool) -> SwarmSettings | None:
     """How blobs may come by BitTorrent; None for trees only. Raises UsageError."""
     from p2pdist.agent.swarming import SwarmSettings
-    from p2pdist.transfer.dial import parse_address
+    from p2pdist.transfer.stream.connect import parse_address
 
     policy: Policy = transport or ("trees" if tls else "auto")
     if policy == "trees":

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from p2pdist.agent.links import DiscoverySettings
 from p2pdist.model.errors import Conflict, P2PDistError, Refused, UsageError
-from p2pdist.transfer.dial import parse_address
+from p2pdist.transfer.stream.connect import parse_address
 
 SHUTDOWN_S = 2.0
 COLLECT_AFTER = (50_000, 20, 20)

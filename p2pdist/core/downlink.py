@@ -22,7 +22,7 @@ BURST_S = 0.05
 IDLE_S = 1.0
 HELD_MAX_S = 10.0
 """A preseed reads on after so long: its sender takes a window that stays shut for 30 s for a dead
-host (transfer/server.py)."""
+host (transfer/stream/server.py)."""
 
 LOOK_AGAIN_S = 0.05
 """A preseed that gives way looks this often whether it may go on: nobody knows when the others will

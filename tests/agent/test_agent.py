@@ -26,7 +26,7 @@ from p2pdist.model.plan import ORIGIN, Plan, StripePlan
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.repository.push import push_blob
 from p2pdist.store.blobs.blob import Blob
-from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent
 
 PIECE = 64 << 10
 PIECES = 8

@@ -20,7 +20,7 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.plan import Plan, Source, StripePlan
 from p2pdist.store.store import BlobStore
-from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent
 
 PIECE = 64 << 10
 COUNT = 40

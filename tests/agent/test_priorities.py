@@ -25,7 +25,7 @@ from p2pdist.model.messages import Priority, PullRequest
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.repository.push import push_blob
-from p2pdist.transfer.ranges import BLOCK_BYTES
+from p2pdist.transfer.stream.ranges import BLOCK_BYTES
 
 PIECE = 64 << 10
 PIECES = 15

@@ -11,7 +11,7 @@ from p2pdist.agent.turns import AT_ONCE_BYTES, LEAD_MAX, LEAD_WAIT_S, Turns
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.pieces import PieceLayout, PieceSet
-from p2pdist.transfer.server import Block
+from p2pdist.transfer.stream.server import Block
 
 BLOB, OTHER = digest_of(b"blob"), digest_of(b"other")
 PIECE = 64 << 10

@@ -23,7 +23,7 @@ from p2pdist.model.pieces import PieceLayout, PieceList
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_info
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
-from p2pdist.transfer.stream_events import StreamClosed, StreamEvent
+from p2pdist.transfer.stream.events import StreamClosed, StreamEvent
 
 DATA = random.Random(1).randbytes(20 * 65536)
 

@@ -16,10 +16,10 @@ from site_rig import Agent, Site, free_pair, until
 from p2pdist.model.digest import Digest, hex_of, parse_digest
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_reference
 from p2pdist.origin.origin import open_origin
-from p2pdist.transfer.torrent_seeds import Seed, TorrentSeeds
-from p2pdist.transfer.torrent_session import TorrentSession
-from p2pdist.transfer.torrent_settings import TorrentSettings
-from p2pdist.transfer.torrent_swarm import Swarm
+from p2pdist.transfer.torrent.seeds import Seed, TorrentSeeds
+from p2pdist.transfer.torrent.session import TorrentSession
+from p2pdist.transfer.torrent.settings import TorrentSettings
+from p2pdist.transfer.torrent.swarm import Swarm
 
 CLIENT = Path(__file__).parent.parent / "tracker" / "seed_torrent.py"
 MIB = 1 << 20

@@ -19,8 +19,8 @@ from stream_rig import PIECE, Copy, Handler, RawPeer, Receiver, SampleBlob, Serv
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout, PieceList
-from p2pdist.transfer import attended
 from p2pdist.transfer.problems import problems
+from p2pdist.transfer.stream import loop_receiver
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -72,9 +72,9 @@ async def receiver(
 ) -> AsyncIterator[Receiver]:
     """Streams stay in their threads, or go to the loop as soon as they can and stay there."""
     on_loop = request.param == "loop"
-    monkeypatch.setattr(attended, "WINDOW", 1 if on_loop else 1 << 30)
+    monkeypatch.setattr(loop_receiver, "WINDOW", 1 if on_loop else 1 << 30)
     for limit in ("SHARE_LOW", "SHARE_MAX", "LOOP_SHARE_MAX", "STALL_S"):
-        monkeypatch.setattr(attended, limit, math.inf)
+        monkeypatch.setattr(loop_receiver, limit, math.inf)
     receiver = Receiver(blob, Copy(blob, tmp_path / "copy"))
     yield receiver
     for stream in receiver.streams:

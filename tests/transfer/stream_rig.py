@@ -20,13 +20,12 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Source
-from p2pdist.transfer.client import IncomingStream
-from p2pdist.transfer.frames import stream_length
-from p2pdist.transfer.kept import KeptConnections
-from p2pdist.transfer.mailbox import Mailbox
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.server import Block, read_stream_request, serve_stream
-from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.stream.client import IncomingStream
+from p2pdist.transfer.stream.connect import KeptConnections
+from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.stream.frames import stream_length
+from p2pdist.transfer.stream.server import Block, read_stream_request, serve_stream
 from p2pdist.transfer.tls import Tls
 
 PIECE = 64 << 10

@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from swarm_rig import sample
 
 from p2pdist.store.store import BlobStore
-from p2pdist.transfer.stream_events import PieceReceived, StreamEvent
-from p2pdist.transfer.torrent_session import TorrentSession
-from p2pdist.transfer.torrent_settings import TorrentSettings
-from p2pdist.transfer.torrent_swarm import Swarm
-from p2pdist.transfer.torrent_transfer import TorrentTransfer
+from p2pdist.transfer.stream.events import PieceReceived, StreamEvent
+from p2pdist.transfer.torrent.session import TorrentSession
+from p2pdist.transfer.torrent.settings import TorrentSettings
+from p2pdist.transfer.torrent.swarm import Swarm
+from p2pdist.transfer.torrent.transfer import TorrentTransfer
 
 
 def tell(event: StreamEvent) -> None:

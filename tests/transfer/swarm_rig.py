@@ -21,9 +21,9 @@ from p2pdist.model.pieces import PieceList
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_info
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
-from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
-from p2pdist.transfer.torrent_seeds import Seed
-from p2pdist.transfer.torrent_swarm import Swarm
+from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.torrent.seeds import Seed
+from p2pdist.transfer.torrent.swarm import Swarm
 
 PIECE = 64 << 10
 WAIT_S = 20.0

@@ -16,15 +16,15 @@ from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server
 from test_attended import Writes, stored
 from test_stream_faults import HEAD, StartPeer, frame
 
-from p2pdist.transfer import attended
-from p2pdist.transfer.attended import LOOP_SHARE_MAX, SHARE_LOW, WINDOW, Share
+from p2pdist.transfer.stream import loop_receiver
+from p2pdist.transfer.stream.loop_receiver import LOOP_SHARE_MAX, SHARE_LOW, WINDOW, Share
 
 
 @pytest.fixture
 def willing(monkeypatch: pytest.MonkeyPatch, receiver: Receiver) -> None:
     """The loop takes whatever it may, but for what stalls it."""
-    monkeypatch.setattr(attended, "WINDOW", 1)
-    monkeypatch.setattr(attended, "STALL_S", 0.1)
+    monkeypatch.setattr(loop_receiver, "WINDOW", 1)
+    monkeypatch.setattr(loop_receiver, "STALL_S", 0.1)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from stream_rig import PIECE, SampleBlob
 
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.pieces import PieceLayout, PieceSet
-from p2pdist.transfer.ranges import Unsatisfiable, parse_range, serve_range
+from p2pdist.transfer.stream.ranges import Unsatisfiable, parse_range, serve_range
 
 
 @dataclass

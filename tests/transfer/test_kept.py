@@ -16,9 +16,9 @@ from stream_rig import Pieces, RawPeer, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.messages import STREAM_END
 from p2pdist.model.pieces import PieceSet
-from p2pdist.transfer import client, kept
-from p2pdist.transfer.frames import stream_length
-from p2pdist.transfer.kept import KeptConnections
+from p2pdist.transfer.stream import client, connect
+from p2pdist.transfer.stream.connect import KeptConnections
+from p2pdist.transfer.stream.frames import stream_length
 from p2pdist.transfer.tls import Tls
 
 END = struct.pack(">II", STREAM_END, 0)
@@ -160,7 +160,7 @@ async def test_a_stream_without_its_end_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
     tail: bytes,
 ) -> None:
-    """The piece counts at once; the connection is not kept."""
+    """The piece counts at once; the connection is not connect."""
     monkeypatch.setattr(client, "END_WAIT_S", 0.1)
     length = stream_length(blob.layout, [4])
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.p2pdist.stream\r\nContent-Length: {length}\r\n\r\n"
@@ -190,16 +190,16 @@ def is_open(theirs: socket.socket) -> bool:
 
 
 def test_connections_wait_up_to_a_number_and_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "PER_PEER_MAX", 2)
-    monkeypatch.setattr(kept, "KEPT_MAX", 3)
+    monkeypatch.setattr(connect, "PER_PEER_MAX", 2)
+    monkeypatch.setattr(connect, "KEPT_MAX", 3)
     made, ends = KeptConnections(), pairs(5)
     for number, address in enumerate(("a:1", "a:1", "a:1", "b:1", "c:1")):
         made.give(address, ends[number][0])
     assert [is_open(theirs) for _, theirs in ends] == [True, True, False, True, False]
     assert made.take("a:1") is ends[1][0], "the one that was used last"
     assert made.expire(), "two still wait"
-    later = time.monotonic() + kept.IDLE_S
-    monkeypatch.setattr("p2pdist.transfer.kept.time.monotonic", lambda: later)
+    later = time.monotonic() + connect.IDLE_S
+    monkeypatch.setattr("p2pdist.transfer.stream.connect.time.monotonic", lambda: later)
     assert not made.expire()
     assert [is_open(theirs) for _, theirs in ends] == [False, True, False, False, False]
     made.give("d:1", ends[1][0])

@@ -7,7 +7,7 @@ import asyncio
 import threading
 import time
 
-from p2pdist.transfer.mailbox import Mailbox
+from p2pdist.transfer.stream.events import Mailbox
 
 
 async def test_every_letter_arrives_once_and_in_its_thread_s_order() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from p2pdist.transfer.connection import _in_page_cache
+from p2pdist.transfer.stream.sendfile import _in_page_cache
 
 SIZE = 1 << 20
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from p2pdist.transfer import send_buffer
-from p2pdist.transfer.send_buffer import CHECK_BYTES, COVER_MAX, SEND_BUFFER_MAX, SEND_BUFFER_MIN, SendBuffer
+from p2pdist.transfer.stream import sendfile
+from p2pdist.transfer.stream.sendfile import CHECK_BYTES, COVER_MAX, SEND_BUFFER_MAX, SEND_BUFFER_MIN, SendBuffer
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
@@ -24,7 +24,7 @@ def granted(connection: socket.socket) -> int:
 
 
 def test_a_stream_begins_small_and_a_slow_one_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_buffer, "CHECK_BYTES", 64 << 10)
+    monkeypatch.setattr(sendfile, "CHECK_BYTES", 64 << 10)
     client, server = connected()
     with client, server:
         buffer = SendBuffer(client)

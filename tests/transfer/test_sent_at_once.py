@@ -11,7 +11,7 @@ from stream_rig import Pieces, Receiver, SampleBlob, Server
 
 from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout
-from p2pdist.transfer.server import Block
+from p2pdist.transfer.stream.server import Block
 
 
 class Pushed(Pieces):
@@ -67,7 +67,7 @@ async def test_a_block_that_is_taken_in_part_goes_on_where_it_was(
     server: Server, receiver: Receiver, blob: SampleBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of heads and of data the kernel may take any number of bytes."""
-    from p2pdist.transfer.connection import Connection
+    from p2pdist.transfer.stream.sendfile import Connection
 
     send_now, send_file_now, turns = Connection.send_now, Connection.send_file_now, iter(range(10**6))
 

@@ -10,8 +10,8 @@ from stream_rig import Pieces, Receiver, SampleBlob, Server
 
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.pieces import PieceSet
-from p2pdist.transfer.dial import parse_address
-from p2pdist.transfer.stream_events import StreamClosed
+from p2pdist.transfer.stream.connect import parse_address
+from p2pdist.transfer.stream.events import StreamClosed
 
 
 async def test_a_whole_stripe_arrives_in_order(server: Server, receiver: Receiver, blob: SampleBlob) -> None:

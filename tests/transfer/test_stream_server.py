@@ -19,7 +19,7 @@ from stream_rig import Pieces, Receiver, SampleBlob, Server
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceSet
-from p2pdist.transfer.server import REQUEST_BYTES_MAX, UNSENT_BYTES, Block, serve_stream
+from p2pdist.transfer.stream.server import REQUEST_BYTES_MAX, UNSENT_BYTES, Block, serve_stream
 
 SIOCOUTQNSD = 0x894B
 """ioctl: bytes in the send queue that have not been sent yet (linux/sockios.h)."""

@@ -15,8 +15,8 @@ from authority import Authority
 from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.errors import UsageError
-from p2pdist.transfer.ranges import serve_range
-from p2pdist.transfer.stream_events import StreamClosed
+from p2pdist.transfer.stream.events import StreamClosed
+from p2pdist.transfer.stream.ranges import serve_range
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 

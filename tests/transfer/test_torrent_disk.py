@@ -11,11 +11,11 @@ from swarm_rig import PIECE, Events, sample, seed_of, stored
 
 from p2pdist.model.errors import DiskFull
 from p2pdist.store.store import BlobStore
-from p2pdist.transfer.torrent_seeds import TorrentSeeds
-from p2pdist.transfer.torrent_session import TorrentSession
-from p2pdist.transfer.torrent_settings import TorrentSettings
-from p2pdist.transfer.torrent_swarm import Swarm
-from p2pdist.transfer.torrent_transfer import TorrentTransfer
+from p2pdist.transfer.torrent.seeds import TorrentSeeds
+from p2pdist.transfer.torrent.session import TorrentSession
+from p2pdist.transfer.torrent.settings import TorrentSettings
+from p2pdist.transfer.torrent.swarm import Swarm
+from p2pdist.transfer.torrent.transfer import TorrentTransfer
 
 COUNT = 24
 

@@ -9,10 +9,10 @@ import pytest
 from swarm_rig import Events, Peer, sample, wait_until
 
 from p2pdist.store.store import BlobStore
-from p2pdist.transfer.torrent_session import TorrentSession
-from p2pdist.transfer.torrent_settings import NEIGHBOURS_MAX, TorrentSettings
-from p2pdist.transfer.torrent_swarm import Swarm
-from p2pdist.transfer.torrent_transfer import TorrentTransfer
+from p2pdist.transfer.torrent.session import TorrentSession
+from p2pdist.transfer.torrent.settings import NEIGHBOURS_MAX, TorrentSettings
+from p2pdist.transfer.torrent.swarm import Swarm
+from p2pdist.transfer.torrent.transfer import TorrentTransfer
 
 
 @pytest.mark.slow

@@ -14,11 +14,11 @@ from swarm_rig import Aria, Events, Sample, open_files, sample, seed_of, stored,
 
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
-from p2pdist.transfer.torrent_seeds import TorrentSeeds
-from p2pdist.transfer.torrent_session import TorrentSession
-from p2pdist.transfer.torrent_settings import TorrentSettings
-from p2pdist.transfer.torrent_swarm import Swarm
-from p2pdist.transfer.torrent_transfer import TorrentTransfer
+from p2pdist.transfer.torrent.seeds import TorrentSeeds
+from p2pdist.transfer.torrent.session import TorrentSession
+from p2pdist.transfer.torrent.settings import TorrentSettings
+from p2pdist.transfer.torrent.swarm import Swarm
+from p2pdist.transfer.torrent.transfer import TorrentTransfer
 
 COUNT = 24
 
@@ -194,7 +194,7 @@ def test_a_transfer_that_nobody_takes_over_goes_in_the_end(
 ) -> None:
     """And whoever comes too late seeds it like any other blob, or not at all when it was
     released."""
-    monkeypatch.setattr("p2pdist.transfer.torrent_transfer.STAY_S", 0.2)
+    monkeypatch.setattr("p2pdist.transfer.torrent.transfer.STAY_S", 0.2)
     stay = stayed(stack, tmp_path, sample(7, COUNT))
     found, middle, copy = stay.found, stay.session, stay.blob
     wait_until(lambda: open_files(copy.path) == 0, "the file to be closed")

@@ -15,18 +15,18 @@ from swarm_rig import Events, Peer, sample, seed_of, stored, wait_until
 
 from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.store.store import BlobStore
-from p2pdist.transfer.torrent_seeds import TorrentSeeds
-from p2pdist.transfer.torrent_session import TorrentSession
-from p2pdist.transfer.torrent_settings import TorrentSettings
-from p2pdist.transfer.torrent_swarm import Swarm
-from p2pdist.transfer.torrent_transfer import TorrentTransfer
+from p2pdist.transfer.torrent.seeds import TorrentSeeds
+from p2pdist.transfer.torrent.session import TorrentSession
+from p2pdist.transfer.torrent.settings import TorrentSettings
+from p2pdist.transfer.torrent.swarm import Swarm
+from p2pdist.transfer.torrent.transfer import TorrentTransfer
 
 
 def test_libtorrent_is_not_loaded_before_a_session_starts() -> None:
     """Agents without BitTorrent do not pay for it."""
     program = (
-        "import sys, p2pdist.transfer.torrent_seeds, p2pdist.transfer.torrent_transfer as t;"
-        "t.TorrentSession(__import__('p2pdist.transfer.torrent_settings').transfer.torrent_settings"
+        "import sys, p2pdist.transfer.torrent.seeds, p2pdist.transfer.torrent.transfer as t;"
+        "t.TorrentSession(__import__('p2pdist.transfer.torrent.settings').transfer.torrent_settings"
         ".TorrentSettings('127.0.0.1', 0)); sys.exit('libtorrent' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -24,12 +24,11 @@ from p2pdist.model.errors import Conflict, P2PDistError, UsageError
 from p2pdist.model.torrent import Torrent
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
-from p2pdist.transfer.mailbox import Mailbox
-from p2pdist.transfer.stream_events import PieceReceived, StreamClosed, StreamEvent
-from p2pdist.transfer.torrent_session import TorrentSession
-from p2pdist.transfer.torrent_settings import TorrentSettings
-from p2pdist.transfer.torrent_swarm import Swarm
-from p2pdist.transfer.torrent_transfer import TorrentTransfer
+from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.torrent.session import TorrentSession
+from p2pdist.transfer.torrent.settings import TorrentSettings
+from p2pdist.transfer.torrent.swarm import Swarm
+from p2pdist.transfer.torrent.transfer import TorrentTransfer
 
 COUNT = 48
 

@@ -17,6 +17,8 @@ A fast sender should not wait until the thread has woken up and made room. So wh
 faster than FAST_BYTES_S, what is there is taken at once and recv waits for the rest of the frame.
 
 Invariants: never waits for bytes that may not come, and never takes a byte beyond the frame.
+
+The form of a stripe stream (see StreamRequest in model/messages.py), shared by both ends.
 """
 
 from __future__ import annotations
@@ -24,11 +26,25 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
+from collections.abc import Iterable
 
 from p2pdist.model.messages import STREAM_END
-from p2pdist.transfer.frames import FRAME
+from p2pdist.model.pieces import PieceLayout
+
+STREAM_PATH = "/v1/streams"
+STREAM_TYPE = "application/vnd.p2pdist.stream"
+
+FRAME = struct.Struct(">II")
+"""Head of a frame: piece number, length in bytes."""
+
+
+def stream_length(layout: PieceLayout, pieces: Iterable[int]) -> int:
+    """Bytes of a whole stream that carries `pieces`, its closing frame included."""
+    return FRAME.size + sum(FRAME.size + layout.length(piece) for piece in pieces)
+
 
 STEP_BYTES = 256 << 10
 """Most that is waited for at once: larger pieces are taken while they arrive."""

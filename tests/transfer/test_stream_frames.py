@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from p2pdist.model.messages import STREAM_END
-from p2pdist.transfer.frames import FRAME
-from p2pdist.transfer.intake import ROOM, STEP_BYTES, CutShort, Intake
+from p2pdist.transfer.stream.frames import FRAME, ROOM, STEP_BYTES, CutShort, Intake
 
 PIECE = 64 << 10
 Pair = tuple[socket.socket, socket.socket]

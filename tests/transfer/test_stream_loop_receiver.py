@@ -11,10 +11,10 @@ import pytest
 from stream_rig import Pieces, Receiver, SampleBlob, Server
 
 from p2pdist.core.downlink import Downlink
-from p2pdist.transfer import attended
-from p2pdist.transfer.attended import WINDOW, Share
-from p2pdist.transfer.mailbox import Mailbox
 from p2pdist.transfer.pacer import Pacer
+from p2pdist.transfer.stream import loop_receiver
+from p2pdist.transfer.stream.events import Mailbox
+from p2pdist.transfer.stream.loop_receiver import WINDOW, Share
 
 
 class Writes:
@@ -37,8 +37,8 @@ class Writes:
 @pytest.fixture
 def willing(monkeypatch: pytest.MonkeyPatch, receiver: Receiver) -> None:
     """The loop takes whatever it may, but for what stalls it."""
-    monkeypatch.setattr(attended, "WINDOW", 1)
-    monkeypatch.setattr(attended, "STALL_S", 0.1)
+    monkeypatch.setattr(loop_receiver, "WINDOW", 1)
+    monkeypatch.setattr(loop_receiver, "STALL_S", 0.1)
 
 
 @pytest.mark.usefixtures("willing")
@@ -149,7 +149,7 @@ def test_nothing_is_said_before_a_window_is_full() -> None:
 def test_one_piece_that_waits_for_the_disk_is_too_much() -> None:
     share = Share()
     at = stored(share, WINDOW + 1, took_s=0.0001, each_s=10.0)
-    share.spent(attended.STALL_S, at)
+    share.spent(loop_receiver.STALL_S, at)
     assert share.high
     assert not share.low
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.torrent import Torrent
-from p2pdist.transfer.torrent_session import TorrentSession
-from p2pdist.transfer.torrent_swarm import OpenFile, Swarm, torrent_parameters
-from p2pdist.transfer.torrent_transfer import TorrentTransfer
+from p2pdist.transfer.torrent.session import TorrentSession
+from p2pdist.transfer.torrent.swarm import OpenFile, Swarm, torrent_parameters
+from p2pdist.transfer.torrent.transfer import TorrentTransfer
 
 if TYPE_CHECKING:
     import libtorrent as lt

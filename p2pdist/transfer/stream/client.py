@@ -12,6 +12,8 @@ Invariants: one buffer of one piece is all the memory a stream takes, whatever t
 piece goes to `write` only after its number and length have been checked, and counts only when
 `write` has verified it; exactly one StreamClosed is posted, as the last event; only the closing
 frame after everything asked for makes a stream "done", and its connection fit for another.
+
+Asks another agent for a stream, over a connection that is open.
 """
 
 from __future__ import annotations
@@ -22,23 +24,50 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+import msgspec
 
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.model.request_id import passed_on
-from p2pdist.transfer.answer import EndOfConnection, MalformedAnswer
-from p2pdist.transfer.asking import ask
-from p2pdist.transfer.attended import PIECE_MAX, Attended, Share
-from p2pdist.transfer.dial import Unreachable, connect, secure, why
-from p2pdist.transfer.frames import stream_length
-from p2pdist.transfer.intake import CutShort, Intake, TlsIntake
-from p2pdist.transfer.kept import KeptConnections
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream_events import Ended, PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.stream.connect import KeptConnections, Unreachable, connect, secure, why
+from p2pdist.transfer.stream.events import Ended, PieceReceived, StreamClosed, StreamEvent, refusal
+from p2pdist.transfer.stream.frames import STREAM_PATH, STREAM_TYPE, CutShort, Intake, TlsIntake, stream_length
+from p2pdist.transfer.stream.loop_receiver import PIECE_MAX, Attended, Share
+from p2pdist.transfer.stream.response import EndOfConnection, MalformedAnswer, read_head
 from p2pdist.transfer.tls import Tls
+
+
+def ask(
+    connection: socket.socket, source: Source, request: StreamRequest, fields: Mapping[str, str], length: int | None
+) -> bool:
+    """Send a request with these header fields and read the answer's head. With the `length` that
+    the stream will have the connection may serve others after it; returns whether it does. Raises
+    Ended when `source` refuses, MalformedAnswer, EndOfConnection and OSError."""
+    body = msgspec.json.encode(request)
+    head = (
+        f"POST {STREAM_PATH} HTTP/1.1\r\nHost: {source.address}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nAccept: {STREAM_TYPE}\r\n"
+        + "".join(f"{key}: {value}\r\n" for key, value in fields.items())
+    )
+    head += "Connection: close\r\n\r\n" if length is None else "\r\n"
+    connection.sendall(head.encode("ascii") + body)
+    answer = read_head(connection)
+    if answer.status != 200:
+        raise refusal(connection, answer, source)
+    if answer.media_type() != STREAM_TYPE:
+        raise MalformedAnswer(f"the answer is {answer.media_type()[:60]!r}, not a stream")
+    stated = answer.fields.get("content-length")
+    if "transfer-encoding" in answer.fields or "content-encoding" in answer.fields:
+        raise MalformedAnswer("the answer is framed or encoded by HTTP, which a stream is not")
+    if stated is not None and (length is None or stated != str(length)):
+        raise MalformedAnswer(f"the answer is to have {stated[:20]} bytes, and the stream has {length or 0}")
+    return stated is not None and answer.fields.get("connection", "").lower() != "close"
+
 
 CONNECT_TIMEOUT_S = 2.0
 DEAD_AFTER_S = 10.0

@@ -12,8 +12,8 @@ from aiohttp import web
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.pieces import PieceLayout, PieceSet
-from p2pdist.transfer.connection import Connection
-from p2pdist.transfer.server import UNSENT_BYTES, descriptor_of
+from p2pdist.transfer.stream.sendfile import Connection
+from p2pdist.transfer.stream.server import UNSENT_BYTES, descriptor_of
 
 RUN_BYTES = 16 << 20
 """Longest run of pieces handed to one send, so that pieces which come or go are looked at again now

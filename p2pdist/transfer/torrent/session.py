@@ -31,7 +31,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
-from p2pdist.transfer.torrent_settings import TorrentSettings, limits
+from p2pdist.transfer.torrent.settings import TorrentSettings, limits
 
 if TYPE_CHECKING:
     import libtorrent as lt

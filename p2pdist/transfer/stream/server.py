@@ -18,8 +18,8 @@ from p2pdist.model.digest import parse_digest
 from p2pdist.model.errors import UNDECODABLE, P2PDistError, TooLarge, UsageError
 from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PIECES_LIMIT, PieceLayout
-from p2pdist.transfer.connection import Connection
-from p2pdist.transfer.frames import FRAME, STREAM_TYPE
+from p2pdist.transfer.stream.frames import FRAME, STREAM_TYPE
+from p2pdist.transfer.stream.sendfile import Connection
 
 REQUEST_BYTES_MAX = PIECES_LIMIT // 6 + (64 << 10)
 """Largest body of POST /v1/streams: a bitmap of PIECES_LIMIT bits in base64, and room for the

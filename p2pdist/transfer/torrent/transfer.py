@@ -24,6 +24,10 @@ list counts for all that leaves by other ways.
 
 The hashes of the torrent come from the document that a manifest names, so a torrent that lies was
 published so.
+
+How many neighbours a transfer by BitTorrent may have.
+
+How much of a torrent comes from its web seeds (BEP 19).
 """
 
 from __future__ import annotations
@@ -38,19 +42,92 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import DiskFull, P2PDistError, Unavailable, UsageError
 from p2pdist.model.pieces import PieceLayout, PieceSet
-from p2pdist.model.torrent import Torrent
-from p2pdist.transfer.neighbour_limit import NeighbourLimit
-from p2pdist.transfer.stream_events import Ending, PieceReceived, StreamClosed, StreamEvent
-from p2pdist.transfer.torrent_session import Member, TorrentSession
-from p2pdist.transfer.torrent_swarm import Address, OpenFile, Swarm, check_peers, priorities, torrent_parameters
-from p2pdist.transfer.web_seeds import WebSeeds
+from p2pdist.model.torrent import BLOCK_SIZE, Torrent
+from p2pdist.transfer.stream.events import Ending, PieceReceived, StreamClosed, StreamEvent
+from p2pdist.transfer.torrent.session import Member, TorrentSession
+from p2pdist.transfer.torrent.swarm import Address, OpenFile, Swarm, check_peers, priorities, torrent_parameters
 
 if TYPE_CHECKING:
     import libtorrent as lt
+
+
+STILL_S = 2.0
+"""A transfer to which no piece has come for so long may have twice as many neighbours: those that
+it has may all be silent."""
+
+DOUBLED_BELOW = 1000
+"""From so many on there is no limit but the session's."""
+
+
+class NeighbourLimit:
+    """Begins with `count` connections, -1 for no limit; times are time.monotonic()."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._came_at = 0.0
+        self._bytes = 0
+
+    def came(self, now: float) -> None:
+        """A piece has come, or the transfer begins."""
+        self._came_at = now
+
+    def raise_if_still(self, handle: lt.torrent_handle, now: float) -> float | None:
+        """Have more neighbours when next to nothing comes, less than a block from each; says when
+        to look again."""
+        if self.count < 0:
+            return None
+        if now - self._came_at >= STILL_S:
+            # A large piece takes longer than this to come over a slow link.
+            self._came_at, before = now, self._bytes
+            self._bytes = handle.status(0).total_payload_download
+            if self._bytes - before < self.count * BLOCK_SIZE:
+                self.count = 2 * self.count if self.count < DOUBLED_BELOW else -1
+                handle.set_max_connections(self.count)
+        return self._came_at + STILL_S
+
+
+ENDPOINTS_MAX = 4096
+_PORTS = {"http": 80, "https": 443}
+
+
+class WebSeeds:
+    """Remembers which blocks web seeds were asked for. Whoever was asked last is taken for the one
+    that gave a block: when one has come libtorrent does not say so reliably. A web seed is known by
+    its address, or by what libtorrent says of the connection."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self._addresses = {(url.hostname, url.port or _PORTS.get(url.scheme)) for url in map(urlsplit, swarm.web_seeds)}
+        self._endpoints: dict[Address, bool] = {}
+        self._blocks: dict[int, set[int]] = {}
+
+    def asked(self, lt: Any, block: lt.block_downloading_alert) -> None:
+        """Somebody was asked for a block."""
+        asked = self._blocks.setdefault(block.piece_index, set())
+        (asked.add if self._is_one(lt, block) else asked.discard)(block.block_index)
+
+    def came(self, piece: int, length: int) -> int:
+        """A piece of `length` bytes has come; returns how many of them web seeds gave."""
+        return sum(min(BLOCK_SIZE, length - block * BLOCK_SIZE) for block in self._blocks.pop(piece, ()))
+
+    def _is_one(self, lt: Any, block: lt.block_downloading_alert) -> bool:
+        endpoint = block.endpoint
+        found = self._endpoints.get(endpoint)
+        if found is None:
+            found = endpoint in self._addresses
+            if not found and block.handle.is_valid():
+                ordinary = lt.peer_info.standard_bittorrent
+                connections = block.handle.get_peer_info()
+                found = any(each.ip == endpoint and each.connection_type != ordinary for each in connections)
+            if len(self._endpoints) >= ENDPOINTS_MAX:
+                self._endpoints.clear()
+            self._endpoints[endpoint] = found
+        return found
+
 
 LOOK_AGAIN_S = 0.01
 """After so long a piece is looked at again that was not there yet; doubled each time."""

@@ -1,0 +1,1 @@
+"""Streams: the pieces of one stripe over HTTP."""

@@ -1,0 +1,1 @@
+"""BitTorrent by libtorrent."""
