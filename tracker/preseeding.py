@@ -24,14 +24,11 @@ from p2pdist.model.manifest import Reference, decode_manifest, parse_reference
 from p2pdist.model.messages import Keep, Kept, Release, Spares
 from p2pdist.model.preseed import PreseedRecord, PreseedRequest, RankRequest, canonical, fingerprint
 from tracker.content import Content
-from tracker.core.affinity import Affinity, Ranked, Wanted
+from tracker.core.affinity import Affinity, Ranked, SparedBlobs, Wanted
 from tracker.core.fleet import Fleet
-from tracker.core.preseed import HostSaid
-from tracker.core.preseed_events import Event, Gone, Joined, Loaded, Said, SaveFailed, Synced, Tell, Tick
-from tracker.core.preseed_progress import Progress
-from tracker.core.preseeds import GRACE_S, Preseeds
-from tracker.core.selectors import parse_selector
-from tracker.core.spares import SparedBlobs
+from tracker.core.preseeds.orders import GRACE_S, Preseeds, Progress
+from tracker.core.preseeds.preseed import Event, Gone, HostSaid, Joined, Loaded, Said, SaveFailed, Synced, Tell, Tick
+from tracker.core.preseeds.selectors import parse_selector
 from tracker.state.preseeds import PreseedDatabase
 
 TICK_S = 0.25

@@ -8,8 +8,8 @@ The core is called when a message comes, every TICK_S, and when it wants to be: 
 of joins does not wait for a tick.
 
 Reports are most of what a tracker hears, so agents are asked for fewer of them the more there are
-(tracker/core/pace.py). They are told in the welcome, and again (`Pace`) whenever their number has
-doubled or halved: while a fleet grows that is about one message a session.
+(tracker/core/report_rate.py). They are told in the welcome, and again (`Pace`) whenever their
+number has doubled or halved: while a fleet grows that is about one message a session.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from p2pdist.model.errors import Conflict
 from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Leaving, Pace, Reject, Spares, Welcome
 from p2pdist.model.url import redacted
 from tracker.content import Content
-from tracker.core.announce import Announces
+from tracker.core.bittorrent.announce import Announces
 from tracker.core.events import Described, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
-from tracker.core.pace import Pacing
+from tracker.core.report_rate import Pacing
 from tracker.reach import Reach
 
 TICK_S = 0.05

@@ -17,8 +17,8 @@ from urllib.parse import urlencode
 import msgspec
 
 from p2pdist.model.errors import UNDECODABLE, Unavailable, UsageError, from_problem
-from tracker.core.stripe_view import ABSENT
-from tracker.core.view import AWAY, BLAMED, RECEIVING, SHUNNED, SLOW, Change, SwarmRow, Totals
+from tracker.core.views.tree_view import ABSENT
+from tracker.core.views.view import AWAY, BLAMED, RECEIVING, SHUNNED, SLOW, Change, SwarmRow, Totals
 
 if TYPE_CHECKING:
     import aiohttp
@@ -34,7 +34,7 @@ STORY_MAX = 500
 @dataclass(slots=True)
 class HostState:
     """`done` is in thousandths of what the host is receiving; see the flags of
-    tracker/core/view.py."""
+    tracker/core/views/view.py."""
 
     name: str
     zone: str

@@ -94,7 +94,7 @@ async def _nobody(tracker: str, selector: str | None) -> str:
     """Why there is no host to rank."""
     from p2pdist.cli.trackers import TrackerClient
     from tracker.core.host import Host
-    from tracker.core.selectors import nobody_fits, parse_selector
+    from tracker.core.preseeds.selectors import nobody_fits, parse_selector
 
     async with TrackerClient(tracker) as client:
         rows = [row for row in await client.ask("GET", "/v1/hosts") if row["present"]]

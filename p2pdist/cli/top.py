@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from p2pdist.cli.fleet_watch import FleetState, HostState
-    from tracker.core.view import SwarmRow
+    from tracker.core.views.view import SwarmRow
 
 RETRY_S = 2.0
 SWARMS_SHOWN, RACKS_SHOWN, TROUBLED_SHOWN, STORY_SHOWN, TREE_SHOWN, PRESEEDS_SHOWN = 8, 16, 8, 10, 24, 5
@@ -234,13 +234,13 @@ def _racks(hosts: list[HostState]) -> Table:
 
 
 def _standing(host: HostState) -> int:
-    from tracker.core.view import AWAY
+    from tracker.core.views.view import AWAY
 
     return -1 if host.flags & AWAY else host.done
 
 
 def _style(host: HostState) -> str:
-    from tracker.core.view import AWAY, BLAMED, SLOW
+    from tracker.core.views.view import AWAY, BLAMED, SLOW
 
     if host.flags & AWAY:
         return "red"
@@ -252,7 +252,7 @@ def _style(host: HostState) -> str:
 def _tree(state: FleetState) -> Iterator[str]:
     """The first TREE_SHOWN hosts from the top, each once: parents of hosts that have everything are
     those of before, and there may be circles."""
-    from tracker.core.stripe_view import NOBODY, ORIGIN
+    from tracker.core.views.tree_view import NOBODY, ORIGIN
 
     children: dict[int, list[int]] = {}
     for number, (_, parent) in state.tree.items():

@@ -49,7 +49,7 @@ _decoder = msgspec.json.Decoder(PackagePolicy)
 
 
 def encode_policy(policy: PackagePolicy) -> str:
-    """One line of ASCII, as patterns are (tracker/core/policy/pattern.py)."""
+    """One line of ASCII, as patterns are (tracker/core/policy/table.py)."""
     return _encoder.encode(policy).decode()
 
 

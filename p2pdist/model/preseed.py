@@ -2,9 +2,9 @@
 kept.
 
 A preseed is an order: these hosts shall hold this package by then. Which hosts: `hosts` by name,
-those that `selector` matches (tracker/core/selectors.py), or as many as `count` says of either or
-of all, which the tracker picks; besides, `replicas` copies in each zone. `deadline` and `ttl` are
-seconds from when the order is given, so that the same order given again reads the same.
+those that `selector` matches (tracker/core/preseeds/selectors.py), or as many as `count` says of
+either or of all, which the tracker picks; besides, `replicas` copies in each zone. `deadline` and
+`ttl` are seconds from when the order is given, so that the same order given again reads the same.
 """
 
 from __future__ import annotations

@@ -20,9 +20,8 @@ from p2pdist.simulate.network import TRACKER_NAME, Stream
 from p2pdist.simulate.tracker import Session
 from tracker.core.events import Command, Event, Received, Send
 from tracker.core.fleet import Fleet
-from tracker.core.keepers import KEEPERS
-from tracker.core.member import Member
-from tracker.core.swarm import FROM_ORIGIN, Swarm
+from tracker.core.origin.superpeers import KEEPERS
+from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
 
 FULL_CHECK_S = 0.25
 

@@ -17,7 +17,7 @@ from p2pdist.model.pieces import piece_size_for
 from p2pdist.simulate.bound import Party, bound
 from p2pdist.simulate.faults import Crash, Fault, Late, Partition, Slow
 from p2pdist.simulate.network import Cut
-from tracker.core.pace import report_interval_s
+from tracker.core.report_rate import report_interval_s
 
 KINDS = ("burst", "uniform", "poisson", "ramp")
 

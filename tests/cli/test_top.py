@@ -21,7 +21,7 @@ from fleet_rig import BLOB, PIECES, Hosts, fleet_of, join_all, tracker_of
 from p2pdist.cli.fleet_watch import EVENT_BYTES_MAX, FleetState, follow
 from p2pdist.cli.top import _story, picture
 from p2pdist.model.errors import Unavailable, UsageError
-from tracker.core.view import GONE_S, View
+from tracker.core.views.view import GONE_S, View
 
 TOP = [sys.executable, "-m", "p2pdist.cli.main", "top"]
 CELL = "■"

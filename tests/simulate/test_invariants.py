@@ -14,8 +14,9 @@ from p2pdist.simulate.invariants import InvariantBroken
 from p2pdist.simulate.network import Cut, Stream
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation
-from tracker.core import planner, swarm
+from tracker.core import swarm
 from tracker.core.fleet import Fleet
+from tracker.core.planning import planner
 
 FAULTS = (
     Crash("h00004", 1.0, 2.0),

@@ -20,7 +20,7 @@ from p2pdist.simulate.network import Cut
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation
-from tracker.core.keepers import keepers
+from tracker.core.origin.superpeers import keepers
 
 HOSTS = 60
 PIECES = 96

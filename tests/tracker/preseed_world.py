@@ -15,8 +15,8 @@ from p2pdist.model.preseed import PreseedRecord, PreseedRequest, canonical
 from tracker.core.affinity import Affinity
 from tracker.core.events import SessionClosed, SessionOpened
 from tracker.core.fleet import Fleet
-from tracker.core.preseed_events import Event, Gone, Joined, Loaded, Said, Save, SaveFailed, Synced, Tick
-from tracker.core.preseeds import GRACE_S, Preseeds
+from tracker.core.preseeds.orders import GRACE_S, Preseeds
+from tracker.core.preseeds.preseed import Event, Gone, Joined, Loaded, Said, Save, SaveFailed, Synced, Tick
 
 BLOB = digest_of(b"blob")
 SIZE = 1000

@@ -15,10 +15,9 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict
 from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Hello, Holding, Left, Report, Spares
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.affinity import RATE_ASSUMED_BYTES_S, Affinity, Ranked, Wanted
+from tracker.core.affinity import RATE_ASSUMED_BYTES_S, Affinity, Ranked, SparedBlobs, Wanted
 from tracker.core.events import Received, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
-from tracker.core.spares import SparedBlobs
 
 PIECE = 65536
 BLOBS = [digest_of(str(number).encode()) for number in range(4)]

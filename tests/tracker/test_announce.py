@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, TooLarge, UsageError
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding, Left, decode_from_agent
-from tracker.core import announce as core
-from tracker.core.announce import Announce, Announces, Answer, Contact
+from tracker.core.bittorrent import announce as core
+from tracker.core.bittorrent.addresses import ip_of
+from tracker.core.bittorrent.announce import Announce, Announces, Answer, Contact
+from tracker.core.bittorrent.peers import Peer, Pool, TorrentSwarm
 from tracker.core.events import Received, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
-from tracker.core.peers import Peer, Pool, TorrentSwarm
-from tracker.core.sites import ip_of
 
 V1, V2, OTHER = b"1" * 20, b"2" * 20, b"3" * 20
 BLOB, SECOND = digest_of(b"blob"), digest_of(b"second")

@@ -24,7 +24,7 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding
 from p2pdist.model.torrent import decode_torrent, torrent_info
-from tracker.core.announce import NUMWANT, Answer, Contact
+from tracker.core.bittorrent.announce import NUMWANT, Answer, Contact
 from tracker.core.events import Received, SessionClosed
 from tracker.http.announce import FIELDS_MAX, SCRAPE_MAX, announce_of, encode_answer, parse_query
 

@@ -9,11 +9,10 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.chains import MOVES_MIN, PAUSE_S, PAUSE_S_PER_MEMBER, PIECES_MIN, SETTLE_S, due, line_up
-from tracker.core.member import Member
-from tracker.core.planner import Planner
-from tracker.core.swarm import FROM_ORIGIN, Swarm
-from tracker.core.tail import Tail
+from tracker.core.planning.planner import Planner
+from tracker.core.rebalance.chains import MOVES_MIN, PAUSE_S, PAUSE_S_PER_MEMBER, PIECES_MIN, SETTLE_S, due, line_up
+from tracker.core.rebalance.tail import Tail
+from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
 
 BLOB = digest_of(b"blob")
 LAYOUT = PieceLayout(1024 << 16, 1 << 16)

@@ -9,8 +9,8 @@ from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Complaint, FromAgen
 from p2pdist.model.plan import Plan
 from tracker.core.events import Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
-from tracker.core.keepers import READERS
-from tracker.core.presence import ABSENCE_S
+from tracker.core.monitor.presence import ABSENCE_S
+from tracker.core.origin.superpeers import READERS
 
 BLOB = digest_of(b"a blob")
 PIECE = 65536

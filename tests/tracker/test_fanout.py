@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding
 from p2pdist.model.pieces import PieceLayout
+from tracker.core.capacity import FANOUT_MAX, HOP_S, RATE_BYTES_S, SEND_S, arrival_s, fanout, levels
 from tracker.core.events import Received, SessionOpened, Tick
-from tracker.core.fanout import FANOUT_MAX, HOP_S, RATE_BYTES_S, SEND_S, arrival_s, fanout, levels
 from tracker.core.fleet import Fleet
-from tracker.core.schedule import SMALL_BATCH_S
+from tracker.core.planning.schedule import SMALL_BATCH_S
 from tracker.core.swarm import FROM_ORIGIN
 
 PIECE = 64 << 10

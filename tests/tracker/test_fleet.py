@@ -24,9 +24,9 @@ from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import ORIGIN, StripePlan
 from tracker.core.events import Command, Described, Drop, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import RETRY_S, Fleet
-from tracker.core.presence import ABSENCE_S, GRACE_S
-from tracker.core.repair import AVOID_S, LEASE_MOVE_S, STUCK_COMPLAINTS
-from tracker.core.schedule import JOIN_BATCH_S, SMALL_BATCH_S
+from tracker.core.monitor.presence import ABSENCE_S, GRACE_S
+from tracker.core.planning.schedule import JOIN_BATCH_S, SMALL_BATCH_S
+from tracker.core.repair.repair import AVOID_S, LEASE_MOVE_S, STUCK_COMPLAINTS
 
 BLOB = digest_of(b"blob")
 OTHER = digest_of(b"other blob")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2pdist.model.digest import digest_of
 from tracker.core.host import Host
-from tracker.core.lateness import COUNT_S, HELD_MAX_S, Lateness
+from tracker.core.monitor.lateness import COUNT_S, HELD_MAX_S, Lateness
 
 INTERVAL_S = 0.25
 

@@ -20,9 +20,9 @@ from p2pdist.model.pieces import PieceLayout
 from tracker.core.affinity import Affinity
 from tracker.core.events import Received, Send, SessionOpened
 from tracker.core.fleet import Fleet
-from tracker.core.preseed_events import Gone
-from tracker.core.preseeds import REPLACE_S
-from tracker.core.schedule import JOIN_BATCH_S
+from tracker.core.planning.schedule import JOIN_BATCH_S
+from tracker.core.preseeds.orders import REPLACE_S
+from tracker.core.preseeds.preseed import Gone
 from tracker.core.swarm import FROM_ORIGIN
 
 LARGE = digest_of(b"large blob")

@@ -4,7 +4,7 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.planner import Planner
+from tracker.core.planning.planner import Planner
 from tracker.core.swarm import FROM_ORIGIN, Swarm
 
 BLOB = digest_of(b"blob")

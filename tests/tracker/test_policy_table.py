@@ -11,10 +11,9 @@ from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Refused, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.policy import NO_POLICY, PackagePolicy, decode_policy, encode_policy
-from tracker.core.policy.pattern import names_of, parse_pattern
-from tracker.core.policy.section import MISTAKES_MAX, Mistake
-from tracker.core.policy.table import PolicyTable, read_table
-from tracker.core.policy.zones import Zones
+from tracker.core.policy.parse import MISTAKES_MAX, Mistake
+from tracker.core.policy.rules import Zones
+from tracker.core.policy.table import PolicyTable, names_of, parse_pattern, read_table
 
 EXAMPLE = """
 [[policy]]

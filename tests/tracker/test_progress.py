@@ -5,18 +5,17 @@ import pytest
 from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Complaint, Hello, Holding, Pace, Report
 from p2pdist.model.pieces import PieceLayout
-from tracker.core import close_watch
-from tracker.core.balance import balance
 from tracker.core.capacity import Capacities
-from tracker.core.close_watch import CLOSE_S
 from tracker.core.events import Command, Drop, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
-from tracker.core.member import Lag, Member
-from tracker.core.planner import Planner
-from tracker.core.progress import FAIR_REPORTS, note_pace, slow_host
-from tracker.core.repair import LIGHT_COMPLAINTS, relieve
-from tracker.core.swarm import Swarm
-from tracker.core.tail import hand_over
+from tracker.core.monitor import probing
+from tracker.core.monitor.probing import CLOSE_S
+from tracker.core.monitor.progress import FAIR_REPORTS, note_pace, slow_host
+from tracker.core.planning.planner import Planner
+from tracker.core.rebalance.overload import balance
+from tracker.core.rebalance.tail import hand_over
+from tracker.core.repair.repair import LIGHT_COMPLAINTS, relieve
+from tracker.core.swarm import Lag, Member, Swarm
 
 BLOB = digest_of(b"blob")
 PIECE = 65536
@@ -590,7 +589,7 @@ def test_who_finds_no_room_is_asked_to_report_often_once_there_is(monkeypatch: p
     slow = site.inner()
     child = next(each for each in site.member(slow).children[0] if each not in site.fleet.close_watch.asked_at)
     number = list(site.counts).index(child)
-    monkeypatch.setattr(close_watch, "WATCHED_MAX", len(site.fleet.close_watch.asked_at))
+    monkeypatch.setattr(probing, "WATCHED_MAX", len(site.fleet.close_watch.asked_at))
     site.out.clear()
     site.do(Received(number, Complaint(BLOB, 0, slow, "slow")))
     site.do(Tick())

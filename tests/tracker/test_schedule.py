@@ -10,7 +10,7 @@ import pytest
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.schedule import AT_ONCE_MAX, CROWD, JOIN_BATCH_S, JOIN_QUIET_S, PAUSE_S_PER_MEMBER, Schedule
+from tracker.core.planning.schedule import AT_ONCE_MAX, CROWD, JOIN_BATCH_S, JOIN_QUIET_S, PAUSE_S_PER_MEMBER, Schedule
 from tracker.core.swarm import Swarm
 
 PIECE = 64 << 10

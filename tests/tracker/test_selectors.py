@@ -6,7 +6,7 @@ import pytest
 
 from p2pdist.model.errors import UsageError
 from tracker.core.host import Host
-from tracker.core.selectors import parse_selector
+from tracker.core.preseeds.selectors import parse_selector
 
 HOSTS = [Host("h1", zone="a", rack="r1"), Host("h2", zone="a", rack="r2"), Host("h3", zone="b", rack="r1"), Host("h4")]
 

@@ -34,9 +34,9 @@ from p2pdist.model.messages import (
 )
 from tracker import service
 from tracker.content import Content
-from tracker.core import pace
+from tracker.core import report_rate
 from tracker.core.fleet import Fleet
-from tracker.core.pace import Pacing, report_interval_s
+from tracker.core.report_rate import Pacing, report_interval_s
 from tracker.http import sessions
 from tracker.http.app import make_app
 from tracker.service import OUTBOX_MAX, Outbox, Service
@@ -272,8 +272,8 @@ def test_the_more_agents_the_less_often_each_reports() -> None:
 async def test_agents_are_told_when_the_fleet_has_doubled_and_when_it_has_halved(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "REPORTS_PER_S", 2)
-    monkeypatch.setattr(pace, "BUSY_SHARE", 100.0)
+    monkeypatch.setattr(report_rate, "REPORTS_PER_S", 2)
+    monkeypatch.setattr(report_rate, "BUSY_SHARE", 100.0)
     sockets = [await site.join(f"h{number}", f"10.0.0.{number}:1") for number in range(8)]
     paces = {2: 1.0, 4: 2.0, 8: 4.0}
     for number, socket in enumerate(sockets, start=1):
@@ -301,24 +301,24 @@ def test_a_busy_tracker_asks_for_fewer_reports_until_it_has_time_again() -> None
     assert pacing.interval_s(100) == 0.25
     assert not pacing.loaded(0.5)
     assert not any(pacing.loaded(share) for share in (0.1, 0.1, 0.1, 0.1, 0.5)), "not idle for long enough"
-    changes = [pacing.loaded(0.1) for _ in range(4 * pace.IDLE_LOOKS)]
-    assert changes == ([False] * (pace.IDLE_LOOKS - 1) + [True]) * 3 + [False] * pace.IDLE_LOOKS
+    changes = [pacing.loaded(0.1) for _ in range(4 * report_rate.IDLE_LOOKS)]
+    assert changes == ([False] * (report_rate.IDLE_LOOKS - 1) + [True]) * 3 + [False] * report_rate.IDLE_LOOKS
     assert pacing.interval_s(10_000) == 1.0
 
 
 async def test_agents_are_told_when_the_tracker_becomes_busy(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "REPORTS_PER_S", 2)
+    monkeypatch.setattr(report_rate, "REPORTS_PER_S", 2)
     monkeypatch.setattr(service, "LOAD_S", 0.2)
-    monkeypatch.setattr(pace, "BUSY_SHARE", 100.0)
-    monkeypatch.setattr(pace, "IDLE_SHARE", 0.0)
+    monkeypatch.setattr(report_rate, "BUSY_SHARE", 100.0)
+    monkeypatch.setattr(report_rate, "IDLE_SHARE", 0.0)
     ticking = asyncio.create_task(site.service.run())
     try:
         sockets = [await site.join(f"h{number}", f"10.0.0.{number}:1") for number in range(2)]
         assert await heard(sockets[1]) == Welcome(PROTOCOL_VERSION, 1.0)
-        monkeypatch.setattr(pace, "BUSY_SHARE", 0.0)
+        monkeypatch.setattr(report_rate, "BUSY_SHARE", 0.0)
         assert await heard(sockets[1]) == Pace(2.0)
-        monkeypatch.setattr(pace, "BUSY_SHARE", 100.0)
-        monkeypatch.setattr(pace, "IDLE_SHARE", 100.0)
+        monkeypatch.setattr(report_rate, "BUSY_SHARE", 100.0)
+        monkeypatch.setattr(report_rate, "IDLE_SHARE", 100.0)
         while await heard(sockets[1]) != Pace(1.0):
             pass
     finally:
@@ -328,21 +328,21 @@ async def test_agents_are_told_when_the_tracker_becomes_busy(site: Site, monkeyp
 async def test_a_watched_host_keeps_its_pace_and_who_is_to_report_more_often_has_time_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pace, "REPORTS_PER_S", 2)
-    monkeypatch.setattr(pace, "IDLE_LOOKS", 1)
+    monkeypatch.setattr(report_rate, "REPORTS_PER_S", 2)
+    monkeypatch.setattr(report_rate, "IDLE_LOOKS", 1)
     monkeypatch.setattr(service, "LOAD_S", 0.0)
     tracker = Service(Fleet(0.0), Content(None))
     boxes = [tracker.open_session(Hello(PROTOCOL_VERSION, f"h{number}", f"10.0.0.{number}:1"))[1] for number in (0, 1)]
     tracker.fleet.close_watch.watch(["h0"], now=0.0)
     for box in boxes:
         await box.take()
-    monkeypatch.setattr(pace, "BUSY_SHARE", -1.0)
+    monkeypatch.setattr(report_rate, "BUSY_SHARE", -1.0)
     tracker._keep_pace(1e9)
     boxes[0].put(Pace(0.5))
     assert await boxes[0].take() == [Pace(0.5)]
     assert await boxes[1].take() == [Pace(2.0)]
-    monkeypatch.setattr(pace, "BUSY_SHARE", 100.0)
-    monkeypatch.setattr(pace, "IDLE_SHARE", 100.0)
+    monkeypatch.setattr(report_rate, "BUSY_SHARE", 100.0)
+    monkeypatch.setattr(report_rate, "IDLE_SHARE", 100.0)
     tracker._keep_pace(1e9 + 1)
     assert (tracker.fleet.report_interval_s, tracker.fleet.patience_s) == (1.0, 2.0)
 

@@ -6,8 +6,8 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import Spares
-from tracker.core import spares as module
-from tracker.core.spares import SparedBlobs
+from tracker.core import affinity as module
+from tracker.core.affinity import SparedBlobs
 
 A, B, C = (digest_of(name.encode()) for name in "abc")
 

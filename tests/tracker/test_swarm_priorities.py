@@ -10,9 +10,9 @@ from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Hello, Holding, Le
 from p2pdist.model.pieces import PieceLayout
 from tracker.core.events import Received, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import RETRY_S, Fleet
-from tracker.core.leases import Leases
-from tracker.core.schedule import JOIN_BATCH_S
-from tracker.core.standing import RECOVERY_S
+from tracker.core.origin.leases import Leases
+from tracker.core.planning.schedule import JOIN_BATCH_S
+from tracker.core.repair.reputation import RECOVERY_S
 from tracker.core.swarm import FROM_ORIGIN, Swarm
 
 PIECE = 65536

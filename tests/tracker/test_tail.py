@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.chains import PIECES_MIN
-from tracker.core.member import Member
-from tracker.core.swarm import Swarm
-from tracker.core.tail import hand_over
+from tracker.core.rebalance.chains import PIECES_MIN
+from tracker.core.rebalance.tail import hand_over
+from tracker.core.swarm import Member, Swarm
 
 LAYOUT = PieceLayout(1024 << 16, 1 << 16)
 WHOLE = LAYOUT.count // 2

@@ -14,10 +14,10 @@ from p2pdist.model.messages import Leaving
 from tracker.content import Content
 from tracker.core.events import Received
 from tracker.core.fleet import Fleet
-from tracker.core.preseed import ShownState
-from tracker.core.presence import LOST_S
-from tracker.core.swarm_rates import STALLED_S
-from tracker.core.view import View
+from tracker.core.monitor.presence import LOST_S
+from tracker.core.preseeds.preseed import ShownState
+from tracker.core.views.rates import STALLED_S
+from tracker.core.views.view import View
 from tracker.http.metrics import ZONES_MAX, registry
 from tracker.service import Service
 

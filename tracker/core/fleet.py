@@ -42,23 +42,13 @@ from p2pdist.model.messages import (
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import by_name
 from p2pdist.model.url import redacted
-from tracker.core.adoption import adopt
-from tracker.core.assignments import assignments
-from tracker.core.balance import PAUSE_S, balance
 from tracker.core.capacity import Capacities
-from tracker.core.close_watch import CLOSE_S, SELDOM_S, CloseWatch
-from tracker.core.dealing import deal
 from tracker.core.events import Command, Described, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
-from tracker.core.lateness import Lateness
-from tracker.core.leases import Leases, shares
-from tracker.core.light import settle
-from tracker.core.member import Member
-from tracker.core.pace import SHORTEST_S
-from tracker.core.planner import Planner
-from tracker.core.policy.book import PolicyBook
-from tracker.core.presence import GRACE_S, Presence
-from tracker.core.progress import (
+from tracker.core.monitor.lateness import Lateness
+from tracker.core.monitor.presence import GRACE_S, Presence
+from tracker.core.monitor.probing import CLOSE_S, SELDOM_S, CloseWatch
+from tracker.core.monitor.progress import (
     FAIR_REPORTS,
     gets_fair_share,
     limited,
@@ -67,11 +57,21 @@ from tracker.core.progress import (
     slow_edges,
     slow_host,
 )
-from tracker.core.repair import (
+from tracker.core.origin.leases import Leases, shares
+from tracker.core.origin.superpeers import deal
+from tracker.core.planning.assignments import assignments
+from tracker.core.planning.planner import Planner
+from tracker.core.planning.schedule import JOIN_BATCH_S, Schedule
+from tracker.core.planning.slow_receivers import settle
+from tracker.core.policy.book import PolicyBook
+from tracker.core.rebalance.overload import PAUSE_S, balance
+from tracker.core.rebalance.tail import Tail
+from tracker.core.repair.repair import (
     AVOID_S,
     GIVES_S,
     GIVING_COMPLAINTS,
     STUCK_COMPLAINTS,
+    adopt,
     at_fault,
     avoid_s,
     free_blocked,
@@ -79,10 +79,9 @@ from tracker.core.repair import (
     origin_failed,
     spare_origin,
 )
-from tracker.core.schedule import JOIN_BATCH_S, Schedule
-from tracker.core.standing import Standing
-from tracker.core.swarm import FROM_ORIGIN, Swarm, key_of, layout_of
-from tracker.core.tail import Tail
+from tracker.core.repair.reputation import Standing
+from tracker.core.report_rate import SHORTEST_S
+from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, key_of, layout_of
 
 RETRY_S = 0.5
 PARTED_S = 30.0

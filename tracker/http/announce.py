@@ -22,8 +22,8 @@ from aiohttp import web
 from p2pdist.model.bencode import Encodable, encode
 from p2pdist.model.digest import parse_digest
 from p2pdist.model.errors import P2PDistError, UsageError
-from tracker.core.announce import Announce, AnnounceEvent, Answer, Contact
-from tracker.core.sites import packed
+from tracker.core.bittorrent.addresses import packed
+from tracker.core.bittorrent.announce import Announce, AnnounceEvent, Answer, Contact
 from tracker.http.keys import SERVICE
 from tracker.http.torrents import register_blob, register_package
 from tracker.service import Service

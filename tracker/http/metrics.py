@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tracker.core.preseed import ShownState
-from tracker.core.swarm_rates import SwarmState
-from tracker.core.view import View
+from tracker.core.preseeds.preseed import ShownState
+from tracker.core.views.rates import SwarmState
+from tracker.core.views.view import View
 from tracker.preseeding import Preseeding
 from tracker.service import Service
 

@@ -23,8 +23,8 @@ from aiohttp import ETag, web
 
 from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import Unavailable, UsageError
-from tracker.core.stripe_view import StripeView
-from tracker.core.view import View
+from tracker.core.views.tree_view import StripeView
+from tracker.core.views.view import View
 from tracker.http.keys import SERVICE
 from tracker.preseeding import Preseeding
 from tracker.service import Service
@@ -154,8 +154,8 @@ WATCH: web.AppKey[Watch] = web.AppKey("watch", Watch)
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """GET /v1/events?swarm=DIGEST&stripe=N: `change` (tracker/core/view.py) and, where there are
-    any, `preseeds`."""
+    """GET /v1/events?swarm=DIGEST&stripe=N: `change` (tracker/core/views/view.py) and, where there
+    are any, `preseeds`."""
     watch = request.app[WATCH]
     changes = watch.changes(_tree_of(request))
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})

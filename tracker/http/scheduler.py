@@ -17,7 +17,7 @@ from p2pdist.model.digest import parse_digest
 from p2pdist.model.errors import NotFound, UsageError
 from p2pdist.model.preseed import PreseedRequest, RankRequest, decode_request
 from tracker.core.host import Host
-from tracker.core.selectors import near
+from tracker.core.preseeds.selectors import near
 from tracker.core.swarm import Swarm
 from tracker.http.keys import PRESEEDING, SERVICE
 

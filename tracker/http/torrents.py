@@ -24,7 +24,7 @@ from p2pdist.model.digest import Digest, hex_of, parse_digest
 from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.torrent import Torrent
-from tracker.core.sites import ip_of
+from tracker.core.bittorrent.addresses import ip_of
 from tracker.http.keys import SERVICE
 from tracker.service import Service
 

@@ -20,8 +20,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.manifest import Reference
 from p2pdist.model.messages import Holding
 from p2pdist.model.policy import NO_POLICY, PackagePolicy
-from tracker.core.policy.pattern import names_of
-from tracker.core.policy.table import Policy, PolicyTable
+from tracker.core.policy.table import Policy, PolicyTable, names_of
 from tracker.core.swarm import layout_of
 
 MANIFESTS_MAX = 20_000

@@ -1,5 +1,5 @@
 "use strict";
-// Shows what /v1/events tells (tracker/core/view.py): everything at first, then what changed. Names come from the network, so they
+// Shows what /v1/events tells (tracker/core/views/view.py): everything at first, then what changed. Names come from the network, so they
 // are only ever set as text.
 //
 // What is told is noted at once and shown in frames: work is cut into steps, of which each frame takes as many as fit into FRAME_MS, so

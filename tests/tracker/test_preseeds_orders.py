@@ -1,0 +1,491 @@
+"""The core of preseeds: whom it asks, releases, picks and replaces, and what it says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from preseed_world import SIZE, World
+
+from p2pdist.model.errors import Conflict, NotFound, UsageError
+from p2pdist.model.messages import Keep, Kept, Release
+from p2pdist.model.preseed import PreseedRequest, canonical
+from tracker.core.events import Tick as FleetTick
+from tracker.core.preseeds import orders as module
+from tracker.core.preseeds.orders import GRACE_S, REPLACE_S
+from tracker.core.preseeds.preseed import RETRY_S, TRIES_MAX, Said, SaveFailed, Synced
+
+
+@pytest.fixture
+def world() -> World:
+    """A tracker that has run for a while, with no hosts yet."""
+    made = World()
+    made.settle()
+    return made
+
+
+def test_named_hosts_are_asked_when_they_are_there_and_when_they_come(world: World) -> None:
+    world.join("h1")
+    world.ask("p", hosts=["h1", "h2"])
+    assert world.tracker.told == [("h1", Keep("p", world.rows["p"].package))]
+    assert (world.state("p"), world.failures("p")) == ("running", {"h2": "not-connected"})
+    world.join("h2", "h3")
+    assert [host for host, _ in world.tracker.told] == ["h1", "h2"], "h3 is not asked"
+    world.finish("p")
+    found = world.progress("p")
+    assert (found.state, found.hosts_total, found.hosts_done, found.bytes_done) == ("done", 2, 2, 2 * SIZE)
+    assert (found.eta_s, found.failures) == (0.0, [])
+    assert world.rows["p"].state == "done"
+
+
+def test_for_whom_it_waits_that_may_never_come_is_said(world: World) -> None:
+    """A selector that no host fits, names that no host has, hosts that are lost, more than there
+    are; nothing of the others."""
+
+    def notes(**asked: Any) -> tuple[str, ...]:
+        world.ask("p", **asked)
+        found = world.progress("p").notes
+        world.cancel("p")
+        assert world.progress("p").notes == ()
+        del world.rows["p"], world.tracker.core.known["p"]
+        return tuple(found)
+
+    world.join("eu-1/r1/node1", "eu-1/r2/node2", "eu-2/r1/node3")
+    assert notes(selector="zone=eu1") == ("no host has zone=eu1; zones here: eu-1, eu-2; did you mean eu-1?",)
+    assert notes(selector="zone=eu-2,rack=r2") == ("no host has zone=eu-2,rack=r2",)
+    assert notes(hosts=["node1", "nodd2"]) == ("no host called nodd2 is connected; did you mean node2?",)
+    assert notes(hosts=["node1", "other"]) == ("no host called other is connected",)
+    assert notes(count=4) == ("4 hosts are wanted, 3 that may be taken are connected",)
+    assert notes(replicas=2) == ("2 copies are wanted in each zone, eu-2 has 1",)
+    assert notes(selector="zone=eu-1") == notes(hosts=["node1"]) == notes(count=3) == ()
+
+    world.leave("node2")
+    world.wait(5.0)
+    world.tracker.fleet.handle(FleetTick(), now=world.now)
+    world.ask("q", selector="zone=eu-1")
+    world.finish("q")
+    found = world.progress("q")
+    assert (found.state, found.hosts_total, found.hosts_absent) == ("done", 1, 1), "a lost host counts as absent"
+    assert notes(hosts=["node1", "node2"]) == ("not connected: node2",)
+
+
+def test_nobody_is_there_yet(world: World) -> None:
+    world.ask("p", count=1)
+    assert world.state("p") == "pending"
+    world.join("h1")
+    assert (world.state("p"), world.rows["p"].picked) == ("running", ("h1",))
+
+
+def test_hosts_that_match_later_are_asked_later(world: World) -> None:
+    world.join("a/r1/h1", "b/r1/h2")
+    world.ask("p", selector="zone=a")
+    world.finish("p")
+    assert world.state("p") == "done"
+    world.join("a/r2/h3")
+    assert (world.state("p"), world.progress("p").hosts_total) == ("running", 2)
+    world.finish("p")
+    assert world.keeping("p") == ["h1", "h3"]
+    assert world.state("p") == "done"
+
+
+def test_picks_are_saved_before_anybody_is_asked(world: World) -> None:
+    world.join("h1", "h2", "h3")
+    world.slow = True
+    world.ask("p", count=2)
+    assert world.tracker.told == []
+    world.wait(1)
+    assert len(world.tracker.unsaved) == 1, "one change at a time"
+    world.slow = False
+    world.tracker.save()
+    assert sorted(host for host, _ in world.tracker.told) == sorted(world.rows["p"].picked)
+    assert len(world.rows["p"].picked) == 2
+
+
+def test_a_save_that_failed_is_tried_again(world: World) -> None:
+    world.join("h1")
+    world.slow = True
+    world.ask("p", count=1)
+    world.tracker.unsaved.clear()
+    world.tracker.handle(SaveFailed("p"))
+    world.slow = False
+    world.wait(1)
+    assert world.keeping("p") == ["h1"]
+
+
+def test_a_pick_that_dies_is_replaced_and_released_when_it_returns(world: World) -> None:
+    world.join("h1", "h2")
+    world.ask("p", count=1)
+    assert world.keeping("p") == ["h1"]
+    world.leave("h1")
+    world.wait(REPLACE_S - 1)
+    assert world.rows["p"].picked == ("h1",), "it may be back in a moment"
+    world.wait(2)
+    assert world.rows["p"].picked == ("h2",)
+    assert world.failures("p") == {"h1": "not-connected"}
+    world.finish("p")
+    assert world.state("p") == "done"
+    world.join("h1")
+    assert ("h1", Release("p")) in world.tracker.told
+    assert (world.keeping("p"), world.failures("p")) == (["h2"], {})
+
+
+def test_a_failure_is_tried_again_then_given_up_until_the_host_returns(world: World) -> None:
+    world.join("h1")
+    world.ask("p", hosts=["h1"])
+    for number in range(TRIES_MAX):
+        assert sum(isinstance(message, Keep) for _, message in world.tracker.told) == number + 1
+        world.say("p", "failed", "h1", reason="disk-full: /store lacks space")
+        world.wait(RETRY_S * 4**number + 1)
+    assert sum(isinstance(message, Keep) for _, message in world.tracker.told) == TRIES_MAX
+    found = world.progress("p")
+    assert found.state == "failed"
+    assert [(each.host, each.reason, each.detail) for each in found.failures] == [
+        ("h1", "disk-full", "/store lacks space")
+    ]
+    assert found.failures_by_reason == {"disk-full": 1}
+    world.leave("h1")
+    world.join("h1")
+    assert (world.state("p"), world.hosts["h1"].keeps["p"]) == ("running", "pulling")
+
+
+def test_a_pick_that_failed_for_good_is_replaced(world: World) -> None:
+    world.join("h1", "h2")
+    world.ask("p", count=1)
+    for number in range(TRIES_MAX):
+        world.say("p", "failed", "h1", reason="disk-full: no room")
+        world.wait(RETRY_S * 4**number + 1)
+    assert world.rows["p"].picked == ("h2",)
+    assert world.failures("p") == {"h1": "disk-full"}
+
+
+def test_at_least_so_many_copies_in_each_zone(world: World) -> None:
+    world.join("a/r1/a1", "a/r2/a2", "a/r1/a3", "b/r1/b1", "b/r1/b2", "b/r2/b3", "c/r1/c1")
+    world.ask("p", count=3, replicas=2)
+    assert world.keeping("p") == ["a1", "a2", "b1", "b3", "c1"], "spread over racks; the zone c has no second host"
+    world.finish("p")
+    assert world.progress("p").replicas == {"a": 2, "b": 2, "c": 1}
+    world.leave("a1", "b1")
+    world.wait(REPLACE_S + 1)
+    world.finish("p")
+    assert world.keeping("p") == ["a2", "a3", "b2", "b3", "c1"]
+    world.join("c/r1/c2")
+    assert "c2" in world.keeping("p")
+
+
+def test_replicas_beside_named_hosts(world: World) -> None:
+    world.join("a/r1/a1", "a/r2/a2", "b/r1/b1")
+    world.ask("p", hosts=["a1"], replicas=1)
+    assert world.keeping("p") == ["a1", "b1"]
+    world.leave("a1")
+    world.wait(REPLACE_S + 1)
+    assert world.keeping("p") == ["a2", "b1"]
+    assert world.progress("p").hosts_total == 3, "a1 is still one of those that shall hold it"
+
+
+def test_the_deadline_passes(world: World) -> None:
+    """Who is done keeps it; who is not is released and named."""
+    world.join("h1", "h2", "h4")
+    world.ask("p", hosts=["h1", "h2", "h3", "h4"], deadline=20, ttl=60)
+    world.say("p", "done", "h1")
+    world.say("p", "failed", "h4", reason="disk-full: no room")
+    world.wait(21)
+    assert world.state("p") == "failed"
+    assert world.failures("p") == {"h2": "deadline", "h3": "not-connected", "h4": "disk-full"}
+    assert (world.keeping("p"), world.progress("p").hosts_done) == (["h1"], 1)
+    world.leave("h1")
+    world.join("h1", "h3")
+    assert world.keeping("p") == ["h1"]
+    world.wait(60)
+    assert (world.state("p"), world.keeping("p")) == ("expired", [])
+
+
+def test_what_was_done_in_time_stays_done(world: World) -> None:
+    world.join("h1", "h2")
+    world.ask("p", count=1, deadline=20)
+    world.finish("p")
+    world.wait(30)
+    assert world.state("p") == "done"
+    world.leave("h1")
+    world.wait(REPLACE_S + 1)
+    assert world.state("p") == "running", "it is repaired, whatever the deadline was"
+
+
+def test_its_time_is_up_or_it_is_cancelled(world: World) -> None:
+    world.join("h1", "h2")
+    world.ask("p", hosts=["h1"], ttl=10)
+    world.ask("q", hosts=["h1", "h2"])
+    assert world.tracker.told[0] == (
+        "h1",
+        Keep("p", world.rows["p"].package, until=world.rows["p"].expires_at, left_s=10.0),
+    )
+    world.wait(11)
+    assert (world.state("p"), world.keeping("p")) == ("expired", [])
+    world.leave("h2")
+    world.cancel("q")
+    assert (world.state("q"), world.keeping("q"), world.progress("q").hosts_done) == ("cancelled", [], 0)
+    world.join("h2")
+    assert world.keeping("q") == [], "it was away then, and is released when it says what it keeps"
+
+
+def test_a_restarted_tracker_finds_everything_again(world: World) -> None:
+    world.join("h1", "h2", "h3")
+    world.ask("p", count=2)
+    world.say("p", "done", "h1")
+    world.restart()
+    world.join("h3")
+    world.wait(GRACE_S - 1)
+    assert world.rows["p"].picked == ("h1", "h2"), "they may be on their way back"
+    world.join("h1")
+    assert world.progress("p").hosts_done == 1
+    world.wait(REPLACE_S + 2)
+    assert world.rows["p"].picked == ("h1", "h3")
+
+
+def test_a_host_that_returns_is_believed_only_when_it_has_spoken(world: World) -> None:
+    """Its disk was replaced while it was away."""
+    world.join("h1")
+    world.ask("p", hosts=["h1"])
+    world.finish("p")
+    world.leave("h1")
+    world.hosts["h1"].keeps.clear()
+    world.join("h1")
+    assert (world.state("p"), world.progress("p").hosts_done) == ("running", 0)
+
+
+def test_what_is_at_another_tracker_is_waited_for() -> None:
+    world = World(trackers=2)
+    world.settle()
+    world.join("a/r/h1")
+    world.join("a/r/h2", tracker=1)
+    world.wait(1)
+    world.ask("p", selector="zone=a")
+    world.say("p", "done", "h1")
+    assert (world.state("p"), world.progress("p").settled) == ("running", False)
+    world.wait(1)
+    assert (world.state("p"), world.progress("p").hosts_total) == ("running", 2)
+    world.finish("p")
+    world.wait(1)
+    assert world.state("p") == "done"
+
+
+def test_a_selector_is_not_done_before_hosts_could_return(world: World) -> None:
+    world.join("a/r/h1", "a/r/h2")
+    world.ask("p", selector="zone=a")
+    world.say("p", "done", "h1")
+    world.restart()
+    world.join("h1")
+    assert (world.state("p"), world.progress("p").settled) == ("running", False)
+    world.join("h2")
+    world.wait(GRACE_S + 1)
+    assert (world.state("p"), world.progress("p").settled) == ("running", True)
+    assert world.rows["p"].state == "running"
+
+
+def test_what_nobody_asked_for_is_released(world: World) -> None:
+    world.join("h1")
+    world.tracker.handle(Said("h1", Kept("unknown", "done")))
+    assert world.tracker.told == [("h1", Release("unknown"))]
+    world.tracker.handle(Said("nobody", Kept("unknown", "done")))
+    assert len(world.tracker.told) == 1
+
+
+def test_an_id_that_another_tracker_may_know_is_released_after_two_looks() -> None:
+    world = World(trackers=2)
+    world.join("h1")
+    world.tracker.handle(Said("h1", Kept("unknown", "done")))
+    world.tracker.exchange()
+    assert world.tracker.told == [], "this look may have begun before it was said"
+    world.tracker.exchange()
+    assert world.tracker.told == [("h1", Release("unknown"))]
+
+
+def test_what_was_removed_from_the_database_is_released(world: World) -> None:
+    world.join("h1")
+    world.ask("p", hosts=["h1"])
+    world.rows.clear()
+    world.tracker.handle(Synced(frozenset()))
+    assert world.keeping("p") == []
+    with pytest.raises(NotFound):
+        world.progress("p")
+
+
+def test_two_trackers_share_one_preseed() -> None:
+    world = World(trackers=2)
+    world.settle()
+    world.join("a/r/h1", "a/r/h2")
+    world.join("a/r/h3", "a/r/h4", tracker=1)
+    world.ask("p", count=3)
+    world.wait(2)
+    assert (len(world.rows["p"].picked), len(world.keeping("p"))) == (3, 3)
+    world.finish("p")
+    world.wait(1)
+    for tracker in range(2):
+        found = world.progress("p", tracker)
+        assert (found.state, found.hosts_done, found.bytes_done) == ("done", 3, 3 * SIZE)
+    gone = next(name for name in world.rows["p"].picked if name in ("h1", "h2"))
+    world.leave(gone)
+    world.join(gone, tracker=1)
+    world.wait(REPLACE_S + 2)
+    assert gone in world.rows["p"].picked, "it moved to the other tracker"
+    world.leave(gone)
+    world.wait(REPLACE_S + 2)
+    assert gone not in world.rows["p"].picked
+    assert len(world.keeping("p")) == 3
+
+
+def test_two_trackers_that_pick_at_the_same_moment_pick_no_more_than_needed() -> None:
+    world = World(trackers=2)
+    world.settle()
+    world.join("h1", "h2")
+    world.join("h3", "h4", tracker=1)
+    world.slow = True
+    world.ask("p", count=2)
+    world.wait(1)
+    assert [len(tracker.unsaved) for tracker in world.trackers] == [1, 1]
+    world.slow = False
+    for tracker in world.trackers:
+        tracker.save()
+    world.wait(1)
+    assert (len(world.rows["p"].picked), len(world.keeping("p"))) == (2, 2)
+
+
+def test_copies_in_each_zone_are_not_made_twice_before_another_tracker_has_said_where_its_hosts_stand() -> None:
+    """It picked them a moment ago, and this one reads of that before it hears from them."""
+    world = World(trackers=2)
+    world.settle()
+    world.join("a/r/h0", "b/r/h1", "a/r/h4", "b/r/h5")
+    world.join("a/r/h2", "b/r/h3", "a/r/h6", "b/r/h7", tracker=1)
+    world.ask("p", count=5, replicas=2)
+    world.wait(REPLACE_S + 2)
+    assert (len(world.rows["p"].picked), len(world.keeping("p"))) == (5, 5)
+
+
+def test_the_time_left_follows_the_rate_of_late(world: World) -> None:
+    world.join("h1")
+    world.ask("p", hosts=["h1"])
+    assert world.progress("p").eta_s is None
+    world.now += 10
+    world.tracker.handle(Said("h1", Kept("p", "pulling", SIZE // 4, SIZE)))
+    assert world.progress("p").eta_s == pytest.approx(30)
+
+
+def test_limits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIVE_MAX", 2)
+    world.ask("p", count=1)
+    world.tracker.core.check_room()
+    world.ask("q", count=1)
+    with pytest.raises(Conflict, match="2 preseeds go on"):
+        world.tracker.core.check_room()
+    world.cancel("q")
+    world.tracker.core.check_room()
+
+
+def test_what_is_looked_at_in_one_call_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.join("h1")
+    for number in range(6):
+        world.ask(f"p{number}", hosts=["h1", "h2"])
+    before = len(world.tracker.told)
+    monkeypatch.setattr(module, "VISITS_MAX", 5)
+    world.join("h2")
+    assert len(world.tracker.told) - before == 2
+    world.wait(1)
+    assert len(world.tracker.told) - before == 6, "the others had their turn later"
+
+
+def test_orders_that_mean_the_same_read_the_same() -> None:
+    one = PreseedRequest("a:v1", id="x", hosts=("h2", "h1", "h2"), deadline=5.0)
+    assert canonical(one) == canonical(PreseedRequest("a:v1", hosts=("h1", "h2"), deadline=5.0))
+    assert canonical(one) != canonical(PreseedRequest("a:v1", hosts=("h1", "h2"), deadline=6.0))
+    with pytest.raises(UsageError):
+        canonical(PreseedRequest("a:v1"))
+    with pytest.raises(UsageError):
+        canonical(PreseedRequest("a:v1", hosts=("h1",), selector="zone=a"))
+
+
+NAMES = ["a/r1/h0", "a/r2/h1", "a/r2/h2", "b/r1/h3", "b/r1/h4", "b/r2/h5"]
+ORDERS: list[dict[str, Any]] = [
+    {"count": 3},
+    {"count": 2, "selector": "zone=a"},
+    {"selector": "zone=b"},
+    {"hosts": ["h0", "h3", "h9"]},
+    {"replicas": 2},
+    {"hosts": ["h1"], "replicas": 1, "deadline": 30.0},
+    {"count": 4, "ttl": 40.0},
+]
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("flip"), st.integers(0, 5)),
+        st.tuples(st.just("done"), st.integers(0, 5)),
+        st.tuples(st.just("fail"), st.integers(0, 5)),
+        st.tuples(st.just("wait"), st.integers(1, 12)),
+        st.tuples(st.just("cancel"), st.integers(0, 2)),
+        st.tuples(st.sampled_from(["restart", "slow", "save"]), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.integers(1, 2), st.lists(st.sampled_from(ORDERS), min_size=1, max_size=3), STEPS)
+def test_in_the_end_exactly_those_keep_it_who_shall(
+    trackers: int, orders: list[dict[str, Any]], steps: list[tuple[str, int]]
+) -> None:
+    """Whatever happened: once all hosts are back and nothing else happens, hosts keep what records
+    say, and enough of them."""
+    world = World(trackers=trackers)
+    for number, text in enumerate(NAMES):
+        world.join(text, tracker=number % trackers)
+    for number, order in enumerate(orders):
+        world.ask(f"p{number}", **order)
+    for what, which in steps:
+        name, identifier = f"h{which % 6}", f"p{which % len(orders)}"
+        agent = world.hosts[name]
+        if what == "flip" and agent.tracker is None:
+            world.join(name, tracker=which % trackers)
+        elif what == "flip":
+            world.leave(name)
+        elif what in ("done", "fail") and agent.tracker is not None:
+            for kept in list(agent.keeps):
+                agent.say(kept, "done" if what == "done" else "failed", "disk-full: no room")
+        elif what == "wait":
+            world.wait(which)
+        elif what == "cancel" and which < len(orders):
+            world.cancel(identifier)
+        elif what == "restart":
+            world.restart()
+        else:
+            world.slow = what == "slow"
+            for tracker in world.trackers if not world.slow else ():
+                tracker.save()
+    world.slow = False
+    for number, text in enumerate(NAMES):
+        name = text.rpartition("/")[2]
+        if world.hosts[name].tracker is not None:
+            world.leave(name)
+        world.join(name, tracker=number % trackers)
+    for tracker in world.trackers:
+        tracker.save()
+    for _ in range(6):
+        world.wait(GRACE_S)
+        for identifier in world.rows:
+            world.finish(identifier)
+    for identifier, row in world.rows.items():
+        preseed, order = world.tracker.core.find(identifier), orders[int(identifier[1:])]
+        for name, agent in world.hosts.items():
+            host = agent.tracker.core.hosts[name] if agent.tracker is not None else None
+            state: Any = agent.keeps.get(identifier, "waiting")
+            shall = preseed.stays(name, host, state)
+            assert (identifier in agent.keeps) == shall, (identifier, name, row)
+        if row.state not in ("cancelled", "expired", "failed"):
+            keeping = world.keeping(identifier)
+            zones = [world.hosts[name].zone for name in keeping]
+            assert len(row.picked) == len(set(row.picked))
+            assert len(keeping) >= min(order.get("count", 0), 3 if "selector" in order else 6)
+            assert all(zones.count(zone) >= order.get("replicas", 0) for zone in "ab")
+            if "replicas" not in order and "count" in order:
+                assert len(keeping) == order["count"]
+            if "h9" not in order.get("hosts", ()):
+                assert {world.state(identifier, tracker) for tracker in range(trackers)} == {"done"}

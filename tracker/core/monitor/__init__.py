@@ -1,0 +1,1 @@
+"""What the tracker concludes from reports and from their absence."""

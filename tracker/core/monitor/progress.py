@@ -1,0 +1,303 @@
+"""Progress: who is held up by whom, judged from what hosts report.
+
+Theory. Reports of a parent and of its child are not of the same moment, so the child is compared
+with what its parent had at some earlier time: what the child lacks of that is waiting at the parent
+for certain. A host that takes part in a swarm reports at every interval, also when nothing came in.
+
+Silent: a child stands still, and its parent has not reported for SILENT_INTERVALS, or since it was
+asked to report often (close_watch.py). A dead link tells nobody anything; waiting for the kernel or
+a heartbeat to notice would cost the whole subtree many seconds.
+
+Slow: all children of a host in a stripe lag behind it, for LAG_S without a break at less than
+SLOW_SHARE of the pace at which others advance, although some of them keep up elsewhere. Then it is
+the parent's uplink. Where a host lags in every stripe that its parents have for it, and other
+children of its parents do not, it is its own downlink, and it is no good as a parent either. But
+over a slow uplink acknowledgements wait behind what the host sends: one whose uplink was just found
+to be slow has LAG_S to show itself. A stripe that starves higher up says nothing of those below.
+Where there is nobody to compare the host with, another parent for LAG_S tells; where one child
+alone lags, in one stripe alone, for EDGE_S, it is the connection between the two, and another
+parent may do better. A root has no parent to lag behind, and reads no faster than its children
+follow: it is compared with the roots of other stripes. Acting on less costs more than it gains:
+after a move a host may be at half pace for a moment. But the more pieces wait at the parent while
+they trickle in, the plainer it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tracker.core.swarm import FROM_ORIGIN, Lag, Member, Swarm
+
+SILENT_INTERVALS = 2.5
+SILENT_MIN_S = 0.6
+STILL_S = 0.4
+LAG_PIECES = 6
+LAG_S = 0.7
+PLAIN_S = 0.2
+PLAIN_PIECES = 12
+"""Where pieces are many, a slow link is plain to see sooner."""
+
+EDGE_S = 2.0
+EDGE_SHARE = 0.25
+SLOW_SHARE = 0.45
+OVERLOADED_SHARE = 0.3
+GOOD_SHARE = 0.7
+FULL_SHARE = 0.85
+FAIR_REPORTS = 3
+"""A downlink on which more than SLOW_SHARE arrives is not slow. It must arrive in some reports one
+after the other, since over a slow one pieces may come in bursts."""
+
+TRICKLE_SHARE = 0.2
+PACE_MIN_S = 0.125
+"""Reports that were kept waiting come at once: pieces are taken to have come over at least so
+long."""
+
+TYPICAL_WEIGHT = 1 / 16
+"""Weight of one report in the typical pace of a swarm."""
+
+
+def silent_parents(
+    swarm: Swarm, child: Member, asked_at: Mapping[str, float], *, interval_s: float, now: float
+) -> list[str]:
+    """Parents that are to be taken for absent, since this child of theirs stands still and they say
+    nothing. `asked_at`: since when hosts have been asked to report often."""
+    limit_s = max(SILENT_MIN_S, SILENT_INTERVALS * interval_s)
+    found = []
+    for stripe, name in enumerate(child.parents):
+        if not name or now - child.moved_at[stripe] < STILL_S:
+            continue
+        parent = swarm.members[name]
+        asked = asked_at.get(name, now)
+        quiet = now - parent.heard_at > limit_s or (parent.heard_at < asked and now - asked > SILENT_MIN_S)
+        if parent.present and not parent.seed and quiet:
+            found.append(name)
+    return found
+
+
+def note_pace(swarm: Swarm, member: Member, counts: list[int], *, now: float) -> None:
+    """Take in how fast a host advances; call it before its counts are changed."""
+    passed_s = now - member.heard_at
+    if passed_s <= 0:
+        return
+    passed_s = max(passed_s, PACE_MIN_S)
+    # Who has whole stripes may get the others faster than anybody could while all of them came.
+    unfinished = len(_unfinished(swarm, member)) / swarm.stripes
+    for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
+        pace = member.pace[stripe] = (new - old) / passed_s
+        typical = swarm.typical_pace
+        if pace > (typical if member.light else 0.0):
+            shown = min(pace, max(typical, pace * unfinished))
+            # Those who are slow count for little: in the end nobody else is left. One host alone
+            # moves it by a sixteenth at most.
+            weight = TYPICAL_WEIGHT if pace > SLOW_SHARE * typical else TYPICAL_WEIGHT / 16
+            swarm.typical_pace += weight * (min(shown, 2 * typical) - typical) if typical else pace
+    for stripe, name in enumerate(member.parents):
+        if name is None or not _lags(swarm, member, stripe, name, counts):
+            member.lags[stripe] = None
+        elif member.lags[stripe] is None:
+            member.lags[stripe] = Lag(max(member.heard_at, member.attached_at[stripe]), member.counts[stripe])
+
+
+def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]) -> bool:
+    if counts[stripe] >= swarm.totals[stripe]:
+        return False
+    if sum(child.pace) > FULL_SHARE * swarm.typical_pace * swarm.stripes:
+        return False  # its downlink is full: what it does not get of this stripe it gets of others
+    if name == FROM_ORIGIN:
+        # It reads no further ahead than its children follow, so it shows nothing but its pace; and
+        # that jumps where pieces are few.
+        behind = _waiting(swarm, child, stripe) > LAG_PIECES
+        return behind and child.pace[stripe] < SLOW_SHARE * _usual_pace(swarm, child, stripe)
+    parent = swarm.members[name]
+    children = len(parent.children[stripe])
+    share = min(1.0, parent.budget / max(1, parent.load)) if parent.budget else 1.0 / max(1, children)
+    # Who has the whole stripe could give as much as anybody gets.
+    whole = parent.counts[stripe] == swarm.totals[stripe]
+    expected = (swarm.typical_pace if whole else min(parent.pace[stripe], swarm.typical_pace)) * share
+    return parent.counts[stripe] - counts[stripe] > LAG_PIECES and child.pace[stripe] < SLOW_SHARE * expected
+
+
+def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, bool] | None:
+    """Who holds others up in what this host has just reported: a parent's uplink, or (True) its own
+    downlink, and the share of a typical one that it has; None when there is nobody."""
+    late = [
+        stripe
+        for stripe, lag in enumerate(member.lags)
+        if lag is not None and now - lag.since >= _patience_s(swarm, member, stripe, now)
+    ]
+    for stripe in late:
+        if member.parents[stripe] == FROM_ORIGIN:
+            if _other_roots_go_on(swarm, member, stripe):
+                return member.host, _pace(member, stripe, now) / max(_usual_pace(swarm, member, stripe), 1e-9), False
+            continue
+        parent = swarm.members[member.parents[stripe] or ""]
+        served = _served(swarm, parent)
+        if parent.load > parent.budget > 0 and served >= OVERLOADED_SHARE:
+            continue  # it carries too many, and some will be taken from it (balance.py)
+        if _holds_up(swarm, parent, stripe):
+            return parent.host, served, False
+    if not late or member.light or not _holds_itself_up(swarm, member, late):
+        return None
+    share = sum(_pace(member, stripe, now) for stripe in late) / max(swarm.typical_pace * swarm.stripes, 1e-9)
+    return (member.host, share, True) if now - member.relieved_at >= LAG_S else None
+
+
+def limited(swarm: Swarm, member: Member, limit_bytes_s: float) -> tuple[str, float, bool] | None:
+    """The same for a host that lets itself receive no more than `limit_bytes_s` (0: no limit),
+    where others get far more: it is as good as a host with a slow downlink, and says nothing of its
+    parents."""
+    typical_bytes_s = swarm.typical_pace * swarm.stripes * swarm.layout.piece_size
+    if member.light or not 0 < limit_bytes_s < SLOW_SHARE * typical_bytes_s:
+        return None
+    return member.host, limit_bytes_s / typical_bytes_s, True
+
+
+def _other_roots_go_on(swarm: Swarm, member: Member, stripe: int) -> bool:
+    """Whether a root of another stripe was faster in what it reported since this one lags. One that
+    reads several stripes, or feeds more children than it has seats, as in a swarm that is still
+    small, has less for each."""
+    if member.parents.count(FROM_ORIGIN) > 1 or member.load > member.budget:
+        return False
+    return any(
+        _heard_since(root, member.lags[stripe]) and member.pace[stripe] < SLOW_SHARE * root.pace[each]
+        for each, root in _other_roots(swarm, member)
+    )
+
+
+def _other_roots(swarm: Swarm, member: Member) -> list[tuple[int, Member]]:
+    """Other hosts that read a stripe from the origin and feed somebody, and which stripe."""
+    return [
+        (stripe, swarm.members[name])
+        for stripe, roots in enumerate(swarm.roots)
+        for name in roots
+        if name != member.host and swarm.members[name].children[stripe]
+    ]
+
+
+def _holds_up(swarm: Swarm, parent: Member, stripe: int) -> bool:
+    """Whether it is the host's uplink for which its children lag in a stripe: all of them do, and
+    not for a reason of their own. One that lags elsewhere too may have two slow parents, and says
+    nothing against its sisters; one alone must be seen to keep up elsewhere."""
+    children = [child for name in parent.children[stripe] if not (child := swarm.members[name]).light]
+    if not children or any(child.lags[stripe] is None for child in children):
+        return False
+    return any(_keeps_up_elsewhere(swarm, child, stripe, sure=len(children) == 1) for child in children)
+
+
+def _keeps_up_elsewhere(swarm: Swarm, child: Member, stripe: int, *, sure: bool) -> bool:
+    """Whether a child lags in no other stripe that it still lacks, or not in every one; `sure`:
+    only a stripe that comes well counts, and from somebody else, since a slow uplink would be slow
+    for both."""
+    others = [number for number in _unfinished(swarm, child) if number != stripe]
+    if sure and others:
+        parent = child.parents[stripe]
+        return any(
+            child.lags[number] is None and child.parents[number] != parent and not _starves(swarm, child, number)
+            for number in others
+        )
+    return not others or any(child.lags[number] is None for number in others)
+
+
+def _holds_itself_up(swarm: Swarm, member: Member, late: list[int]) -> bool:
+    """Whether it is the host's own downlink for which it lags: it does in every stripe that its
+    parents have for it, and others of their children do not, or there are two such parents and no
+    other children."""
+    if not all(each in late or _starves(swarm, member, each) for each in _unfinished(swarm, member)):
+        return False
+    sisters = [(stripe, swarm.members[name]) for stripe in late for name in _sisters(swarm, member, stripe)]
+    if sisters:
+        return any(each.lags[stripe] is None and _heard_since(each, member.lags[stripe]) for stripe, each in sisters)
+    return len({parent for stripe in late if (parent := member.parents[stripe])}) > 1
+
+
+def _heard_since(sister: Member, lag: Lag | None) -> bool:
+    """Whether a host has reported since another began to lag: before, it may just not have lagged
+    yet."""
+    return lag is not None and sister.heard_at > lag.since
+
+
+def slow_edges(swarm: Swarm, member: Member, *, now: float) -> list[int]:
+    """Stripes of which the host has got so little for so long that its parent should be another,
+    when nobody was found to be at fault. Where there is nobody to compare the host with, another
+    parent is the way to find out, and the sooner the better."""
+    return [
+        stripe
+        for stripe, lag in enumerate(member.lags)
+        if lag is not None
+        and member.parents[stripe]
+        and now - lag.since >= (EDGE_S if _sisters(swarm, member, stripe) else LAG_S)
+        and _pace(member, stripe, now) < EDGE_SHARE * swarm.typical_pace
+    ]
+
+
+def keeps_up(swarm: Swarm, member: Member) -> bool:
+    """Whether a host gets about what others get in every stripe that it still lacks."""
+    unfinished = _unfinished(swarm, member)
+    return bool(unfinished) and all(member.pace[stripe] > GOOD_SHARE * swarm.typical_pace for stripe in unfinished)
+
+
+def gets_fair_share(swarm: Swarm, member: Member) -> bool:
+    """Whether so much comes to a host, in all stripes that it still lacks together, that its
+    downlink cannot be slow."""
+    unfinished = _unfinished(swarm, member)
+    return sum(member.pace[stripe] for stripe in unfinished) > SLOW_SHARE * swarm.typical_pace * max(1, len(unfinished))
+
+
+def _served(swarm: Swarm, parent: Member) -> float:
+    """What a host's children get of it, as a share of a typical uplink."""
+    paces = [swarm.members[each].pace[stripe] for stripe, names in enumerate(parent.children) for each in names]
+    return sum(paces) / max(swarm.typical_pace * swarm.stripes, 1e-9)
+
+
+def _starves(swarm: Swarm, member: Member, stripe: int) -> bool:
+    """Whether a host gets little of a stripe because its parent has no more: that says nothing of
+    the host."""
+    return member.lags[stripe] is None and member.pace[stripe] < SLOW_SHARE * swarm.typical_pace
+
+
+def _pace(member: Member, stripe: int, now: float) -> float:
+    """Pieces a second since the host began to lag, or of late."""
+    lag = member.lags[stripe]
+    return member.pace[stripe] if lag is None else (member.counts[stripe] - lag.count) / max(now - lag.since, 1e-3)
+
+
+def _patience_s(swarm: Swarm, member: Member, stripe: int, now: float) -> float:
+    """How long a host must lag before somebody is judged. Not long when pieces trickle in at a rate
+    that only a slow link explains: a process that gets no time gives nothing. Nor where nothing
+    else is in doubt but the downlink of a host that lost its children some time ago."""
+    trickles = 0 < _pace(member, stripe, now) < TRICKLE_SHARE * _usual_pace(swarm, member, stripe)
+    # A new parent's first piece comes after the one that is under way from the old, which may have
+    # been slow.
+    trickles = trickles and now - member.attached_at[stripe] >= LAG_S
+    if trickles and _waiting(swarm, member, stripe) >= PLAIN_PIECES:
+        return PLAIN_S
+    return LAG_S / 2 if trickles or not member.budget else LAG_S
+
+
+def _usual_pace(swarm: Swarm, member: Member, stripe: int) -> float:
+    """The pace to compare a host with: the typical one, or for a root that of the roots of other
+    stripes. Should the origin be slow, they all are, and nobody is to blame."""
+    if member.parents[stripe] != FROM_ORIGIN:
+        return swarm.typical_pace
+    return max((root.pace[each] for each, root in _other_roots(swarm, member)), default=0.0)
+
+
+def _waiting(swarm: Swarm, member: Member, stripe: int) -> int:
+    """Pieces of a stripe that wait for a host at its parent; for a root, those by which another one
+    is ahead."""
+    parent = member.parents[stripe]
+    if parent:
+        return swarm.members[parent].counts[stripe] - member.counts[stripe]
+    return max((root.counts[each] for each, root in _other_roots(swarm, member)), default=0) - member.counts[stripe]
+
+
+def _sisters(swarm: Swarm, member: Member, stripe: int) -> list[str]:
+    """The other children of the host's parent in a stripe, but those whose downlinks are known to
+    be slow."""
+    parent = member.parents[stripe]
+    found = swarm.members[parent].children[stripe] if parent else ()
+    return [each for each in found if each != member.host and not swarm.members[each].light]
+
+
+def _unfinished(swarm: Swarm, member: Member) -> list[int]:
+    return [stripe for stripe, total in enumerate(swarm.totals) if member.counts[stripe] < total]

@@ -1,0 +1,1 @@
+"""Who receives from whom."""

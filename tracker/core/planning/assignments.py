@@ -1,0 +1,94 @@
+"""Assignments: what hosts are told of the trees that the planner made, and of the keepers of their
+zone.
+
+The keepers go with a host's first plan, and again with the next plan that goes to it anyway after
+they changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from p2pdist.model.messages import Assign
+from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
+from tracker.core.events import Send
+from tracker.core.host import Host
+from tracker.core.origin.superpeers import keepers
+from tracker.core.swarm import FROM_ORIGIN, Swarm
+
+ALTERNATES = 2
+TRIES = 16
+STEP = 7919
+"""A prime, so that from any start many members are met before one comes again."""
+
+
+def assignments(swarm: Swarm, hosts: Mapping[str, Host]) -> list[Send]:
+    """What is to be said to the hosts whose parents changed since the last call."""
+
+    def source(name: str) -> Source | None:
+        if name == FROM_ORIGIN:
+            return ORIGIN
+        address = hosts[name].address
+        return Source(name, address) if address else None
+
+    found = []
+    zones: dict[str, tuple[Source, ...]] = {}
+    for name, stripes in changed_plans(swarm, source).items():
+        session, member = hosts[name].session, swarm.members[name]
+        if session is not None:
+            if member.zone not in zones:
+                named = swarm.dealt.get(member.zone) or keepers(swarm, member.zone)
+                zones[member.zone] = present_keepers(swarm, named, source)
+            news = zones[member.zone] if zones[member.zone] != member.keepers else ()
+            member.keepers = news or member.keepers
+            dealt = name in swarm.swarming and member.zone in swarm.dealt
+            found.append(Send(session, Assign(Plan(swarm.blob, tuple(stripes), news, dealt))))
+    return found
+
+
+def present_keepers(swarm: Swarm, names: tuple[str, ...], source: Callable[[str], Source | None]) -> tuple[Source, ...]:
+    """Those of the keepers that are there, and where they are reached."""
+    found = (source(name) for name in names if name in swarm.members and swarm.members[name].present)
+    return tuple(each for each in found if each is not None)
+
+
+def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[str, list[StripePlan]]:
+    """What hosts are to be told since the last call: by host name, the stripes whose parents
+    changed. `source` says where a parent is reached; children of a parent that has not said yet
+    where it is are told once it has."""
+    names = list(swarm.members)
+    plans: dict[str, list[StripePlan]] = {}
+    for host, stripe in swarm.changed:
+        name = swarm.members[host].parents[stripe]
+        parent = source(name) if name is not None else None
+        if parent is not None:
+            found = (source(each) for each in alternates(swarm, names, stripe, host))
+            others = tuple(each for each in found if each is not None)
+            plans.setdefault(host, []).append(StripePlan(stripe, parent, others))
+    swarm.changed.clear()
+    return plans
+
+
+def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[str]:
+    """Up to ALTERNATES hosts that could feed `host` in this stripe should its parent fail: the
+    parent's own parent and hosts that stand elsewhere in the tree, of its own rack first; never its
+    descendants. `names` are the members, listed once by the caller."""
+    found: list[str] = []
+    member = swarm.members[host]
+    parent = member.parents[stripe]
+    if parent:
+        grand = swarm.members[parent].parents[stripe]
+        if grand and swarm.members[grand].present:
+            found.append(grand)
+    rack = list(swarm.racks[member.rack]) if len(swarm.racks) > 1 else []
+    for pool in (rack, names):
+        for step in range(min(len(pool), TRIES)):
+            if len(found) >= ALTERNATES:
+                return found
+            other = swarm.members[pool[(member.order + stripe + step * STEP) % len(pool)]]
+            if other.host in {host, parent, *found} or not other.present or not other.budget:
+                continue
+            if swarm.below(stripe, other.host, host) or not swarm.rooted(stripe, other.host):
+                continue
+            found.append(other.host)
+    return found

@@ -1,0 +1,251 @@
+"""The planner: gives every receiver a parent in every stripe.
+
+Theory. Seats are dealt exactly (see seats.py). Then each stripe is filled from the top: hosts with
+seats first, each at the shallowest free seat, so that the tree is as flat as the seats allow.
+
+Racks. In each stripe the first host of a rack imports, from the origin or from another rack, and
+the others feed from inside. Hosts outside may take a seat of a rack only as long as what is left
+serves those inside that wait, and never the last one that can be reached while somebody inside
+waits. Where the origin may be read, each zone reads for itself.
+
+Where some receive by trees and others by BitTorrent, those of the latter that are new come first
+and so become roots: what they read their peers get from them, and their children in the trees get
+it too. What comes by trees alone no peer has, and BitTorrent brings it to nobody.
+
+Repair uses the same pass: a lost parent's children are receivers without a parent. The one with the
+most pieces comes first and so takes the place that became free. Where a rack lacks seats, spare
+ones of its budgets are used, then idle ones of other stripes, and then somebody is overloaded; only
+where nobody inside could serve at all a second host of the rack receives from outside.
+
+Cycles cannot arise: only hosts whose way up ends at the origin or at a whole copy are offered as
+parents, and whoever hangs below a host that waits for a parent has no such way.
+
+The whole pass costs O(members of the racks in question) for each stripe that has work, however many
+hosts join at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tracker.core.monitor.progress import GOOD_SHARE
+from tracker.core.planning.slot_index import Places
+from tracker.core.planning.slots import clear, deal, outgrown
+from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """`origin_streams_max` limits the origin readers of one stripe in one zone."""
+
+    origin_streams_max: int = 1
+
+    def plan(self, swarm: Swarm, *, leases: int) -> None:
+        """Give parents to all unplanned receivers for whom one exists. `leases`: how many new ones
+        may be granted."""
+        if not any(swarm.members[host].present for _, host in swarm.unplanned):
+            return
+        redraw = outgrown(swarm)
+        leases -= self._draw(swarm, leases, anew=redraw)
+        if not redraw and outgrown(swarm):
+            self._draw(swarm, leases, anew=True)
+
+    def _draw(self, swarm: Swarm, leases: int, *, anew: bool) -> int:
+        """One pass over all stripes that have work; returns how many leases it granted."""
+        before: dict[tuple[str, int], str] = {}
+        if anew:
+            before, swarm.strained = clear(swarm), False
+        waiting: dict[bool, dict[int, list[str]]] = {False: {}, True: {}}
+        for stripe, host in swarm.unplanned:
+            member = swarm.members[host]
+            if member.present:
+                waiting[member.light].setdefault(stripe, []).append(host)
+        deal(swarm)
+        granted = 0
+        # Those that take no seat come when all trees stand, and it shows where they cost least.
+        for hosts_by_stripe in waiting.values():
+            rootless = sum(1 for stripe in hosts_by_stripe if not swarm.roots[stripe])
+            for stripe, hosts in hosts_by_stripe.items():
+                roots = len(swarm.roots[stripe])
+                # One is kept for each stripe that nobody reads yet, before another zone gets its
+                # own.
+                rootless -= not roots
+                _StripePass(swarm, stripe, hosts, self.origin_streams_max, leases - granted - rootless).run(redraw=anew)
+                granted += max(0, len(swarm.roots[stripe]) - roots)
+        for (host, stripe), parent in before.items():
+            if swarm.members[host].parents[stripe] == parent:
+                swarm.changed.pop((host, stripe), None)
+        if anew or not swarm.drawn_for:
+            swarm.drawn_for = swarm.receivers
+        return granted
+
+
+class _StripePass:
+    """Fills one stripe's tree, from the top, with hosts that lack a parent."""
+
+    def __init__(self, swarm: Swarm, stripe: int, hosts: list[str], zone_streams: int, leases: int) -> None:
+        self.swarm, self.stripe = swarm, stripe
+        self.zone_streams, self.leases = zone_streams, leases
+        self.hosts = hosts
+        self.places = Places(swarm, stripe, hosts)
+        self.imported: dict[str, None] = {}
+
+    def run(self, *, redraw: bool = False) -> None:
+        """Attach the hosts; those for whom there is no parent stay unplanned. In a tree that is
+        drawn anew the few pieces that hosts have do not matter."""
+        queues = self._queues(redraw)
+        while True:
+            attached = self._import(queues)
+            importing = any(queue and not self.places.fed(rack) for rack, queue in queues.items())
+            for rack, queue in queues.items():
+                # One by one while other racks wait: their importers shall get the shallow seats.
+                attached += self._fill(rack, queue, 1 if importing and len(queues) > 1 else len(queue))
+            if not attached:
+                break
+        left = [host for queue in queues.values() for host in reversed(queue)]
+        # Whoever finds no parent at first may find one among those who did.
+        still = [host for host in left if not self._attach_anyhow(host)]
+        if len(still) < len(left):
+            for host in still:
+                self._attach_anyhow(host)
+        for rack in self.imported:
+            self._import_once(rack)
+
+    def _queues(self, redraw: bool) -> dict[str, list[str]]:
+        """By rack who waits, the first one last: those that have pieces or children, the most
+        pieces first, then newcomers."""
+        members, stripe, mixed = self.swarm.members, self.stripe, self.swarm.mixed
+
+        def order(host: str) -> tuple[bool, bool, int, int, int, int]:
+            member = members[host]
+            if not redraw and (member.children[stripe] or member.counts[stripe]):
+                return False, not member.budget, -member.counts[stripe], -member.seats[stripe], 0, member.order
+            seats = member.seats[stripe]
+            apart = mixed and host not in self.swarm.swarming
+            return True, seats == 0, apart, member.parents.count(FROM_ORIGIN), -seats, member.order
+
+        queues: dict[str, list[str]] = {}
+        for host in sorted(self.hosts, key=order, reverse=True):
+            queues.setdefault(members[host].rack, []).append(host)
+        racks = sorted(queues.items(), key=lambda item: self._root_order(item[0], item[1][-1], order))
+        return dict(racks)
+
+    def _root_order(
+        self, rack: str, host: str, order: Callable[[str], tuple[bool, bool, int, int, int, int]]
+    ) -> tuple[bool, bool, bool, bool, bool, int, tuple[bool, bool, int, int, int, int]]:
+        """Which rack comes first, and so which host becomes a root. One that can serve; where a
+        root was lost, one that has shown that it keeps up, and whose rack receives the stripe
+        through nobody else; then where seats for other racks are, and a newcomer who receives by
+        BitTorrent if only some do; then where such seats are most, and where the origin is read for
+        no other stripe."""
+        swarm, stripe = self.swarm, self.stripe
+        member = swarm.members[host]
+        lost = bool(swarm.typical_pace) and not swarm.roots[stripe]
+        unproven = lost and max(member.pace) < GOOD_SHARE * swarm.typical_pace
+        imports = lost and any(self._from_elsewhere(each) for each in swarm.racks[rack])
+        over = self.places.over(rack) if len(swarm.racks) > 1 else 0
+        new, _, apart, *_ = order(host)
+        return not member.budget, unproven, imports, over < 0, new and bool(apart), -over, order(host)
+
+    def _import(self, queues: dict[str, list[str]]) -> int:
+        """Let the first of each rack that is not fed yet receive from outside; returns how many
+        do."""
+        count = 0
+        for rack, queue in queues.items():
+            if queue and not self.places.fed(rack):
+                member = self.swarm.members[queue[-1]]
+                parent = self._from_outside(member)
+                if parent is not None:
+                    self._attach(queue.pop(), parent)
+                    count += 1
+        self.places.settle()
+        return count
+
+    def _from_outside(self, member: Member) -> str | None:
+        if not self.places.whole and self._may_read(member):
+            return FROM_ORIGIN
+        zones = None if not self.places.zone_fed(member.zone) else (member.zone,)
+        return self.places.outside(member, zones)
+
+    def _fill(self, rack: str, queue: list[str], limit: int) -> int:
+        count = 0
+        while queue and count < limit:
+            parent = self.places.inside(self.swarm.members[queue[-1]])
+            if parent is None:
+                break
+            self._attach(queue.pop(), parent)
+            count += 1
+        return count
+
+    def _attach_anyhow(self, host: str) -> bool:
+        """A parent beyond the seats that were dealt: in the rack, then outside, then the origin
+        when all that could serve have failed."""
+        member = self.swarm.members[host]
+        places = self.places
+        parent = places.inside(member) or places.spare(member, member.rack)
+        if parent is None:
+            may_read = self._may_read(member)
+            if may_read and not places.whole:
+                parent = FROM_ORIGIN
+            else:
+                parent = places.outside(member) or places.spare(member, None) or self._again(member)
+                if parent is None and may_read:
+                    parent = FROM_ORIGIN
+        if parent is None:
+            return False
+        self._attach(host, parent)
+        return True
+
+    def _again(self, child: Member) -> str | None:
+        """A parent from which the host was parted because little came: there is no better one, so
+        that is the host's own pace."""
+        swarm, stripe = self.swarm, self.stripe
+        found = [
+            member
+            for host, parent in swarm.parted
+            if host == child.host and (member := swarm.members.get(parent)) is not None and member.present
+        ]
+        fit = [
+            each for each in found if swarm.rooted(stripe, each.host) and not swarm.below(stripe, each.host, child.host)
+        ]
+        return max(fit, key=lambda each: (each.counts[stripe], -each.load, each.order)).host if fit else None
+
+    def _attach(self, host: str, parent: str) -> None:
+        self.swarm.attach(self.stripe, host, parent)
+        self.places.attached(self.swarm.members[host], parent)
+        above = self.swarm.members.get(parent)
+        self.swarm.strained = self.swarm.strained or (above is not None and above.load > above.budget)
+        if parent == FROM_ORIGIN:
+            self.leases -= 1
+        if self._from_elsewhere(host) and len(self.swarm.racks) > 1:
+            self.imported[self.swarm.members[host].rack] = None
+
+    def _from_elsewhere(self, host: str) -> bool:
+        """Whether a host receives from the origin or from another rack."""
+        member = self.swarm.members[host]
+        parent = member.parents[self.stripe]
+        return parent is not None and (not parent or self.swarm.members[parent].rack != member.rack)
+
+    def _import_once(self, rack: str) -> None:
+        """Where a rack got a second importer, because the first one's way up was broken: one of
+        them is to be fed from inside, in the next pass."""
+        members = self.swarm.members
+        importers = [members[host] for host in self.swarm.racks[rack] if self._from_elsewhere(host)]
+        fit = [each for each in importers if each.present and self.swarm.rooted(self.stripe, each.host)]
+        if not fit:
+            return  # the second importer of another rack was above them
+        best = max(fit, key=lambda each: (bool(each.budget), each.counts[self.stripe], each.order))
+        for other in fit:
+            if other is best or not best.budget or (other.host, best.host) in self.swarm.avoided:
+                continue
+            if not self.swarm.below(self.stripe, best.host, other.host):  # it would wait for who waits for it
+                self.swarm.detach(self.stripe, other.host)
+
+    def _may_read(self, member: Member) -> bool:
+        """Whether a host may be granted the lease of the stripe: its zone has none, and the origin
+        has not just failed it."""
+        roots = [self.swarm.members[root] for root in self.swarm.roots[self.stripe]]
+        if self.leases <= 0 or sum(1 for root in roots if root.zone == member.zone) >= self.zone_streams:
+            return False
+        return (member.host, FROM_ORIGIN) not in self.swarm.avoided

@@ -1,0 +1,300 @@
+"""Places: where in one stripe's tree a host may hang, while the planner fills it.
+
+Per rack the free seats that can be reached are kept in a heap, the shallowest first, and counted;
+so are those of hosts that have no way up yet, and those who wait. A seat may go to another rack
+while the rest serves those who wait inside.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from tracker.core.planning.slow_receivers import Carriers
+from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, only_leaves
+
+Seat = tuple[int, int, int, str]
+"""Depth, seats of the host taken in this pass, its load, its name."""
+
+Spare = tuple[int, bool, float, int, str]
+"""How far from its seats a host is (0: it has some unused, 1: none, 2: it never had any), whether
+others hang below its children, its load, its depth, its name: the smallest is the best to take one
+more."""
+
+
+@dataclass(slots=True)
+class _Rack:
+    """`reachable` and `seats` count free seats, of hosts with a way up and of all; `waiting` hosts
+    without a parent."""
+
+    free: list[Seat] = field(default_factory=list)
+    reachable: int = 0
+    seats: int = 0
+    waiting: int = 0
+    fed: bool = False
+    spares: list[Spare] | None = None
+    carriers: Carriers | None = None
+
+    @property
+    def over(self) -> int:
+        """Seats beyond those that the rack itself needs."""
+        return self.seats - self.waiting
+
+    @property
+    def open(self) -> bool:
+        """Whether a seat may go to a host of another rack now."""
+        return self.over > 0 and self.reachable > (1 if self.waiting else 0)
+
+
+class Places:
+    """See the module's text. Those who wait are all light, or none is. `whole`: whether somebody
+    present has the whole stripe."""
+
+    def __init__(self, swarm: Swarm, stripe: int, waiting: list[str]) -> None:
+        self.swarm, self.stripe = swarm, stripe
+        self._depths: dict[str, int] = {}
+        self._racks: dict[str, _Rack] = {}
+        self._exports: dict[str, list[tuple[int, str]]] | None = None
+        self._everywhere: list[tuple[Spare, str]] | None = None
+        self._fresh: list[str] = []
+        self._zones: dict[str, None] | None = None
+        total = swarm.totals[stripe]
+        self.whole = any(each.counts[stripe] == total and each.present for each in swarm.members.values())
+        self._light = bool(waiting) and swarm.members[waiting[0]].light
+        self._waiting: dict[str, int] = {}
+        for host in waiting:
+            member = swarm.members[host]
+            self._waiting[member.rack] = self._waiting.get(member.rack, 0) + (not member.light)
+
+    def fed(self, rack: str) -> bool:
+        """Whether somebody in the rack receives the stripe, or has it. Light hosts count for light
+        ones alone: the others would get the stripe at the pace of a slow downlink."""
+        return self._rack(rack).fed
+
+    def over(self, rack: str) -> int:
+        """Seats of the rack beyond its own need."""
+        return self._rack(rack).over
+
+    def inside(self, child: Member) -> str | None:
+        """The shallowest free seat in the child's own rack; one that needs none hangs where it
+        costs least."""
+        rack = self._rack(child.rack)
+        if not child.light:
+            return self._take(rack, child)
+        if rack.carriers is None:
+            rack.carriers = Carriers(self.swarm, self.stripe, child.rack)
+        return rack.carriers.best(child)
+
+    def zone_fed(self, zone: str) -> bool:
+        """Whether some rack of the zone is fed."""
+        return zone in self._zones_fed()
+
+    def outside(self, child: Member, zones: tuple[str, ...] | None = None) -> str | None:
+        """The shallowest seat that another rack of `zones` has over; without them the child's zone
+        comes first, then the others."""
+        if len(self.swarm.racks) < 2:
+            return None
+        exports = self._exporting()
+        for zone in zones or (child.zone, *(each for each in exports if each != child.zone)):
+            heap, passed, found = exports.get(zone, []), [], None
+            while heap and found is None:
+                depth, name = heapq.heappop(heap)
+                rack = self._racks[name]
+                if not rack.open or name == child.rack or not rack.free:
+                    if name == child.rack:
+                        passed.append((depth, name))
+                    continue
+                if rack.free[0][0] > depth:
+                    heapq.heappush(heap, (rack.free[0][0], name))
+                    continue
+                found = self._take(rack, child)
+                passed.append((depth, name))
+            for entry in passed:
+                heapq.heappush(heap, entry)
+            if not heap:
+                exports.pop(zone, None)
+            if found is not None:
+                return found
+        return None
+
+    def spare(self, child: Member, rack: str | None) -> str | None:
+        """A parent beyond the allotted seats, in one rack or anywhere: unallotted budget, then
+        seats that stand idle in other stripes, then the least loaded, of those first whose children
+        are leaves."""
+        best = self._best_anywhere(child) if rack is None else self._best_spare(self._spares(rack), child)
+        if best is None:
+            return None
+        member = self.swarm.members[best[4]]
+        found = self._rack(member.rack)
+        free = member.free(self.stripe)
+        self.swarm.grant_seat(member, self.stripe)
+        granted = member.free(self.stripe) - free
+        found.seats += granted
+        found.reachable += granted
+        return member.host
+
+    def attached(self, child: Member, parent: str) -> None:
+        """The child hangs at `parent` now, and can be a parent itself."""
+        rack, upper = self._rack(child.rack), None
+        if parent != FROM_ORIGIN:
+            upper = self.swarm.members[parent]
+            if not child.light:
+                above = self._rack(upper.rack)
+                above.seats -= 1
+                above.reachable -= 1
+        rack.waiting -= not child.light
+        if not rack.fed:
+            rack.fed = True
+            self._fresh.append(child.rack)
+            if self._zones is not None:
+                self._zones[child.zone] = None
+        depth = self._depths[child.host] = (self._depth(upper) if upper is not None else 0) + 1
+        free = child.free(self.stripe)
+        if free > 0 and child.present:
+            rack.reachable += free
+            heapq.heappush(rack.free, (depth, 0, child.load, child.host))
+        if rack.spares is not None:
+            key = self._spare_key(child)
+            heapq.heappush(rack.spares, key)
+            if self._everywhere is not None:
+                heapq.heappush(self._everywhere, (key, child.rack))
+        if rack.carriers is not None:
+            rack.carriers.add(child)
+        if child.rack not in self._fresh:
+            self._offer(child.rack)
+        if upper is not None and upper.rack not in (child.rack, *self._fresh):
+            self._offer(upper.rack)
+
+    def settle(self) -> None:
+        """Racks that are fed since the last call feed others from now on. If they did at once,
+        racks would form a chain."""
+        fresh, self._fresh = self._fresh, []
+        for rack in fresh:
+            self._offer(rack)
+
+    # -- inner
+
+    def _rack(self, name: str) -> _Rack:
+        rack = self._racks.get(name)
+        if rack is None:
+            rack = self._racks[name] = _Rack(waiting=self._waiting.get(name, 0))
+            for host in self.swarm.racks[name]:
+                member = self.swarm.members[host]
+                if not member.present:
+                    continue
+                free = member.free(self.stripe)
+                if (not rack.fed or free > 0) and self.swarm.rooted(self.stripe, host):
+                    rack.fed = rack.fed or self._light or not member.light
+                    if free > 0:
+                        rack.reachable += free
+                        rack.free.append((self._depth(member), 0, member.load, host))
+                rack.seats += max(0, free)
+            heapq.heapify(rack.free)
+        return rack
+
+    def _exporting(self) -> dict[str, list[tuple[int, str]]]:
+        """By zone the racks that have seats over, the shallowest first."""
+        if self._exports is None:
+            self._exports = {}
+            for name in self.swarm.racks:
+                self._rack(name)
+                self._offer(name)
+        return self._exports
+
+    def _zones_fed(self) -> dict[str, None]:
+        if self._zones is None:
+            self._zones = {name.partition(" ")[0]: None for name in self.swarm.racks if self._rack(name).fed}
+        return self._zones
+
+    def _offer(self, name: str) -> None:
+        rack = self._racks[name]
+        if self._exports is not None and rack.open and rack.free:
+            zone = name.partition(" ")[0]
+            heapq.heappush(self._exports.setdefault(zone, []), (rack.free[0][0], name))
+
+    def _take(self, rack: _Rack, child: Member) -> str | None:
+        passed: list[Seat] = []
+        found = None
+        while rack.free:
+            seat = heapq.heappop(rack.free)
+            member = self.swarm.members[seat[3]]
+            if member.free(self.stripe) <= 0:
+                continue
+            if self._failed(member, child):
+                passed.append(seat)
+                continue
+            found = member.host
+            if member.free(self.stripe) > 1 or child.light:
+                heapq.heappush(rack.free, (seat[0], seat[1] + 1, seat[2] + 1, member.host))
+            break
+        for seat in passed:
+            heapq.heappush(rack.free, seat)
+        return found
+
+    def _best_anywhere(self, child: Member) -> Spare | None:
+        """The best of all racks, whose best are kept in a heap: looking at every rack for every
+        host would take minutes."""
+        if self._everywhere is None:
+            self._everywhere = [(found[0], name) for name in self.swarm.racks if (found := self._spares(name))]
+            heapq.heapify(self._everywhere)
+        passed, best = [], None
+        while self._everywhere and best is None:
+            key, name = heapq.heappop(self._everywhere)
+            spares = self._spares(name)
+            best = self._best_spare(spares, child)
+            if best is not None and best > key:
+                heapq.heappush(self._everywhere, (best, name))
+                best = None
+            elif spares:
+                passed.append((spares[0], name))
+        for entry in passed:
+            heapq.heappush(self._everywhere, entry)
+        return best
+
+    def _spares(self, rack: str) -> list[Spare]:
+        found = self._rack(rack)
+        if found.spares is None:
+            found.spares = self._list_spares(rack)
+        return found.spares
+
+    def _list_spares(self, rack: str) -> list[Spare]:
+        found = []
+        for host in self.swarm.racks[rack]:
+            member = self.swarm.members[host]
+            if member.present and self.swarm.rooted(self.stripe, host):
+                found.append(self._spare_key(member))
+        heapq.heapify(found)
+        return found
+
+    def _best_spare(self, heap: list[Spare], child: Member) -> Spare | None:
+        passed, found = [], None
+        while heap and found is None:
+            key = heapq.heappop(heap)
+            member = self.swarm.members[key[4]]
+            now = self._spare_key(member)
+            if now > key:
+                heapq.heappush(heap, now)
+                continue
+            passed.append(now)
+            if member is not child and not self._failed(member, child):
+                found = now
+        for key in passed:
+            heapq.heappush(heap, key)
+        return found
+
+    def _spare_key(self, member: Member) -> Spare:
+        idle = member.budget - member.load
+        rank = 0 if idle > 0 else 1 if member.budget else 2
+        load = -float(idle) if rank == 0 else member.load / max(member.budget, 0.25)
+        inner = rank > 0 and not only_leaves(self.swarm, self.stripe, member)
+        return rank, inner, load, self._depth(member), member.host
+
+    def _depth(self, member: Member) -> int:
+        depth = self._depths.get(member.host)
+        if depth is None:
+            depth = self._depths[member.host] = self.swarm.depth(self.stripe, member.host)
+        return depth
+
+    def _failed(self, parent: Member, child: Member) -> bool:
+        """Whether `parent` failed `child` a moment ago."""
+        return (child.host, parent.host) in self.swarm.avoided

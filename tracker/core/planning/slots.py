@@ -1,0 +1,212 @@
+"""Seats: on which stripes the budgets of hosts are spent.
+
+Theory. In each stripe a rack with n receivers has one importer, which receives from outside, and
+needs n - 1 seats for the others; the swarm needs one more for every rack but those that have a
+root. All budgets together have just enough, so seats are dealt exactly. Hosts that name no rack
+form one rack, and then nothing is left but the exact seats of a flat tree.
+
+Within a rack each stripe first gets a seat that can be reached (of a host that receives the stripe
+already), or its newcomers would find no place but on top of somebody's budget; then roots serve the
+stripe that they read; then the rest goes stripe after stripe, so that a host forwards in one stripe
+or, at a boundary, in two. A rack keeps about as many seats over as a host has, and these are its
+exports: seen from outside a rack is a host, and forwards mainly in one stripe. Where some receive
+by trees and others by BitTorrent, one of the latter gets a seat in each stripe that nobody reads
+yet, to be its root (planner.py), and the first rack of such hosts exports them all.
+
+Hosts that join in small batches hang below one another, and every level costs the time of a piece.
+A young swarm's trees are therefore drawn anew each time it has grown by GROWTH; that is seldom
+enough to cost O(1) a host. But who came first may then hang below somebody who came later, and
+waits until that one has as many pieces: within one rack it is done only while nobody has more of a
+stripe than there are levels to save. Where hosts come one by one, each below those before it,
+nobody waits at all. Between racks it is otherwise: a rack that has exported its last seats has none
+for the next host that comes to it, and only trees drawn anew bring those back.
+"""
+
+from __future__ import annotations
+
+from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+
+GROWTH = 1.25
+STRAINED_GROWTH = 1.03
+STRAINED_MAX = 300
+"""Where somebody carries too many, trees of up to so many hosts are drawn anew sooner; in larger
+ones that would cost too much, and the load is balanced edge by edge (balance.py)."""
+YOUNG = 0.08
+PIECES_MIN = 64
+"""A blob of fewer pieces is there before its trees could be drawn anew."""
+
+
+def deal(swarm: Swarm) -> None:
+    """Allot seats that belong to no stripe to the stripes that lack some."""
+    spare: dict[str, list[Member]] = {}
+    for member in swarm.members.values():
+        if member.spare > 0 and member.present:
+            spare.setdefault(member.rack, []).append(member)
+    if not spare:
+        return
+    exports: dict[str, list[int]] = {}
+    sources: dict[str, list[bool]] = {}
+    for rack, names in swarm.racks.items():
+        members = [swarm.members[name] for name in names]
+        zone = members[0].zone
+        whole = [any(each.counts[stripe] == total for each in members) for stripe, total in enumerate(swarm.totals)]
+        lacking = _lacking(swarm, members, whole)
+        if rack in spare:
+            _deal_inside(swarm, rack, spare[rack], lacking)
+        counts = exports.setdefault(zone, [0] * swarm.stripes)
+        found = sources.setdefault(zone, [False] * swarm.stripes)
+        for stripe, roots in enumerate(swarm.roots):
+            root = any(host in names for host in roots)
+            counts[stripe] += (not whole[stripe] and not root) + min(0, lacking[stripe])
+            found[stripe] = found[stripe] or whole[stripe] or root
+    if len(swarm.racks) > 1:
+        for zone, counts in exports.items():
+            # Where nobody has the stripe yet, the first rack of the zone will read it from the
+            # origin.
+            needed = [count - (not found) for count, found in zip(counts, sources[zone], strict=True)]
+            _deal_exports(swarm, {rack: spare[rack] for rack in spare if spare[rack][0].zone == zone}, needed)
+
+
+def _lacking(swarm: Swarm, members: list[Member], whole: list[bool]) -> list[int]:
+    """Per stripe the seats that a rack lacks for its own; below zero those that it has over. A rack
+    that has the whole of a stripe needs no importer."""
+    found = [whole[stripe] - 1 for stripe in range(swarm.stripes)]
+    for stripe, total in enumerate(swarm.totals):
+        for member in members:
+            found[stripe] += (member.counts[stripe] < total and not member.light) - member.seats[stripe]
+    return found
+
+
+def _deal_inside(swarm: Swarm, rack: str, spare: list[Member], lacking: list[int]) -> None:
+    present = [member for member in (swarm.members[name] for name in swarm.racks[rack]) if member.present]
+    for stripe in range(swarm.stripes):
+        if lacking[stripe] > 0 and not any(
+            each.free(stripe) > 0 and _attached(swarm, each, stripe) for each in present
+        ):
+            candidates = [each for each in spare if each.spare > 0 and _attached(swarm, each, stripe)]
+            best = max(candidates, key=lambda each: (each.host in swarm.roots[stripe], each.spare), default=None)
+            if best is not None:
+                _give(best, stripe, lacking, 1)
+    if swarm.mixed:
+        _seat_readers(swarm, spare, lacking)
+    for stripe, holders in enumerate(swarm.roots):
+        for host in holders:
+            if swarm.members[host].rack == rack:
+                _give(swarm.members[host], stripe, lacking, swarm.members[host].spare)
+    # Taken from the end: members that serve a stripe already, then those with the largest budgets.
+    pool = [member for member in spare if member.spare > 0]
+    pool.sort(key=lambda member: (any(member.seats), member.budget, member.order))
+    for stripe in sorted(range(swarm.stripes), key=lambda stripe: -lacking[stripe]):
+        while lacking[stripe] > 0 and pool:
+            _give(pool[-1], stripe, lacking, pool[-1].spare)
+            if not pool[-1].spare:
+                pool.pop()
+
+
+def _seat_readers(swarm: Swarm, spare: list[Member], lacking: list[int]) -> None:
+    """A seat of a host that receives by BitTorrent in each stripe without a root, of another host
+    each time if possible."""
+    pool = [member for member in spare if member.host in swarm.swarming]
+    for stripe, holders in enumerate(swarm.roots):
+        if not holders and pool:
+            _give(max(pool, key=lambda each: (each.spare, each.order)), stripe, lacking, 1)
+
+
+def _deal_exports(swarm: Swarm, spare: dict[str, list[Member]], lacking: list[int]) -> None:
+    """Seats that racks have over, to the stripes that still have to reach other racks; those of a
+    root's rack, or of one that shall have it, first, in its stripe."""
+    racks = sorted(spare, key=lambda rack: min(member.order for member in spare[rack]))
+    mixed = [rack for rack in racks if any(each.host in swarm.swarming for each in spare[rack])] if swarm.mixed else []
+    homes = [{swarm.members[root].rack for root in roots} or set(mixed[:1]) for roots in swarm.roots]
+    for seats in (1, swarm.stripes):
+        for stripe in range(swarm.stripes):
+            for rack in racks:
+                if rack in homes[stripe]:
+                    member = max(spare[rack], key=lambda each: each.spare)
+                    _give(member, stripe, lacking, seats)
+    stripes = sorted(range(swarm.stripes), key=lambda stripe: -lacking[stripe])
+    for rack in racks:
+        for member in sorted(spare[rack], key=lambda each: -each.order):
+            while member.spare > 0 and stripes:
+                if lacking[stripes[0]] > 0:
+                    _give(member, stripes[0], lacking, member.spare)
+                else:
+                    stripes.pop(0)
+
+
+def outgrown(swarm: Swarm) -> bool:
+    """Whether a young swarm has grown so much since its trees were drawn, or got hosts for which
+    there were no seats, that drawing them anew pays. Looking at all trees costs as much as a plan,
+    and so it is done again only once the swarm has grown (`kept_for`)."""
+    if swarm.receivers <= swarm.drawn_for or not swarm.drawn_for or swarm.under_way or swarm.layout.count < PIECES_MIN:
+        return False
+    if swarm.receivers != len(swarm.members) or swarm.receivers < STRAINED_GROWTH * swarm.kept_for:
+        return False
+    if (
+        swarm.receivers
+        < (STRAINED_GROWTH if swarm.strained and swarm.receivers <= STRAINED_MAX else GROWTH) * swarm.drawn_for
+    ):
+        return False
+    ahead = max(max(member.counts) for member in swarm.members.values())
+    if ahead >= YOUNG * swarm.layout.count / swarm.stripes or not all(each.present for each in swarm.members.values()):
+        return False
+    if len(swarm.racks) > 1 or ahead <= max(0, _levels(swarm) - _levels_anew(swarm)):
+        return True
+    if not swarm.unplanned:  # who waits may make trees deeper
+        swarm.kept_for = swarm.receivers
+    return False
+
+
+def _levels(swarm: Swarm) -> int:
+    """How many hosts are on the longest way down a tree."""
+    deepest = 0
+    for stripe in range(swarm.stripes):
+        depths: dict[str | None, int] = {None: 0, FROM_ORIGIN: 0}
+        for host, member in swarm.members.items():
+            way, at = [host], member.parents[stripe]
+            while at not in depths:
+                way.append(at or "")
+                at = swarm.members[at or ""].parents[stripe]
+            for each in reversed(way):
+                depths[each] = depths[at] + 1
+                at = each
+        deepest = max(deepest, *depths.values())
+    return deepest
+
+
+def _levels_anew(swarm: Swarm) -> int:
+    """The same if all hosts were placed together: those who forward the stripe at the top, the
+    others below them."""
+    fanout = max(2, swarm.fanout)
+    levels = inner = width = 1
+    while inner * fanout < swarm.receivers:
+        width *= fanout
+        inner += width
+        levels += 1
+    return levels + 1
+
+
+def clear(swarm: Swarm) -> dict[tuple[str, int], str]:
+    """Take all seats and all edges but those of the roots away; returns the parents that were, by
+    (host, stripe)."""
+    parents: dict[tuple[str, int], str] = {}
+    for member in swarm.members.values():
+        member.seats = [0] * swarm.stripes
+        for stripe, parent in enumerate(member.parents):
+            if parent is not None and parent != FROM_ORIGIN:
+                if (member.host, stripe) not in swarm.changed:
+                    parents[member.host, stripe] = parent
+                swarm.detach(stripe, member.host)
+    return parents
+
+
+def _attached(swarm: Swarm, member: Member, stripe: int) -> bool:
+    """Whether others can receive the stripe from the host now."""
+    return member.parents[stripe] is not None or member.counts[stripe] == swarm.totals[stripe]
+
+
+def _give(member: Member, stripe: int, lacking: list[int], seats: int) -> None:
+    taken = min(seats, member.spare, lacking[stripe])
+    if taken > 0:
+        member.seats[stripe] += taken
+        lacking[stripe] -= taken

@@ -1,0 +1,145 @@
+"""Light hosts: where those with slow downlinks receive.
+
+Theory. A light host takes no seat, as it takes next to nothing of an uplink. But each of several
+below one host takes a part, its first blocks hold the others up, and everybody below that host
+loses by it. So each hangs at a host of its own, all of whose children are leaves, and moves there
+when things change around it. Light hosts could as well feed one another; but one that was called
+light by mistake could then never show that it is not.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+
+from tracker.core.swarm import Member, Swarm
+
+SETTLE_S, SETTLE_MAX_S = 2.0, 10.0
+"""How long a light host stays where it is before it is looked at again; the second where it has got
+no piece meanwhile."""
+
+TRIES = 64
+"""Hosts of its rack among which a better place is looked for each time."""
+
+Carrier = tuple[bool, bool, int, bool, int, str]
+"""Who could carry one more: whether it is to carry none; whether others hang below its children;
+how many light ones it has; whether all its seats are taken; its order; its name. The smallest costs
+least."""
+
+
+class Carriers:
+    """The hosts of a rack that could feed light ones in a stripe."""
+
+    def __init__(self, swarm: Swarm, stripe: int, rack: str) -> None:
+        self.swarm = swarm
+        members = (swarm.members[host] for host in swarm.racks[rack])
+        self._heap = [
+            self._carrier(each)
+            for each in members
+            if each.present and not each.light and swarm.rooted(stripe, each.host)
+        ]
+        heapq.heapify(self._heap)
+
+    def best(self, child: Member) -> str | None:
+        """Where a light host costs least, if anywhere."""
+        passed: list[Carrier] = []
+        found = None
+        while self._heap and found is None:
+            key = heapq.heappop(self._heap)
+            now = self._carrier(self.swarm.members[key[5]])
+            if now > key:
+                heapq.heappush(self._heap, now)
+                continue
+            passed.append(now)
+            if (child.host, now[5]) not in self.swarm.avoided:
+                found = now[5]
+        for key in passed:
+            heapq.heappush(self._heap, key)
+        return found
+
+    def add(self, member: Member) -> None:
+        """A host of the rack has a way up now."""
+        if not member.light:
+            heapq.heappush(self._heap, self._carrier(member))
+
+    def _carrier(self, member: Member) -> Carrier:
+        swarm, full = self.swarm, member.load >= member.budget
+        inner, light = _inner(swarm, member), _light_children(swarm, member)
+        return not member.budget, inner, light, full, member.order, member.host
+
+
+def settle(swarm: Swarm, member: Member, *, now: float) -> bool:
+    """Move a light host that has come to be in others' way, because of what happened around it
+    since it got its place, or that brings a stripe into its rack for itself alone; returns whether
+    it moved. Not from one such place to another: whoever gets it waits for its first blocks."""
+    moved = False
+    for stripe, name in enumerate(member.parents if member.light and member.present else ()):
+        if not name or not _settled(member, stripe, now):
+            continue
+        parent = swarm.members[name]
+        if parent.rack == member.rack and _bears(swarm, parent, light=1):
+            continue
+        names = list(swarm.racks[member.rack])
+        first = member.order % len(names)
+        tried = (swarm.members[each] for each in (names[first:] + names[:first])[:TRIES])
+        found = next((each for each in tried if _would_do(swarm, stripe, member, each)), None)
+        if found is not None:
+            swarm.now = now  # the report may have told nothing new of this swarm
+            swarm.attach(stripe, member.host, found.host)
+            moved = True
+    return moved
+
+
+def become(swarm: Swarm, member: Member, *, light: bool) -> None:
+    """A host is light from now on, or no longer. Where it does not fit then the planner finds it
+    another place."""
+    if member.light == light:
+        return
+    seats: Counter[str] = Counter()
+    for stripe, name in enumerate(member.parents):
+        parent = swarm.members.get(name or "")
+        if parent is None:
+            continue
+        if light or parent.load + seats[parent.host] >= parent.budget:
+            swarm.detach(stripe, member.host)
+        else:
+            seats[parent.host] += 1
+    swarm.set_light(member, light)
+    # Else another child would get the seat that is left over in another stripe. All seats that it
+    # takes count by now.
+    for stripe, name in enumerate(member.parents if not light else ()):
+        parent = swarm.members.get(name or "")
+        if parent is not None and parent.free(stripe) < 0:
+            swarm.grant_seat(parent, stripe)
+
+
+def _settled(member: Member, stripe: int, now: float) -> bool:
+    """Whether a light host has been long enough where it is, and has got a piece there: what has
+    come of the next would be lost."""
+    stayed_s = now - member.attached_at[stripe]
+    return stayed_s >= SETTLE_MAX_S or (stayed_s >= SETTLE_S and member.moved_at[stripe] > member.attached_at[stripe])
+
+
+def _would_do(swarm: Swarm, stripe: int, child: Member, parent: Member) -> bool:
+    if parent is child or not parent.present or parent.light or (child.host, parent.host) in swarm.avoided:
+        return False
+    if not _bears(swarm, parent, light=0) or swarm.below(stripe, parent.host, child.host):
+        return False
+    return swarm.rooted(stripe, parent.host)
+
+
+def _bears(swarm: Swarm, parent: Member, *, light: int) -> bool:
+    """Whether a host with seats has no more light children than that, and no others hang below its
+    children."""
+    return bool(parent.budget) and _light_children(swarm, parent) <= light and not _inner(swarm, parent)
+
+
+def _light_children(swarm: Swarm, parent: Member) -> int:
+    """In all stripes."""
+    return sum(swarm.members[child].light for names in parent.children for child in names)
+
+
+def _inner(swarm: Swarm, parent: Member) -> bool:
+    """Whether others hang below a host's children, light ones apart."""
+    below = (swarm.members[child].children[stripe] for stripe, names in enumerate(parent.children) for child in names)
+    return any(not swarm.members[each].light for names in below for each in names)

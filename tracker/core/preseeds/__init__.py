@@ -1,0 +1,1 @@
+"""Preseeds: orders to hold a package, and their progress."""

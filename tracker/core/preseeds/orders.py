@@ -1,0 +1,485 @@
+"""All preseeds of a fleet: whom to ask to hold what, whom to release, whom to pick and to replace.
+
+Events in, commands out. `Save` is the only way in which a record changes: the shell writes it if
+the database still has the version that it was made from, and brings back (`Loaded`) whatever the
+database has then. Until that has come nothing else is changed, and a host is asked only for what
+was saved. So several trackers can act on one database, each for the hosts that are connected to it,
+and none undoes what another did.
+
+Times are in seconds since the epoch, because deadlines outlive a tracker. For GRACE_S after the
+start nobody is given up: hosts are on their way back. What is looked at in one call is bounded
+(VISITS_MAX); the rest waits for the next.
+
+Invariants: a host is told to keep only what a saved record says; a host that keeps something no
+record asks of it is told to release it; a preseed picks no more hosts than it needs.
+
+How far a preseed is, for whoever asked for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from p2pdist.model.errors import Conflict, NotFound
+from p2pdist.model.messages import Keep, Kept, KeptState, Release
+from p2pdist.model.preseed import ENDED, Failure, PreseedRecord
+from tracker.core.affinity import Affinity
+from tracker.core.host import Host
+from tracker.core.preseeds.preseed import (
+    Command,
+    Event,
+    Gone,
+    Holder,
+    HostSaid,
+    Joined,
+    Loaded,
+    Preseed,
+    Said,
+    Save,
+    SaveFailed,
+    ShownState,
+    Synced,
+    Tell,
+    Tick,
+)
+from tracker.core.preseeds.selectors import NAMES_TOLD_MAX, near, nobody_fits
+
+FAILURES_SHOWN_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a preseed is. While it is not `settled` hosts may be on their way back to a tracker
+    that was started again, and are not in `hosts_total`. `hosts_absent` are those that it is for
+    and that are connected nowhere: members, and lost hosts that its selector means. Bytes count
+    layers, over all its hosts. `failures` stand by reason, at most FAILURES_SHOWN_MAX of them.
+    `notes` say, for people, for what it waits that may never come."""
+
+    id: str
+    state: ShownState
+    settled: bool
+    package: str
+    priority: str
+    hosts_total: int
+    hosts_done: int
+    hosts_absent: int
+    bytes_total: int
+    bytes_done: int
+    eta_s: float | None
+    failures: list[Failure]
+    failures_by_reason: dict[str, int]
+    replicas: dict[str, int]
+    picked: tuple[str, ...]
+    created_at: float
+    deadline_at: float | None
+    expires_at: float | None
+    notes: tuple[str, ...] = ()
+
+
+def progress(preseed: Preseed, affinity: Affinity, lost: Mapping[str, Host], *, settled: bool, now: float) -> Progress:
+    """How far a preseed is. `settled`: who its hosts are is known; `lost`: hosts that ended without
+    a word."""
+    record, request, hosts = preseed.record, preseed.request, affinity.hosts
+    members, others = preseed.members(hosts), dict(preseed.others())
+    ended = record.state in ("cancelled", "expired")
+    states = {name: preseed.state_of(name, hosts, others) for name in members}
+    done = [name for name, state in states.items() if state == "done" and not ended]
+    asked = [name for name in members if name not in preseed.lost] if not ended else []
+    found = [preseed.failure(name, hosts, others) for name in asked]
+    failures = [*(each for each in found if each is not None), *preseed.lost.values()]
+    failures.sort(key=lambda each: (each.reason, each.host))
+    tally = preseed.count(states, settled=settled)
+    bytes_total = preseed.size * tally.hosts_total
+    bytes_done = _bytes_done(preseed, affinity, states, others)
+    return Progress(
+        record.id,
+        tally.state,
+        settled,
+        record.package,
+        request.priority,
+        tally.hosts_total,
+        tally.hosts_done,
+        len(_absent(preseed, states, lost)) if not ended else 0,
+        bytes_total,
+        bytes_done,
+        preseed.seconds_left(bytes_done, bytes_total, now=now) if not ended else None,
+        failures[:FAILURES_SHOWN_MAX],
+        dict(Counter(each.reason for each in failures)),
+        dict(Counter(preseed.zone_of(name, hosts, others) for name in done)),
+        record.picked,
+        record.created_at,
+        record.deadline_at,
+        record.expires_at,
+        tuple(_notes(preseed, states, hosts, lost)) if record.state not in ENDED and tally.state != "done" else (),
+    )
+
+
+def _absent(preseed: Preseed, states: Mapping[str, KeptState | None], lost: Mapping[str, Host]) -> list[str]:
+    """The hosts that a preseed is for and that are connected nowhere."""
+    found = [name for name, state in states.items() if state is None]
+    if preseed.selector is not None and preseed.request.count is None:
+        found += [name for name, host in lost.items() if name not in states and preseed.selector.matches(host)]
+    return found
+
+
+def _notes(
+    preseed: Preseed, states: Mapping[str, KeptState | None], hosts: Mapping[str, Host], lost: Mapping[str, Host]
+) -> Iterator[str]:
+    request, selector = preseed.request, preseed.selector
+    choosy = selector is not None or preseed.picks
+    pool = [host for host in hosts.values() if host.available and preseed.in_pool(host)] if choosy else []
+    if selector is not None and not pool and not states:
+        yield nobody_fits(selector, hosts.values())
+    absent = _absent(preseed, states, lost)
+    unknown = [name for name in absent if name not in lost and name not in hosts]
+    for name in unknown[:NAMES_TOLD_MAX]:
+        guess = near(name, hosts)
+        yield f"no host called {name} is connected" + (f"; did you mean {guess}?" if guess else "")
+    if len(unknown) > NAMES_TOLD_MAX:
+        yield f"{len(unknown) - NAMES_TOLD_MAX} more names that no connected host has"
+    away = [name for name in absent if name in lost or name in hosts]
+    if away:
+        more = f" and {len(away) - NAMES_TOLD_MAX} more" if len(away) > NAMES_TOLD_MAX else ""
+        yield f"not connected: {', '.join(away[:NAMES_TOLD_MAX])}{more}"
+    if request.count is not None and len(pool) < request.count and (pool or selector is None):
+        yield f"{request.count} hosts are wanted, {len(pool)} that may be taken are connected"
+    zones = Counter(host.zone for host in pool)
+    for zone in sorted(zone for zone, number in zones.items() if number < (request.replicas or 0)):
+        yield f"{request.replicas} copies are wanted in each zone, {zone or 'the one without a name'} has {zones[zone]}"
+
+
+def _bytes_done(
+    preseed: Preseed, affinity: Affinity, states: Mapping[str, KeptState | None], others: Mapping[str, HostSaid]
+) -> int:
+    """What the members say, or what swarms know of them if that is more; who is connected nowhere
+    counts for nothing."""
+    size = preseed.size
+    missing = affinity.missing(dict(preseed.record.blobs), states)
+    bytes_done = 0
+    for name, state in states.items():
+        if state == "done":
+            bytes_done += size
+        elif state is not None:
+            holder, other = preseed.holders.get(name), others.get(name)
+            said = max(holder.bytes_done if holder else 0, other.bytes_done if other else 0)
+            bytes_done += min(size, max(said, size - missing[name]))
+    return bytes_done
+
+
+GRACE_S = 8.0
+"""An agent that lost its tracker tries every 5 s at least."""
+
+REPLACE_S = 5.0
+"""So long a pick may be away before another host is picked for it."""
+
+LIVE_MAX = 1000
+KEPT_MAX = 4000
+"""Preseeds that go on, and all that are remembered."""
+
+VISITS_MAX = 50_000
+UNKNOWN_MAX = 10_000
+LEFT_MAX = 200_000
+
+
+@dataclass(slots=True)
+class Preseeds:
+    """See the module's text. `affinity` brings the fleet's hosts and who holds what, `lost` the
+    hosts that ended without a word; `shared`: other trackers use the database, too."""
+
+    affinity: Affinity
+    started_at: float
+    shared: bool = False
+    grace_s: float = GRACE_S
+    lost: Mapping[str, Host] = field(default_factory=dict)
+    known: dict[str, Preseed] = field(default_factory=dict)
+    _dirty: dict[str, None] = field(default_factory=dict)
+    _left_at: dict[str, float] = field(default_factory=dict)
+    _unknown: dict[tuple[str, str], bool] = field(default_factory=dict)
+    _trackers: frozenset[str] = frozenset()
+
+    @property
+    def hosts(self) -> Mapping[str, Host]:
+        return self.affinity.hosts
+
+    def handle(self, event: Event, *, now: float) -> list[Command]:
+        out: list[Command] = []
+        match event:
+            case Loaded(records):
+                for record in records:
+                    self._take(record)
+                    self._look(self.known[record.id], now, out)
+            case Synced(ids, said):
+                self._synced(ids, said, out)
+            case SaveFailed(identifier):
+                if (preseed := self.known.get(identifier)) is not None:
+                    preseed.saving = False
+                    self._dirty[identifier] = None
+            case Joined(host):
+                self._joined(host)
+            case Gone(host):
+                self._gone(host, now)
+            case Said(host, kept):
+                self._said(host, kept, now, out)
+            case Tick():
+                self._tick(now, out)
+        return out
+
+    def find(self, identifier: str) -> Preseed:
+        """Raises NotFound."""
+        preseed = self.known.get(identifier)
+        if preseed is None:
+            raise NotFound(f"there is no preseed {identifier[:128]!r}", remedy="p2pdist preseed --list names them")
+        return preseed
+
+    def check_room(self) -> None:
+        """Raises Conflict when no other preseed can be taken."""
+        live = sum(preseed.record.state not in ENDED for preseed in self.known.values())
+        if live >= LIVE_MAX or len(self.known) >= KEPT_MAX:
+            raise Conflict(
+                f"{live} preseeds go on and {len(self.known)} are remembered; the limits are {LIVE_MAX} and {KEPT_MAX}",
+                remedy="Cancel some, or give them a --ttl",
+            )
+
+    # -- events
+
+    def _take(self, record: PreseedRecord) -> None:
+        preseed = self.known.get(record.id)
+        if preseed is None or preseed.record.created_at != record.created_at:
+            self.known[record.id] = Preseed(record)
+        elif (
+            record.version > preseed.record.version
+        ):  # what is being saved will come back with another version, whoever made it
+            preseed.take(record)
+
+    def _synced(
+        self, ids: frozenset[str], said: Mapping[str, Mapping[str, dict[str, HostSaid]]], out: list[Command]
+    ) -> None:
+        for identifier in [each for each in self.known if each not in ids]:
+            preseed = self.known.pop(identifier)
+            out += [Tell(name, Release(identifier)) for name in preseed.holders if self._session(name) is not None]
+        news, self._trackers = self._trackers != said.keys(), frozenset(said)
+        for identifier, preseed in self.known.items():
+            elsewhere = {tracker: of[identifier] for tracker, of in said.items() if identifier in of}
+            if elsewhere != preseed.elsewhere or (news and preseed.open):
+                preseed.elsewhere = elsewhere
+                self._dirty[identifier] = None
+        # Said before the last look into the database was over, and still unknown: it is not there.
+        for (host, identifier), waited in list(self._unknown.items()):
+            if identifier in self.known or waited:
+                del self._unknown[host, identifier]
+            else:
+                self._unknown[host, identifier] = True
+            if identifier not in self.known and waited and self._session(host) is not None:
+                out.append(Tell(host, Release(identifier)))
+
+    def _joined(self, name: str) -> None:
+        self._left_at.pop(name, None)
+        host = self.hosts.get(name)
+        for identifier, preseed in self.known.items():
+            if preseed.record.state not in ENDED:
+                preseed.lost.pop(name, None)
+            if name in preseed.holders:
+                preseed.holders[name] = Holder()  # what it said before it went may not be so any more
+            if preseed.record.state in ENDED and name not in preseed.holders:
+                continue  # if it keeps something it says so
+            if preseed.picks or preseed.is_member(name, host) or name in preseed.holders:
+                self._dirty[identifier] = None
+
+    def _gone(self, name: str, now: float) -> None:
+        self._left_at[name] = self._left_at.pop(name, now)  # since it began to leave, if it said so
+        if len(self._left_at) > LEFT_MAX:
+            del self._left_at[next(iter(self._left_at))]
+        for identifier, preseed in self.known.items():
+            if name in preseed.holders:
+                self._dirty[identifier] = None
+
+    def _said(self, name: str, kept: Kept, now: float, out: list[Command]) -> None:
+        preseed, host = self.known.get(kept.id), self.hosts.get(name)
+        if host is None or host.session is None:
+            return
+        if preseed is None and self.shared:
+            if len(self._unknown) < UNKNOWN_MAX:
+                self._unknown.setdefault((name, kept.id), False)
+            return
+        if preseed is None or not preseed.stays(name, host, kept.state):
+            if preseed is not None:
+                preseed.holders.pop(name, None)
+            out.append(Tell(name, Release(kept.id)))
+            return
+        holder = preseed.holders.setdefault(name, Holder())
+        holder.bytes_done = min(kept.bytes_done, preseed.size)
+        if kept.state == holder.state:
+            return
+        self._dirty[kept.id] = None
+        if kept.state == "failed":
+            holder.fail(kept.reason or "failed", now=now)
+        else:
+            holder.state, holder.reason = kept.state, ""
+
+    def _tick(self, now: float, out: list[Command]) -> None:
+        for identifier, preseed in self.known.items():
+            if preseed.wake_at <= now:
+                self._dirty[identifier] = None
+        visits = 0
+        for identifier in list(self._dirty):
+            if visits >= VISITS_MAX:
+                return
+            del self._dirty[identifier]
+            if identifier in self.known:
+                visits += 1 + self._look(self.known[identifier], now, out)
+
+    # -- decisions
+
+    def _look(self, preseed: Preseed, now: float, out: list[Command]) -> int:
+        """Do what is due for one preseed; returns how many hosts were looked at."""
+        members, others = preseed.members(self.hosts), dict(preseed.others())
+        record = preseed.record
+        preseed.wake_at = min(
+            (at for at in (record.deadline_at, record.expires_at, self._settled_at) if at is not None and at > now),
+            default=inf,
+        )
+        self._tell(preseed, members, now, out)
+        states = {name: preseed.state_of(name, self.hosts, others) for name in members}
+        preseed.tally = preseed.count(states, settled=self._settled(preseed, now))
+        if not preseed.saving:
+            changed = self._changed(preseed, states, others, now)
+            if changed != record:
+                preseed.saving = True
+                out.append(Save(changed))
+        return len(members) + (len(self.hosts) if preseed.picks else 0)
+
+    def _tell(self, preseed: Preseed, members: Iterable[str], now: float, out: list[Command]) -> None:
+        record, hosts = preseed.record, self.hosts
+        for name, holder in list(preseed.holders.items()):
+            if not preseed.stays(name, hosts.get(name), holder.state):
+                del preseed.holders[name]
+                if record.state == "failed" and holder.reason:
+                    preseed.lost[name] = holder.failure(name)
+                if self._session(name) is not None:
+                    out.append(Tell(name, Release(record.id)))
+        left_s = record.expires_at - now if record.expires_at is not None else None
+        keep = Keep(record.id, record.package, preseed.request.priority, record.expires_at, left_s)
+        for name in members if record.state not in ENDED else list(preseed.holders):
+            session = self._session(name)
+            if session is None:
+                continue
+            known = preseed.holders.get(name)
+            if known is None:
+                known = preseed.holders[name] = Holder()
+            if known.session != session:
+                known.session, known.tries = session, 0
+            elif known.state != "failed" or now < known.retry_at:
+                preseed.wake_at = min(preseed.wake_at, known.retry_at)
+                continue
+            if known.state == "failed":
+                known.state, known.retry_at = "waiting", inf
+            out.append(Tell(name, keep))
+
+    def _changed(
+        self, preseed: Preseed, states: Mapping[str, KeptState | None], others: Mapping[str, HostSaid], now: float
+    ) -> PreseedRecord:
+        """The record as it should be now."""
+        record = preseed.record
+        if record.expires_at is not None and now >= record.expires_at and record.state not in ("cancelled", "expired"):
+            return replace(record, state="expired", ended_at=now)
+        if record.state in ENDED:
+            return record
+        picked = self._picks(preseed, states, others, now)
+        if picked != record.picked:
+            return replace(record, picked=picked)
+        if record.done_at is not None:
+            return record
+        if preseed.finished(states, settled=self._settled(preseed, now)):
+            return replace(record, state="done", done_at=now)
+        if record.deadline_at is not None and now >= max(record.deadline_at, self._settled_at):
+            return replace(record, state="failed", ended_at=now)
+        return record
+
+    def _picks(
+        self, preseed: Preseed, members: Iterable[str], others: Mapping[str, HostSaid], now: float
+    ) -> tuple[str, ...]:
+        """The hosts that should be picked now: those that were and can be counted on, then what is
+        lacking of them, in each zone and in all."""
+        record, request = preseed.record, preseed.request
+        if not preseed.picks or (now < self._settled_at and record.picked):
+            return record.picked  # in the beginning those that were picked may be on their way back
+        sound = {name for name in members if self._counts(preseed, name, others, now)}
+        picked = [name for name in record.picked if name in sound]
+        for name in record.picked:
+            if name not in sound:
+                preseed.lost[name] = preseed.failure(name, self.hosts, others) or Failure(name, "replaced")
+        if not request.replicas and len(picked) >= (request.count or 0):
+            return tuple(picked)
+        free: dict[str, list[str]] = {}
+        for host in self.hosts.values():
+            if host.available and preseed.in_pool(host):
+                candidates = free.setdefault(host.zone, [])
+                holder = preseed.holders.get(host.name)
+                tried = holder is not None and holder.given_up
+                if host.name not in sound and host.name not in preseed.lost and not tried:
+                    candidates.append(host.name)
+        parts = dict(record.blobs)
+        copies = Counter(preseed.zone_of(name, self.hosts, others) for name in sound)
+        # Another tracker may have picked hosts a moment ago of which it has not said anything yet;
+        # they stand somewhere.
+        known = all(name in self.hosts or name in others for name in sound)
+        for zone in sorted(free) if known else ():
+            lacking = (request.replicas or 0) - copies[zone]
+            fresh = self.affinity.pick(parts, free[zone], lacking, sound)
+            picked += fresh
+            sound.update(fresh)
+            free[zone] = [name for name in free[zone] if name not in sound]
+        lacking = (request.count or 0) - len(picked)
+        picked += self.affinity.pick(parts, [name for names in free.values() for name in names], lacking, sound)
+        return tuple(picked)
+
+    def _counts(self, preseed: Preseed, name: str, others: Mapping[str, HostSaid], now: float) -> bool:
+        """Whether a member holds the package or can be expected to."""
+        host = self.hosts.get(name)
+        if host is not None and host.available:
+            holder = preseed.holders.get(name)
+            return holder is None or not holder.given_up
+        if name in others:
+            return others[name].state != "failed"
+        gone_at = max(self._left_at.get(name, 0.0), self._settled_at) + REPLACE_S
+        if now < gone_at:
+            preseed.wake_at = min(preseed.wake_at, gone_at)
+        return now < gone_at
+
+    @property
+    def _settled_at(self) -> float:
+        return self.started_at + self.grace_s
+
+    def _settled(self, preseed: Preseed, now: float) -> bool:
+        """Whether it is known who the members are: hosts have had time to return, and each other
+        tracker has said which are its own."""
+        return not preseed.open or (now >= self._settled_at and self._trackers <= preseed.elsewhere.keys())
+
+    def _session(self, name: str) -> int | None:
+        host = self.hosts.get(name)
+        return host.session if host is not None else None
+
+    # -- answers
+
+    def progress(self, identifier: str, *, now: float) -> Progress:
+        """Raises NotFound."""
+        preseed = self.find(identifier)
+        return progress(preseed, self.affinity, self.lost, settled=self._settled(preseed, now), now=now)
+
+    def said_here(self, *, now: float) -> dict[str, dict[str, HostSaid]]:
+        """What this tracker tells the others: its own hosts of each preseed that goes on, once they
+        have had time to return."""
+        if now < self._settled_at:
+            return {}
+        return {
+            identifier: preseed.said_here(self.hosts)
+            for identifier, preseed in self.known.items()
+            if preseed.record.state not in ENDED or preseed.holders
+        }
+
+    def states(self) -> Counter[str]:
+        """How many preseeds there are in each state."""
+        return Counter(preseed.tally.state for preseed in self.known.values())

@@ -1,0 +1,338 @@
+"""One preseed, as a tracker knows it: what was asked for, which hosts that is now, and how far they
+are.
+
+What outlives the tracker is the record (p2pdist/model/preseed.py): what was asked for and which
+hosts were picked. All else is soft: hosts that keep something for a preseed say so when they
+connect (`Kept`).
+
+Theory. A preseed's members are those hosts that are named or match its selector, unless only some
+of them are wanted (`count`), and those that were picked. A member holds the package when it says
+that it is done. One that failed is asked again, TRIES_MAX times in all in one session; then it is
+given up until it connects anew. A pick that was given up, or has been away for REPLACE_S, is given
+up for another host.
+
+`elsewhere` are the members that are connected to other trackers of the same fleet, by tracker.
+
+What goes into the core of preseeds and what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Literal
+
+import msgspec
+
+from p2pdist.model.messages import Keep, Kept, KeptState, Release
+from p2pdist.model.preseed import ENDED, Failure, PreseedRecord, PreseedRequest
+from tracker.core.host import Host
+from tracker.core.preseeds.selectors import Selector, parse_selector
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Records as the database has them."""
+
+    records: tuple[PreseedRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """All that is in the database has been loaded. Ids that are not in `ids` are gone. `said` is
+    what the other trackers that live say of their hosts, by tracker and preseed."""
+
+    ids: frozenset[str]
+    said: Mapping[str, Mapping[str, dict[str, HostSaid]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """A record could not be written; it stays as it was."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    host: str
+    kept: Kept
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Comes often and regularly."""
+
+
+Event = Loaded | Synced | SaveFailed | Joined | Gone | Said | Tick
+
+# -- commands
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    host: str
+    message: Keep | Release
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write the record if the database still has its version."""
+
+    record: PreseedRecord
+
+
+Command = Tell | Save
+
+
+TRIES_MAX = 3
+RETRY_S = 2.0
+RETRY_FACTOR = 4.0
+"""A host that failed is asked again after 2 s, then after 8 s."""
+
+RATE_WINDOW_S = 20.0
+"""Over so long, and twice as long at most, bytes are counted for the estimate of what is left."""
+
+
+ShownState = Literal["pending", "running", "done", "failed", "cancelled", "expired"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How far a preseed is, in hosts."""
+
+    state: ShownState
+    hosts_total: int
+    hosts_done: int
+
+
+class HostSaid(msgspec.Struct, frozen=True, array_like=True):
+    """What one tracker tells the others of a member that is connected to it."""
+
+    state: KeptState
+    bytes_done: int = 0
+    zone: str = ""
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Holder:
+    """A host that was asked to hold the package, or says that it does. `session`: that in which it
+    was asked, None if not in this tracker's life; `retry_at`: when it is asked again."""
+
+    session: int | None = None
+    state: KeptState = "waiting"
+    bytes_done: int = 0
+    reason: str = ""
+    tries: int = 0
+    retry_at: float = inf
+
+    @property
+    def given_up(self) -> bool:
+        return self.state == "failed" and self.tries >= TRIES_MAX
+
+    def failure(self, name: str) -> Failure:
+        """Why it does not hold the package, if it said so."""
+        return _failure(name, self.reason)
+
+    def fail(self, reason: str, *, now: float) -> None:
+        """Note a failure, and when to try again."""
+        self.state, self.reason = "failed", reason
+        self.tries += 1
+        self.retry_at = now + RETRY_S * RETRY_FACTOR ** (self.tries - 1) if self.tries < TRIES_MAX else inf
+
+
+@dataclass(slots=True)
+class Preseed:
+    """See the module's text. `lost`: why hosts were given up that are asked no longer, by name;
+    `saving`: a change is on its way to the database, and no other is made before it has arrived;
+    `wake_at`: when to look at it though nothing happens; `tally`: how far it was when it was looked
+    at last."""
+
+    record: PreseedRecord
+    request: PreseedRequest = field(init=False)
+    selector: Selector | None = field(init=False)
+    named: frozenset[str] = field(init=False)
+    picked: frozenset[str] = field(init=False)
+    holders: dict[str, Holder] = field(default_factory=dict)
+    lost: dict[str, Failure] = field(default_factory=dict)
+    elsewhere: dict[str, dict[str, HostSaid]] = field(default_factory=dict)
+    saving: bool = False
+    wake_at: float = inf
+    tally: Tally = field(default_factory=lambda: Tally("pending", 0, 0))
+    _samples: list[tuple[float, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.request = self.record.request
+        self.selector = parse_selector(self.request.selector) if self.request.selector is not None else None
+        self.named = frozenset(self.request.hosts or ())
+        self.picked = frozenset(self.record.picked)
+
+    def take(self, record: PreseedRecord) -> None:
+        """The record as the database has it now."""
+        self.record, self.saving = record, False
+        self.picked = frozenset(record.picked)
+
+    @property
+    def size(self) -> int:
+        """Bytes that each host needs."""
+        return sum(size for _, size in self.record.blobs)
+
+    @property
+    def open(self) -> bool:
+        """Whether its members follow from which hosts there are, which a tracker knows only after a
+        while."""
+        return self.request.selector is not None or self.request.replicas is not None
+
+    @property
+    def picks(self) -> bool:
+        """Whether a tracker picks hosts for it."""
+        return self.request.count is not None or self.request.replicas is not None
+
+    # -- who
+
+    def is_member(self, name: str, host: Host | None) -> bool:
+        """Whether the host is one of those that shall hold the package."""
+        return name in self.picked or (self.request.count is None and self._meant(name, host))
+
+    def in_pool(self, host: Host) -> bool:
+        """Whether the host may be picked: beside hosts that are named and all wanted, any host
+        may."""
+        if self.selector is not None:
+            return self.selector.matches(host)
+        return not self.named or self.request.count is None or host.name in self.named
+
+    def members(self, hosts: Mapping[str, Host]) -> dict[str, None]:
+        """The hosts that shall hold the package, whether they are here or not."""
+        found = dict.fromkeys(self.record.picked)
+        if self.request.count is None:
+            found.update(dict.fromkeys(self.request.hosts or ()))
+            if self.selector is not None:
+                found.update({name: None for name, host in hosts.items() if self.selector.matches(host)})
+                for name, _ in self.others():
+                    found[name] = None
+        return found
+
+    def stays(self, name: str, host: Host | None, state: KeptState) -> bool:
+        """Whether a host that is in this state is to keep what it has: after the deadline only
+        those that were done."""
+        if self.record.state in ("cancelled", "expired"):
+            return False
+        return self.is_member(name, host) and (self.record.state != "failed" or state == "done")
+
+    def others(self) -> Iterator[tuple[str, HostSaid]]:
+        """Members at other trackers."""
+        for said in self.elsewhere.values():
+            yield from said.items()
+
+    def _meant(self, name: str, host: Host | None) -> bool:
+        if self.selector is not None:
+            return host is not None and self.selector.matches(host)
+        return name in self.named
+
+    # -- how far
+
+    def state_of(self, name: str, hosts: Mapping[str, Host], others: Mapping[str, HostSaid]) -> KeptState | None:
+        """How far a member is; None for one that is connected nowhere."""
+        host = hosts.get(name)
+        if host is not None and host.session is not None:
+            holder = self.holders.get(name)
+            return holder.state if holder is not None else "waiting"
+        return others[name].state if name in others else None
+
+    def finished(self, states: Mapping[str, KeptState | None], *, settled: bool) -> bool:
+        """Whether all members, whose states these are, hold the package, as far as can be known by
+        now."""
+        if not states or len(states) < (self.request.count or 0):
+            return False
+        if not settled:
+            return False
+        return all(state == "done" for state in states.values())
+
+    def count(self, states: Mapping[str, KeptState | None], *, settled: bool) -> Tally:
+        """How far the members are whose states these are. Failed is also a preseed of which every
+        host is done or given up."""
+        total = max(len(states), self.request.count or 0)
+        ended = self.record.state in ("cancelled", "expired")
+        done = sum(state == "done" for state in states.values()) if not ended else 0
+        return Tally(self._shown(states, settled=settled), total, done)
+
+    def _shown(self, states: Mapping[str, KeptState | None], *, settled: bool) -> ShownState:
+        if self.record.state in ENDED:
+            return self.record.state
+        if self.finished(states, settled=settled):
+            return "done"
+        if not any(states.values()):
+            return "pending"
+        if len(states) < (self.request.count or 0):
+            return "running"
+        given_up = [name for name, state in states.items() if state == "failed" and self._given_up(name)]
+        done = sum(state == "done" for state in states.values())
+        return "failed" if given_up and done + len(given_up) == len(states) else "running"
+
+    def _given_up(self, name: str) -> bool:
+        """Other trackers say that a host failed only when they gave it up."""
+        return name not in self.holders or self.holders[name].given_up
+
+    def zone_of(self, name: str, hosts: Mapping[str, Host], others: Mapping[str, HostSaid]) -> str:
+        """Where a member stands, as far as that is known."""
+        host = hosts.get(name)
+        return host.zone if host is not None else others[name].zone if name in others else ""
+
+    def failure(self, name: str, hosts: Mapping[str, Host], others: Mapping[str, HostSaid]) -> Failure | None:
+        """Why a member does not hold the package; None when it does or is on its way."""
+        state = self.state_of(name, hosts, others)
+        if state == "done":
+            return None
+        if state is None:
+            return Failure(name, "not-connected")
+        holder = self.holders.get(name)
+        reason = others[name].reason if name in others else holder.reason if holder is not None else ""
+        if state == "failed":
+            return _failure(name, reason)
+        return Failure(name, "deadline") if self.record.state == "failed" else None
+
+    def said_here(self, hosts: Mapping[str, Host]) -> dict[str, HostSaid]:
+        """What this tracker tells others of the members that are connected to it."""
+        return {
+            name: HostSaid(
+                "waiting" if holder.state == "failed" and not holder.given_up else holder.state,
+                holder.bytes_done,
+                host.zone,
+                holder.reason,
+            )
+            for name, holder in self.holders.items()
+            if (host := hosts.get(name)) is not None and host.session is not None
+        }
+
+    def seconds_left(self, bytes_done: int, bytes_total: int, *, now: float) -> float | None:
+        """An estimate from how fast bytes came of late; None while none have."""
+        if bytes_done >= bytes_total:
+            return 0.0
+        samples = self._samples
+        if not samples or bytes_done < samples[-1][1]:
+            samples[:] = [(now, bytes_done)]
+        elif now - samples[-1][0] >= RATE_WINDOW_S:
+            samples[:] = [samples[-1], (now, bytes_done)]
+        since, before = samples[0]
+        if now <= since or bytes_done <= before:
+            return None
+        return (bytes_total - bytes_done) * (now - since) / (bytes_done - before)
+
+
+def _failure(name: str, reason: str) -> Failure:
+    slug, _, detail = reason.partition(": ")
+    return Failure(name, slug or "failed", detail)

@@ -1,0 +1,1 @@
+"""Moving receivers while a broadcast runs."""

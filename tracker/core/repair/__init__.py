@@ -1,0 +1,1 @@
+"""Replacing senders that fail."""

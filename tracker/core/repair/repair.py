@@ -1,0 +1,198 @@
+"""Repair: taking apart what does not work, so that the planner can put it together anew.
+
+Theory. A host that stands still complains of its parent. Where the parent has more of the stripe
+than the host has, the edge between them is at fault. Where the parent has no more, somebody above
+is held up, and moving this host would help nobody: the complaint is followed up to the edge that
+blocks (`Swarm.blocked`). Whoever is below that edge complains as well; once it has done so
+STUCK_COMPLAINTS times without getting a piece, it may be cut off from everybody, and those below it
+are freed.
+
+A lease whose holder cannot read the origin, or passes on nothing good of what it reads, goes to one
+of its children. The origin itself may be away, so that happens with growing pauses, from
+LEASE_MOVE_S, unless the holder says that the content is wrong. Where agents bring along a lease for
+a stripe that has one, as when the tracker restarted and a newcomer spoke first, the holder with the
+most pieces keeps it: the others would read again what it has read. Once a host has the whole of a
+stripe, nobody reads that from the origin any more.
+
+Adoption: streams that run already become edges of the tree that this tracker keeps.
+
+After a restart, or a break of its session, an agent says from whom it receives. Such a stream goes
+on as it is, unless it would close a circle or read from the origin what another host of its zone
+reads or any host has. While no tracker answered, a keeper may have begun to read
+(p2pdist/core/sources.py): it gets the lease now, or a parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
+from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+
+
+def adopt(swarm: Swarm, member: Member, stripe: int, parent: str | None, stand_in: Callable[[str], bool]) -> None:
+    """Take over a stream that runs already. A host without one is told its parent again, or given
+    another when that is away. `stand_in` takes an unknown parent into the swarm and says whether it
+    could."""
+    host, known = member.host, member.parents[stripe]
+    member.keepers = ()  # its agent may have started anew
+    if member.counts[stripe] == swarm.totals[stripe] or parent == known:
+        return
+    if known is not None:
+        swarm.changed[host, stripe] = None
+        if parent is None and known != FROM_ORIGIN and not swarm.members[known].present:
+            swarm.detach(stripe, host)
+    if parent is None or (parent == FROM_ORIGIN and (_is_whole(swarm, stripe) or not yield_lease(swarm, stripe, host))):
+        return
+    if parent != FROM_ORIGIN:
+        if parent not in swarm.members and not stand_in(parent):
+            return
+        if swarm.below(stripe, parent, host):
+            return
+        upper = swarm.members[parent]
+        if upper.free(stripe) <= 0:
+            swarm.grant_seat(upper, stripe)
+    swarm.attach(stripe, host, parent)
+    swarm.under_way = True
+
+
+def _is_whole(swarm: Swarm, stripe: int) -> bool:
+    """Whether somebody present has the whole stripe."""
+    return any(each.present and each.counts[stripe] == swarm.totals[stripe] for each in swarm.members.values())
+
+
+AVOID_S = 5.0
+AVOID_CORRUPT_S = 600.0
+"""As long as the host that met wrong bytes leaves their source alone (p2pdist/core/sources.py)."""
+
+LEASE_MOVE_S = 2.0
+LEASE_MOVE_MAX_S = 64.0
+"""The pause between moves of a lease doubles with each, up to this, and is short again after a
+quiet time of this length."""
+
+STUCK_COMPLAINTS = 2
+"""So often a host must have complained, with no piece in between, before its parent is taken for
+stuck, or a lease moves on its account: what a reader has not passed on is read again."""
+
+GIVES_S = 3.0
+GIVING_COMPLAINTS = 5
+"""A parent that has sent something of late is not stuck: the way from it may be slow. With pauses
+that double, so many complaints take 18 s; until then the planner takes it again rather than the
+origin, though rather any other parent."""
+
+LIGHT_COMPLAINTS = 3
+"""Over a slow downlink a piece takes long from whomever it comes, and what came of it is lost with
+every change: only once the host has complained so often since it last got a piece is its parent at
+fault."""
+
+
+def avoid_s(member: Member, stripe: int, reason: str) -> float:
+    """For how long a host is not given a source again that failed it: the longer, the more often it
+    complained since it last got a piece, so that one whom several fail in a row goes through the
+    others first."""
+    return AVOID_CORRUPT_S if reason == "corrupt" else AVOID_S * 2.0 ** min(4, member.complaints[stripe] - 1)
+
+
+def at_fault(swarm: Swarm, child: Member, stripe: int) -> bool:
+    """Whether it is for the parent, or for the edge to it, that a host stands still in a stripe."""
+    parent = swarm.members.get(child.parents[stripe] or "")
+    reads = parent is not None and parent.parents[stripe] == FROM_ORIGIN
+    if child.complaints[stripe] < (LIGHT_COMPLAINTS if child.light else STUCK_COMPLAINTS if reads else 1):
+        return False
+    return swarm.blocked(stripe, child.host) == child.host
+
+
+def free_blocked(swarm: Swarm, stripe: int, child: str, *, now: float) -> bool:
+    """Somebody above `child` is held up: free those whom that host keeps waiting if it is stuck;
+    returns whether it did."""
+    host = swarm.blocked(stripe, child)
+    if host is None or host == child:
+        return False
+    member = swarm.members[host]
+    if member.complaints[stripe] < STUCK_COMPLAINTS or not member.children[stripe]:
+        return False
+    swarm.tell(now, f"{host} is stuck in stripe {stripe} and loses its children there")
+    for each in list(member.children[stripe]):
+        swarm.avoided[each, host] = now + AVOID_S
+        swarm.detach(stripe, each)
+    swarm.detach(stripe, host)
+    return True
+
+
+def move_lease(swarm: Swarm, stripe: int, host: str, *, now: float, at_once: bool) -> bool:
+    """Take a stripe's lease from its holder; its children come into question for it, the one with
+    the most pieces first. Returns whether it did."""
+    member = swarm.members[host]
+    if member.parents[stripe] != FROM_ORIGIN:
+        return False
+    quiet_s = now - swarm.lease_moved_at[stripe]
+    if not at_once and quiet_s < swarm.lease_pause_s[stripe]:
+        return False
+    if not any(_lacks(other, swarm, stripe) for other in swarm.members.values() if other is not member):
+        return False
+    swarm.lease_moved_at[stripe] = now
+    longer = quiet_s < LEASE_MOVE_MAX_S
+    swarm.lease_pause_s[stripe] = min(LEASE_MOVE_MAX_S, 2 * swarm.lease_pause_s[stripe]) if longer else LEASE_MOVE_S
+    swarm.avoided[host, FROM_ORIGIN] = now + AVOID_S
+    for child in list(member.children[stripe]):
+        swarm.detach(stripe, child)
+    swarm.detach(stripe, host)
+    return True
+
+
+def _lacks(member: Member, swarm: Swarm, stripe: int) -> bool:
+    return member.present and member.counts[stripe] < swarm.totals[stripe]
+
+
+def origin_failed(swarm: Swarm, stripe: int, host: str, reason: str, *, now: float) -> tuple[bool, P2PDistError | None]:
+    """The holder of a lease cannot read the origin. Returns whether the lease moves, and why the
+    swarm must end: wrong or missing content at the origin ends it once two hosts, or the only one,
+    met it."""
+    damning = reason in {"corrupt", "missing"}
+    if damning:
+        swarm.origin_failures[host] = None
+    if not damning or len(swarm.origin_failures) < min(2, swarm.receivers):
+        return move_lease(swarm, stripe, host, now=now, at_once=damning), None
+    if reason == "missing":
+        return False, NotFound(f"the origin does not have {swarm.blob}", remedy="Push it again")
+    return False, Corrupt(f"the origin's copy of {swarm.blob} is corrupt", remedy="Push it again")
+
+
+def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:
+    """Whether a host that reads a stripe from the origin may go on: it has more of it than any
+    holder of its zone's lease, who then lose it."""
+    count, zone = swarm.members[host].counts[stripe], swarm.members[host].zone
+    holders = [holder for holder in swarm.roots[stripe] if swarm.members[holder].zone == zone]
+    if any(swarm.members[holder].counts[stripe] >= count for holder in holders):
+        return False
+    for holder in holders:
+        swarm.detach(stripe, holder)
+    return True
+
+
+def spare_origin(swarm: Swarm, host: str) -> bool:
+    """Where a host has the whole of a stripe, take the lease from whoever else still holds one;
+    returns whether somebody did."""
+    member, found = swarm.members[host], False
+    for stripe, holders in enumerate(swarm.roots):
+        if holders and member.counts[stripe] == swarm.totals[stripe]:
+            found = True
+            for holder in list(holders):
+                swarm.detach(stripe, holder)
+    return found
+
+
+def relieve(swarm: Swarm, member: Member, budget: int, *, now: float) -> None:
+    """Give a host a smaller budget. Its children wait for other parents, and it does too where it
+    had any: its best child takes its place, and it becomes a leaf; as a root it makes room for
+    another. Light ones stay until there is a better place (light.py)."""
+    member.budget, member.relieved_at = budget, now
+    member.seats = [0] * swarm.stripes
+    for stripe in range(swarm.stripes):
+        if member.children[stripe] and not member.seed:
+            if member.parents[stripe] == FROM_ORIGIN:
+                swarm.avoided[member.host, FROM_ORIGIN] = now + AVOID_S
+            swarm.detach(stripe, member.host)
+        for child in list(member.children[stripe]):
+            if not swarm.members[child].light:
+                swarm.detach(stripe, child)

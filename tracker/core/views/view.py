@@ -1,0 +1,345 @@
+"""What the operators of a fleet look at: its hosts, its swarms, who is in trouble and why, and what
+happened of late.
+
+Theory. Whoever watches wants to hear only of what changed. So each row carries the version in which
+it changed last, and a watcher that knows a version is told the rows with later ones: watchers need
+no state here, and a slow one simply skips versions. An update goes over all hosts once, a
+microsecond or so each; swarms are looked at in turn (swarm_rates.py).
+
+The fleet forgets a host some seconds after its session ended. Here it stays, as somebody may want
+to know where it is: one that is lost as long as the fleet remembers it (Fleet.lost), one that said
+that it leaves for LEFT_S.
+
+The view reads the fleet and changes nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from itertools import islice
+
+from p2pdist.model.digest import Digest
+from tracker.core.fleet import Fleet
+from tracker.core.host import Host
+from tracker.core.monitor.presence import LOST_S
+from tracker.core.swarm import Swarm
+from tracker.core.views.rates import SwarmRates, SwarmState
+from tracker.core.views.tree_view import Row, StripeView
+
+HOSTS_SHOWN_MAX = 20_000
+SWARMS_SHOWN_MAX = 50
+TROUBLED_SHOWN_MAX = 200
+STORY_MAX = 500
+STORY_PER_UPDATE_MAX = 100
+FORGOTTEN_MAX = 20_000
+GONE_S = LOST_S
+LEFT_S = 600.0
+BLOBS_COUNTED_MAX = 8
+"""Of the blobs that a host is receiving, how many count for how far it is."""
+
+AWAY, RECEIVING, SLOW, BLAMED, SHUNNED = 1, 2, 4, 8, 16
+"""Flags of a host."""
+
+
+@dataclass(slots=True)
+class HostRow:
+    """One host. `done` is in thousandths of what it is receiving; `named` and `changed` are
+    versions."""
+
+    number: int
+    name: str
+    zone: str
+    rack: str
+    named: int
+    changed: int
+    done: int = 1000
+    flags: int = 0
+    gone_at: float | None = None
+    left: bool = False  # it said that it was about to end
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmRow:
+    """One swarm. Bytes and `rate_bytes_s` are of all hosts together."""
+
+    digest: Digest
+    size: int
+    stripes: int
+    state: SwarmState
+    priority: str
+    hosts: int
+    complete: int
+    bytes_held: int
+    bytes_wanted: int
+    rate_bytes_s: float
+    eta_s: float | None
+    origin_leases: int
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of the whole fleet, also of what is not shown."""
+
+    hosts: int
+    away: int
+    receiving: int
+    slow: int
+    blamed: int
+    shunned: int
+    swarms: int
+    running: int
+    stalled: int
+    origin_leases: int
+    rate_bytes_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoryLine:
+    """`age_s` is how long ago it was; `swarm` is empty where it is about no swarm alone."""
+
+    number: int
+    age_s: float
+    swarm: str
+    event: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What changed after the version that a watcher knew; when that is 0, everything. `hosts`:
+    number, name, zone, rack; `states`: number, thousandths, flags; `forgotten`: numbers;
+    `troubled`: number, why; `tree`: see stripe_view.py."""
+
+    version: int
+    whole: bool
+    totals: Totals
+    swarms: list[SwarmRow]
+    hosts: list[tuple[int, str, str, str]]
+    states: list[tuple[int, int, int]]
+    forgotten: list[int]
+    troubled: list[tuple[int, str]]
+    story: list[StoryLine]
+    tree: list[Row]
+
+
+@dataclass(slots=True)
+class View:
+    """See the module's text."""
+
+    fleet: Fleet
+    rates: SwarmRates = field(init=False)
+    version: int = 0
+    _rows: dict[str, HostRow] = field(default_factory=dict)
+    _numbers: int = 0
+    _forgotten: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=FORGOTTEN_MAX))
+    _story: deque[tuple[int, int, float, str, str]] = field(default_factory=lambda: deque(maxlen=STORY_MAX))
+    _told: int = 0
+    _read_until: float = float("-inf")
+    _totals: Totals = field(init=False)
+    _swarms: list[SwarmRow] = field(default_factory=list)
+    _troubled: list[tuple[int, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rates = SwarmRates(self.fleet.swarms)
+        self._totals = self._count([])
+
+    def update(self, *, now: float) -> None:
+        """Take in how things are now."""
+        self.version += 1
+        self.rates.look(now=now)
+        slow = set(self.fleet.capacities.slow_hosts())
+        for host in self.fleet.hosts.values():
+            row = self._rows.get(host.name)
+            if row is None:
+                if len(self._rows) >= HOSTS_SHOWN_MAX:
+                    continue
+                row = self._take_in(host)
+            self._refresh(row, host, host.name in slow, now)
+        for host in self.fleet.lost.values():
+            if host.name not in self._rows and len(self._rows) < HOSTS_SHOWN_MAX:
+                self._take_in(host)  # it came and went between two looks
+        for name in [row.name for row in self._rows.values() if row.name not in self.fleet.hosts]:
+            self._gone(self._rows[name], now)
+        self._read_stories(now)
+        running = [swarm for swarm in self.fleet.swarms.values() if swarm.receivers]
+        self._swarms = [self._swarm(swarm) for swarm in self._shown(running)]
+        self._totals = self._count(running)
+        troubled = (row for row in self._rows.values() if row.flags & ~RECEIVING)
+        self._troubled = [
+            (row.number, "; ".join(self._reasons(row, self.fleet.hosts.get(row.name), now)))
+            for row in islice(troubled, TROUBLED_SHOWN_MAX)
+        ]
+
+    def stripe(self, stripe: int) -> StripeView:
+        """A view of a stripe that speaks of hosts by the same numbers."""
+        return StripeView(stripe, lambda name: self._rows[name].number if name in self._rows else None)
+
+    def since(self, version: int, *, now: float, tree: StripeView | None = None) -> Change:
+        """What changed after a version; everything when so much was forgotten since that it is not
+        known any more."""
+        if version and len(self._forgotten) == FORGOTTEN_MAX and self._forgotten[0][0] > version:
+            version = 0
+        rows = self._rows.values()
+        return Change(
+            self.version,
+            not version,
+            self._totals,
+            self._swarms,
+            [(row.number, row.name, row.zone, row.rack) for row in rows if row.named > version],
+            [(row.number, row.done, row.flags) for row in rows if row.changed > version],
+            [number for at, number in self._forgotten if at > version] if version else [],
+            self._troubled,
+            [
+                StoryLine(number, round(now - at, 3), swarm, text)
+                for told, number, at, swarm, text in self._story
+                if told > version
+            ],
+            tree.since(version) if tree is not None else [],
+        )
+
+    # -- hosts
+
+    def _take_in(self, host: Host) -> HostRow:
+        self._numbers += 1
+        row = HostRow(self._numbers, host.name, host.zone, host.rack, self.version, self.version)
+        self._rows[host.name] = row
+        return row
+
+    def _refresh(self, row: HostRow, host: Host, slow: bool, now: float) -> None:
+        if row.zone != host.zone or row.rack != host.rack:
+            row.zone, row.rack, row.named = host.zone, host.rack, self.version
+        flags, done, row.left = 0, 1000, host.leaving
+        if host.receiving:
+            flags, done = RECEIVING, self._done(host)
+        if host.session is None:
+            flags |= AWAY
+        if slow:
+            flags |= SLOW
+        if host.blamed:
+            flags |= BLAMED | (SHUNNED if host.shunned else 0)
+        if flags & AWAY and not row.flags & AWAY:
+            row.gone_at = now
+            self._tell(now, "", f"{row.name} is away")
+        elif row.flags & AWAY and not flags & AWAY:
+            row.gone_at = None
+            self._tell(now, "", f"{row.name} is back")
+        if flags != row.flags or done != row.done:
+            row.flags, row.done, row.changed = flags, done, self.version
+
+    def _done(self, host: Host) -> int:
+        """Thousandths of what it is receiving, rounded down."""
+        held = wanted = 0
+        for blob in islice(host.receiving, BLOBS_COUNTED_MAX):
+            swarm = self.fleet.swarms[blob]
+            piece_size = swarm.layout.piece_size
+            held += sum(swarm.members[host.name].counts) * piece_size
+            wanted += sum(swarm.totals) * piece_size
+        return 1000 * held // wanted if wanted else 1000
+
+    def _reasons(self, row: HostRow, host: Host | None, now: float) -> Iterator[str]:
+        if row.flags & AWAY:
+            minutes = int((now - row.gone_at) // 60) if row.gone_at is not None else 0
+            yield "away: its session ended" + (f" {minutes} min ago" if minutes else "")
+        if host is None:
+            return
+        if host.leaving:
+            yield "leaving: its agent is about to end"
+        if row.flags & SLOW:
+            which = "downlink" if self.fleet.capacities.light(host.name) else "uplink"
+            rate = self.fleet.capacities.rate(host.name)
+            yield f"slow {which}" + (f", sends {rate / 1e6:.1f} MB/s" if rate is not None else "")
+        if host.blamed:
+            reasons = Counter(reason for reason, _ in host.blamed.values())
+            said = ", ".join(f"{reason} by {count}" for reason, count in reasons.most_common())
+            yield f"{'shunned' if host.shunned else 'blamed'}: {said}"
+
+    def _gone(self, row: HostRow, now: float) -> None:
+        """The fleet knows the host no more."""
+        if not row.flags & AWAY:  # it went and was forgotten between two looks
+            self._tell(now, "", f"{row.name} is away")
+        if row.gone_at is None:
+            lost = self.fleet.lost.get(row.name)
+            row.gone_at = lost.absent_since if lost is not None and lost.absent_since is not None else now
+        if row.flags != AWAY:
+            row.flags, row.changed = AWAY, self.version
+        if now - row.gone_at >= (LEFT_S if row.left else GONE_S):
+            del self._rows[row.name]
+            self._forgotten.append((self.version, row.number))
+
+    # -- swarms
+
+    def _shown(self, running: list[Swarm]) -> list[Swarm]:
+        """Those in which something goes on, the largest first, then the largest of the others."""
+        shown = nsmallest(SWARMS_SHOWN_MAX, running, key=_rank)
+        if len(shown) < SWARMS_SHOWN_MAX:
+            seeded = (swarm for swarm in self.fleet.swarms.values() if not swarm.receivers)
+            shown += nsmallest(SWARMS_SHOWN_MAX - len(shown), seeded, key=_rank)
+        return shown
+
+    def _swarm(self, swarm: Swarm) -> SwarmRow:
+        hosts, size = len(swarm.members), swarm.layout.size
+        return SwarmRow(
+            swarm.key,
+            size,
+            swarm.stripes,
+            self.rates.state(swarm),
+            swarm.priority,
+            hosts,
+            hosts - swarm.receivers,
+            size * self.rates.pieces(swarm) // sum(swarm.totals),
+            size * hosts,
+            self.rates.bytes_s(swarm),
+            self.rates.eta_s(swarm),
+            swarm.leases(),
+        )
+
+    def _count(self, running: list[Swarm]) -> Totals:
+        flags = Counter(row.flags for row in self._rows.values())
+
+        def having(flag: int) -> int:
+            return sum(count for each, count in flags.items() if each & flag)
+
+        return Totals(
+            max(len(self._rows), len(self.fleet.hosts)),
+            having(AWAY),
+            having(RECEIVING),
+            having(SLOW),
+            having(BLAMED),
+            having(SHUNNED),
+            len(self.fleet.swarms),
+            len(running),
+            sum(self.rates.state(swarm) == "stalled" for swarm in running),
+            sum(swarm.leases() for swarm in running),
+            sum(self.rates.bytes_s(swarm) for swarm in running),
+        )
+
+    # -- what happened
+
+    def _tell(self, at: float, swarm: str, text: str) -> None:
+        self._told += 1
+        self._story.append((self.version, self._told, at, swarm, text))
+
+    def _read_stories(self, now: float) -> None:
+        """Take over what was added to the stories of swarms since the last time, the newest
+        STORY_PER_UPDATE_MAX lines."""
+        found: list[tuple[float, str, str]] = []
+        latest = self._read_until
+        for swarm in self.fleet.swarms.values():
+            if not swarm.story or swarm.story[-1][0] <= self._read_until:
+                continue
+            for at, text in islice(reversed(swarm.story), STORY_PER_UPDATE_MAX):
+                if at <= self._read_until:
+                    break
+                latest = max(latest, at)
+                found.append((at, swarm.key, text))
+        found.reverse()  # lines of one moment keep their order: sorting is stable
+        found.sort(key=lambda line: line[0])
+        self._read_until = latest
+        for at, blob, text in found[-STORY_PER_UPDATE_MAX:]:
+            self._tell(at, blob, text)
+
+
+def _rank(swarm: Swarm) -> tuple[int, str]:
+    return -swarm.receivers or -len(swarm.members), swarm.key
