@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from p2pdist.agent.links import DiscoverySettings
     from tracker.core.fleet import Fleet
     from tracker.policies import PolicyFile
-    from tracker.preseeding import Preseeding
+    from tracker.preseed_service import Preseeding
     from tracker.service import Service
 
 
@@ -115,7 +115,7 @@ def _follow(file: PolicyFile, service: Service, preseeding: Preseeding) -> list[
     """Keep to the file as it changes, SIGHUP or not, and warm what it says."""
     import signal
 
-    from tracker.warming import Warming
+    from tracker.warm_tags import Warming
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, file.reload)
     warming = Warming(service.fleet.policies, service.content, preseeding)
@@ -140,7 +140,7 @@ async def _serve(
     from tracker.content import Content
     from tracker.core.fleet import Fleet
     from tracker.http.app import make_app
-    from tracker.preseeding import Preseeding
+    from tracker.preseed_service import Preseeding
     from tracker.service import Service
     from tracker.state.documents import Documents
     from tracker.state.preseeds import PreseedDatabase, is_postgresql

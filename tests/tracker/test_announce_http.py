@@ -26,7 +26,7 @@ from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding
 from p2pdist.model.torrent import decode_torrent, torrent_info
 from tracker.core.bittorrent.announce import NUMWANT, Answer, Contact
 from tracker.core.events import Received, SessionClosed
-from tracker.http.announce import FIELDS_MAX, SCRAPE_MAX, announce_of, encode_answer, parse_query
+from tracker.http.bittorrent import FIELDS_MAX, SCRAPE_MAX, announce_of, encode_answer, parse_query
 
 PIECE = 64 << 10
 EVERY_BYTE = [bytes(range(start, start + 16)) + b"%&=+" for start in range(0, 256, 16)]

@@ -35,11 +35,11 @@ from p2pdist.model.messages import (
     encode,
 )
 from p2pdist.origin.origin import open_origin
-from tracker import preseeding as module
+from tracker import preseed_service as module
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.http.app import make_app
-from tracker.preseeding import Preseeding
+from tracker.preseed_service import Preseeding
 from tracker.service import Service
 from tracker.state.preseeds import PreseedDatabase
 

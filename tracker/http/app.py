@@ -8,11 +8,11 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from p2pdist.transfer.problems import name_request, problems
-from tracker.http import announce, content, policies, scheduler, sessions, torrents
+from tracker.http import bittorrent, content, scheduler, sessions
 from tracker.http.keys import PRESEEDING, REGISTRY, SERVICE
 from tracker.http.metrics import registry
 from tracker.http.pages import add_pages
-from tracker.preseeding import Preseeding
+from tracker.preseed_service import Preseeding
 from tracker.service import Service
 
 BODY_BYTES_MAX = 1 << 20
@@ -58,11 +58,11 @@ def make_app(service: Service, preseeding: Preseeding | None = None) -> web.Appl
             web.get("/v1/packages", content.package),
             web.get("/v1/content/{digest}", content.content),
             web.get("/v1/layers/{digest}", content.layer),
-            web.get("/announce", announce.announce),
-            web.get("/scrape", announce.scrape),
-            web.get("/v1/blobs/{digest}/torrent", torrents.blob),
-            web.get("/v1/packages/{reference:.+}/torrent", torrents.package),
-            web.get("/v1/policies", policies.policies),
+            web.get("/announce", bittorrent.announce),
+            web.get("/scrape", bittorrent.scrape),
+            web.get("/v1/blobs/{digest}/torrent", bittorrent.blob_torrent),
+            web.get("/v1/packages/{reference:.+}/torrent", bittorrent.package_torrent),
+            web.get("/v1/policies", content.policies),
             web.get("/v1/hosts", scheduler.hosts),
             web.get("/v1/hosts/{name}", scheduler.host),
             web.get("/v1/hosts/{name}/reachability", scheduler.reachability),

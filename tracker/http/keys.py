@@ -3,7 +3,7 @@
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from tracker.preseeding import Preseeding
+from tracker.preseed_service import Preseeding
 from tracker.service import Service
 
 PRESEEDING: web.AppKey[Preseeding] = web.AppKey("preseeding", Preseeding)

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from tracker.core.preseeds.preseed import ShownState
 from tracker.core.views.rates import SwarmState
 from tracker.core.views.view import View
-from tracker.preseeding import Preseeding
+from tracker.preseed_service import Preseeding
 from tracker.service import Service
 
 ZONES_MAX = 32

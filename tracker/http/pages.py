@@ -26,7 +26,7 @@ from p2pdist.model.errors import Unavailable, UsageError
 from tracker.core.views.tree_view import StripeView
 from tracker.core.views.view import View
 from tracker.http.keys import SERVICE
-from tracker.preseeding import Preseeding
+from tracker.preseed_service import Preseeding
 from tracker.service import Service
 
 WATCHED_S = 1.0

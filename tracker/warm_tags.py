@@ -14,7 +14,7 @@ from p2pdist.model.preseed import ENDED
 from tracker.content import Content
 from tracker.core.policy.book import PolicyBook
 from tracker.core.policy.warm import Changes, Warm, changes, rest_s, stem_of
-from tracker.preseeding import Preseeding
+from tracker.preseed_service import Preseeding
 
 TICK_S = 0.5
 RETRY_S = 5.0

@@ -18,10 +18,10 @@ from p2pdist.origin.origin import open_origin
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.core.policy.table import read_table
-from tracker.preseeding import Preseeding
+from tracker.preseed_service import Preseeding
 from tracker.service import Service
 from tracker.state.preseeds import PreseedDatabase
-from tracker.warming import Warming
+from tracker.warm_tags import Warming
 
 
 def command(*words: object) -> None:
