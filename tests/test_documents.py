@@ -36,7 +36,7 @@ def unknown(words: list[str]) -> list[str]:
     verb, *rest = words
     if verb not in VERBS:
         return [verb]
-    if importlib.util.find_spec(f"p2pdist.cli.{verb}") is None:
+    if importlib.util.find_spec(f"p2pdist.cli.verbs.{verb}") is None:
         return []
     command = main.get_command(click.Context(main), verb)
     while isinstance(command, click.Group) and rest:

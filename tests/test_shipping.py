@@ -90,7 +90,7 @@ def test_an_option_that_does_not_exist_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "program"), [("origin", "p2pdist/cli/demo/origin.py"), ("demo", "deploy/compose/demo.py")]
+    ("name", "program"), [("origin", "p2pdist/cli/verbs/demo/origin.py"), ("demo", "deploy/compose/demo.py")]
 )
 def test_a_service_with_a_program_of_its_own_gives_it_options_that_it_has(name: str, program: str) -> None:
     service = COMPOSE["services"][name]

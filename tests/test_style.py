@@ -452,7 +452,7 @@ def test_a_rule_can_fail(rule: Rule, path: str, text: str) -> None:
     ("rule", "path", "text"),
     [
         (import_directions, "p2pdist/core/x.py", "from p2pdist.model.digest import Digest\nimport heapq"),
-        (import_directions, "p2pdist/cli/tracker.py", "from tracker.service import Service"),
+        (import_directions, "p2pdist/cli/verbs/tracker.py", "from tracker.service import Service"),
         (
             import_directions,
             "p2pdist/simulate/x.py",

@@ -53,7 +53,7 @@ VERBS = {
     "simulate": "Simulate a broadcast to many hosts.",
     "demo": "Show the whole system at work on this machine.",
 }
-"""Verb to the line that the list of verbs shows. The module p2pdist.cli.<verb> holds a click
+"""Verb to the line that the list of verbs shows. The module p2pdist.cli.verbs.<verb> holds a click
 command named `command` (that of a verb which is a keyword of Python ends in an underscore); a verb
 whose module is absent is not listed. Nothing is imported to print the list."""
 
@@ -106,7 +106,7 @@ class Verbs(click.Group):
         if args is None:
             _use_utf8()
         if "_P2PDIST_COMPLETE" in os.environ:
-            importlib.import_module("p2pdist.cli.completion")
+            importlib.import_module("p2pdist.cli.verbs.completion")
         given = list(sys.argv[1:] if args is None else args)
         more["standalone_mode"] = False
         _conceal(given)
@@ -165,9 +165,9 @@ def _conceal(given: list[str]) -> None:
     if DAEMONS.isdisjoint(given):
         click.echo(f"warning: {warning}", err=True)
     else:
-        from p2pdist.cli import logs
+        from p2pdist.cli import daemon
 
-        logs.EARLY.append(warning)  # a line of its log, in the format that was asked for
+        daemon.EARLY.append(warning)  # a line of its log, in the format that was asked for
 
 
 def _use_utf8() -> None:
@@ -182,7 +182,7 @@ def _use_utf8() -> None:
 
 
 def _module(verb: str) -> str:
-    return f"p2pdist.cli.{verb}_" if keyword.iskeyword(verb) else f"p2pdist.cli.{verb}"
+    return f"p2pdist.cli.verbs.{verb}_" if keyword.iskeyword(verb) else f"p2pdist.cli.verbs.{verb}"
 
 
 def _wants_json(args: list[str]) -> bool:

@@ -26,7 +26,7 @@ from mount_agent import DIGEST, MountAgent, answer
 from msgspec.structs import replace
 
 from p2pdist.agent.client import LocalClient
-from p2pdist.cli.local import check_seen
+from p2pdist.cli.connect import check_seen
 from p2pdist.model.errors import Conflict, NotFound, Unavailable, UsageError
 from p2pdist.model.messages import MountRequest, MountStatus, PullRequest, PullStatus
 from p2pdist.mount.squashfs import missing

@@ -33,7 +33,7 @@ def test_help_lists_the_verbs_and_imports_little() -> None:
         "import sys; from p2pdist.cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit as end: assert end.code == 0\n"
-        "heavy = {'aiohttp', 'obstore', 'rich', 'libtorrent', 'asyncio', 'p2pdist.cli.pack'} & set(sys.modules)\n"
+        "heavy = {'aiohttp', 'obstore', 'rich', 'libtorrent', 'asyncio', 'p2pdist.cli.verbs.pack'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from p2pdist.cli.preseed import _reached
+from p2pdist.cli.verbs.preseed import _reached
 from p2pdist.model.errors import UsageError
 from p2pdist.model.units import parse_duration
 

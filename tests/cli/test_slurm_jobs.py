@@ -11,10 +11,10 @@ import click
 import pytest
 
 from p2pdist.cli.main import main
-from p2pdist.cli.slurm.epilog import _remove
-from p2pdist.cli.slurm.job import Job, JobRecord, job_of, packages_of, places_of, read_record, write_record
-from p2pdist.cli.slurm.place import _role
-from p2pdist.cli.slurm.prolog import _at_fault
+from p2pdist.cli.verbs.slurm.epilog import _remove
+from p2pdist.cli.verbs.slurm.job import Job, JobRecord, job_of, packages_of, places_of, read_record, write_record
+from p2pdist.cli.verbs.slurm.place import _role
+from p2pdist.cli.verbs.slurm.prolog import _at_fault
 from p2pdist.model.errors import (
     Conflict,
     Corrupt,

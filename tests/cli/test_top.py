@@ -19,7 +19,7 @@ import pytest
 from fleet_rig import BLOB, PIECES, Hosts, fleet_of, join_all, tracker_of
 
 from p2pdist.cli.fleet_watch import EVENT_BYTES_MAX, FleetState, follow
-from p2pdist.cli.top import _story, picture
+from p2pdist.cli.verbs.top import _story, picture
 from p2pdist.model.errors import Unavailable, UsageError
 from tracker.core.views.view import GONE_S, View
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from p2pdist.cli.demo.figures import Figures, Pull, Round, Run, as_document, claims, megabytes, show
-from p2pdist.cli.demo.ingredients import Base
+from p2pdist.cli.verbs.demo.figures import Figures, Pull, Round, Run, as_document, claims, megabytes, show
+from p2pdist.cli.verbs.demo.ingredients import Base
 
 PACKAGE, APP = 50_000_000, 1_000_000
 

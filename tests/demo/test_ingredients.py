@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.cli.demo.ingredients import check_space, measure, pad, write_app
-from p2pdist.cli.demo.script import SOCKET_PATH_MAX, remove, socket_directory
+from p2pdist.cli.verbs.demo.ingredients import check_space, measure, pad, write_app
+from p2pdist.cli.verbs.demo.script import SOCKET_PATH_MAX, remove, socket_directory
 from p2pdist.model.errors import DiskFull
 
 

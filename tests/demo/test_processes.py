@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.cli.demo.processes import Processes, strays
+from p2pdist.cli.verbs.demo.processes import Processes, strays
 from p2pdist.model.errors import Unavailable
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -31,7 +31,7 @@ time.sleep(60)
 ENDLESS = """
 import asyncio, sys
 from rich.console import Console
-from p2pdist.cli.demo.script import Interrupted, Options, Script, play
+from p2pdist.cli.verbs.demo.script import Interrupted, Options, Script, play
 
 class Endless(Script):
     async def play(self):
@@ -83,7 +83,7 @@ async def test_a_process_that_hides_is_found_ended_and_reported(tmp_path: Path) 
 
 async def test_a_deaf_service_is_killed_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that ignores SIGTERM does not hold up the end for longer than the limit."""
-    monkeypatch.setattr("p2pdist.cli.demo.processes.STOP_S", 0.5)
+    monkeypatch.setattr("p2pdist.cli.verbs.demo.processes.STOP_S", 0.5)
     processes = Processes(tmp_path)
     service = await processes.start("host1", [sys.executable, "-c", STUBBORN])
     while service.last_words() != "deaf":

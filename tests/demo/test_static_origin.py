@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from p2pdist.cli.demo.origin import SERVED_PATH, StaticOrigin
+from p2pdist.cli.verbs.demo.origin import SERVED_PATH, StaticOrigin
 
 CONTENT = os.urandom(700_001)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from p2pdist.cli.quantities import parse_rate, parse_ratio, parse_share, parse_time
+from p2pdist.cli.options import parse_rate, parse_ratio, parse_share, parse_time
 from p2pdist.model.errors import UsageError
 
 

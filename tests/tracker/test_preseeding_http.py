@@ -20,8 +20,8 @@ import pytest
 from aiohttp import web
 from postgresql import binaries, running_server
 
-from p2pdist.cli.slurm.job import Job
-from p2pdist.cli.slurm.prolog import _order, _Settings
+from p2pdist.cli.verbs.slurm.job import Job
+from p2pdist.cli.verbs.slurm.prolog import _order, _Settings
 from p2pdist.model.digest import Digest
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import (

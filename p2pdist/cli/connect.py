@@ -1,0 +1,304 @@
+"""Where the engineer's verbs look for packages: the local layout and an origin, and the options
+that name them.
+
+What the verbs that talk to the agent of this host share: how it is found, and following a
+pull.
+
+What the verbs that talk to a tracker share: how it is found, and asking it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from p2pdist.cli import output
+from p2pdist.model.errors import UNDECODABLE, Conflict, NotFound, P2PDistError, Unavailable, UsageError, from_problem
+from p2pdist.model.manifest import parse_reference
+from p2pdist.model.messages import MountStatus, Priority, PullRequest, PullStatus
+from p2pdist.model.request_id import HEADER
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from p2pdist.agent.client import LocalClient
+    from p2pdist.origin.layout import LocalLayout
+    from p2pdist.origin.origin import Origin
+
+
+HOW_HELP = (
+    "Force a way instead of the best that works. overlay: whatever is mounted. unpack: the best that is not. "
+    "For packages with trees also erofs, reflink, hardlink and copy."
+)
+
+
+def socket_option(function: Function) -> Function:
+    return click.option(
+        "--socket",
+        # Whether this user may use it the call says, with the group that may.
+        type=click.Path(path_type=Path, readable=False),
+        default=Path("/run/p2pdist/agent.sock"),
+        show_default=True,
+        help="The agent's socket. Also from P2PDIST_SOCKET.",
+    )(function)
+
+
+def follow_pull(client: LocalClient, reference: str, *, quiet: bool, priority: Priority = "start") -> PullStatus:
+    """Pull a package and show how far it is, by source. A reference without a tag means
+    `latest`."""
+    name = str(parse_reference(reference))
+    noted = ""
+
+    with output.Progress(quiet=quiet) as progress:
+
+        def show(status: PullStatus) -> None:
+            nonlocal noted
+            if status.note and status.note != noted and not quiet:
+                output.line(f"{name}: {status.note}")
+            noted = status.note
+            progress(name, status.bytes_done, status.bytes_total)
+            for source, count in (("  from peers", status.bytes_peers), ("  from the origin", status.bytes_origin)):
+                if count:
+                    progress(source, count, status.bytes_total - status.bytes_cached)
+
+        status = client.pull(PullRequest(package=name, priority=priority), show)
+    if status.warning:
+        output.line(f"{name}: {status.warning}. Run p2pdist doctor on the hosts that are named")
+    return status
+
+
+def check_seen(shown: MountStatus, remedy: str) -> None:
+    """Raises Conflict when this process does not see what the agent shows."""
+    from p2pdist.mount.sight import differs
+
+    if shown.how == "images":
+        hidden = next((image for image in shown.images if not os.path.lexists(image)), "")
+    else:
+        hidden = shown.path if differs(shown.path, (shown.device, shown.inode)) else ""
+    if hidden:
+        raise Conflict(
+            f"the agent shows the package at {hidden}, where this process does not see it: it has mounts or a root of its own "
+            f"(a container, chroot, PrivateTmp of systemd, job_container/tmpfs of Slurm)",
+            remedy=remedy,
+        )
+
+
+def pulled_name(reference: str, pulled: PullStatus) -> str:
+    """The very version that was pulled, so that a tag which moves meanwhile does not matter, nor a
+    tracker that is away."""
+    return f"{parse_reference(reference).name}@{pulled.digest}"
+
+
+ANSWER_BYTES_MAX = 256 << 20
+REQUEST_S_MAX = 60.0
+CONNECT_S_MAX = 5.0
+
+
+def tracker_option(function: Function) -> Function:
+    return click.option(
+        "--tracker",
+        default="http://127.0.0.1:7070",
+        show_default=True,
+        metavar="URL[,URL]",
+        help="Trackers, tried in turn. Also from P2PDIST_TRACKER.",
+    )(function)
+
+
+def hosts_options(function: Function) -> Function:
+    """Which hosts: by name or by where they stand."""
+    function = click.option(
+        "--selector", metavar="KEY=VALUE,...", help="Hosts by zone and rack, such as zone=a,rack=r1."
+    )(function)
+    return click.option("--host", "hosts", multiple=True, metavar="HOST", help="A host by name; may be repeated.")(
+        function
+    )
+
+
+class TrackerClient:
+    """Asks the first of the trackers that answers; an asynchronous context manager. Every call
+    raises the failure that the tracker reports, or Unavailable when none answers."""
+
+    def __init__(self, urls: str) -> None:
+        self._urls = [url.strip().rstrip("/") for url in urls.split(",") if url.strip()]
+        if not self._urls or not all(url.startswith(("http://", "https://")) for url in self._urls):
+            raise UsageError("--tracker names no tracker", remedy="Write http://host:7070")
+        self._session: aiohttp.ClientSession | None = None
+        self.answered = ""  # the tracker that answered last, for people
+
+    async def __aenter__(self) -> TrackerClient:
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX, sock_connect=CONNECT_S_MAX)
+        self._session = aiohttp.ClientSession(timeout=timeout, headers={HEADER: os.urandom(8).hex()})
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The answer's JSON."""
+        failure: Unavailable | None = None
+        for url in self._urls:
+            try:
+                return await self._ask(method, url, path, body)
+            except Unavailable as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+    async def _ask(self, method: str, url: str, path: str, body: dict[str, Any] | None) -> Any:
+        import aiohttp
+
+        from p2pdist.model.url import redacted
+
+        assert self._session is not None, "a TrackerClient is used inside `async with`"
+        self.answered = redacted(url)
+        try:
+            async with self._session.request(method, url + path, json=body) as answer:
+                data = bytearray()
+                async for chunk in answer.content.iter_chunked(1 << 18):
+                    data += chunk
+                    if len(data) > ANSWER_BYTES_MAX:
+                        raise P2PDistError(f"the tracker {redacted(url)} answered more than {ANSWER_BYTES_MAX} bytes")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            said = str(error).replace(url, redacted(url)) or type(error).__name__
+            raise Unavailable(
+                f"the tracker {redacted(url)} does not answer: {said}", remedy="Start it, or name it with --tracker"
+            ) from error
+        try:
+            if answer.status >= 400:
+                raise from_problem(msgspec.json.decode(data, type=dict[str, Any]))
+            return msgspec.json.decode(data)
+        except UNDECODABLE as error:
+            raise Unavailable(
+                f"what answers at {redacted(url)} does not speak as a tracker does (HTTP {answer.status})"
+            ) from error
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def default_layout() -> Path:
+    """The layout in the user's data directory (XDG Base Directory specification). Raises UsageError
+    for a user who has none."""
+    data = os.environ.get("XDG_DATA_HOME", "")
+    try:
+        return (Path(data) if Path(data).is_absolute() else Path.home() / ".local/share") / "p2pdist/layout"
+    except RuntimeError as error:  # neither HOME nor an entry in passwd(5)
+        raise UsageError("this user has no home directory for the layout", remedy="Name one with --layout") from error
+
+
+def layout_option(function: Function) -> Function:
+    return click.option(
+        "--layout",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=default_layout,
+        show_default="p2pdist/layout in the user's data directory",
+        help="The directory where packed packages are kept (an OCI image layout).",
+    )(function)
+
+
+def origin_option(function: Function) -> Function:
+    return click.option(
+        "--origin",
+        metavar="URL",
+        help="Central storage: file:///dir, s3://bucket/prefix, gs://, az:// or http(s)://. Also from P2PDIST_ORIGIN.",
+    )(function)
+
+
+def elsewhere_options(what: str) -> Callable[[Function], Function]:
+    """The options of a verb for the agent's store that send it to an origin (`at_origin`) or a
+    layout (`layout`) instead. They count on the command line only: a variable or file that names a
+    layout for other verbs must not change what this verb is about."""
+
+    def named(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        given = ctx.get_parameter_source(param.name or "") is click.core.ParameterSource.COMMANDLINE
+        return value if given else (False if isinstance(value, bool) else None)
+
+    def decorate(function: Function) -> Function:
+        layout = click.option(
+            "--layout",
+            type=click.Path(path_type=Path, file_okay=False),
+            callback=named,
+            help=f"{what} the local layout in this directory instead.",
+        )
+        at_origin = click.option(
+            "--at-origin", is_flag=True, callback=named, help=f"{what} central storage instead; needs --origin."
+        )
+        return at_origin(layout(function))
+
+    return decorate
+
+
+@contextlib.asynccontextmanager
+async def opened_elsewhere(at_origin: bool, origin: str | None, layout: Path | None) -> AsyncIterator[Origin]:
+    """What elsewhere_options name. Raises UsageError when that is both."""
+    if at_origin and layout:
+        raise UsageError("--at-origin and --layout name two places", remedy="Give one of them")
+    if layout:
+        async with opened_layout(layout) as local:
+            yield local
+    else:
+        async with required_origin(origin) as central:
+            yield central
+
+
+def asks_origin_first() -> bool:
+    """Whether the verb that runs was given --origin on the command line: then it asks this origin
+    before the local layout. An origin that a variable or file names for all verbs comes after the
+    layout, where a package was packed a moment ago."""
+    source = click.get_current_context().get_parameter_source("origin")
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
+@contextlib.asynccontextmanager
+async def opened_layout(directory: Path) -> AsyncIterator[LocalLayout]:
+    """The local layout in `directory`, which need not exist yet."""
+    from p2pdist.origin.layout import LocalLayout
+
+    try:
+        directory = directory.absolute()
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"cannot look for the layout {directory}: the working directory was removed",
+            remedy="Name an absolute path with --layout",
+        ) from error
+    layout = LocalLayout(directory)
+    try:
+        yield layout
+    finally:
+        await layout.close()
+
+
+@contextlib.asynccontextmanager
+async def opened_origin(url: str | None) -> AsyncIterator[Origin | None]:
+    """The origin at `url`, None without a URL."""
+    if not url:
+        yield None
+        return
+    from p2pdist.origin.origin import open_origin
+
+    origin = open_origin(url)
+    try:
+        yield origin
+    finally:
+        await origin.close()
+
+
+@contextlib.asynccontextmanager
+async def required_origin(url: str | None) -> AsyncIterator[Origin]:
+    """The origin at `url`; raises UsageError without a URL."""
+    async with opened_origin(url) as origin:
+        if origin is None:
+            raise UsageError("no origin is named", remedy="Give --origin URL or set P2PDIST_ORIGIN")
+        yield origin

@@ -1,0 +1,86 @@
+"""Rates, times and shares as people write them: 300MB/s, 0.2ms, 5%.
+
+Options of those who announce themselves on the local network.
+
+Options that are a time in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from p2pdist.model.errors import UsageError
+from p2pdist.model.units import parse_rate
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+def discovery_options(command: Command) -> Command:
+    """--network-id and --discovery-interface."""
+    command = click.option(
+        "--discovery-interface",
+        multiple=True,
+        metavar="IP or NAME",
+        help="Where to discover others; may be repeated [default: where this one listens, loopback left out].",
+    )(command)
+    return click.option(
+        "--network-id",
+        default="default",
+        show_default=True,
+        metavar="NAME",
+        help="Those with another one on the same network are not seen.",
+    )(command)
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds from `low` to `high`; unlike click's own type it refuses nan, which is
+    neither below nor above anything."""
+
+    name = "seconds"
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__(low, high)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return float(found)
+
+
+__all__ = ["parse_rate", "parse_ratio", "parse_share", "parse_time"]
+
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s|)\Z")
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+) ?(%?)\Z")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def parse_time(text: str, *, bare: bool = False) -> float:
+    """Seconds of a time such as 0.2ms; with `bare` a number alone is seconds. Raises UsageError."""
+    found = _TIME.match(text.strip())
+    if not found or not (found[2] or bare):
+        raise UsageError(f"{text!r} is not a time", remedy="Write a number and a unit, such as 0.2ms")
+    return float(found[1]) * _SECONDS[found[2] or "s"]
+
+
+def parse_share(text: str) -> float:
+    """A share from 0 to 1 of a text such as 5% or 0.05. Raises UsageError."""
+    found = _NUMBER.match(text.strip())
+    share = float(found[1]) / (100 if found[2] else 1) if found else math.nan
+    if not 0 <= share <= 1:
+        raise UsageError(f"{text!r} is not a share", remedy="Write 5% or 0.05")
+    return share
+
+
+def parse_ratio(text: str) -> float:
+    """How many to one a text such as 4:1 says, more than 0. Raises UsageError."""
+    over, _, under = text.strip().partition(":")
+    found = _NUMBER.match(over), _NUMBER.match(under or "1")
+    if not all(each and not each[2] and float(each[1]) > 0 for each in found):
+        raise UsageError(f"{text!r} is not a ratio", remedy="Write two numbers, such as 4:1")
+    return float(over) / float(under or "1")

@@ -1,0 +1,287 @@
+"""`p2pdist agent`: runs the agent of this host in the foreground."""
+
+from __future__ import annotations
+
+import socket as sockets
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from p2pdist.cli.daemon import log_options, set_level
+from p2pdist.cli.main import read_again
+from p2pdist.cli.options import Seconds, discovery_options, parse_rate
+from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.units import parse_size
+
+if TYPE_CHECKING:
+    from p2pdist.agent.agent import Agent, AgentSettings
+    from p2pdist.agent.swarming import SwarmSettings
+    from p2pdist.core.transport import Policy
+    from p2pdist.transfer.tls import TlsFiles
+
+
+File = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command("agent")
+@click.option(
+    "--tracker",
+    default="",
+    metavar="URL[,URL]",
+    help="Trackers, tried in turn [default: those that announce themselves on this network].",
+)
+@click.option(
+    "--listen", default="0.0.0.0:7071", show_default=True, metavar="HOST:PORT", help="Where other agents fetch."
+)
+@click.option(
+    "--advertise",
+    default="",
+    metavar="HOST:PORT",
+    help="Where others reach this agent [default: the address of --listen; where that is all addresses, the one from which this host"
+    " reaches the tracker].",
+)
+@click.option(
+    "--store", default="/var/lib/p2pdist", show_default=True, type=click.Path(path_type=Path), help="Verified blobs."
+)
+@click.option(
+    "--socket",
+    default="/run/p2pdist/agent.sock",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="The local API.",
+)
+@click.option("--origin", default="", metavar="URL", help="Central storage, instead of the one that the tracker names.")
+@click.option("--zone", default="", help="The zone of this host.")
+@click.option("--rack", default="", help="The rack of this host.")
+@click.option(
+    "--capacity", default="", metavar="SIZE", help="Bytes the store may hold, such as 200GiB [default: the disk]."
+)
+@click.option(
+    "--tracker-wait",
+    default=60.0,
+    show_default=True,
+    type=Seconds(0.0, 86400.0),
+    metavar="SECONDS",
+    help="How long a new pull waits for a tracker.",
+)
+@click.option(
+    "--upload-limit", default="", metavar="RATE", help="Never send to others faster, such as 500MB/s or 2Gbit/s."
+)
+@click.option(
+    "--download-limit", default="", metavar="RATE", help="Never receive faster, from other agents and the origin."
+)
+@click.option(
+    "--preseed-limit",
+    default="",
+    metavar="RATE",
+    help="Never send, nor receive, faster what is only preseeded, such as 50MB/s.",
+)
+@click.option("--tls-cert", type=File, help="Speak TLS with other agents: this host's certificate, PEM.")
+@click.option("--tls-key", type=File, help="Its key, PEM, not encrypted.")
+@click.option(
+    "--tls-ca", type=File, help="The authority of all agents' certificates, PEM; peers without one are refused."
+)
+@click.option(
+    "--tls-name",
+    default="",
+    metavar="NAME",
+    help="The name in all agents' certificates [default: each one's own address].",
+)
+@click.option(
+    "--transport",
+    type=click.Choice(["trees", "swarm", "auto"]),
+    help="How blobs come: by the tracker's trees, from BitTorrent swarms, or by trees as long as that goes well [default: auto, with TLS"
+    " trees].",
+)
+@click.option(
+    "--bt-listen",
+    default="",
+    metavar="HOST:PORT",
+    help="Where BitTorrent peers connect [default: the address of --listen, at the next port].",
+)
+@discovery_options
+@click.option(
+    "--discover/--no-discovery",
+    "discover",
+    default=None,
+    help="Look for trackers and agents on this network, and be found by agents [default: if no --tracker is given].",
+)
+@click.option(
+    "--drain-seconds",
+    default=5.0,
+    show_default=True,
+    type=Seconds(0.0, 3600.0),
+    metavar="SECONDS",
+    help="How long to hand over to others at SIGTERM, at most; a second signal ends the agent at once.",
+)
+@click.option("--name", default="", metavar="HOST", help="The name of this host [default: its hostname].")
+@log_options
+def command(
+    tracker: str,
+    listen: str,
+    advertise: str,
+    store: Path,
+    socket: Path,
+    origin: str,
+    zone: str,
+    rack: str,
+    capacity: str,
+    tracker_wait: float,
+    upload_limit: str,
+    download_limit: str,
+    preseed_limit: str,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_ca: Path | None,
+    tls_name: str,
+    transport: Policy | None,
+    bt_listen: str,
+    network_id: str,
+    discovery_interface: tuple[str, ...],
+    discover: bool | None,
+    drain_seconds: float,
+    name: str,
+) -> None:
+    """Run the agent of this host: it fetches, keeps, shares and shows packages.
+
+    \b
+    Examples:
+      p2pdist agent --store /var/lib/p2pdist
+      p2pdist agent --tracker http://tracker:7070 --listen 10.0.0.7:7071 --store /var/lib/p2pdist
+      p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --preseed-limit 200MB/s
+      p2pdist agent --tracker http://tracker:7070 --transport swarm --bt-listen 10.0.0.7:6881
+    """
+    from p2pdist.agent.agent import AgentSettings
+    from p2pdist.cli.daemon import address_text, discovery_settings, listen_address, run
+
+    address = listen_address(listen)
+    trackers = tuple(url.strip() for url in tracker.split(",") if url.strip())
+    discover = not trackers if discover is None else discover
+    settings = AgentSettings(
+        trackers=trackers,
+        host=name or sockets.gethostname(),
+        address=advertise or address_text(*address),
+        store=store.absolute(),
+        origin=origin,
+        zone=zone,
+        rack=rack,
+        capacity_bytes=parse_size(capacity) if capacity else None,
+        tracker_wait_s=tracker_wait,
+        upload_bytes_s=parse_rate(upload_limit) if upload_limit else None,
+        download_bytes_s=parse_rate(download_limit) if download_limit else None,
+        preseed_bytes_s=parse_rate(preseed_limit) if preseed_limit else None,
+        tls=_tls_files(tls_cert, tls_key, tls_ca, tls_name),
+        discovery=discovery_settings(address, network_id, discovery_interface) if discover else None,
+        swarm=_swarm(transport, address, bt_listen, tls=tls_cert is not None),
+        drain_s=drain_seconds,
+    )
+    run(_serve(settings, address, socket.absolute(), partial(read_again, click.get_current_context(), "log_level")))
+
+
+def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *, tls: bool) -> SwarmSettings | None:
+    """How blobs may come by BitTorrent; None for trees only. Raises UsageError."""
+    from p2pdist.agent.swarming import SwarmSettings
+    from p2pdist.transfer.stream.connect import parse_address
+
+    policy: Policy = transport or ("trees" if tls else "auto")
+    if policy == "trees":
+        if bt_listen:
+            raise UsageError("--bt-listen is of no use with trees only", remedy="Give --transport auto or swarm")
+        return None
+    if tls:
+        raise UsageError(
+            "BitTorrent peers show no certificates, and agents that speak TLS serve nobody without one",
+            remedy="Give --transport trees, or no --tls options",
+        )
+    host, port = address[0], address[1] + 1
+    try:
+        if bt_listen:
+            host, port = parse_address(bt_listen)
+        host = str(sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0][4][0])
+    except (OSError, ValueError) as error:
+        if not bt_listen:
+            return None  # nor can the agent itself listen there, which says more of it
+        raise UsageError(
+            f"BitTorrent cannot listen on {bt_listen}: {error}", remedy="Write --bt-listen 0.0.0.0:7072"
+        ) from error
+    if port >= 1 << 16:
+        raise UsageError("there is no port for BitTorrent next to port 65535", remedy="Give --bt-listen, too")
+    return SwarmSettings(policy, (host, port), required=bool(bt_listen), forced=transport is not None)
+
+
+async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path, level_now: Callable[[], Any]) -> None:
+    import asyncio
+    import logging
+    import signal
+
+    from p2pdist.agent.agent import Agent
+    from p2pdist.agent.http import make_apps
+    from p2pdist.cli.daemon import (
+        address_text,
+        close,
+        listen,
+        listen_unix,
+        raise_file_limit,
+        stop_listening,
+    )
+
+    raise_file_limit()
+    # Until there is something to read again: opening a store may take long.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    agent = Agent(settings)
+    runners = []
+    try:
+        public, local = make_apps(agent)
+        runners.append(await listen(public, address, tls=agent.tls.server if agent.tls else None))
+        runners.append(await listen_unix(local, socket))
+        await agent.start()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, _read_again, agent, level_now)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, agent.departure.insist, settings.drain_s)
+        logging.getLogger("p2pdist.agent").info(
+            "host=%s listening on %s socket=%s", settings.host, address_text(*address), socket
+        )
+        await agent.departure.run()
+    finally:
+        await stop_listening(runners)
+        if len(runners) == 2:  # else the socket may be another agent's
+            socket.unlink(missing_ok=True)
+        await agent.stop()
+        await close(runners)
+
+
+def _tls_files(certificate: Path | None, key: Path | None, authority: Path | None, name: str) -> TlsFiles | None:
+    from p2pdist.transfer.tls import TlsFiles
+
+    if certificate is None and key is None and authority is None and not name:
+        return None
+    if certificate is None or key is None or authority is None:
+        raise UsageError(
+            "TLS needs a certificate, its key and an authority", remedy="Give --tls-cert, --tls-key and --tls-ca"
+        )
+    return TlsFiles(certificate.absolute(), key.absolute(), authority.absolute(), name)
+
+
+def _read_again(agent: Agent, level_now: Callable[[], Any]) -> None:
+    """SIGHUP: the configuration file is read again for the level of the log, and certificates are
+    renewed while an agent runs. What cannot be used changes nothing."""
+    import logging
+
+    logger = logging.getLogger("p2pdist.agent")
+    try:
+        set_level(str(level_now()))
+    except (P2PDistError, click.ClickException) as error:
+        logger.error("the level of the log stays as it was: %s", error)
+    if agent.tls is None:
+        logger.info("SIGHUP: there are no certificates to read again")
+        return
+    try:
+        agent.tls.reload()
+    except UsageError as error:
+        logger.error("the certificates stay as they were: %s", error)
+    else:
+        logger.info("certificates were read again")

@@ -1,0 +1,110 @@
+"""The demo's central storage: a small static HTTP server that counts what it sends.
+
+`python -m p2pdist.cli.verbs.demo.origin --directory DIR --listen HOST:PORT` serves the files below
+DIR to GET and HEAD, with one byte range (RFC 9110, section 14), entity tags and modification times.
+GET /-/served answers {"bytes", "requests"}: the bytes of bodies that were handed to the kernel, so
+the demo knows what left the origin without asking any agent. Any web server would do in its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from email.utils import formatdate
+from pathlib import Path
+
+from aiohttp import web
+
+BLOCK = 256 << 10
+SERVED_PATH = "/-/served"
+
+
+class StaticOrigin:
+    """Serves one directory, read only. `bytes_sent` and `requests` count file bodies and requests
+    for files."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.resolve()
+        self.bytes_sent = 0
+        self.requests = 0
+
+    def application(self) -> web.Application:
+        """The aiohttp application; HEAD comes with GET."""
+        app = web.Application()
+        app.router.add_get(SERVED_PATH, self.served)
+        app.router.add_get("/{path:.*}", self.file)
+        return app
+
+    async def served(self, _request: web.Request) -> web.Response:
+        return web.json_response({"bytes": self.bytes_sent, "requests": self.requests})
+
+    def find(self, name: str) -> Path | None:
+        """The regular file of that name below the directory; None also for names that lead out of
+        it."""
+        if "\0" in name:
+            return None
+        path = (self.directory / name.lstrip("/")).resolve()
+        return path if path.is_relative_to(self.directory) and path.is_file() else None
+
+    async def file(self, request: web.Request) -> web.StreamResponse:
+        """A file or one range of it: 200, 206, 404, or 416 with the size."""
+        self.requests += 1
+        path = self.find(request.match_info["path"])
+        if path is None:
+            return web.Response(status=404, text="no such file\n")
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            modified = path.stat().st_mtime
+            headers = {
+                "Accept-Ranges": "bytes",
+                "ETag": f'"{size:x}-{int(modified * 1e9):x}"',
+                "Last-Modified": formatdate(modified, usegmt=True),
+            }
+            try:
+                start, stop, _step = request.http_range.indices(size)
+            except ValueError:
+                start, stop = size, 0
+            ranged = "Range" in request.headers
+            if ranged and start >= stop:
+                return web.Response(status=416, headers={"Content-Range": f"bytes */{size}"})
+            if ranged:
+                headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+            response = web.StreamResponse(status=206 if ranged else 200, headers=headers)
+            response.content_length = stop - start
+            response.content_type = "application/octet-stream"
+            await response.prepare(request)
+            if request.method != "HEAD":
+                file.seek(start)
+                while start < stop and (block := file.read(min(BLOCK, stop - start))):
+                    await response.write(block)
+                    self.bytes_sent += len(block)
+                    start += len(block)
+            await response.write_eof()
+            return response
+
+
+async def serve(directory: Path, host: str, port: int) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    runner = web.AppRunner(StaticOrigin(directory).application(), access_log=None, shutdown_timeout=2)
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await stop.wait()
+    await runner.cleanup()
+
+
+def main() -> None:
+    """Parse the command line and serve."""
+    parser = argparse.ArgumentParser(description="Serve a directory over HTTP, with ranges, and count the bytes")
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--listen", required=True, metavar="HOST:PORT")
+    options = parser.parse_args()
+    host, _, port = options.listen.rpartition(":")
+    asyncio.run(serve(options.directory, host, int(port)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""`p2pdist doctor`: looks for what would keep this host from working, and says what to do about
+it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.connect import socket_option, tracker_option
+from p2pdist.model.errors import printable
+
+if TYPE_CHECKING:
+    from p2pdist.cli.diagnosis import Finding
+
+MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "failed": ("FAILED", "red")}
+
+
+@click.command("doctor")
+@tracker_option
+@click.option(
+    "--listen", default="0.0.0.0:7071", show_default=True, metavar="HOST:PORT", help="Where the agent listens."
+)
+@click.option(
+    "--store", default="/var/lib/p2pdist", show_default=True, type=click.Path(path_type=Path), help="Its store."
+)
+@click.option("--origin", default="", metavar="URL", help="Central storage: see whether this host can read it.")
+@click.option(
+    "--policies",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Look at a tracker's policies instead, and name every mistake in them.",
+)
+@socket_option
+@output.json_option
+def command(
+    tracker: str, listen: str, store: Path, origin: str, policies: Path | None, socket: Path, as_json: bool
+) -> int:
+    """Look at this host as an agent would need it: clock, ports, mounts, origin, disk, versions,
+    tracker, and whether others reach its agent. Takes the same options and variables as the agent.
+    Ends with 1 when something fails; warnings say what will be slower or less convenient.
+
+    \b
+    Examples:
+      p2pdist doctor --tracker http://tracker:7070 --origin s3://packages/prod --store /var/lib/p2pdist
+      p2pdist doctor --policies /etc/p2pdist/policies.toml
+    """
+    if policies is not None:
+        findings = _policies(policies)
+    else:
+        findings = asyncio.run(_look(tracker, listen, store.absolute(), origin, socket.absolute()))
+    failed = any(finding.state == "failed" for finding in findings)
+    if as_json:
+        output.print_json({"ok": not failed, "checks": findings})
+    else:
+        for finding in findings:
+            _print(finding)
+    return int(failed)
+
+
+async def _look(tracker: str, listen: str, store: Path, origin: str, socket: Path) -> list[Finding]:
+    from p2pdist.cli import diagnosis
+    from p2pdist.cli.daemon import listen_address
+
+    urls, address = diagnosis.tracker_urls(tracker), listen_address(listen)
+    parts: list[Any] = await asyncio.gather(
+        diagnosis.looked("versions", asyncio.to_thread(diagnosis.versions)),
+        diagnosis.looked("tracker", diagnosis.trackers(urls)),
+        diagnosis.looked("port", diagnosis.port(address)),
+        diagnosis.looked("agent", diagnosis.agent(socket)),
+        diagnosis.looked("reachability", diagnosis.reachability(socket, urls)),
+        diagnosis.looked("origin", diagnosis.origin(origin)),
+        diagnosis.looked("store", asyncio.to_thread(diagnosis.store, store)),
+        diagnosis.looked("mounts", asyncio.to_thread(diagnosis.mounts, store)),
+    )
+    return [finding for part in parts for finding in part]
+
+
+def _policies(path: Path) -> list[Finding]:
+    from p2pdist.cli import diagnosis
+
+    return diagnosis.policies(path)
+
+
+def _print(finding: Finding) -> None:
+    word, colour = MARKS[finding.state]
+    click.echo(f"{click.style(f'{word:8}', fg=colour)} {finding.name:16} {printable(finding.detail)}")
+    if finding.remedy:
+        click.echo(f"{'':8} {'':16} {printable(finding.remedy)}")

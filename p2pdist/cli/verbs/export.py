@@ -1,0 +1,192 @@
+"""`p2pdist export`: a package as one file that mounts itself, a tar, or a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.connect import layout_option, opened_layout
+from p2pdist.model.errors import Corrupt, P2PDistError, UsageError
+from p2pdist.model.manifest import (
+    MANIFEST_BYTES_MAX,
+    SQUASHFS_TYPE,
+    TREE_TYPE,
+    Config,
+    Manifest,
+    decode_config,
+    parse_reference,
+)
+
+if TYPE_CHECKING:
+    from p2pdist.mount.layers import TreeLayer
+    from p2pdist.mount.squashfs import Image
+    from p2pdist.origin.layout import LocalLayout
+
+Kind = Literal["xar", "tar", "dir"]
+
+
+@click.command("export")
+@click.argument("ref")
+@click.option("--xar", "kind", flag_value="xar", help="One executable file that mounts itself and runs the program.")
+@click.option("--tar", "kind", flag_value="tar", help="A tar; `-o -` writes it to standard output.")
+@click.option("--dir", "kind", flag_value="dir", help="A new directory.")
+@click.option("-o", "--output", "target", type=click.Path(path_type=Path), required=True, help="What to write.")
+@click.option("--level", type=int, help="zstd level of the image in a self-mounting file, 1 to 22.  [default: 6]")
+@layout_option
+@output.json_option
+def command(ref: str, kind: Kind | None, target: Path, level: int | None, layout: Path, as_json: bool) -> None:
+    """Write the package REF, all layers merged, from the local layout.
+
+    A self-mounting file needs no p2pdist where it runs: root, or squashfuse. Its arguments follow
+    the package's entrypoint. Equal packages give equal files and tars.
+
+    \b
+    Example:
+      p2pdist export team/trainer:v3 --xar -o trainer
+      ./trainer --epochs 3
+    """
+    if kind is None:
+        raise UsageError("it is not said what to write", remedy="Give --xar, --tar or --dir")
+    if str(target) == "-" and (kind != "tar" or as_json):
+        raise UsageError("only a tar can go to standard output, and not with --json")
+    with output.Progress(quiet=as_json) as progress:
+        done = asyncio.run(_Export(kind, target, level, progress).run(ref, layout))
+    if as_json:
+        output.print_json(done)
+    elif str(target) != "-":
+        click.echo(f"{done['reference']} -> {target}")
+
+
+class _Export:
+    """One package to be written in one way."""
+
+    def __init__(self, kind: Kind, target: Path, level: int | None, progress: output.Progress) -> None:
+        self._kind, self._target, self._level, self._progress = kind, target, level, progress
+
+    async def run(self, ref: str, directory: Path) -> dict[str, Any]:
+        """What was written, for --json."""
+        from p2pdist.package.repository.repository import read_manifest
+
+        reference = parse_reference(ref)
+        async with opened_layout(directory) as layout:
+            described, manifest, _ = await read_manifest(reference, [layout])
+            config = decode_config(await layout.read(manifest.config.digest, limit=MANIFEST_BYTES_MAX))
+            with layout.staging(f"{described.digest} exported as {self._kind}") as stage:
+                await self._write(manifest, config, layout, stage)
+        found: dict[str, Any] = {"reference": str(reference), "digest": described.digest, "kind": self._kind}
+        if str(self._target) != "-":
+            found["path"] = str(self._target)
+            if self._kind != "dir":
+                found["size"] = self._target.stat().st_size
+        return found
+
+    async def _write(self, manifest: Manifest, config: Config, layout: LocalLayout, stage: Path) -> None:
+        from p2pdist.package.archive.export import write_xar
+
+        (only, *more) = manifest.layers
+        if self._kind == "xar" and not more and only.media_type == SQUASHFS_TYPE:
+            image = (await self._layers(manifest, layout, stage))[0].path  # type: ignore[union-attr]
+        elif self._kind == "dir":
+            await self._write_directory(manifest, layout)
+            return
+        else:
+            tree = await self._merged(manifest, layout, stage / "merged", writable=False)
+            if self._kind == "tar":
+                await asyncio.to_thread(self._write_tar, tree)
+                return
+            image = await self._image(tree, stage / "image")
+        await asyncio.to_thread(write_xar, image, config, self._target, report=self._progress)
+
+    async def _image(self, tree: Path, image: Path) -> Path:
+        from p2pdist.package.archive.export import make_readable
+        from p2pdist.package.image.preflight import survey
+        from p2pdist.package.image.squashfs import LEVEL, build_image
+        from p2pdist.package.source.scan import scan_tree
+
+        modes = await asyncio.to_thread(make_readable, tree)
+        found = survey(await asyncio.to_thread(scan_tree, tree), times_kept=True)
+        level = LEVEL if self._level is None else self._level
+        await build_image(
+            tree, image, level=level, exclude=found.excluded, modes=modes, size_estimate=found.bytes_total
+        )
+        return image
+
+    async def _write_directory(self, manifest: Manifest, layout: LocalLayout) -> None:
+        """The directory appears whole or not at all."""
+        from p2pdist.origin.drafts import staging
+
+        target = self._target.absolute()
+        if os.path.lexists(target):
+            raise UsageError(f"{target} exists", remedy="Name a new directory")
+        try:
+            with staging(target.parent, f"{target} exported") as stage:
+                tree = await self._merged(manifest, layout, stage, writable=True)
+                tree.rename(target)
+        except OSError as error:
+            raise P2PDistError(f"cannot write {target}: {error.strerror}", remedy="Name another one with -o") from error
+
+    def _write_tar(self, tree: Path) -> None:
+        from p2pdist.package.archive.export import make_readable, new_file, write_tar
+        from p2pdist.package.image.preflight import survey
+        from p2pdist.package.source.scan import scan_tree
+
+        modes = make_readable(tree)
+        found, done = survey(scan_tree(tree)), 0
+
+        def report(count: int) -> None:
+            nonlocal done
+            done += count
+            self._progress("exporting", done, found.bytes_total)
+
+        if str(self._target) == "-":
+            write_tar(tree, cast(IO[bytes], sys.stdout.buffer), modes=modes, report=report)
+            return
+        with new_file(self._target, needed=found.bytes_total, mode=0o666) as file:
+            write_tar(tree, file, modes=modes, report=report)
+
+    async def _merged(self, manifest: Manifest, layout: LocalLayout, stage: Path, *, writable: bool) -> Path:
+        """All layers merged, below `stage`. As another user than root hard links would lose the
+        permission to write."""
+        from p2pdist.mount.files.materialize import materialize
+
+        stage.mkdir(exist_ok=True)
+        layers = await self._layers(manifest, layout, stage)
+        (stage / "files").mkdir()
+        try:
+            private = not writable and os.geteuid() == 0
+            made = await asyncio.to_thread(materialize, layers, stage / "files", writable=writable, private=private)
+            return made.path
+        except OSError as error:
+            raise P2PDistError(f"cannot unpack the package: {error.strerror}") from error
+
+    async def _layers(self, manifest: Manifest, layout: LocalLayout, stage: Path) -> list[Image | TreeLayer]:
+        """The layers, bottom to top, with what trees refer to written below `stage`."""
+        from p2pdist.mount.layers import TreeLayer
+        from p2pdist.mount.squashfs import inspect
+        from p2pdist.package.archive.extract import read_entries, read_packs, write_objects
+        from p2pdist.package.repository.repository import read_content
+
+        packs = await read_packs(manifest, layout)
+        objects = stage / "objects"
+        found: list[Image | TreeLayer] = []
+        for number, layer in enumerate(manifest.layers):
+            if layer.media_type == TREE_TYPE:
+                entries = await read_entries(layer, packs, layout)
+                objects.mkdir(exist_ok=True)
+                await asyncio.to_thread(write_objects, entries, packs, layout, objects)
+                found.append(TreeLayer(lambda entries=entries: entries, stage / f"{number}.erofs", objects))  # type: ignore[misc]
+                continue
+            if layer.media_type != SQUASHFS_TYPE:
+                raise UsageError(f"a layer of type {layer.media_type[:100]!r} cannot be exported")
+            path = layout.blob_path(layer.digest)
+            content = await asyncio.to_thread(read_content, path)
+            if content.digest != layer.digest:
+                raise Corrupt(f"blob {layer.digest} at {layout.url} was altered", remedy="Delete it and pack again")
+            found.append(inspect(path))
+        return found

@@ -1,0 +1,146 @@
+"""`p2pdist import`: a tar or a container image becomes a package in the local layout."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.connect import layout_option, opened_layout
+from p2pdist.cli.verbs.pack import content_options, format_option, parse_entrypoint, settings_options, show_packed
+from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.manifest import Config, parse_reference
+
+if TYPE_CHECKING:
+    from p2pdist.package.archive.importing import Unpacked
+    from p2pdist.package.pack import Packed, Settings
+    from p2pdist.package.source.project import Format
+
+_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Of an image that names no PATH, as container runtimes have it. Its programs would be looked for
+in the caller's PATH alone."""
+
+
+@click.command("import")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("-t", "--tag", required=True, metavar="NAME:TAG", help="What to call the package.")
+@click.option("--image", default="", metavar="NAME", help="Which image, where there are several: name, tag or digest.")
+@click.option(
+    "--platform", default="", metavar="OS/ARCH[/VARIANT]", help="Which platform's image.  [default: this machine's]"
+)
+@format_option
+@settings_options
+@content_options
+@layout_option
+@output.json_option
+def command(
+    source: Path,
+    *,
+    tag: str,
+    image: str,
+    platform: str,
+    form: Format | None,
+    follow_links: bool,
+    world_readable: bool,
+    layout: Path,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Make a package of SOURCE: a directory, a tar (also .gz, .zst, .xz, .bz2), an OCI image
+    layout, or what docker save writes, unpacked or not.
+
+    The layers of an image are merged into one. Its entrypoint, command, environment and working
+    directory are kept; options win over them. Its user, owners, devices and setuid bits are not
+    kept, and p2pdist run does not enter the image. Of the images of an index the first that this
+    machine runs is taken.
+
+    \b
+    Example:
+      docker save team/trainer:v3 -o trainer.tar
+      p2pdist import trainer.tar -t team/trainer:v3 --format tree
+    """
+    from p2pdist.package.archive.importing import unpack_source
+    from p2pdist.package.layers import Layer, Making, pack_layers
+    from p2pdist.package.source.scan import source_directory, source_path
+
+    reference = parse_reference(tag)
+    parse_entrypoint(settings["entrypoint"])
+    source = source_path(source, "directory or archive")
+
+    async def work(progress: output.Progress) -> tuple[Packed, list[str], str]:
+        async with opened_layout(layout) as local:
+            with local.staging(f"{source.absolute()} imported") as stage:
+                found = await asyncio.to_thread(
+                    unpack_source, source, stage, image=image, platform=platform, report=progress
+                )
+                if follow_links and found.kind != "directory":
+                    raise UsageError(
+                        f"the links of an archive ({source}) are not followed", remedy="Leave --follow-links away"
+                    )
+                said = await asyncio.to_thread(_notes, found, replaced=settings["entrypoint"] is not None)
+                making = Making(
+                    settings=_settings(found, **settings),
+                    world_readable=world_readable,
+                    follow_links=follow_links,
+                )
+                # In an image modes and absolute links are meant for a system of its own.
+                told = found.kind in ("directory", "tar")
+                layer = Layer(source_directory(found.root), form or "squashfs", told=told, modes=found.modes)
+                packed, notes = await pack_layers([layer], reference, local, making, on_progress=progress)
+        dropped = (*found.seen.dropped, *packed.dropped)
+        total = found.seen.dropped_total + packed.dropped_total
+        return replace(packed, dropped=dropped, dropped_total=total), [*found.notes, *said, *notes], found.kind
+
+    with output.Progress(quiet=as_json) as progress:
+        packed, notes, kind = asyncio.run(work(progress))
+    show_packed(packed, notes, as_json=as_json, kind=kind)
+
+
+def _notes(found: Unpacked, *, replaced: bool) -> list[str]:
+    """What of an image is not as it is in a container; `replaced`: another program was named."""
+    notes = []
+    if found.config.entrypoint and not replaced:
+        notes.append(
+            "p2pdist run starts the image's program from where the package is seen, and does not enter the image: files and libraries that "
+            "the program names by absolute paths are this host's"
+        )
+        notes += _program_notes(str(found.root.resolve()), found.config)
+    if found.user.partition(":")[0] not in ("", "0", "root"):
+        notes.append(
+            f"the image's user {found.user} is not kept: p2pdist run starts the program as the user who calls it"
+        )
+    return notes
+
+
+def _program_notes(root: str, config: Config) -> list[str]:
+    """Whether the program that the image names is in it."""
+    from p2pdist.mount.executable import Search
+
+    path = next((entry for entry in config.env if entry.startswith("PATH=")), _PATH).removeprefix("PATH=")
+    packaged = ":".join(root + entry for entry in path.split(":") if entry.startswith("/"))
+    search = Search({"PATH": packaged}, os.path.normpath(f"{root}/{config.working_dir}"), root)
+    try:
+        program = search.executable(config.entrypoint).path
+    except P2PDistError as error:
+        return [f"the image's program is not in it, or cannot start: {error.what.replace(root, '')}"]
+    if program.startswith(f"{root}/"):
+        return []
+    return [f"the image's program {config.entrypoint[0]} is not in it: p2pdist run takes {program} of the host"]
+
+
+def _settings(found: Unpacked, *, entrypoint: str | None, env: tuple[str, ...], working_dir: str | None) -> Settings:
+    from p2pdist.package.pack import Settings
+
+    program, config = parse_entrypoint(entrypoint), found.config
+    image = found.kind not in ("directory", "tar")
+    path = (_PATH,) if image and not any(entry.startswith("PATH=") for entry in config.env) else ()
+    return Settings(
+        config.entrypoint if program is None else program,
+        (*path, *config.env, *env),
+        config.working_dir if working_dir is None else working_dir,
+    )

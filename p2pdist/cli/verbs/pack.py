@@ -1,0 +1,313 @@
+"""`p2pdist pack`: a directory becomes a package in the local layout."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+import msgspec
+
+from p2pdist.cli import output
+from p2pdist.cli.connect import layout_option, opened_layout, opened_origin, origin_option
+from p2pdist.model.errors import UsageError
+from p2pdist.model.manifest import Descriptor, Reference, parse_reference
+
+if TYPE_CHECKING:
+    from p2pdist.package.layers import Layer, Making
+    from p2pdist.package.pack import Packed, Settings
+    from p2pdist.package.source.project import Format, Project, ProjectFile
+    from p2pdist.package.source.scan import Link
+
+DROPPED_SHOWN_MAX = 20
+NAMED_MAX = 1000
+"""Links and files that --json names, of each kind."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def settings_options(function: Function) -> Function:
+    """The options that say what to run."""
+    for option in (
+        click.option("--working-dir", metavar="DIR", help="Where the program starts, within the package."),
+        click.option(
+            "--env", "env", multiple=True, metavar="NAME=VALUE", help="An environment entry; may be repeated."
+        ),
+        click.option("--entrypoint", metavar="JSON", help="Program and arguments, as a JSON list of strings."),
+    ):
+        function = option(function)
+    return function
+
+
+def format_option(function: Function) -> Function:
+    """The option that says what layers are made of."""
+    return click.option(
+        "--format",
+        "form",
+        type=click.Choice(["squashfs", "tree"]),
+        help="What layers are: one image each, or a tree of files, of which a new version moves only what changed.  "
+        "[default: squashfs]",
+    )(function)
+
+
+def content_options(function: Function) -> Function:
+    """The options that change what of a directory hosts see."""
+    for option in (
+        click.option(
+            "--world-readable",
+            is_flag=True,
+            help="Let everybody read all files, and execute what anybody may (chmod a+rX): owners become root.",
+        ),
+        click.option(
+            "--follow-links",
+            is_flag=True,
+            help="Pack the files that symbolic links out of the package lead to in their place.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The options of this verb, except those that only say where things are."""
+
+    tag: str | None
+    base: str | None
+    form: Format | None
+    entrypoint: str | None
+    env: tuple[str, ...]
+    working_dir: str | None
+    mtime: int | None
+    level: int | None
+    xattrs: bool
+    ignore: tuple[str, ...]
+    split: bool
+    first_party: tuple[str, ...]
+    only_used: tuple[Path, ...]
+    reproducible: bool
+    world_readable: bool
+    follow_links: bool
+
+
+@click.command("pack")
+@click.argument("source", type=click.Path(path_type=Path), required=False)
+@click.option("-t", "--tag", metavar="NAME:TAG", help="What to call the package, where the project file does not say.")
+@click.option("--base", metavar="REF", help="A package to stack on, from the layout or else the origin.")
+@format_option
+@settings_options
+@click.option(
+    "--project", type=click.Path(path_type=Path), help="A project file to go by.  [default: SOURCE/p2pdist.toml]"
+)
+@click.option(
+    "--ignore", multiple=True, metavar="PATTERN", help="Leave out what matches, as in .gitignore; may be repeated."
+)
+@click.option(
+    "--split",
+    is_flag=True,
+    help="Make layers of a virtual environment: third-party below, then what a run compiled of it, one's own code on top.",
+)
+@click.option("--first-party", multiple=True, metavar="NAME", help="With --split: a distribution that is one's own.")
+@click.option(
+    "--only-used",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="TRACE",
+    help="Keep only what a run used, as p2pdist trace recorded it; may be repeated.",
+)
+@click.option(
+    "--reproducible", is_flag=True, help="Make equal packages of equal checkouts, whenever and wherever they were made."
+)
+@click.option(
+    "--mtime",
+    type=int,
+    metavar="SECONDS",
+    help="Give all files this modification time (since 1970), in trees at most this.",
+)
+@click.option("--level", type=int, help="zstd level of images, 1 to 22.  [default: 6]")
+@click.option("--xattrs", is_flag=True, help="Keep extended attributes user.* (trees only).")
+@content_options
+@layout_option
+@origin_option
+@output.json_option
+def command(
+    source: Path | None, *, project: Path | None, layout: Path, origin: str | None, as_json: bool, **given: Any
+) -> None:
+    """Pack the directory SOURCE as a package into the local layout.
+
+    Equal files, modes and modification times give an equal package. Device nodes, sockets, FIFOs
+    and setuid bits are left out and named; of character devices those that are whiteouts (0/0) stay
+    where there is a --base. What matches a pattern in SOURCE/.p2pdistignore is left out, too.
+    Symbolic links are packed as links; those that lead out of the package or nowhere are named, as
+    are files that others than their owner may not read. The links of a Hugging Face snapshot to the
+    blobs of its cache are packed as files.
+
+    The project file p2pdist.toml in SOURCE, or without SOURCE in this directory, may say most of
+    this: name, tag, base, entrypoint, working_dir, format, ignore, a table [env], and for several
+    layers tables [[layer]] with source, format, only, ignore and target. Options win over it.
+
+    --reproducible takes times later than SOURCE_DATE_EPOCH (else 1980) as that time, keeps of
+    permissions whether the owner may execute a file, and compiles .pyc files anew to hash-based
+    ones.
+
+    \b
+    Example:
+      p2pdist pack ./env -t team/env:2024-05
+      p2pdist pack ./app -t team/trainer:v1 --base team/env:2024-05 --entrypoint '["python", "-m", "train"]'
+      p2pdist pack ./venv -t team/trainer:v2 --format tree --split --first-party trainer --reproducible
+    """
+    from p2pdist.package.layers import pack_layers
+    from p2pdist.package.source.project import find_project
+
+    wanted = _Wanted(**given)
+    file = find_project(source, project)
+    said = file.project if file else None
+    reference = _reference(wanted, said)
+    making = _making(wanted, said)
+    layers, notes = _layers(source, wanted, file)
+
+    async def work(progress: output.Progress) -> tuple[Packed, list[str]]:
+        async with opened_layout(layout) as local, opened_origin(origin) as central:
+            return await pack_layers(layers, reference, local, making, origin=central, on_progress=progress)
+
+    with output.Progress(quiet=as_json) as progress:
+        packed, more = asyncio.run(work(progress))
+    show_packed(packed, [*notes, *more], as_json=as_json)
+
+
+def _reference(wanted: _Wanted, said: Project | None) -> Reference:
+    name = wanted.tag or (said.reference if said else "")
+    if not name:
+        raise UsageError("the package has no name", remedy="Give -t NAME:TAG, or `name` in p2pdist.toml")
+    return parse_reference(name)
+
+
+def _making(wanted: _Wanted, said: Project | None) -> Making:
+    from p2pdist.package.image.reproducible import clamp_time
+    from p2pdist.package.image.squashfs import LEVEL
+    from p2pdist.package.layers import Making
+
+    base = wanted.base or (said.base if said else None)
+    mtime = wanted.mtime
+    if wanted.reproducible and mtime is None:
+        mtime = clamp_time(os.environ)
+    return Making(
+        base=parse_reference(base) if base else None,
+        settings=_settings(wanted, said),
+        level=LEVEL if wanted.level is None else wanted.level,
+        mtime=mtime,
+        xattrs=wanted.xattrs,
+        reproducible=wanted.reproducible,
+        world_readable=wanted.world_readable,
+        follow_links=wanted.follow_links,
+    )
+
+
+def _settings(wanted: _Wanted, said: Project | None) -> Settings:
+    from p2pdist.package.pack import Settings
+
+    given = Settings(parse_entrypoint(wanted.entrypoint), wanted.env, wanted.working_dir)
+    if said is None:
+        return given
+    return Settings(
+        said.entrypoint if given.entrypoint is None else given.entrypoint,
+        (*(f"{name}={value}" for name, value in said.env.items()), *given.env),
+        said.working_dir if given.working_dir is None else given.working_dir,
+    )
+
+
+def _layers(source: Path | None, wanted: _Wanted, file: ProjectFile | None) -> tuple[list[Layer], list[str]]:
+    """What goes into each layer, and notes for the user."""
+    from p2pdist.package.layers import plain_layer, project_layers, split_layer, used_layer
+    from p2pdist.package.source.trace import merge, read_trace
+
+    form = wanted.form or (file.project.format if file else None) or "squashfs"
+    if file is not None and (source is None or file.project.layer):
+        layers = project_layers(file, form, wanted.ignore)
+    else:
+        layers = [plain_layer(cast(Path, source), form, wanted.ignore, file.project if file else None)]
+    if wanted.form:
+        layers = [replace(layer, form=wanted.form) for layer in layers]
+    if (wanted.split or wanted.only_used) and len(layers) != 1:
+        raise UsageError("--split and --only-used need a single directory", remedy="Leave them away, or the layers")
+    if wanted.first_party and not wanted.split:
+        raise UsageError("--first-party says something about --split, which is not given")
+    notes: list[str] = []
+    if wanted.only_used:
+        layers[0], note = used_layer(layers[0], merge([read_trace(trace) for trace in wanted.only_used]))
+        notes += note
+    if wanted.split:
+        layers, note = split_layer(layers[0], wanted.first_party)
+        notes += note
+    return layers, notes
+
+
+def parse_entrypoint(text: str | None) -> list[str] | None:
+    """The list of strings that --entrypoint gives as JSON. Raises UsageError."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=list[str])
+    except msgspec.DecodeError as error:
+        raise UsageError(
+            f"the entrypoint {text[:100]!r} is not a JSON list of strings",
+            remedy="""Write it as '["python", "-m", "train"]'""",
+        ) from error
+
+
+def layer_fields(layer: Descriptor) -> dict[str, object]:
+    return {"digest": layer.digest, "size": layer.size, "mediaType": layer.media_type}
+
+
+def _link_fields(link: Link) -> dict[str, str]:
+    from p2pdist.model.errors import printable
+
+    return {"path": printable(link.path), "target": printable(link.target), "what": link.what}
+
+
+def show_packed(packed: Packed, notes: list[str], *, as_json: bool, **more: object) -> None:
+    """Tell what was packed; `more` are further fields of the JSON document."""
+    from p2pdist.model.errors import printable
+
+    for item in packed.dropped[:DROPPED_SHOWN_MAX]:
+        output.line(f"left out: {printable(item.path)} ({item.what})")
+    if packed.dropped_total > DROPPED_SHOWN_MAX:
+        output.line(f"left out: {packed.dropped_total - DROPPED_SHOWN_MAX} more")
+    notes = [*packed.warnings, *notes]
+    for note in notes[:DROPPED_SHOWN_MAX]:
+        output.line(note)
+    if len(notes) > DROPPED_SHOWN_MAX:
+        output.line(f"and {len(notes) - DROPPED_SHOWN_MAX} more notes; --json prints all")
+    if as_json:
+        output.print_json(
+            {
+                "reference": str(packed.reference),
+                "digest": packed.digest,
+                "layers": [layer_fields(layer) for layer in packed.layers],
+                "files": packed.files,
+                "bytes_total": packed.bytes_total,
+                "bytes_written": packed.bytes_written,
+                "seconds": round(packed.seconds, 3),
+                "dropped": [{"path": printable(item.path), "what": item.what} for item in packed.dropped],
+                "dropped_total": packed.dropped_total,
+                "links": [_link_fields(link) for link in packed.links[:NAMED_MAX]],
+                "links_total": len(packed.links),
+                "followed": [_link_fields(link) for link in packed.followed[:NAMED_MAX]],
+                "followed_total": len(packed.followed),
+                "owner_only": [printable(path) for path in packed.narrow[:NAMED_MAX]],
+                "owner_only_total": len(packed.narrow),
+                "notes": notes,
+                **more,
+            }
+        )
+        return
+    click.echo(f"{packed.reference}  {packed.digest}")
+    if packed.parts:  # the layer of a tree is a list; what moves are packs
+        became = f"package of {output.contents(packed.layers, packed.parts)}"
+    else:
+        layers = output.counted(len(packed.layers), "layer")
+        became = f"layer {output.amount(packed.layers[-1].size)}, {layers}"
+    click.echo(f"{packed.files} files, {output.amount(packed.bytes_total)} -> {became}, {packed.seconds:.1f} s")

@@ -1,0 +1,183 @@
+"""`p2pdist preseed`: hosts shall hold a package by some time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.connect import hosts_options, tracker_option
+from p2pdist.cli.options import parse_share
+from p2pdist.model.errors import NotFound, P2PDistError, Unavailable, UsageError
+from p2pdist.model.manifest import parse_reference
+from p2pdist.model.units import parse_duration
+
+if TYPE_CHECKING:
+    from p2pdist.cli.connect import TrackerClient
+
+__all__ = ["command", "parse_duration"]
+
+POLL_S = 0.5
+AWAY_S_MAX = 120.0
+"""How long a preseed is asked after while no tracker answers, as when it is being restarted."""
+
+FAILURES_TOLD_MAX = 20
+ENDED = ("failed", "cancelled", "expired")
+
+
+@click.command("preseed")
+@click.argument("reference", metavar="[REF]", required=False)
+@hosts_options
+@click.option("--count", type=click.IntRange(1), metavar="N", help="So many hosts, those that lack the fewest bytes.")
+@click.option("--replicas", type=click.IntRange(1), metavar="N", help="At least so many copies in each zone.")
+@click.option(
+    "--priority",
+    type=click.Choice(["preseed", "start"]),
+    default="preseed",
+    show_default=True,
+    help="Whether it takes its time behind the starts of jobs, or is as urgent as they are.",
+)
+@click.option("--deadline", metavar="TIME", help="Give up what is not done after this time.")
+@click.option("--ttl", metavar="TIME", help="Release the hosts after this time.")
+@click.option("--id", "identifier", metavar="ID", help="A name of your own: asking again with it changes nothing.")
+@click.option("--wait", is_flag=True, help="Wait until the quorum of hosts holds the package.")
+@click.option("--quorum", default="100%", show_default=True, metavar="SHARE", help="With --wait, such as 99.9%.")
+@click.option("--cancel", metavar="ID", help="Release the hosts of this preseed.")
+@click.option("--list", "listing", is_flag=True, help="List the preseeds.")
+@tracker_option
+@output.json_option
+def command(
+    reference: str | None,
+    hosts: tuple[str, ...],
+    selector: str | None,
+    count: int | None,
+    replicas: int | None,
+    priority: str,
+    deadline: str | None,
+    ttl: str | None,
+    identifier: str | None,
+    wait: bool,
+    quorum: str,
+    cancel: str | None,
+    listing: bool,
+    tracker: str,
+    as_json: bool,
+) -> int:
+    """Have hosts hold the package REF, pinned, until the preseed is cancelled or its time is up.
+
+    With --wait the command succeeds only if the quorum was reached.
+
+    \b
+    Examples:
+      p2pdist preseed team/trainer:v4 --selector zone=a --deadline 10m --ttl 1d --wait --quorum 99.9%
+      p2pdist preseed team/weights:v7 --count 200 --replicas 2
+      p2pdist preseed --cancel nightly-42
+    """
+    if sum((reference is not None, cancel is not None, listing)) != 1:
+        raise UsageError("name a package, or --cancel a preseed, or --list them")
+    if reference is None:
+        answer = asyncio.run(_ask(tracker, "GET" if listing else "DELETE", cancel))
+        _show(answer, as_json=as_json)
+        return 0
+    share = parse_share(quorum)
+    given = {
+        "id": identifier,
+        "hosts": list(hosts),
+        "selector": selector,
+        "count": count,
+        "replicas": replicas,
+        "deadline": parse_duration(deadline) if deadline else None,
+        "ttl": parse_duration(ttl) if ttl else None,
+    }
+    wanted: dict[str, Any] = {"package": str(parse_reference(reference)), "priority": priority}
+    wanted |= {key: value for key, value in given.items() if value}
+    found = asyncio.run(_order(tracker, wanted, share if wait else None, quiet=as_json))
+    if not as_json and wait:
+        _tell_failures(found)
+    _show(found, as_json=as_json)
+    return 0 if not wait or _reached(found, share) else P2PDistError.exit_code
+
+
+def _reached(found: dict[str, Any], share: float) -> bool:
+    total, done = int(found["hosts_total"]), int(found["hosts_done"])
+    if not found["settled"]:
+        return False  # the tracker has just started and does not know yet how many hosts there are
+    # Not by a hair too many: 0.999 of 1000 is 999, whatever floating point says.
+    return total > 0 and done >= math.ceil(share * total - 1e-9)
+
+
+async def _ask(tracker: str, method: str, identifier: str | None) -> Any:
+    from urllib.parse import quote
+
+    from p2pdist.cli.connect import TrackerClient
+
+    async with TrackerClient(tracker) as client:
+        return await client.ask(method, f"/v1/preseeds/{quote(identifier, safe='')}" if identifier else "/v1/preseeds")
+
+
+async def _order(tracker: str, wanted: dict[str, Any], share: float | None, *, quiet: bool) -> dict[str, Any]:
+    """Ask for the preseed, and with a share wait until so many hosts are done or no more will
+    be."""
+    from p2pdist.cli.connect import TrackerClient
+
+    async with TrackerClient(tracker) as client:
+        found: dict[str, Any] = await client.ask("POST", "/v1/preseeds", wanted)
+        told: set[str] = set()
+        _tell_notes(found, told)
+        if share is None:
+            return found
+        with output.Progress(quiet=quiet) as progress:
+            while not _reached(found, share) and found["state"] not in ENDED:
+                progress(found["package"].partition("@")[0], found["bytes_done"], found["bytes_total"])
+                await asyncio.sleep(POLL_S)
+                found = await _again(client, found["id"])
+                _tell_notes(found, told)
+    return found
+
+
+async def _again(client: TrackerClient, identifier: str) -> dict[str, Any]:
+    """How far the preseed is; waits for a tracker that is away for a while."""
+    loop = asyncio.get_running_loop()
+    since = loop.time()
+    while True:
+        try:
+            return dict(await client.ask("GET", f"/v1/preseeds/{identifier}"))
+        except Unavailable:
+            if loop.time() - since > AWAY_S_MAX:
+                raise
+        except NotFound:
+            # Another of several trackers, which has not read of it yet.
+            if loop.time() - since > 10 * POLL_S:
+                raise
+        await asyncio.sleep(POLL_S)
+
+
+def _tell_notes(found: dict[str, Any], told: set[str]) -> None:
+    """Say once each for what the preseed waits that may never come, also with --json, whose
+    document comes at the end."""
+    for note in found.get("notes", ()):  # an older tracker has none
+        if note not in told:
+            told.add(note)
+            output.line(f"preseed {found['id']}: {note}")
+
+
+def _tell_failures(found: dict[str, Any]) -> None:
+    for failure in found["failures"][:FAILURES_TOLD_MAX]:
+        detail = f": {failure['detail']}" if failure["detail"] else ""
+        output.line(f"{failure['host']}: {failure['reason']}{detail}")
+    if len(found["failures"]) > FAILURES_TOLD_MAX:
+        counts = ", ".join(f"{count} {reason}" for reason, count in found["failures_by_reason"].items())
+        output.line(f"in all: {counts}")
+
+
+def _show(answer: Any, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(answer)
+        return
+    for each in answer if isinstance(answer, list) else [answer]:
+        output.say(
+            f"{each['id']}  {each['state']:9}  {each['hosts_done']} of {each['hosts_total']} hosts  {each['package']}"
+        )

@@ -1,0 +1,52 @@
+"""`p2pdist pull`: a package into the store of this host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.connect import follow_pull, socket_option
+from p2pdist.model.messages import Priority
+
+
+@click.command("pull")
+@click.argument("reference", metavar="REF")
+@click.option(
+    "--priority",
+    type=click.Choice(["start", "preseed"]),
+    default="start",
+    show_default=True,
+    help="Whether somebody waits for it, or it may take its time behind those for whom that is so.",
+)
+@socket_option
+@output.json_option
+def command(reference: str, priority: Priority, socket: Path, as_json: bool) -> None:
+    """Bring the package REF into the store of this host through its agent.
+
+    \b
+    Examples:
+      p2pdist pull team/trainer:v3
+      p2pdist pull team/trainer:v4 --priority preseed
+    """
+    from p2pdist.agent.client import LocalClient
+
+    status = follow_pull(LocalClient(socket), reference, quiet=as_json, priority=priority)
+    if as_json:
+        output.print_json(
+            {
+                "reference": status.reference,
+                "digest": status.digest,
+                "bytes_total": status.bytes_total,
+                "bytes_origin": status.bytes_origin,
+                "bytes_peers": status.bytes_peers,
+                "bytes_cached": status.bytes_cached,
+                "seconds": round(status.seconds, 3),
+            }
+        )
+        return
+    sources = (("peers", status.bytes_peers), ("the origin", status.bytes_origin), ("the store", status.bytes_cached))
+    said = ", ".join(f"{output.amount(count)} from {source}" for source, count in sources if count)
+    output.say(f"{status.reference}  {status.digest}")
+    output.say(f"{output.amount(status.bytes_total)} in {status.seconds:.1f} s{': ' if said else ''}{said}")

@@ -1,0 +1,73 @@
+"""`p2pdist push`: a package goes from the local layout to an origin."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.connect import layout_option, opened_layout, origin_option, required_origin
+from p2pdist.model.manifest import parse_reference
+
+if TYPE_CHECKING:
+    from p2pdist.package.repository.push import Pushed
+    from p2pdist.package.repository.torrents import Made
+
+
+@click.command("push")
+@click.argument("ref")
+@layout_option
+@origin_option
+@click.option("--torrent", is_flag=True, help="Make the torrents of the package and of its blobs as well.")
+@output.json_option
+def command(ref: str, layout: Path, origin: str | None, torrent: bool, as_json: bool) -> None:
+    """Send the package REF from the local layout to an origin. What is there already is not sent
+    again.
+
+    With --torrent, hosts can go on from BitTorrent swarms where no tracker plans, and any
+    BitTorrent client can fetch the package. What has a torrent already is not read again.
+
+    \b
+    Example:
+      p2pdist push team/trainer:v1 --origin s3://packages/prod
+    """
+    from p2pdist.package.repository.push import push
+
+    reference = parse_reference(ref)
+
+    async def work(progress: output.Progress) -> tuple[Pushed, list[Made]]:
+        async with required_origin(origin) as central, opened_layout(layout) as local:
+            pushed = await push(reference, local, central, on_progress=progress)
+
+            def hashed(done: int, total: int) -> None:
+                progress("hashing", done, total)
+
+            if not torrent:
+                return pushed, []
+            from p2pdist.package.repository.torrents import make_torrents
+
+            return pushed, await make_torrents(reference, local, central, on_progress=hashed)
+
+    with output.Progress(quiet=as_json) as progress:
+        pushed, made = asyncio.run(work(progress))
+    if as_json:
+        output.print_json(
+            {
+                "reference": str(pushed.reference),
+                "digest": pushed.digest,
+                "bytes_sent": pushed.bytes_sent,
+                "bytes_skipped": pushed.bytes_skipped,
+                "seconds": round(pushed.seconds, 3),
+                "torrents": {each.subject: each.document for each in made},
+            }
+        )
+        return
+    click.echo(f"{pushed.reference}  {pushed.digest}")
+    click.echo(
+        f"{output.amount(pushed.bytes_sent)} sent, {output.amount(pushed.bytes_skipped)} already there, {pushed.seconds:.1f} s"
+    )
+    if torrent:
+        click.echo(f"{len(made)} torrents made")

@@ -1,0 +1,164 @@
+"""`p2pdist run`: the program of a package, from a view that lasts as long as the program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.connect import HOW_HELP, check_seen, follow_pull, pulled_name, socket_option
+from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
+from p2pdist.model.manifest import Config
+from p2pdist.model.messages import WAYS_TO_SHOW, MountRequest, MountStatus
+
+if TYPE_CHECKING:
+    from p2pdist.agent.client import LocalClient
+    from p2pdist.mount.program import Program
+
+_OTHER_MOUNTS = (
+    "Run it among the host's mounts, let these be shared (mount --make-rshared, Shared=true in job_container.conf), or use "
+    "--how unpack where this process sees the agent's store"
+)
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.option("--writable", is_flag=True, help="Let the program write to its view; what it writes goes with it.")
+@click.option(
+    "--how",
+    type=click.Choice([*WAYS_TO_SHOW, "userns"]),
+    help=f"{HOW_HELP} userns: to the program only, for squashfs layers.",
+)
+@socket_option
+@click.argument("reference", metavar="REF")
+@click.argument("arguments", metavar="[-- ARG...]", nargs=-1, type=click.UNPROCESSED)
+def command(reference: str, arguments: tuple[str, ...], writable: bool, how: str | None, socket: Path) -> int:
+    """Run the program of the package REF, with ARG after its entrypoint, and end with its exit
+    code. The package is pulled first where it is missing. Options of this command come before REF.
+
+    In the entrypoint, ARG and the package's environment ${P2PDIST_ROOT} is the directory where the
+    package is seen.
+
+    \b
+    Example:
+      p2pdist run team/trainer:v3 -- --epochs 3
+    """
+    # From here on what was shown must be taken away again, also when somebody ends us.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    arguments = arguments[1:] if arguments[:1] == ("--",) else arguments
+    from p2pdist.agent.client import LocalClient
+
+    client = LocalClient(socket)
+    name = pulled_name(reference, follow_pull(client, reference, quiet=False))
+    return _Run(name, arguments, writable, how, client).run()
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+class _Run:
+    """One package, to be shown in one way or another and run."""
+
+    def __init__(
+        self, name: str, arguments: tuple[str, ...], writable: bool, how: str | None, client: LocalClient
+    ) -> None:
+        self._name, self._arguments = name, arguments
+        self._writable, self._how, self._client = writable, how, client
+
+    def run(self) -> int:
+        """The program's exit code. Without root the program is shown the package in a namespace of
+        its own where that works."""
+        from p2pdist.mount.squashfs import missing
+
+        reason = missing()
+        if self._how or not reason:
+            try:
+                return self._show_and_run(self._how or "images")
+            except _NotHere as failure:
+                if self._how:
+                    raise failure.error from None
+                reason = failure.error.what
+            return self._show_and_run("unpack", reason)
+        return self._show_and_run("", f"a user namespace cannot be used: {reason}")
+
+    def _show_and_run(self, how: str, reason: str = "") -> int:
+        shown = self._client.mount(MountRequest(self._name, "", self._writable, how, until_exit=True))
+        try:
+            check_seen(shown, _OTHER_MOUNTS)
+            if shown.how == "images":
+                return self._run_inside(shown)
+            note = f" ({reason})" if reason and shown.how == "unpack" else ""
+            output.line(f"{shown.why}{note}")
+            return self._run_shown(shown)
+        finally:
+            self._unmount(shown)
+
+    def _run_shown(self, shown: MountStatus) -> int:
+        """The program inherits a hold on its view, and so do its children: whatever ends them, the
+        agent sees when the last one is gone."""
+        from p2pdist.mount import program
+        from p2pdist.mount.records import hold
+
+        held = hold(Path(shown.path)) if shown.pid else None
+        try:
+            return program.run(self._program(shown, Path(shown.path)), keep=() if held is None else (held,))
+        finally:
+            if held is not None:
+                os.close(held)
+
+    def _run_inside(self, shown: MountStatus) -> int:
+        from p2pdist.mount.userns import run_inside
+
+        try:
+            return run_inside(
+                [Path(image) for image in shown.images],
+                lambda root: self._program(shown, root),
+                writable=self._writable,
+                announce=output.line,
+            )
+        except Unavailable as error:
+            raise _NotHere(error) from error
+
+    def _program(self, shown: MountStatus, root: Path) -> Program:
+        from p2pdist.mount.program import program
+
+        config = Config(shown.entrypoint, shown.env, shown.working_dir)
+        return program(config, self._arguments, root=root, environ=os.environ)
+
+    def _unmount(self, shown: MountStatus) -> None:
+        """The program's exit code matters more than a mount that stays; so that is said, and no
+        failure."""
+        try:
+            self._take_away(shown)
+        except Unavailable as error:
+            until = " until the agent is back" if shown.pid else ""
+            output.line(f"p2pdist: the package stays shown{until}: {error}")
+        except P2PDistError as error:
+            output.line(f"p2pdist: the package stays shown: {error}")
+
+    def _take_away(self, shown: MountStatus) -> None:
+        try:
+            self._client.unmount(shown.path)
+        except Conflict as conflict:
+            left = f"p2pdist: {conflict.what}: the program left processes behind"
+            if shown.pid:
+                output.line(f"{left}; the package stays shown until they end")
+                return
+            # An agent in a process namespace of its own cannot see when they end.
+            output.line(f"{left}, which lose sight of the package")
+            self._client.unmount(shown.path, force=True)
+
+
+class _NotHere(Exception):
+    """A namespace of one's own does not work on this host."""
+
+    def __init__(self, error: P2PDistError) -> None:
+        super().__init__(str(error))
+        self.error = error
