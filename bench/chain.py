@@ -28,8 +28,8 @@ from pathlib import Path
 from aiohttp import web
 
 from bench.children import answer, child, tell
-from p2pdist.agent.blob_pull import BlobPull
-from p2pdist.agent.turns import Turns
+from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.uplink import Turns
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.sources import Sources
 from p2pdist.core.token_bucket import Bucket

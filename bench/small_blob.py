@@ -36,7 +36,7 @@ from typing import Any
 import uvloop
 
 from p2pdist.agent.agent import Agent, AgentSettings
-from p2pdist.agent.http import make_apps
+from p2pdist.agent.api.server import make_apps
 from p2pdist.cli.daemon import close, listen, raise_file_limit, stop_listening
 from p2pdist.model.messages import PullRequest
 

@@ -188,7 +188,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "leave a preseed that is waited for as it is",
-        "p2pdist/agent/blob_pull.py",
+        "p2pdist/agent/pull/blob.py",
         '        self.priority = "start"',
         '        self.priority = "preseed"',
         ("tests/agent/test_priorities.py",),
@@ -286,7 +286,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "reports before joins",
-        "p2pdist/agent/outbox.py",
+        "p2pdist/agent/tracker/session.py",
         "                if blob in self._advances or len(self._holdings) >= BLOBS_PER_MESSAGE_MAX:",
         "                if len(self._holdings) >= BLOBS_PER_MESSAGE_MAX:",
         ("tests/agent/test_outbox.py",),

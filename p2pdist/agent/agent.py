@@ -12,24 +12,23 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from p2pdist.agent.blob_pull import BlobPull
-from p2pdist.agent.caching import CacheOrder, Caching
-from p2pdist.agent.departure import DRAIN_S, Departure
-from p2pdist.agent.housekeeping import Housekeeping
-from p2pdist.agent.links import DiscoverySettings
-from p2pdist.agent.mounts import Mounts
-from p2pdist.agent.neighbourhood import neighbourhood
-from p2pdist.agent.origins import Origins
-from p2pdist.agent.packages import WAIT_S, Packages
-from p2pdist.agent.policies import Policies
-from p2pdist.agent.preseeding import Preseeding
-from p2pdist.agent.pulls import Pulls
-from p2pdist.agent.reachability import Reached
-from p2pdist.agent.showing import Showing
-from p2pdist.agent.swarming import SwarmSettings, open_swarming
+from p2pdist.agent.bittorrent.service import SwarmSettings, open_swarming
+from p2pdist.agent.discovery.mdns import DiscoverySettings
+from p2pdist.agent.discovery.trackerless import neighbourhood
+from p2pdist.agent.drain import DRAIN_S, Departure
+from p2pdist.agent.maintenance import Housekeeping
+from p2pdist.agent.mounts import Mounts, Showing
+from p2pdist.agent.preseeds import Preseeding
+from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.origin import Origins
+from p2pdist.agent.pull.packages import WAIT_S, Packages
+from p2pdist.agent.pull.pulls import Pulls
+from p2pdist.agent.retention import CacheOrder, Caching
 from p2pdist.agent.tasks import Tasks, in_thread
-from p2pdist.agent.tracker_session import TrackerSession
-from p2pdist.agent.turns import Turn, Turns
+from p2pdist.agent.tracker.policies import Policies
+from p2pdist.agent.tracker.reachability import Reached
+from p2pdist.agent.tracker.session import TrackerSession
+from p2pdist.agent.uplink import Turn, Turns
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.eviction import choose
 from p2pdist.core.sources import Sources

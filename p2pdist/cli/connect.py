@@ -28,7 +28,7 @@ from p2pdist.model.request_id import HEADER
 if TYPE_CHECKING:
     import aiohttp
 
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
     from p2pdist.origin.layout import LocalLayout
     from p2pdist.origin.origin import Origin
 

@@ -182,7 +182,7 @@ def _why_taken(host: str, number: int) -> str:
 
 async def agent(path: Path) -> list[Finding]:
     """Whether an agent answers on its socket, and whether it has a tracker."""
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     try:
         there = path.exists()
@@ -212,8 +212,8 @@ async def reachability(path: Path, urls: Sequence[str]) -> list[Finding]:
     import aiohttp
     import msgspec
 
-    from p2pdist.agent.client import LocalClient
-    from p2pdist.agent.reachability import REMEDY
+    from p2pdist.agent.api.client import LocalClient
+    from p2pdist.agent.tracker.reachability import REMEDY
     from p2pdist.model.errors import UNDECODABLE
     from p2pdist.model.messages import Reachability
     from p2pdist.model.url import redacted

@@ -38,7 +38,7 @@ class ReferenceName(click.types.StringParamType):
 
 
 def _known(ctx: click.Context) -> Iterator[str]:
-    from p2pdist.agent.client import DEFAULT_SOCKET, LocalClient
+    from p2pdist.agent.api.client import DEFAULT_SOCKET, LocalClient
     from p2pdist.cli.connect import default_layout
     from p2pdist.model.errors import P2PDistError
 

@@ -258,7 +258,7 @@ class Host:
 
     def leave(self) -> None:
         """The process is asked to end: it fetches nothing more, tells the tracker, and serves on
-        (p2pdist/agent/departure.py)."""
+        (p2pdist/agent/drain.py)."""
         self.leaving = True
         self.session.tell(Leaving())
         self._stop_pulling()

@@ -1,6 +1,6 @@
 """The ways of one blob at a simulated host: the cores that decide on the move (core/transport.py,
-core/transport.py), and the shell around them as in p2pdist/agent/ways.py. Every blob has a torrent,
-of which a host learns while a tracker answers it.
+core/transport.py), and the shell around them as in p2pdist/agent/bittorrent/ways.py. Every blob has
+a torrent, of which a host learns while a tracker answers it.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.agent import origin_reader
 from p2pdist.agent.agent import Agent, AgentSettings
-from p2pdist.agent.blob_pull import BlobPull
-from p2pdist.agent.origin_reader import INLINE_S, OriginReader
+from p2pdist.agent.pull import origin as origin_reader
+from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.origin import INLINE_S, OriginReader
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
 from p2pdist.model.manifest import BLOB_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, encode_manifest

@@ -14,7 +14,7 @@ import pytest
 from test_many_blobs import push
 
 from p2pdist.agent.agent import Agent, AgentSettings
-from p2pdist.agent.pulls import Pull
+from p2pdist.agent.pull.pulls import Pull
 from p2pdist.model.errors import Conflict, DiskFull, NotFound, Unavailable, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import PullRequest

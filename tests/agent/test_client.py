@@ -25,7 +25,7 @@ from aiohttp import web
 from mount_agent import DIGEST, MountAgent, answer
 from msgspec.structs import replace
 
-from p2pdist.agent.client import LocalClient
+from p2pdist.agent.api.client import LocalClient
 from p2pdist.cli.connect import check_seen
 from p2pdist.model.errors import Conflict, NotFound, Unavailable, UsageError
 from p2pdist.model.messages import MountRequest, MountStatus, PullRequest, PullStatus
@@ -140,7 +140,7 @@ ASKING = """
 import asyncio, sys
 from pathlib import Path
 from aiohttp import web
-from p2pdist.agent.client import LocalClient
+from p2pdist.agent.api.client import LocalClient
 from p2pdist.cli.daemon import listen_unix
 from p2pdist.cli.main import main
 from p2pdist.model.errors import P2PDistError

@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from p2pdist.agent.agent import Agent, AgentSettings
-from p2pdist.agent.http import make_apps
-from p2pdist.agent.pulls import SMALL_BLOBS_AT_ONCE
+from p2pdist.agent.api.server import make_apps
+from p2pdist.agent.pull.pulls import SMALL_BLOBS_AT_ONCE
 from p2pdist.model.digest import digest_of
 from p2pdist.model.manifest import (
     BLOB_TYPE,

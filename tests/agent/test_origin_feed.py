@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.agent.origin_feed import OriginFeed
+from p2pdist.agent.bittorrent.fetch import OriginFeed
 from p2pdist.core.origin_seeding import GIVEN_MAX, KEEPER_PAUSE_S, Readers
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import P2PDistError, Unavailable

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from p2pdist.agent.packages import Packages
-from p2pdist.agent.tracker_session import TrackerSession
+from p2pdist.agent.pull.packages import Packages
+from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model import manifest as bundles
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, NotFound

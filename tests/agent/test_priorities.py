@@ -16,10 +16,10 @@ import pytest
 from aiohttp import web
 
 from p2pdist.agent.agent import Agent, AgentSettings
-from p2pdist.agent.blob_pull import BlobPull
-from p2pdist.agent.http import make_apps
-from p2pdist.agent.origin_reader import REQUESTS_MAX
-from p2pdist.agent.pulls import Pull
+from p2pdist.agent.api.server import make_apps
+from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.origin import REQUESTS_MAX
+from p2pdist.agent.pull.pulls import Pull
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Priority, PullRequest
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan

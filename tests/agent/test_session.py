@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from p2pdist.agent.tracker_session import OUTBOX_MAX, TrackerSession
+from p2pdist.agent.tracker.session import OUTBOX_MAX, TrackerSession
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Hello, Left, Pace, Reject, Report, Welcome, encode

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from p2pdist.agent import spares as module
-from p2pdist.agent.spares import SparePacks
+from p2pdist.agent import preseeds as module
+from p2pdist.agent.preseeds import SparePacks
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import BLOBS_PER_MESSAGE_MAX, Spares
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from p2pdist.agent.swarm_fetch import SWARM
-from p2pdist.agent.ways import Ways
+from p2pdist.agent.bittorrent.fetch import SWARM
+from p2pdist.agent.bittorrent.ways import Ways
 from p2pdist.core.origin_seeding import Readers
 from p2pdist.core.transport import LEAVE_S
 from p2pdist.model.digest import Digest, digest_of

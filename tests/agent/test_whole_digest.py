@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.agent.whole_digest import check_whole
+from p2pdist.agent.pull.pulls import check_whole
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.pieces import PieceList

@@ -22,7 +22,7 @@ from typing import Any
 
 from aiohttp import web
 
-from p2pdist.agent.client import LocalClient
+from p2pdist.agent.api.client import LocalClient
 from p2pdist.model.messages import PullRequest, PullStatus
 
 P2PDIST = [sys.executable, "-m", "p2pdist.cli.main"]

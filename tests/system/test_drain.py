@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 from site_rig import P2PDIST, Agent, Site, until
 
-from p2pdist.agent.client import LocalClient
+from p2pdist.agent.api.client import LocalClient
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import PullRequest
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from site_rig import P2PDIST, Agent, Site, until
 
-from p2pdist.agent.client import LocalClient
+from p2pdist.agent.api.client import LocalClient
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "transfer"))
 from authority import Authority

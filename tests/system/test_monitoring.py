@@ -12,7 +12,7 @@ import pytest
 from prometheus_rig import PROMETHEUS, ROOT, WINDOW, Prometheus, running_prometheus
 from site_rig import Agent, Site, free_port, until, wait_for
 
-from p2pdist.agent.client import LocalClient
+from p2pdist.agent.api.client import LocalClient
 
 pytestmark = [
     pytest.mark.long,

@@ -17,7 +17,7 @@ import pytest
 from site_rig import Agent, Background, Site, free_port, running_site, until
 from slurm_rig import Slurm, lacking, running_slurm
 
-from p2pdist.agent.client import LocalClient
+from p2pdist.agent.api.client import LocalClient
 
 pytestmark = [
     pytest.mark.root,

@@ -20,7 +20,7 @@ from btrfs_rig import mounted_btrfs
 from shown_trees import Seen, Store, finish, lay_out, random_tree, walk, without_groups
 from tree_edits import Edits
 
-from p2pdist.agent.client import LocalClient
+from p2pdist.agent.api.client import LocalClient
 from p2pdist.model.messages import MountRequest
 from p2pdist.model.tree import WHOLE_MAX, Whiteout
 

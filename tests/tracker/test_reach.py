@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from p2pdist.agent import reachability
 from p2pdist.agent.agent import Agent, AgentSettings
-from p2pdist.agent.http import make_apps
+from p2pdist.agent.api.server import make_apps
+from p2pdist.agent.tracker import reachability
 from p2pdist.cli import diagnosis
 from p2pdist.cli.daemon import listen, listen_unix
 from p2pdist.model.errors import NotFound, Unavailable

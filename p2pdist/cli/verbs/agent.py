@@ -18,7 +18,7 @@ from p2pdist.model.units import parse_size
 
 if TYPE_CHECKING:
     from p2pdist.agent.agent import Agent, AgentSettings
-    from p2pdist.agent.swarming import SwarmSettings
+    from p2pdist.agent.bittorrent.service import SwarmSettings
     from p2pdist.core.transport import Policy
     from p2pdist.transfer.tls import TlsFiles
 
@@ -183,7 +183,7 @@ def command(
 
 def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *, tls: bool) -> SwarmSettings | None:
     """How blobs may come by BitTorrent; None for trees only. Raises UsageError."""
-    from p2pdist.agent.swarming import SwarmSettings
+    from p2pdist.agent.bittorrent.service import SwarmSettings
     from p2pdist.transfer.stream.connect import parse_address
 
     policy: Policy = transport or ("trees" if tls else "auto")
@@ -218,7 +218,7 @@ async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path
     import signal
 
     from p2pdist.agent.agent import Agent
-    from p2pdist.agent.http import make_apps
+    from p2pdist.agent.api.server import make_apps
     from p2pdist.cli.daemon import (
         address_text,
         close,

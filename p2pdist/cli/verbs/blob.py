@@ -117,7 +117,7 @@ def _seen(file: Path) -> tuple[int, int, int] | None:
 
 
 def _pull(request: PullRequest, socket: Path, progress: output.Progress, *, quiet: bool) -> PullStatus:
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     noted = ""
 

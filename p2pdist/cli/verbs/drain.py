@@ -32,7 +32,7 @@ def command(seconds: float | None, socket: Path, as_json: bool) -> None:
       p2pdist drain
       p2pdist drain --seconds 60
     """
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     drained = LocalClient(socket).drain(seconds)
     if as_json:

@@ -90,7 +90,7 @@ def command(
             "--older-than, --force-age and --dry-run are not for the agent's store",
             remedy="Add --at-origin or --layout DIR",
         )
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     removed = LocalClient(socket).collect()
     if as_json:

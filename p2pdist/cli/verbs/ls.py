@@ -50,7 +50,7 @@ def _is_blob(entry: dict[str, Any]) -> bool:
 
 
 def _here(socket: Path) -> list[dict[str, Any]]:
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     return LocalClient(socket).packages()
 

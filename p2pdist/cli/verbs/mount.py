@@ -51,7 +51,7 @@ def command(reference: str, directory: Path, writable: bool, how: str | None, so
 def _mount(reference: str, request: MountRequest, socket: Path, *, quiet: bool) -> MountStatus:
     from msgspec.structs import replace
 
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
     pulled = follow_pull(client, reference, quiet=quiet)

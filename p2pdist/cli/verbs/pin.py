@@ -42,7 +42,7 @@ def command(ref: str | None, remove: bool, listing: bool, socket: Path, as_json:
 
 
 def _pins(ref: str | None, remove: bool, socket: Path) -> list[PinStatus]:
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
     if ref is None:

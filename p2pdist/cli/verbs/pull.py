@@ -30,7 +30,7 @@ def command(reference: str, priority: Priority, socket: Path, as_json: bool) -> 
       p2pdist pull team/trainer:v3
       p2pdist pull team/trainer:v4 --priority preseed
     """
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     status = follow_pull(LocalClient(socket), reference, quiet=as_json, priority=priority)
     if as_json:

@@ -46,7 +46,7 @@ def command(ref: str, *, at_origin: bool, origin: str | None, layout: Path | Non
             return
         click.echo(f"{done['reference']} removed at {done['at']}; it named {done['digest']}")
         return
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     removed = LocalClient(socket).remove(ref)
     if as_json:

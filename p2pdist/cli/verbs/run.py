@@ -18,7 +18,7 @@ from p2pdist.model.manifest import Config
 from p2pdist.model.messages import WAYS_TO_SHOW, MountRequest, MountStatus
 
 if TYPE_CHECKING:
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
     from p2pdist.mount.program import Program
 
 _OTHER_MOUNTS = (
@@ -52,7 +52,7 @@ def command(reference: str, arguments: tuple[str, ...], writable: bool, how: str
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     arguments = arguments[1:] if arguments[:1] == ("--",) else arguments
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
     name = pulled_name(reference, follow_pull(client, reference, quiet=False))

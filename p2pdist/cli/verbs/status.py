@@ -44,7 +44,7 @@ def command(ctx: click.Context, tracker: str | None, socket: Path, as_json: bool
 
 
 def _agent(socket: Path, tracker_url: str | None, *, as_json: bool) -> None:
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
     try:

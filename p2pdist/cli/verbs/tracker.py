@@ -13,8 +13,7 @@ from p2pdist.cli.daemon import log_options
 from p2pdist.cli.options import Seconds, discovery_options, parse_rate
 
 if TYPE_CHECKING:
-    from p2pdist.agent.discovery import Discovery
-    from p2pdist.agent.links import DiscoverySettings
+    from p2pdist.agent.discovery.mdns import Discovery, DiscoverySettings
     from tracker.core.fleet import Fleet
     from tracker.policies import PolicyFile
     from tracker.preseed_service import Preseeding
@@ -94,7 +93,7 @@ def command(
 
 
 def _discovery(settings: DiscoverySettings, name: str, zone: str) -> Discovery:
-    from p2pdist.agent.discovery import Discovery
+    from p2pdist.agent.discovery.mdns import Discovery
     from p2pdist.core.trackerless import Announcement
 
     return Discovery("tracker", Announcement(settings.network, name or socket.gethostname(), zone=zone), settings)

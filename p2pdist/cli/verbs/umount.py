@@ -25,7 +25,7 @@ def command(directory: Path, force: bool, socket: Path, as_json: bool) -> None:
     Example:
       p2pdist umount /srv/trainer
     """
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
     from p2pdist.mount.sight import seen
 
     path = os.path.abspath(directory)

@@ -54,7 +54,7 @@ def command(no_repair: bool, limit: str | None, socket: Path, as_json: bool) -> 
 
 
 def _verify(request: VerifyRequest, socket: Path, progress: output.Progress) -> Verified:
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
     usage = client.status()["store"]["usage"]

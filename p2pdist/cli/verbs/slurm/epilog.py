@@ -30,7 +30,7 @@ from p2pdist.cli.verbs.slurm.node import (
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Unavailable
 
 if TYPE_CHECKING:
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
 
 @click.command("epilog")
@@ -77,7 +77,7 @@ def epilog(job: str | None, jobs_dir: Path, timeout: float, agent_wait: float, t
 def undo(record: JobRecord, directory: Path, socket: Path, tracker: str, agent_wait_s: float) -> None:
     """Leave nothing of a job on this node. Raises what the agent reports, or Unavailable when it
     does not answer."""
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
     wait_for_agent(client, agent_wait_s)

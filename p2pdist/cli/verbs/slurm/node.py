@@ -17,7 +17,7 @@ from p2pdist.cli.options import Seconds
 from p2pdist.model.errors import Unavailable
 
 if TYPE_CHECKING:
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
 AGENT_POLL_S = 0.5
 

@@ -55,7 +55,7 @@ from p2pdist.model.preseed import ENDED, PreseedRequest, canonical, fingerprint
 from p2pdist.model.units import parse_duration
 
 if TYPE_CHECKING:
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
     from p2pdist.model.manifest import Reference
 
 OF_THE_PACKAGE = (UsageError, NotFound, Corrupt, Refused)
@@ -164,7 +164,7 @@ def _prepare(job: Job, always: str, settings: _Settings) -> None:
 
 
 def _bring_all(job: Job, hosts: Sequence[str], places: dict[Reference, Path], settings: _Settings) -> None:
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(settings.socket)
     try:
@@ -278,7 +278,7 @@ def _at_fault(error: P2PDistError, socket: Path) -> bool:
     """Whether the node is to blame: its agent does not answer or failed, its disk is full, it
     cannot mount. Not for what the user named, nor for a tracker or an origin that is away, which
     its agent reports."""
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     if "socket" in error.details:
         return True  # the prolog's user may not use the agent's socket

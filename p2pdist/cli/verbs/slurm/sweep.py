@@ -34,7 +34,7 @@ def sweep(jobs_dir: Path, agent_wait: float, tracker: str, socket: Path) -> None
     Example:
       p2pdist slurm sweep --tracker http://tracker:7070
     """
-    from p2pdist.agent.client import LocalClient
+    from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
     node = str(wait_for_agent(client, agent_wait)["host"])

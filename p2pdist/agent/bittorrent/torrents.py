@@ -1,0 +1,120 @@
+"""The torrents that an agent knows.
+
+A torrent document is found like any small document: the tag that p2pdist/model/torrent.py names
+leads to it, at the tracker, else at the agent's own origin. Those that were used last are
+remembered, up to TORRENTS_BYTES_MAX, and that a blob has none is believed for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from p2pdist.agent.tracker.session import TrackerSession
+from p2pdist.model.bencode import decode
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable
+from p2pdist.model.manifest import SMALL_BYTES_MAX, Descriptor
+from p2pdist.model.pieces import PieceLayout
+from p2pdist.model.torrent import TORRENT_TYPE, Torrent, decode_torrent, torrent_reference
+from p2pdist.origin.origin import Origin
+from p2pdist.store.store import BlobStore
+
+TORRENTS_BYTES_MAX = 64 << 20
+UNKNOWN_S = 60.0
+UNKNOWN_MAX = 1000
+
+_logger = logging.getLogger(__name__)
+
+
+class Surroundings(Protocol):
+    """What is needed of the agent, when something is asked: not all of it is there from the
+    beginning."""
+
+    store: BlobStore
+    session: TrackerSession
+    own_origin: Origin | None
+
+
+class Torrents:
+    """See the module's text. Lives on the event loop."""
+
+    def __init__(self, agent: Surroundings) -> None:
+        self._agent = agent
+        self._torrents: OrderedDict[Digest, Torrent] = OrderedDict()
+        self._unknown: OrderedDict[Digest, float] = OrderedDict()
+
+    def known(self, digest: Digest) -> Torrent | None:
+        """The torrent of a blob, if it was found before."""
+        return self._torrents.get(digest)
+
+    def open_question(self, digest: Digest) -> bool:
+        """Whether it is not known whether a blob has a torrent."""
+        now = asyncio.get_running_loop().time()
+        return digest not in self._torrents and now >= self._unknown.get(digest, 0.0)
+
+    async def find(self, digest: Digest, layout: PieceLayout, *, at_origin: bool = True) -> Torrent | None:
+        """The torrent of a blob; None when it has none that fits. `at_origin`: ask the own origin
+        as well. Raises Unavailable when nobody can be asked, Corrupt."""
+        known = self._torrents.get(digest)
+        if known is not None:
+            self._torrents.move_to_end(digest)
+            return known
+        if not self.open_question(digest):
+            return None
+        try:
+            found = await self._ask(digest, at_origin)
+        except NotFound:
+            self.forget(digest)
+            return None
+        if [size for _, size in found.files] != [layout.size] or found.piece_size != layout.piece_size:
+            _logger.warning("the torrent of %s is cut otherwise; it is not used", digest)
+            self.forget(digest)
+            return None
+        self._torrents[digest] = found
+        while sum(map(len, self._torrents.values())) > TORRENTS_BYTES_MAX:
+            self._torrents.popitem(last=False)
+        return found
+
+    def forget(self, digest: Digest) -> None:
+        """The blob has no torrent, or one that lies."""
+        self._torrents.pop(digest, None)
+        self._unknown[digest] = asyncio.get_running_loop().time() + UNKNOWN_S
+        while len(self._unknown) > UNKNOWN_MAX:
+            self._unknown.popitem(last=False)
+
+    async def count_peers(self, torrent: Torrent) -> int:
+        """How many peers the tracker knows for a torrent (BEP 48); 0 when it does not say."""
+        wanted = torrent.info_hash_v1
+        try:
+            query = "".join(f"%{byte:02X}" for byte in wanted)
+            body = decode(await self._agent.session.get(f"/scrape?info_hash={query}", {}))
+        except P2PDistError:
+            return 0
+        files = body.get(b"files") if isinstance(body, dict) else None
+        told = files.get(wanted) if isinstance(files, dict) else None
+        counts = [told.get(key) for key in (b"complete", b"incomplete")] if isinstance(told, dict) else []
+        return sum(count for count in counts if isinstance(count, int))
+
+    async def _ask(self, digest: Digest, at_origin: bool) -> Torrent:
+        reference, missing = torrent_reference(digest), None
+        if self._agent.session.connected:
+            try:
+                return await self._document(await self._agent.session.resolve(reference), self._agent.session.content)
+            except NotFound as error:
+                missing = error
+        if at_origin and self._agent.own_origin is not None:
+            return await self._document(await self._agent.own_origin.resolve(reference), self._agent.own_origin.read)
+        raise missing or Unavailable("no tracker answers that could know a torrent")
+
+    async def _document(self, described: Descriptor, read: Callable[[Digest], Awaitable[bytes]]) -> Torrent:
+        if described.media_type != TORRENT_TYPE or described.size > SMALL_BYTES_MAX:
+            raise Corrupt(f"{described.digest} is no torrent document", remedy="Make it again: p2pdist torrent")
+        data = await asyncio.to_thread(self._agent.store.read_small, described.digest)
+        if data is None:
+            data = await read(described.digest)
+            await asyncio.to_thread(self._agent.store.put_small, data)
+        return await asyncio.to_thread(decode_torrent, data)

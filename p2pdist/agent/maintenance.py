@@ -1,0 +1,362 @@
+"""What an operator does with the packages of this host: list, pin, remove, collect, verify.
+
+A blob in the store that no package here names is a single blob: it was pulled by its digest, or
+belongs to what a tag meant before, or to a package of which the rest never came. It is listed,
+pinned and removed by its digest or as `blob:sha256-<hex>`; collecting removes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from p2pdist.agent.mounts import Mounts
+from p2pdist.agent.pull.pulls import Pulls
+from p2pdist.model.digest import Digest, is_digest
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError
+from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, parse_reference
+from p2pdist.model.messages import MountStatus, PinStatus, PullRequest, Removed, Verified
+from p2pdist.mount.erofs.patch import is_intact
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
+from p2pdist.store.verify import Checked
+
+PIN_PREFIX = "pin:"
+"""Before the reference in the name of the owner of an operator's pin."""
+
+BATCH = 256
+"""So many things are verified between two words about it."""
+
+
+class Housekeeping:
+    """Used from the event loop."""
+
+    def __init__(self, store: BlobStore, pulls: Pulls, mounts: Mounts) -> None:
+        self._store, self._pulls, self._mounts = store, pulls, mounts
+
+    async def packages(self) -> list[dict[str, object]]:
+        """The packages that were pulled here; `complete` says whether all their layers are still
+        there. Then the single blobs, whose reference is `blob:sha256-<hex>`."""
+        return await asyncio.to_thread(self._packages, self._pulls.parts())
+
+    def _packages(self, arriving: set[Digest]) -> list[dict[str, object]]:
+        listed: list[dict[str, object]] = []
+        pinned = {digest for digests in self._store.pins().values() for digest in digests}
+        for record in self._store.packages():
+            manifest = self._manifest(record.manifest_digest)
+            listed.append(
+                {
+                    "reference": record.reference,
+                    "digest": record.manifest_digest,
+                    "size": sum(blob.size for blob in manifest.blobs) if manifest else 0,
+                    "complete": manifest is not None and all(map(self._is_here, manifest.layers)),
+                    "pinned": manifest is not None and any(layer.digest in pinned for layer in manifest.layers),
+                    "last_used": record.last_used,
+                }
+            )
+        for blob in self._single_blobs(arriving):
+            listed.append(
+                {
+                    "reference": str(blob_reference(blob.digest)),
+                    "digest": blob.digest,
+                    "size": blob.size,
+                    "complete": blob.complete,
+                    "pinned": blob.digest in pinned,
+                    "last_used": blob.last_used,
+                }
+            )
+        return listed
+
+    def _single_blobs(self, arriving: set[Digest]) -> list[Blob]:
+        """The blobs that no package here names, that belong to no tree and to no package that is
+        `arriving`, by digest."""
+        trees = self._store.trees
+        named = arriving | trees.needed_by().keys() | trees.claimed() | trees.spare()
+        named |= {tree.root for tree in trees.list()} | self._parts_of_packages()
+        return sorted((blob for blob in self._store.blobs() if blob.digest not in named), key=lambda blob: blob.digest)
+
+    def _parts_of_packages(self) -> set[Digest]:
+        found = (self._manifest(record.manifest_digest) for record in self._store.packages())
+        return {blob.digest for manifest in found if manifest is not None for blob in manifest.blobs}
+
+    def _manifest(self, digest: Digest) -> Manifest | None:
+        data = self._store.read_small(digest)
+        return decode_manifest(data) if data else None
+
+    def _is_here(self, layer: Descriptor) -> bool:
+        """Whether a layer can be shown."""
+        if layer.media_type == TREE_TYPE:
+            return self._store.trees.complete(layer.digest)
+        blob = self._store.get(layer.digest)
+        return blob is not None and blob.complete
+
+    # -- pins
+
+    async def pin(self, reference: str, owner: str = "") -> PinStatus:
+        """Pull a package and keep its layers until `owner` gives them up; without one until the
+        package is unpinned by its name. Raises what pulling raises."""
+        digest = _blob_named(reference)
+        if digest is not None and self._store.package(reference) is None:
+            return await self._pin_blob(digest, owner or PIN_PREFIX + str(blob_reference(digest)))
+        name = str(parse_reference(reference))
+        owner = owner or PIN_PREFIX + name
+        package = await self._pulls.package(name)
+        for layer in package.manifest.layers:
+            await asyncio.to_thread(self._store.pin, layer.digest, owner)
+        if not all(
+            map(self._is_here, package.manifest.layers)
+        ):  # evicted between the pull and the pin; it will not be again
+            try:
+                await self._pulls.package(name)
+            except P2PDistError:
+                await asyncio.to_thread(self._store.unpin, owner)
+                raise
+        return PinStatus(owner, tuple(layer.digest for layer in package.manifest.layers))
+
+    async def _pin_blob(self, digest: Digest, owner: str) -> PinStatus:
+        pinned = owner in self._store.owners(digest)
+        await asyncio.to_thread(self._store.pin, digest, owner)  # it must not be evicted as soon as it has come
+        pull = self._pulls.start(PullRequest(blob=digest))
+        assert pull.task is not None
+        await asyncio.wait([pull.task])
+        if pull.error is not None:
+            if not pinned:
+                await asyncio.to_thread(self._store.unpin, owner)
+            raise pull.error
+        return PinStatus(owner, (digest,))
+
+    async def unpin(self, reference: str = "", owner: str = "") -> PinStatus:
+        """Give up what `pin` keeps. Raises NotFound."""
+        digest = _blob_named(reference)
+        owner = owner or PIN_PREFIX + str(blob_reference(digest) if digest else parse_reference(reference))
+        digests = self._store.pins().get(owner)
+        if not digests:
+            raise NotFound(f"nothing is pinned by {owner}", remedy="p2pdist pin --list says what is")
+        await asyncio.to_thread(self._store.unpin, owner)
+        return PinStatus(owner, tuple(sorted(digests)))
+
+    def pins(self) -> list[PinStatus]:
+        """All pins, by owner."""
+        return [PinStatus(owner, tuple(sorted(digests))) for owner, digests in sorted(self._store.pins().items())]
+
+    # -- removing
+
+    async def remove(self, reference: str) -> Removed:
+        """Remove a package with what no other package here needs, or a single blob. Raises
+        NotFound, Conflict when it is pinned or in use or belongs to a package."""
+        digest = _blob_named(reference)
+        if digest is not None and self._store.package(reference) is None:
+            return await asyncio.to_thread(self._remove_blob, digest, self._pulls.parts())
+        name = str(parse_reference(reference))
+        self._require_free(name)
+        return await asyncio.to_thread(self._remove, name)
+
+    def _remove_blob(self, digest: Digest, arriving: set[Digest]) -> Removed:
+        records = self._store.packages()
+        for record in records:
+            if record.manifest_digest == digest:
+                raise Conflict(f"{digest} is the package {record.reference}", remedy=f"p2pdist rm {record.reference}")
+        blob = self._store.get(digest)
+        if blob is None:
+            raise NotFound(f"the blob {digest} is not on this host", remedy="p2pdist ls says what is")
+        if digest not in {each.digest for each in self._single_blobs(arriving)}:
+            manifests = ((record.reference, self._manifest(record.manifest_digest)) for record in records)
+            of = [name for name, found in manifests if found and digest in {each.digest for each in found.blobs}]
+            what = f"the package {of[0]}" if of else "a package that is being pulled, or a tree that is shown"
+            remedy = f"p2pdist rm {of[0]}" if of else "Wait for that to end"
+            raise Conflict(f"{digest} is a part of {what}", remedy=remedy)
+        if blob.in_use:
+            raise Conflict(f"{digest} is in use", remedy="Wait for its pulls and transfers to end")
+        if PIN_PREFIX + str(blob_reference(digest)) in self._store.owners(digest):
+            raise Conflict(f"{digest} is pinned", remedy=f"p2pdist pin --remove {digest}")
+        before = self._store.usage().bytes_total
+        self._store.remove(digest)
+        return Removed(str(blob_reference(digest)), max(0, before - self._store.usage().bytes_total))
+
+    def _require_free(self, reference: str) -> None:
+        """Raises Conflict for a package that is pinned by this name, shown or being pulled, even
+        where another one has all its layers."""
+        if self._store.pins().get(PIN_PREFIX + reference):
+            raise Conflict(
+                f"{reference} is pinned by {PIN_PREFIX}{reference}", remedy=f"p2pdist pin --remove {reference}"
+            )
+        record = self._store.package(reference)
+        shown = [mount.path for mount in self._mounts.list() if record and mount.digest == record.manifest_digest]
+        if shown:
+            raise Conflict(f"{reference} is in use: it is shown at {shown[0]}", remedy=f"p2pdist umount {shown[0]}")
+        if any(pull.reference == reference and pull.state in ("waiting", "running") for pull in self._pulls.list()):
+            raise Conflict(f"{reference} is in use: it is being pulled", remedy="Wait for that to end")
+
+    def _remove(self, reference: str) -> Removed:
+        record = self._store.package(reference)
+        if record is None:
+            raise NotFound(f"{reference} is not on this host", remedy="p2pdist ls says what is")
+        manifest = self._manifest(record.manifest_digest)
+        same = [each for each in self._store.packages() if each.manifest_digest == record.manifest_digest]
+        before = self._store.usage().bytes_total
+        if manifest is not None and all(each.reference == reference or "@" in each.reference for each in same):
+            self._remove_blobs(manifest, {each.reference for each in same})
+            for each in same:
+                self._store.forget_package(each.reference)
+        else:
+            self._store.forget_package(reference)
+        self._remove_nameless()
+        self._store.collect()
+        return Removed(reference, max(0, before - self._store.usage().bytes_total))
+
+    def _remove_blobs(self, manifest: Manifest, names: set[str]) -> None:
+        kept: set[Digest] = set()
+        for other in self._store.packages():
+            if other.reference not in names and (found := self._manifest(other.manifest_digest)):
+                kept.update(blob.digest for blob in found.blobs)
+        going = [blob for blob in manifest.blobs if blob.digest not in kept]
+        trees = self._store.trees.list()
+        for blob in going:  # nothing is removed of a package that must stay
+            if owners := self._store.owners(blob.digest):
+                raise Conflict(
+                    f"a package with {blob.digest} is pinned by {', '.join(sorted(owners)[:3])}",
+                    remedy="Unpin it first: p2pdist pin --remove",
+                )
+            held = self._store.get(blob.digest)
+            if (held is not None and held.in_use) or any(each.root == blob.digest and each.in_use for each in trees):
+                raise Conflict(f"{blob.digest} is in use", remedy="Wait for its pulls, unmount what shows it")
+        for root in {each.root for each in trees} & {blob.digest for blob in going}:
+            self._store.trees.remove(root)
+        self._remove_nameless()
+        for blob in going:
+            if self._store.get(blob.digest) is not None and not self._store.trees.needing(blob.digest):
+                self._store.remove(blob.digest)
+
+    def _remove_nameless(self) -> None:
+        """Remove trees that no package here names any more, such as what a tag meant before; those
+        in use or pinned stay."""
+        named: set[Digest] = set()
+        for record in self._store.packages():
+            if manifest := self._manifest(record.manifest_digest):
+                named.update(blob.digest for blob in manifest.blobs)
+        trees = self._store.trees
+        for tree in trees.list():
+            if tree.root in named or tree.in_use or tree.pinned:
+                continue
+            with contextlib.suppress(Conflict):  # taken into use meanwhile
+                trees.remove(tree.root)
+                for digest in {tree.root, *tree.catalogs} - named:
+                    if self._store.get(digest) is not None and not trees.needing(digest):
+                        self._store.remove(digest)
+
+    async def collect(self) -> Removed:
+        """Remove what nothing names, single blobs too; those in use or pinned stay."""
+        return await asyncio.to_thread(self._collect, self._pulls.parts())
+
+    def _collect(self, arriving: set[Digest]) -> Removed:
+        before = self._store.usage().bytes_total
+        self._remove_nameless()
+        for blob in self._single_blobs(arriving):
+            if not self._store.owners(blob.digest) and not blob.in_use:
+                with contextlib.suppress(Conflict, NotFound):  # taken into use meanwhile, or gone
+                    self._store.remove(blob.digest)
+        self._store.collect()
+        return Removed("", max(0, before - self._store.usage().bytes_total))
+
+    # -- verifying
+
+    async def verify(self, *, repair: bool, bytes_s: float | None = None) -> AsyncGenerator[Verified]:
+        """Read everything that is stored and compare it with its name: what was found so far, again
+        and again, and in the end all of it. What is wrong is dropped; with `repair` the packages
+        that lost something are pulled again."""
+        loop, stop = asyncio.get_running_loop(), threading.Event()
+        single = {blob.digest for blob in await asyncio.to_thread(self._single_blobs, self._pulls.parts())}
+        found: asyncio.Queue[list[Checked] | None] = asyncio.Queue(4)
+
+        def put(batch: list[Checked] | None) -> None:
+            asyncio.run_coroutine_threadsafe(found.put(batch), loop).result()
+
+        reading = asyncio.create_task(asyncio.to_thread(_read, self._store, bytes_s, stop, put))
+        count = size = 0
+        wrong: list[str] = []
+        try:
+            while (batch := await found.get()) is not None:
+                count, size = count + len(batch), size + sum(each.size for each in batch)
+                wrong += [each.name for each in batch if not each.ok]
+                yield Verified(count, size, tuple(wrong))
+            await reading
+        finally:
+            stop.set()
+            while not reading.done():  # it may be waiting for room in the queue
+                while not found.empty():
+                    found.get_nowait()
+                await asyncio.wait([reading], timeout=0.05)
+        wrong += await asyncio.to_thread(self._drop_images)
+        shown = await asyncio.to_thread(self._showing, wrong, self._mounts.list()) if wrong else []
+        repaired, failed = await self._repair(sorted(single & set(wrong))) if repair and wrong else ([], [])
+        yield Verified(count, size, tuple(wrong), True, tuple(repaired), tuple(failed), tuple(shown))
+
+    def _drop_images(self) -> list[str]:
+        """Remove metadata images that are damaged; whoever shows the tree next makes its image
+        again. Returns their names."""
+        found = []
+        for tree in self._store.trees.list():
+            image = self._store.trees.image(tree.root)
+            if image.exists() and not is_intact(image):
+                image.unlink(missing_ok=True)
+                found.append(f"image {tree.root}")
+        return found
+
+    def _showing(self, wrong: Sequence[str], mounts: Sequence[MountStatus]) -> list[str]:
+        """Where something is shown to which something wrong belongs. What is fetched again are new
+        files: a mount keeps those that it has opened, and hard links and copies are the old ones.
+        Writing into these instead would change them under programs that run."""
+        layers = {name.rpartition(" ")[2] for name in wrong if ":" in name}  # of an image or a variant: the tree's
+        layers |= self._store.trees.with_any({bytes.fromhex(name) for name in wrong if ":" not in name})
+        found = ((mount.path, self._manifest(Digest(mount.digest))) for mount in mounts)
+        return [path for path, manifest in found if manifest and any(one.digest in layers for one in manifest.layers)]
+
+    async def _repair(self, single: Sequence[Digest]) -> tuple[list[str], list[str]]:
+        """Pull the packages that are no longer complete, and those single blobs: which ones are
+        again, and which are not and why."""
+        repaired, failed = [], []
+        packages = {record.reference for record in self._store.packages()}
+        lacking = [str(each["reference"]) for each in await self.packages() if not each["complete"]]
+        wanted = [PullRequest(package=name) for name in lacking if name in packages]
+        wanted += [PullRequest(blob=digest) for digest in single]
+        for request in wanted:
+            name = request.package or request.blob or ""
+            pull = self._pulls.start(request)
+            assert pull.task is not None
+            await asyncio.shield(pull.task)
+            if pull.error is None:
+                repaired.append(name)
+            else:
+                failed.append(f"{name}: {pull.error.what}")
+        return repaired, failed
+
+
+def _blob_named(text: str) -> Digest | None:
+    """The blob that a digest names, or the reference under which a blob is pushed alone."""
+    if is_digest(text):
+        return Digest(text)
+    digest = text.removeprefix("blob:sha256-")
+    return Digest(f"sha256:{digest}") if digest != text and is_digest(f"sha256:{digest}") else None
+
+
+def _read(
+    store: BlobStore, bytes_s: float | None, stop: threading.Event, put: Callable[[list[Checked] | None], None]
+) -> None:
+    """Hand over what verifying finds, batch by batch; None at the end."""
+    batch: list[Checked] = []
+    try:
+        for checked in store.verify(bytes_s=bytes_s):
+            batch.append(checked)
+            if stop.is_set():
+                break
+            if len(batch) == BATCH or not checked.ok or checked.size > 1 << 24:
+                put(batch)
+                batch = []
+    except P2PDistError:
+        stop.set()
+        raise
+    finally:
+        put(batch)
+        put(None)

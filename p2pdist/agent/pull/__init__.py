@@ -1,0 +1,1 @@
+"""Bringing packages, trees and blobs into the store."""

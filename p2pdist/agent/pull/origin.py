@@ -1,0 +1,200 @@
+"""Reads one stripe from central storage for the host that holds its lease.
+
+Central storage as an agent reaches it: by its own setting, else where its tracker says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from importlib import import_module
+
+from p2pdist.agent.tracker.session import TrackerSession
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
+from p2pdist.model.selection import Selection
+from p2pdist.origin.origin import Origin, open_origin
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent
+
+ORIGINS_MAX = 16
+"""Origins that trackers may name in the life of an agent."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Origins:
+    """`own` is the agent's own origin, if it was given one. On the event loop."""
+
+    def __init__(self, own: Origin | None, session: TrackerSession) -> None:
+        self._own, self._session = own, session
+        self._named: dict[str, Origin] = {}
+        self._preparing: asyncio.Task[None] | None = None
+
+    def get(self) -> Origin:
+        """The one to read now. Raises Unavailable."""
+        if self._own is not None:
+            return self._own
+        url = self._session.origin
+        if not url:
+            raise Unavailable(
+                "neither this agent nor its tracker was given an origin", remedy="Start one with --origin"
+            )
+        if url not in self._named:
+            if len(self._named) >= ORIGINS_MAX:
+                raise Unavailable(
+                    f"trackers have named {ORIGINS_MAX} origins by now",
+                    remedy="Restart this agent, or give it --origin",
+                )
+            self._named[url] = open_origin(url, serving=True)
+        return self._named[url]
+
+    def prepare(self) -> None:
+        """A tracker answers, and may have named an origin."""
+        if self._own is None and self._session.origin:
+            self._preparing = asyncio.create_task(self._prepare(), name="prepare-origin")
+
+    async def _prepare(self) -> None:
+        """Load the driver of central storage now: the holder of a lease keeps everybody below it
+        waiting."""
+        try:
+            await asyncio.to_thread(import_module, "p2pdist.origin.bucket")
+            self.get()
+        except P2PDistError as error:
+            _logger.warning("the origin that the tracker names cannot be used: %s", error)
+
+    async def close(self) -> None:
+        for origin in (*self._named.values(), *([self._own] if self._own is not None else [])):
+            await origin.close()
+
+
+REQUESTS_MAX = 4
+"""Range requests under way at once for one stripe: enough to hide the round trip, few enough to
+keep the pieces in order."""
+INLINE_BYTES = 64 << 10
+"""So short a piece is stored on the event loop where the store is in memory: it takes less of its
+time than to have a thread do it. A disk may hang, and the loop with it."""
+
+INLINE_S = 0.05
+"""Once it took so long, threads store the rest."""
+
+
+_storers = ThreadPoolExecutor(16, thread_name_prefix="origin-store")
+"""Threads that write what the origin gave: their own, so that on a disk that hangs they keep no
+others from working."""
+
+
+class OriginReader:
+    """A stream whose source is the origin: gives the same events as IncomingStream, on the event
+    loop. `selection` says what of which blob at the origin this one is, if it is a selection. Each
+    piece is read within `reading`, and `pause` is awaited after it, both with its length."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        blob: Blob,
+        stripe: int,
+        stripes: int,
+        on_event: Callable[[StreamEvent], None],
+        *,
+        number: int,
+        reading: Callable[[int], AbstractAsyncContextManager[None]],
+        pause: Callable[[int], Awaitable[None]],
+        selection: Selection | None = None,
+    ) -> None:
+        self.number = number
+        self.receiving: int | None = None
+        self._origin, self._blob = origin, blob
+        self._stripe, self._stripes, self._selection = stripe, stripes, selection
+        self._on_event = on_event
+        self._storing_s = 0.0
+        self._reading, self._pause = reading, pause
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"origin-stripe-{self._stripe}")
+
+    def close(self) -> None:
+        """End now; the last event still comes."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def finish_piece_and_close(self) -> None:
+        self.close()
+
+    async def _run(self) -> None:
+        ended = StreamClosed(self.number, "done")
+        try:
+            await self._read_all()
+        except asyncio.CancelledError:
+            ended = StreamClosed(self.number, "closed")
+        except BaseExceptionGroup as group:
+            ended = self._failure(group.exceptions[0])
+        self._on_event(ended)
+
+    async def _read_all(self) -> None:
+        pieces = iter(self._blob.have.missing(self._stripe, self._stripes))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(REQUESTS_MAX):
+                group.create_task(self._read_some(pieces))
+
+    async def _read_some(self, pieces: Iterator[int]) -> None:
+        layout = self._blob.layout
+        for piece in pieces:
+            async with self._reading(layout.length(piece)):
+                data = await self._read(layout.offset(piece), layout.length(piece))
+                if self._blob.in_memory and len(data) <= INLINE_BYTES and self._storing_s < INLINE_S:
+                    began = time.monotonic()
+                    self._stored(piece, self._blob.write(piece, data))
+                    self._storing_s = time.monotonic() - began
+                else:
+                    await self._store_in_thread(piece, data)
+            await self._pause(len(data))
+
+    async def _store_in_thread(self, piece: int, data: bytes) -> None:
+        storing = asyncio.create_task(self._store(piece, data))
+        try:
+            await asyncio.shield(storing)
+        except asyncio.CancelledError:
+            # The thread cannot be stopped, and a piece that is stored without anybody being told
+            # would be missed for ever.
+            await asyncio.wait([storing])
+            raise
+
+    async def _read(self, offset: int, length: int) -> bytes:
+        if self._selection is None:
+            return await self._origin.read_range(self._blob.digest, offset, length)
+        ((offset, length),) = self._selection.spans(offset, length)  # one span: it is one piece
+        return await self._origin.read_range(self._selection.blob.digest, offset, length)
+
+    async def _store(self, piece: int, data: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        self._stored(piece, await loop.run_in_executor(_storers, self._blob.write, piece, data))
+
+    def _stored(self, piece: int, ok: bool) -> None:
+        self._on_event(PieceReceived(self.number, piece, ok))
+        if not ok:
+            raise _WrongBytes(f"piece {piece} does not match its hash")
+
+    def _failure(self, error: BaseException) -> StreamClosed:
+        match error:
+            case _WrongBytes():
+                return StreamClosed(self.number, "corrupt", str(error))
+            case NotFound():
+                return StreamClosed(self.number, "missing", error.what, error)
+            case Refused():
+                return StreamClosed(self.number, "refused", error.what, error)
+            case Unavailable():
+                return StreamClosed(self.number, "busy", error.what, error)
+            case Corrupt():
+                return StreamClosed(self.number, "corrupt", error.what, error)
+            case P2PDistError():
+                return StreamClosed(self.number, "failed", error.what, error)
+        return StreamClosed(self.number, "failed", repr(error), P2PDistError(f"reading the origin failed: {error!r}"))
+
+
+class _WrongBytes(Exception):
+    """A piece from the origin did not verify."""

@@ -1,0 +1,254 @@
+"""Finding a package: from a reference to a verified manifest, its config and its piece lists, from
+wherever they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from p2pdist.agent.tracker.session import TrackerSession
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable
+from p2pdist.model.manifest import (
+    Bundle,
+    Config,
+    Descriptor,
+    Manifest,
+    Reference,
+    blob_reference,
+    decode_config,
+    decode_manifest,
+)
+from p2pdist.model.pieces import PieceList
+from p2pdist.model.policy import PackagePolicy
+from p2pdist.origin.origin import Origin
+from p2pdist.store.store import BlobStore
+
+WAIT_S = 60.0
+"""How long a new pull waits for a tracker before it fails."""
+
+PAUSE_FIRST_S = 0.2
+PAUSE_MAX_S = 3.0
+"""Between two questions to a tracker that cannot answer them now; thousands of agents may be
+asking."""
+
+POLICY_WAIT_S = 2.0
+"""How long the policy of a package that is here is waited for; without an answer what was heard of
+it last holds."""
+
+Value = TypeVar("Value")
+Learn = Callable[[str, Digest, Manifest, PackagePolicy], Awaitable[None]]
+
+
+async def _nothing(reference: str, digest: Digest, manifest: Manifest, policy: PackagePolicy) -> None:
+    """Policies concern nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package whose small parts are all here."""
+
+    reference: Reference
+    digest: Digest
+    manifest: Manifest
+    config: Config
+
+
+class Packages:
+    """Small blobs come from the store, else from the tracker, else from the origin if the agent was
+    given one of its own. `learn` hears what the tracker says of each package that is found:
+    reference, manifest and its digest, policy."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        session: TrackerSession,
+        own_origin: Origin | None,
+        *,
+        wait_s: float = WAIT_S,
+        learn: Learn = _nothing,
+    ) -> None:
+        self._store, self._session, self._own_origin = store, session, own_origin
+        self._wait_s, self._learn = wait_s, learn
+
+    async def find(self, reference: Reference, note: Callable[[str], None]) -> Package:
+        """Raises NotFound, Refused, Corrupt, Unavailable. `note` hears what is being waited for."""
+        here = await self._last_known(reference)
+        if here is not None and reference.digest is not None:
+            return await self._heed(here, await self._policy(reference))
+        bundle, policy = await self._bundle(reference, here.digest if here is not None else None, note)
+        if here is not None and here.digest == bundle.digest:
+            return await self._heed(here, policy)
+        package = await asyncio.to_thread(self._keep, reference, bundle)
+        return await self._heed(package or await self._one_by_one(reference, bundle.digest, note), policy)
+
+    async def _heed(self, package: Package, policy: PackagePolicy | None) -> Package:
+        """Let what the tracker said hold before anything of the package is fetched."""
+        if policy is not None:
+            await self._learn(str(package.reference), package.digest, package.manifest, policy)
+        return package
+
+    async def _policy(self, reference: Reference) -> PackagePolicy | None:
+        """What a tracker says, None where none answers in time. Raises Refused, Corrupt."""
+        if not self._session.connected:
+            return None
+        try:
+            return await asyncio.wait_for(self._session.policy(reference), POLICY_WAIT_S)
+        except (TimeoutError, NotFound, Unavailable):
+            return None
+
+    async def _last_known(self, reference: Reference) -> Package | None:
+        """The package as this host last saw it, when all its small parts are here. What a tag means
+        may have changed since."""
+        digest = reference.digest
+        if digest is None:
+            record = self._store.package(str(reference))
+            if record is None:
+                return None
+            digest = record.manifest_digest
+        with suppress(Corrupt):  # whoever is asked next says what is wrong with it
+            return await asyncio.to_thread(_assembled, reference, digest, self._store.read_small)
+        return None
+
+    def _keep(self, reference: Reference, bundle: Bundle) -> Package | None:
+        """Store what a tracker sent once it is verified; the package, if nothing was left out.
+        Raises Corrupt."""
+        documents = bundle.verified(self._store.read_small)
+        fresh = dict(zip(self._store.put_smalls(documents), documents, strict=True))
+        return _assembled(reference, bundle.digest, lambda digest: fresh.get(digest) or self._store.read_small(digest))
+
+    async def _one_by_one(self, reference: Reference, digest: Digest, note: Callable[[str], None]) -> Package:
+        """What was too large for a bundle, or all of it where there is only the own origin to
+        ask."""
+        manifest = decode_manifest(await self._small(digest, note, manifest=True))
+        config = decode_config(await self._small(manifest.config.digest, note))
+        for layer in manifest.blobs:
+            await self._small(layer.pieces_digest, note)
+        return Package(reference, digest, manifest, config)
+
+    async def find_blob(self, digest: Digest, note: Callable[[str], None]) -> Descriptor:
+        """The descriptor, with its piece list in the store, of a blob that was pushed alone or is a
+        layer of a package seen here."""
+        if self._store.get(digest) is not None:
+            known = await asyncio.to_thread(self._find_here, digest)
+            if known is not None:
+                return known
+        try:
+            package = await self.find(blob_reference(digest), note)
+        except NotFound as missing:
+            try:
+                layer = await self._session.layer(digest)
+            except P2PDistError:
+                raise missing from None
+            await self._small(layer.pieces_digest, note)
+            return layer
+        layer = package.manifest.layers[0]
+        if layer.digest != digest:
+            raise Corrupt(f"{package.reference} holds another blob, {layer.digest}", remedy="Push the blob again")
+        return layer
+
+    def _find_here(self, digest: Digest) -> Descriptor | None:
+        """The descriptor of a blob that is in the store, from a package that was used here."""
+        for record in self._store.packages():
+            data = self._store.read_small(record.manifest_digest)
+            for layer in decode_manifest(data).blobs if data else ():
+                if layer.digest == digest:
+                    return layer
+        return None
+
+    def lost(self, manifest: Manifest) -> bool:
+        """Whether a piece list of a package that was found is here no more: it goes with its blob
+        when that is evicted."""
+        return any(self._store.read_small(blob.pieces_digest) is None for blob in manifest.blobs)
+
+    def pieces(self, layer: Descriptor) -> PieceList:
+        """The piece list of a layer whose small parts were found. Raises Corrupt."""
+        data = self._store.read_small(layer.pieces_digest)
+        if data is None:
+            raise Corrupt(f"the piece list of {layer.digest} is gone from the store", remedy="Pull again")
+        pieces = PieceList.decode(data)
+        if pieces.layout != layer.layout:
+            raise Corrupt(f"the piece list of {layer.digest} is for a blob of another size")
+        return pieces
+
+    async def _bundle(
+        self, reference: Reference, known: Digest | None, note: Callable[[str], None]
+    ) -> tuple[Bundle, PackagePolicy | None]:
+        own = self._own_origin
+
+        async def from_origin(origin: Origin) -> tuple[Bundle, PackagePolicy | None]:
+            return Bundle(reference.digest or (await origin.resolve(reference)).digest), None
+
+        async def from_tracker() -> tuple[Bundle, PackagePolicy | None]:
+            return await self._session.bundle(reference, known)
+
+        return await self._ask(from_tracker, (lambda: from_origin(own)) if own else None, note)
+
+    async def _small(self, digest: Digest, note: Callable[[str], None], *, manifest: bool = False) -> bytes:
+        data = await asyncio.to_thread(self._store.read_small, digest)
+        if data is not None:
+            return data
+        own = self._own_origin
+        data = await self._ask(
+            lambda: self._session.content(digest, manifest=manifest), (lambda: own.read(digest)) if own else None, note
+        )
+        await asyncio.to_thread(self._store.put_small, data)
+        return data
+
+    async def _ask(
+        self,
+        tracker: Callable[[], Awaitable[Value]],
+        origin: Callable[[], Awaitable[Value]] | None,
+        note: Callable[[str], None],
+    ) -> Value:
+        """Ask the tracker; without one the own origin; without that wait for a tracker, up to the
+        limit."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._wait_s
+        pause = PAUSE_FIRST_S
+        while True:
+            waiting, failure = self.no_tracker()
+            if self._session.connected:
+                try:
+                    return await tracker()
+                except Unavailable as error:
+                    waiting, failure = f"{error.what}; trying again", error
+            if origin is not None:
+                return await origin()
+            if loop.time() >= deadline or not (self._session.urls or self._session.searching):
+                raise failure
+            note(waiting)
+            await asyncio.sleep(pause)
+            pause = min(PAUSE_MAX_S, pause * 1.5)
+            await self._session.wait_connected(1.0)
+
+    def no_tracker(self) -> tuple[str, Unavailable]:
+        """What to say while none answers, and in the end."""
+        if not self._session.urls and self._session.searching:
+            return "looking for a tracker on this network", Unavailable(
+                f"no tracker was found on this network within {self._wait_s:.0f} s",
+                remedy="Start one with the same --network-id, or give --tracker or --origin",
+            )
+        if not self._session.urls:
+            return "", Unavailable("this agent knows no tracker", remedy="Give it --tracker")
+        why = f": {self._session.problem}" if self._session.problem else ""
+        trackers = ", ".join(self._session.urls) + why
+        return f"waiting for a tracker ({trackers})", Unavailable(
+            f"no tracker answered for {self._wait_s:.0f} s ({trackers})",
+            remedy="Start the tracker or correct --tracker; what runs already goes on without it",
+        )
+
+
+def _assembled(reference: Reference, digest: Digest, read: Callable[[Digest], bytes | None]) -> Package | None:
+    """A package all of whose small parts `read` finds, else None. Raises Corrupt."""
+    data = read(digest)
+    if data is None:
+        return None
+    manifest = decode_manifest(data)
+    config = read(manifest.config.digest)
+    if config is None or any(read(each.pieces_digest) is None for each in manifest.blobs):
+        return None
+    return Package(reference, digest, manifest, decode_config(config))

@@ -1,0 +1,443 @@
+"""Pulls of packages and blobs: what is missing is fetched blob by blob, each blob once however many
+pulls want it.
+
+Checks a blob against its own digest while it arrives.
+
+A blob that is asked for by digest alone is cut by a piece list that only the origin vouches for, so
+its SHA-256 is compared as well. The hash follows the part that is there without gaps. Its steps
+become shorter towards the end, which leaves next to nothing to do when the last piece arrives:
+where many hosts share a machine, all of them come to their end at the same moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from p2pdist.agent.api.caller import Caller
+from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.packages import Package, Packages
+from p2pdist.agent.pull.trees import TreePull, together
+from p2pdist.model.digest import Digest, parse_digest
+from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Unavailable, UsageError, foreseen
+from p2pdist.model.manifest import PACK_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
+from p2pdist.model.messages import Priority, PullRequest, PullStatus
+from p2pdist.model.selection import Selection
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.blobs.placement import Copy
+from p2pdist.store.store import BlobStore
+
+STEP_BYTES = 4 << 20
+BUFFER_BYTES = 256 << 10
+"""Read at once into memory that is kept: new memory for all of a step would cost more than to read
+it."""
+
+INLINE_BYTES = 64 << 10
+"""So few bytes, which have just been written, are read and hashed in less time than a thread takes
+to begin."""
+
+
+async def check_whole(blob: Blob, piece: Callable[[int], Awaitable[None]], copy: Copy | None = None) -> None:
+    """Hash `blob` as its pieces come (`piece(i)` waits for piece i), and write what is hashed into
+    `copy`. Raises Corrupt when the sum is not the blob's digest."""
+    layout = blob.layout
+    running = hashlib.sha256()
+    buffer = memoryview(bytearray(min(BUFFER_BYTES, layout.size)))
+
+    def take(start: int, length: int) -> None:
+        for at in range(start, start + length, BUFFER_BYTES):
+            view = buffer[: min(BUFFER_BYTES, start + length - at)]
+            blob.read_into(at, view)
+            running.update(view)
+            if copy is not None:
+                copy.write(at, view)
+
+    longest = max(1, STEP_BYTES // layout.piece_size)
+    after = 0
+    while (first := after) < layout.count:
+        after += min(longest, (layout.count - first + 1) // 2)
+        for number in range(after - 1, first - 1, -1):
+            await piece(number)
+        start = layout.offset(first)
+        length = min(layout.size, layout.offset(after)) - start
+        if length <= INLINE_BYTES:
+            take(start, length)
+        else:
+            await asyncio.to_thread(take, start, length)
+    if f"sha256:{running.hexdigest()}" != blob.digest:
+        raise Corrupt(
+            f"the content stored as {blob.digest} hashes to {running.hexdigest()}", remedy="Push the blob again"
+        )
+
+
+BLOBS_AT_ONCE = 4
+SMALL_BLOBS_AT_ONCE = 16
+"""Blobs of one stripe take next to none of the link, and each its time to find a parent."""
+
+PULLS_MAX = 1000
+REMEMBERED_MAX = 1000
+ATTEMPTS = 3
+"""At taking hold of a blob that is here and may be evicted that very moment."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Fetcher(Protocol):
+    """Fetches one blob into the store."""
+
+    async def fetch(
+        self, layer: Descriptor, priority: Priority, selection: Selection | None
+    ) -> tuple[Blob, BlobPull | None]:
+        """The blob, not yet held, and its pull, started or joined; None when it is complete
+        already. `selection` is what `layer` describes, if that is one. A preseed that is joined by
+        who waits for it is no preseed any more."""
+
+    async def discard(self, digest: Digest) -> None:
+        """Remove what came of a blob that turned out to be wrong or gone."""
+
+
+@dataclass(slots=True)
+class Pull:
+    """One request and how far it is."""
+
+    id: str
+    request: PullRequest
+    reference: str
+    caller: Caller
+    state: Literal["waiting", "running", "done", "failed"] = "waiting"
+    note: str = ""
+    digest: str = ""
+    bytes_total: int = 0
+    bytes_cached: int = 0
+    output: str = ""
+    copy: Copy | None = None  # what has been written of the output
+    started: float = field(default_factory=time.monotonic)
+    seconds: float | None = None
+    error: P2PDistError | None = None
+    package: Package | None = None
+    parts: frozenset[Digest] = frozenset()  # of the package, once its manifest is known
+    blobs: list[BlobPull] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    unreachable: Callable[[], str] = lambda: ""
+
+    def skip(self, count: int) -> None:
+        """Note that so many bytes need not be moved."""
+        self.bytes_cached += count
+
+    def let_go(self) -> None:
+        """Give up what was written of the output, unless it has its name."""
+        if self.copy is not None:
+            self.copy.close()
+
+    def status(self) -> PullStatus:
+        by = {kind: sum(blob.bytes_by_source[kind] for blob in self.blobs) for kind in ("origin", "peer")}
+        fetched = sum(blob.bytes_before + sum(blob.bytes_by_source.values()) for blob in self.blobs)
+        before = sum(blob.bytes_before for blob in self.blobs)
+        done = self.bytes_total if self.state == "done" else min(self.bytes_total, self.bytes_cached + fetched)
+        return PullStatus(
+            self.id,
+            self.state,
+            self.reference,
+            self.digest,
+            self.bytes_total,
+            done,
+            by["origin"],
+            by["peer"],
+            self.bytes_cached + before,
+            round(self.seconds if self.seconds is not None else time.monotonic() - self.started, 3),
+            self.note or next((blob.note for blob in self.blobs if blob.note), "") or self._trouble(),
+            self.output,
+            self.error.problem() if self.error else None,
+            self._warning() if by["origin"] else "",
+        )
+
+    def _warning(self) -> str:
+        """Why storage was read where hosts have the content, and why it will be read again."""
+        unreached = {host: why for blob in self.blobs for host, why in blob.unreached.items()}
+        said = [self.unreachable()]
+        if unreached:
+            hosts = "1 host" if len(unreached) == 1 else f"{len(unreached)} hosts"
+            first = next(iter(unreached.values()))
+            said.append(f"storage was read because {hosts} could not be reached: {first}")
+        return "; ".join(filter(None, said))
+
+    def _trouble(self) -> str:
+        """What a running pull waits for, when nothing comes."""
+        if self.state != "running":
+            return ""
+        return next((f"waiting, {why}" for blob in self.blobs if (why := blob.trouble())), "")
+
+
+class Pulls:
+    """All pulls of an agent, the ended ones too, up to REMEMBERED_MAX. `unreachable` says why other
+    hosts cannot reach this one, "" while they can."""
+
+    def __init__(
+        self, store: BlobStore, packages: Packages, fetcher: Fetcher, *, unreachable: Callable[[], str] = lambda: ""
+    ) -> None:
+        self._unreachable = unreachable
+        self._store, self._packages, self._fetcher = store, packages, fetcher
+        self._pulls: OrderedDict[str, Pull] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self._boot = f"{time.time_ns() & 0xFFFFFFFF:08x}"
+        self._stopped = False
+        self.observe_seconds: Callable[[float], None] = lambda seconds: None
+
+    def start(self, request: PullRequest, caller: Caller | None = None) -> Pull:
+        """Begin a pull for `caller`, with whose rights an output is written, or the agent itself.
+        Raises Refused where that cannot be, UsageError for a malformed request, Unavailable over
+        PULLS_MAX running ones and once stopped."""
+        if (request.package is None) == (request.blob is None):
+            raise UsageError("a pull names either a package or a blob")
+        if request.package is not None and request.output is not None:
+            raise UsageError("only a blob can be written to an output", remedy="Mount the package instead")
+        if request.output is not None and (not Path(request.output).is_absolute() or "\0" in request.output):
+            raise UsageError(f"the output {request.output!r} is not an absolute path")
+        caller = caller or Caller.agent()
+        if request.output is not None:
+            caller.require_able(f"write {request.output}")
+        name = str(parse_reference(request.package)) if request.package else str(parse_digest(request.blob or ""))
+        if sum(1 for pull in self._pulls.values() if pull.seconds is None) >= PULLS_MAX:
+            raise Unavailable(f"{PULLS_MAX} pulls are running", remedy="Wait for some to end")
+        if self._stopped:
+            raise _stops()
+        pull = Pull(f"{self._boot}-{next(self._numbers)}", request, name, caller, unreachable=self._unreachable)
+        self._pulls[pull.id] = pull
+        for old in [each for each in self._pulls.values() if each.seconds is not None][:-REMEMBERED_MAX]:
+            del self._pulls[old.id]
+        pull.task = asyncio.create_task(self._run(pull), name=f"pull-{name}")
+        return pull
+
+    def get(self, identifier: str) -> Pull:
+        """Raises NotFound."""
+        pull = self._pulls.get(identifier)
+        if pull is None:
+            raise NotFound(
+                f"there is no pull {identifier[:100]!r}; the agent may have been restarted", remedy="Pull again"
+            )
+        return pull
+
+    def list(self) -> list[PullStatus]:
+        return [pull.status() for pull in self._pulls.values()]
+
+    def parts(self) -> set[Digest]:
+        """The blobs of packages that are being pulled."""
+        return {digest for pull in self._pulls.values() if pull.seconds is None for digest in pull.parts}
+
+    async def stop(self) -> None:
+        """Cancel what runs and begin no more; what has arrived stays in the store."""
+        self._stopped = True
+        tasks = [pull.task for pull in self._pulls.values() if pull.task is not None and not pull.task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def blob(self, digest: Digest) -> BlobPull | None:
+        """The pull of a blob for those who read it while it arrives, one for all of them; None once
+        it is complete here. Raises its failure."""
+        request = PullRequest(blob=digest)
+        running = (pull for pull in self._pulls.values() if pull.seconds is None and pull.request == request)
+        pull = next(running, None) or self.start(request)
+        await pull.begun.wait()
+        if pull.error is not None:
+            raise pull.error
+        return pull.blobs[0] if pull.blobs else None
+
+    async def package(self, reference: str) -> Package:
+        """Pull a package and wait for it; raises its failure."""
+        pull = self.start(PullRequest(package=reference))
+        assert pull.task is not None
+        await asyncio.wait([pull.task])
+        if pull.error is not None:
+            raise pull.error
+        assert pull.package is not None
+        return pull.package
+
+    async def _run(self, pull: Pull) -> None:
+        try:
+            if pull.request.package is not None:
+                await self._run_package(pull)
+            else:
+                await self._run_blob(pull, parse_digest(pull.request.blob or ""))
+            pull.state = "done"
+        except P2PDistError as error:
+            pull.state, pull.error = "failed", error
+            _logger.warning("pull=%s reference=%s failed: %s", pull.id, pull.reference, error)
+        except Exception as error:
+            known = foreseen(error) if isinstance(error, OSError) else None
+            pull.state = "failed"
+            pull.error = known or P2PDistError(f"the agent failed: {error!r}", remedy="See its log")
+            _logger.exception("pull=%s reference=%s failed", pull.id, pull.reference)
+        except asyncio.CancelledError:
+            if self._stopped:
+                pull.state, pull.error = "failed", _stops()
+            raise
+        finally:
+            pull.seconds = time.monotonic() - pull.started
+            pull.note = ""
+            pull.begun.set()
+            if pull.state == "done":
+                self.observe_seconds(pull.seconds)
+                _logger.info("pull=%s reference=%s done seconds=%.3f", pull.id, pull.reference, pull.seconds)
+
+    async def _run_package(self, pull: Pull) -> None:
+        for attempt in range(ATTEMPTS):
+            package = await self._packages.find(
+                parse_reference(pull.reference), lambda text: setattr(pull, "note", text)
+            )
+            try:
+                await self._bring(pull, package)
+                break
+            except Corrupt:
+                if attempt + 1 == ATTEMPTS or not await asyncio.to_thread(self._packages.lost, package.manifest):
+                    raise
+        pull.package = package
+
+    async def _bring(self, pull: Pull, package: Package) -> None:
+        manifest = package.manifest
+        pull.digest, pull.bytes_cached = package.digest, 0
+        pull.bytes_total = sum(blob.size for blob in manifest.blobs)
+        pull.state, pull.note = "running", ""
+        pull.parts = frozenset(blob.digest for blob in manifest.blobs)
+        # What must be here at the same moment. Else everything would be evicted for what cannot fit
+        # in the end.
+        self._check_fits(sum(blob.size for blob in manifest.blobs if blob.media_type != PACK_TYPE))
+        large, small = asyncio.Semaphore(BLOBS_AT_ONCE), asyncio.Semaphore(SMALL_BLOBS_AT_ONCE)
+        with ExitStack() as holds:
+            for blob in manifest.blobs:  # first of all, so that what is here does not make room for what is not
+                here = self._store.get(blob.digest)
+                if here is not None and here.complete and here.pieces_digest == blob.pieces_digest:
+                    with suppress(NotFound):  # evicted this very moment
+                        holds.enter_context(here.held())
+
+            async def fetch(blob: Descriptor, selection: Selection | None = None) -> Blob:
+                slots = large if blob.layout.stripes > 1 else small
+                return await self._fetch(pull, blob, slots, holds, selection=selection)
+
+            images = {layer.digest: layer for layer in manifest.layers if layer.media_type != TREE_TYPE}
+            trees = TreePull(manifest, self._store, fetch, self._packages.pieces, holds, pull.skip)
+            try:
+                await together([*map(fetch, images.values()), trees.run()])
+            except DiskFull as full:
+                self._check_fits(self._held_bytes(manifest) + trees.bytes_content + full.details["needed"])
+                raise
+            await asyncio.to_thread(self._store.record_package, pull.reference, package.digest)
+
+    def _held_bytes(self, manifest: Manifest) -> int:
+        """Bytes of the parts of a package that are held in the store, by its own pull or another
+        one."""
+        found = (self._store.get(blob.digest) for blob in manifest.blobs)
+        return sum(blob.size for blob in found if blob is not None and blob.in_use)
+
+    def _check_fits(self, needed: int) -> None:
+        """Raises DiskFull when so many bytes would not fit if nothing else were in the store."""
+        capacity = self._store.capacity
+        if needed > capacity:
+            raise DiskFull(str(self._store.root), needed=needed, free=capacity, capacity=capacity)
+
+    async def _run_blob(self, pull: Pull, digest: Digest) -> None:
+        pull.digest = digest
+        with ExitStack() as holds:
+            holds.callback(pull.let_go)
+            blob = self._store.get(digest)
+            if blob is not None and blob.complete:
+                holds.enter_context(blob.held())
+                pull.bytes_total = pull.bytes_cached = blob.size
+            else:
+                layer = await self._packages.find_blob(digest, lambda text: setattr(pull, "note", text))
+                pull.bytes_total, pull.state, pull.note = layer.size, "running", ""
+                self._check_fits(layer.size)
+                blob = await self._fetch(pull, layer, asyncio.Semaphore(1), holds, whole=True)
+            if pull.request.output is not None:
+                pull.output = await self._give(blob, Path(pull.request.output), pull)
+
+    async def _begin_copy(self, blob: Blob, pull: Pull) -> None:
+        """Begin to write an output that is asked for, with the rights of the process that asks."""
+        if pull.request.output is not None:
+            output = Path(pull.request.output)
+            await asyncio.to_thread(blob.fileno)  # the store is opened with the agent's
+            pull.copy = await pull.caller.act(lambda: blob.begin_copy(output), f"write {output}")
+
+    async def _give(self, blob: Blob, output: Path, pull: Pull) -> str:
+        """Give an output its name, and its content where it has not been written yet, with the
+        rights of the process that asked for it."""
+        copy = pull.copy
+        if copy is not None and not copy.failed:
+            await pull.caller.act(copy.publish, f"write {output}")
+            return "copy"
+        with blob.held():
+            await asyncio.to_thread(blob.fileno)  # the store is opened with the agent's
+            return await pull.caller.act(lambda: blob.give(output), f"write {output}")
+
+    async def _fetch(
+        self,
+        pull: Pull,
+        layer: Descriptor,
+        slots: asyncio.Semaphore,
+        holds: ExitStack,
+        *,
+        whole: bool = False,
+        selection: Selection | None = None,
+    ) -> Blob:
+        """Bring one blob here. It is held by `holds` from then on, so that no other layer is put in
+        its place."""
+        async with slots:
+            with ExitStack() as hold:
+                blob, fetching = await self._held(pull, layer, selection, hold)
+                failure = await self._arrival(pull, layer, fetching, whole=whole)
+                if failure is None:
+                    holds.push(hold.pop_all())
+                    return blob
+        await self._fetcher.discard(layer.digest)
+        raise failure
+
+    async def _held(
+        self, pull: Pull, layer: Descriptor, selection: Selection | None, hold: ExitStack
+    ) -> tuple[Blob, BlobPull | None]:
+        """A blob that is here or on its way, held. What is here may give way to something else
+        before it is."""
+        for attempt in range(ATTEMPTS):
+            try:
+                blob, fetching = await self._fetcher.fetch(layer, pull.request.priority, selection)
+                hold.enter_context(blob.held())
+                break
+            except NotFound:
+                if attempt + 1 == ATTEMPTS:
+                    raise
+        return blob, fetching
+
+    async def _arrival(
+        self, pull: Pull, layer: Descriptor, fetching: BlobPull | None, *, whole: bool
+    ) -> P2PDistError | None:
+        """Wait for a blob; returns the failure after which nothing of it is worth keeping, raises
+        any other."""
+        if fetching is None:
+            pull.bytes_cached += layer.size
+            return None
+        pull.blobs.append(fetching)
+        pull.begun.set()
+        if whole:
+            await self._begin_copy(fetching.blob, pull)
+        try:
+            # A blob that comes by another piece list than this package names is trusted only for
+            # its own digest.
+            if whole or fetching.blob.pieces_digest != layer.pieces_digest:
+                await check_whole(fetching.blob, fetching.piece, pull.copy)
+            await asyncio.shield(fetching.done)
+        except (Corrupt, NotFound) as error:
+            return error
+        return None
+
+
+def _stops() -> Unavailable:
+    return Unavailable("the agent stops", remedy="Pull again when it has been started")

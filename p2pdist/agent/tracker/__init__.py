@@ -1,0 +1,1 @@
+"""The agent's session with a tracker."""

@@ -1,0 +1,103 @@
+"""What a pull tells of the bytes that it brought."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pdist.agent.pull import blob as blob_pull
+from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.uplink import Turns
+from p2pdist.core.sources import Sources
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.pieces import PieceList
+from p2pdist.model.plan import Plan, Source, StripePlan
+from p2pdist.store.store import BlobStore
+from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent
+
+PIECE = 64 << 10
+COUNT = 40
+DATA = random.Random(1).randbytes(COUNT * PIECE)
+
+
+class Stream:
+    """An open stream, through which the test lets pieces come."""
+
+    opened: list[Stream]
+    receiving: int | None = None
+
+    def __init__(
+        self,
+        source: Source,
+        request: object,
+        layout: object,
+        write: Callable[[int, bytes], bool],
+        post: Any,
+        **rest: Any,
+    ) -> None:
+        self.source, self.number, self._write, self._post = source, rest["number"], write, post
+
+    def start(self) -> None:
+        self.opened.append(self)
+
+    def give(self, piece: int) -> None:
+        ok = self._write(piece, DATA[piece * PIECE : (piece + 1) * PIECE])
+        self._tell(PieceReceived(self.number, piece, ok))
+
+    def close(self) -> None:
+        self._tell(StreamClosed(self.number, "closed", "", None))
+
+    def finish_piece_and_close(self) -> None:
+        self.close()
+
+    def _tell(self, event: StreamEvent) -> None:
+        self._post(event)
+
+
+class Around:
+    """An agent that counts what came."""
+
+    host, tls, kept, swarming = "h1", None, None, None
+
+    def __init__(self) -> None:
+        self.turns, self.sources, self.writers = Turns(), Sources(), Counter[Digest]()
+        self.received: Counter[str] = Counter()
+
+    def pacer_of(self, blob: Digest) -> None:
+        return None
+
+    def tell_tracker(self, message: object) -> None:
+        pass
+
+    def count_received(self, source: str, length: int) -> None:
+        self.received[source] += length
+
+
+async def test_a_piece_that_two_sources_had_under_way_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stream, "opened", [], raising=False)
+    monkeypatch.setattr(blob_pull, "IncomingStream", Stream)
+    pieces = PieceList.of_stream(io.BytesIO(DATA), len(DATA))
+    assert pieces.layout.stripes == 2
+    around: Any = Around()
+    pull = BlobPull(BlobStore(tmp_path).begin(digest_of(DATA), pieces), around, tracker_present=True)
+    pull.start()
+    parents = [Source("h2", "h2:1"), Source("h3", "h3:1")]
+    pull.planned(Plan(pull.blob.digest, tuple(StripePlan(stripe, parents[stripe]) for stripe in (0, 1))))
+    first, second = Stream.opened
+    for piece in range(COUNT):
+        (first if piece % 2 == 0 else second).give(piece)
+        if piece == 8:
+            second.give(piece)
+    await asyncio.wait_for(pull.done, 10)
+    assert pull.bytes_before == 0
+    assert pull.bytes_by_source == {"origin": 0, "peer": len(DATA)}
+    assert around.received == {"peer": len(DATA) + PIECE}, "it was received all the same"
