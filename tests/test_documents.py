@@ -62,7 +62,7 @@ def test_a_wrong_command_is_noticed() -> None:
 
 def test_metrics_and_their_documentation_agree() -> None:
     """Every metric has its row in operations.md, and every name there is a metric."""
-    sources = [*(ROOT / "p2pdist" / "agent").glob("*.py"), *(ROOT / "tracker").rglob("*.py")]
+    sources = [*(ROOT / "p2pdist" / "agent").rglob("*.py"), *(ROOT / "tracker").rglob("*.py")]
     defined = {name for source in sources for name in DEFINED.findall(source.read_text())}
     text = (ROOT / "docs" / "operations.md").read_text()
     named = {name.removesuffix("_total") for name in METRIC.findall(text)}
