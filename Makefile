@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 DEMO_ARGS ?=
 TEST_ARGS ?=
+TURN ?= 0/1
 BENCH_ARGS ?=
 
 # Programs that the product, its tests and its benchmarks start, each with the Debian package that brings it.
@@ -32,7 +33,7 @@ help:
 	@echo 'make test       the tests that take less than two seconds each, in less than six minutes'
 	@echo 'make check      formatting, lint, types, then these tests'
 	@echo 'make test-slow  the slower tests, and property tests with many examples; CI runs both'
-	@echo 'make test-long  the tests that take more than ten seconds each and are in neither'
+	@echo 'make test-long  the longest ones; TURN=3/10 for the fourth tenth of them. CI runs a tenth a day'
 	@echo 'make compose    the image, the services and the systemd units for real; needs root, docker with compose, systemd'
 	@echo 'make mutants    break the code on purpose and see that the tests notice'
 	@echo 'make bench      the benchmarks; broadcasts need root and YARDSTICK=path/to/swarm.py (bench/README.md)'
@@ -87,7 +88,7 @@ test-slow: setup
 	P2PDIST_EXAMPLES=many $(PYTEST) -m '(slow or hypothesis) and not long' $(TEST_ARGS)
 
 test-long: setup
-	$(PYTEST) -m long $(TEST_ARGS)
+	$(PYTEST) -m long --turn $(TURN) $(TEST_ARGS)
 
 compose: setup
 	$(BIN)/pytest -m long tests/system/test_compose.py tests/system/test_units.py
@@ -95,6 +96,7 @@ compose: setup
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
 
 types: setup
 	$(BIN)/mypy

@@ -24,8 +24,19 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--turn 3/10`: of the tests that are selected, the third tenth alone."""
+    parser.addoption("--turn", metavar="N/K", help="run part N (from 0) of K of the selected tests")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked `root` are skipped, with the reason in the report, when they could not pass."""
+    if turn := config.getoption("--turn"):
+        number, count = map(int, turn.split("/"))
+        out = [item for place, item in enumerate(items) if place % count != number % count]
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for place, item in enumerate(items) if place % count == number % count]
     if os.geteuid() == 0:
         return
     skip = pytest.mark.skip(reason="needs root (mounts, network namespaces): run the tests as root to include it")

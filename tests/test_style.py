@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
@@ -18,49 +19,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 Rule = Callable[[PurePosixPath, str], list[str]]
 
-MODULE_LINES_MAX = 800
-TEST_LINES_MAX = 800
 FUNCTION_LINES_MAX = 60
+CLASS_LINES_MAX = 300
+CLASS_METHODS_MAX = 25
 METHOD_LINES_SILENT = 25
+FOLDER_MODULES_MAX = 12
+ROOMY = ("p2pdist/cli/verbs", "p2pdist/model")
+"""Folders that may hold more modules: one for each verb, one for each kind of value."""
 
-MODEL = "p2pdist.model"
-ADAPTERS = ("p2pdist.store", "p2pdist.transfer", "p2pdist.origin", "p2pdist.package", "p2pdist.mount")
-
-MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "p2pdist.model": (MODEL,),
-    "p2pdist.core": (MODEL, "p2pdist.core"),
-    **{adapter: (MODEL, adapter) for adapter in ADAPTERS},
-    "p2pdist.agent": (MODEL, "p2pdist.core", *ADAPTERS, "p2pdist.agent"),
-    "p2pdist.simulate": (MODEL, "p2pdist.core", "tracker.core", "p2pdist.simulate"),
-    "p2pdist.cli": ("p2pdist", "tracker"),
-    "p2pdist.__main__": ("p2pdist.cli",),
-    "tracker.core": (MODEL, "tracker.core"),
-    "tracker.state": (MODEL, "tracker.state"),
-    "tracker.content": (MODEL, "p2pdist.origin", "tracker.state", "tracker.content"),
-    "tracker.preseed_service": (MODEL, "tracker.core", "tracker.state", "tracker.content", "tracker.preseed_service"),
-    "tracker.policies": (MODEL, "tracker.core", "tracker.content", "tracker.policies"),
-    "tracker.warm_tags": (MODEL, "tracker.core", "tracker.content", "tracker.preseed_service", "tracker.warm_tags"),
-    "tracker.http": (
-        MODEL,
-        "p2pdist.transfer.problems",
-        "tracker.core",
-        "tracker.http",
-        "tracker.policies",
-        "tracker.preseed_service",
-        "tracker.service",
-    ),
-    "tracker.reach": (
-        MODEL,
-        "p2pdist.transfer.stream.connect",
-        "p2pdist.transfer.names",
-        "tracker.core",
-        "tracker.reach",
-    ),
-    "tracker.service": (MODEL, "tracker.core", "tracker.state", "tracker.content", "tracker.reach", "tracker.http"),
-}
-"""Which of our packages a package may import. The longest prefix of a module's name decides; what
-is not named may import nothing of ours. A core and an adapter never meet; only the shells (agent,
-tracker.service with its handlers, simulate, cli) see both."""
+MODULE_LINES_WARN = 800
 
 PURE = ("p2pdist.model", "p2pdist.core", "tracker.core")
 """Packages that decide: events in, commands out, the time handed in. The same code is live and
@@ -81,55 +48,6 @@ differ."""
 VAGUE_NAMES = frozenset(
     ["utils", "util", "helpers", "helper", "common", "manager", "managers", "base", "misc", "tools"]
 )
-
-FORBIDDEN_WORDS: tuple[str, ...] = (
-    *(
-        re.escape(first + second)
-        for first, second in (
-            ("/wo", "rk/"),
-            ("/opt/", "pypi"),
-            ("/opt/", "wheels"),
-            ("pypi", ".org"),
-            ("pythonhosted", ".org"),
-            ("npmjs", ".org"),
-            ("crates", ".io"),
-            ("open", "ai"),
-            ("anthro", "pic"),
-            ("clau", "de"),
-            ("chat", "gpt"),
-            ("co", "pilot"),
-        )
-    ),
-    r"\bissues? #?\d",
-    r"\bas an ai\b",
-    r"\bai assist",
-)
-"""The project speaks of itself alone: no path of one machine, no package index, no tool that had a
-hand in it."""
-
-TEXT_SUFFIXES = frozenset(
-    [
-        ".py",
-        ".md",
-        ".toml",
-        ".yml",
-        ".yaml",
-        ".json",
-        ".sh",
-        ".cfg",
-        ".txt",
-        ".ini",
-        ".html",
-        ".css",
-        ".js",
-        ".sql",
-        ".service",
-        ".conf",
-        ".example",
-    ]
-)
-TEXT_NAMES = frozenset(["Makefile", "LICENSE", ".gitignore", "run", "Dockerfile"])
-
 
 # -- reading the tree
 
@@ -156,7 +74,6 @@ PROGRAMS = [
     path for path in FILES if path.suffix == ".py" and path.parts[0] in ("p2pdist", "tracker", "tests", "bench")
 ]
 DOCUMENTS = [path for path in FILES if path.suffix == ".md"]
-TEXTS = [path for path in FILES if path.suffix in TEXT_SUFFIXES or path.name in TEXT_NAMES]
 
 
 def module_name(path: PurePosixPath) -> str:
@@ -191,18 +108,6 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 # -- the rules
 
 
-def import_directions(path: PurePosixPath, text: str) -> list[str]:
-    """The arrows of MAY_IMPORT; type-checking imports count."""
-    name = module_name(path)
-    key = max((known for known in MAY_IMPORT if within(name, (known,))), key=len, default="")
-    allowed = MAY_IMPORT.get(key, ())
-    return [
-        f"{path}:{line} imports {target}; {key or name} may import {', '.join(allowed) or 'nothing of ours'}"
-        for line, target in imported(ast.parse(text), name, is_package=path.name == "__init__.py")
-        if within(target, ("p2pdist", "tracker")) and not within(target, allowed)
-    ]
-
-
 def purity(path: PurePosixPath, text: str) -> list[str]:
     """Cores and model touch no clock, randomness, log, thread, file or socket."""
     name = module_name(path)
@@ -220,14 +125,6 @@ def purity(path: PurePosixPath, text: str) -> list[str]:
     return found
 
 
-def module_size(path: PurePosixPath, text: str) -> list[str]:
-    """One module, one noun, whole: a limit on length must not cut a noun apart; 800 lines at the
-    most."""
-    limit = MODULE_LINES_MAX if path.parts[0] in ("p2pdist", "tracker") else TEST_LINES_MAX
-    lines = len(text.splitlines())
-    return [f"{path} has {lines} lines, over the limit of {limit}: split it"] if lines > limit else []
-
-
 def function_size(path: PurePosixPath, text: str) -> list[str]:
     """Functions of about 40 lines, 60 at the most, in the product."""
     if path.parts[0] not in ("p2pdist", "tracker"):
@@ -238,6 +135,20 @@ def function_size(path: PurePosixPath, text: str) -> list[str]:
         for node, size in sizes
         if size > FUNCTION_LINES_MAX
     ]
+
+
+def class_size(path: PurePosixPath, text: str) -> list[str]:
+    """A class of the product is one noun: 300 lines and 25 methods at the most."""
+    if path.parts[0] not in ("p2pdist", "tracker"):
+        return []
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            methods = sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
+            if lines > CLASS_LINES_MAX or methods > CLASS_METHODS_MAX:
+                found.append(f"{path}:{node.lineno} {node.name} has {lines} lines and {methods} methods")
+    return found
 
 
 def telling_names(path: PurePosixPath, _text: str) -> list[str]:
@@ -293,15 +204,6 @@ def silence_on_failure(path: PurePosixPath, text: str) -> list[str]:
     return found
 
 
-def speaks_of_itself(path: PurePosixPath, text: str) -> list[str]:
-    """No forbidden word, in any spelling of case."""
-    found = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        found += [f"{path}:{number} says {match.group()!r}" for match in FORBIDDEN.finditer(line)]
-    return found
-
-
-FORBIDDEN = re.compile("|".join(FORBIDDEN_WORDS), re.IGNORECASE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+\s+(.*?)\s*$", re.MULTILINE)
 
@@ -326,50 +228,18 @@ def links(path: PurePosixPath, text: str) -> list[str]:
     return found
 
 
-def cycles(modules: dict[str, str]) -> list[str]:
-    """Chains of imports that come back to where they began, from module name to text. Imports for
-    type checking and within functions do not count: they do not keep a module from being loaded."""
-    graph: dict[str, set[str]] = {}
-    for name, text in modules.items():
-        tree = ast.parse(text)
-        for node in ast.walk(tree):
-            guarded = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-            if guarded or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                node.body = [ast.Pass()]  # type: ignore[attr-defined]
-        targets = (target for _line, target in imported(tree, name, is_package=False))
-        graph[name] = {
-            max((known for known in modules if within(target, (known,))), key=len, default="") for target in targets
-        }
-    found: list[str] = []
-    done: set[str] = set()
-
-    def visit(name: str, trail: list[str]) -> None:
-        if name in trail:
-            found.append(" -> ".join([*trail[trail.index(name) :], name]))
-        elif name not in done:
-            for target in sorted(graph[name] - {"", name}):
-                visit(target, [*trail, name])
-            done.add(name)
-
-    for name in sorted(modules):
-        visit(name, [])
-    return found
-
-
 # -- the tree obeys
 
 
 @pytest.mark.parametrize(
     ("rule", "paths"),
     [
-        (import_directions, MODULES),
         (purity, MODULES),
         (function_size, MODULES),
+        (class_size, MODULES),
         (docstrings, MODULES),
-        (module_size, PROGRAMS),
         (telling_names, PROGRAMS),
         (silence_on_failure, PROGRAMS),
-        (speaks_of_itself, TEXTS),
         (links, DOCUMENTS),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -381,20 +251,19 @@ def test_the_tree_obeys(rule: Rule, paths: list[PurePosixPath]) -> None:
     assert not violations, "\n" + "\n".join(violations)
 
 
-def test_no_import_goes_in_a_circle() -> None:
-    """The modules of the product can be loaded in some order, each after what it needs."""
-    found = cycles({module_name(path): (ROOT / path).read_text() for path in MODULES})
-    assert not found, "\n" + "\n".join(found)
+def test_a_folder_holds_a_dozen_modules() -> None:
+    """What is in a folder can be read at a glance."""
+    folders = Counter(str(path.parent) for path in MODULES if path.name != "__init__.py")
+    found = {name: count for name, count in folders.items() if count > FOLDER_MODULES_MAX and name not in ROOMY}
+    assert not found
 
 
-def test_every_package_has_its_place() -> None:
-    """A new folder under p2pdist or tracker says in MAY_IMPORT what it may see."""
-    homeless = {
-        name
-        for name in map(module_name, MODULES)
-        if name not in ("p2pdist", "tracker") and not any(within(name, (known,)) for known in MAY_IMPORT)
-    }
-    assert not homeless
+def test_long_modules_are_told() -> None:
+    """No limit on length cuts a noun apart; a module of more than 800 lines is worth a look."""
+    for path in MODULES:
+        lines = len((ROOT / path).read_text().splitlines())
+        if lines > MODULE_LINES_WARN:
+            warnings.warn(f"{path} has {lines} lines", stacklevel=1)
 
 
 # -- each rule can fail
@@ -403,26 +272,14 @@ def test_every_package_has_its_place() -> None:
 @pytest.mark.parametrize(
     ("rule", "path", "text"),
     [
-        (import_directions, "p2pdist/model/x.py", "from p2pdist.core import download"),
-        (import_directions, "p2pdist/core/x.py", "import p2pdist.store.store"),
-        (import_directions, "p2pdist/core/x.py", "def f():\n    from p2pdist import store"),
-        (import_directions, "p2pdist/core/x.py", "from ..store import blobs"),
-        (import_directions, "p2pdist/core/__init__.py", "from ..store import blobs"),
-        (import_directions, "p2pdist/store/x.py", "from p2pdist.core.download import Download"),
-        (import_directions, "p2pdist/store/x.py", "from p2pdist.origin import store"),
-        (import_directions, "p2pdist/agent/x.py", "from tracker.core import swarm"),
-        (import_directions, "p2pdist/simulate/x.py", "from tracker.service import Service"),
-        (import_directions, "tracker/core/x.py", "from tracker.state import traces"),
-        (import_directions, "tracker/http/x.py", "from tracker.state import traces"),
-        (import_directions, "tracker/x.py", "from p2pdist.model import digest"),
         (purity, "tracker/core/x.py", "import time"),
         (purity, "p2pdist/core/x.py", "from asyncio import sleep"),
         (purity, "p2pdist/core/x.py", "import os.path"),
         (purity, "p2pdist/model/x.py", "def f(path):\n    return open(path)"),
         (purity, "tracker/core/x.py", "order = sorted(hosts, key=lambda name: hash(name))"),
-        (module_size, "p2pdist/core/x.py", "a = 1\n" * 801),
-        (module_size, "tests/test_x.py", "a = 1\n" * 801),
         (function_size, "p2pdist/core/x.py", "async def f():\n" + "    a = 1\n" * 60),
+        (class_size, "p2pdist/core/x.py", "class A:\n" + "    a = 1\n" * 300),
+        (class_size, "tracker/x.py", "class A:\n" + "    def f(self): ...\n" * 26),
         (telling_names, "p2pdist/core/utils.py", ""),
         (telling_names, "tests/common/test_x.py", ""),
         (docstrings, "p2pdist/core/x.py", "a = 1"),
@@ -435,9 +292,6 @@ def test_every_package_has_its_place() -> None:
         ),
         (silence_on_failure, "p2pdist/core/x.py", "try:\n    f()\nexcept:\n    g()"),
         (silence_on_failure, "p2pdist/core/x.py", "try:\n    f()\nexcept Exception:\n    pass"),
-        (speaks_of_itself, "README.md", "cd /wo" + "rk/main"),
-        (speaks_of_itself, "docs/x.md", "see iss" + "ue 12"),
-        (speaks_of_itself, "docs/x.md", "from PyPI" + ".org"),
         (links, "README.md", "[there](docs/there-is-no-such-file.md)"),
         (links, "README.md", "[there](#no-such-heading)\n# Another heading"),
         (links, "docs/x.md", "[there](../README.md#no such-heading)".replace("no such", "no-such")),
@@ -451,15 +305,6 @@ def test_a_rule_can_fail(rule: Rule, path: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "path", "text"),
     [
-        (import_directions, "p2pdist/core/x.py", "from p2pdist.model.digest import Digest\nimport heapq"),
-        (import_directions, "p2pdist/cli/verbs/tracker.py", "from tracker.service import Service"),
-        (
-            import_directions,
-            "p2pdist/simulate/x.py",
-            "from tracker.core.swarm import Swarm\nfrom p2pdist.core import download",
-        ),
-        (import_directions, "p2pdist/store/__init__.py", "from .blobs import Blobs"),
-        (import_directions, "tracker/service.py", "from tracker.core import swarm\nfrom tracker.state import traces"),
         (purity, "p2pdist/agent/x.py", "import asyncio, time\nprint(hash('a'))"),
         (purity, "p2pdist/core/x.py", "import hashlib\ndigest = hashlib.sha256(b'').hexdigest()"),
         (docstrings, "p2pdist/core/__init__.py", ""),
@@ -475,15 +320,6 @@ def test_a_rule_can_fail(rule: Rule, path: str, text: str) -> None:
 def test_a_rule_lets_good_code_pass(rule: Rule, path: str, text: str) -> None:
     """The rule does not forbid what it need not."""
     assert rule(PurePosixPath(path), text) == []
-
-
-def test_a_circle_is_found_and_named() -> None:
-    """Two modules that import each other are a circle; for type checking only they are not."""
-    back = "from p2pdist import a"
-    assert cycles({"p2pdist.a": "import p2pdist.b", "p2pdist.b": back}) == ["p2pdist.a -> p2pdist.b -> p2pdist.a"]
-    assert cycles({"p2pdist.a": "import p2pdist.b", "p2pdist.b": f"def f():\n    {back}"}) == []
-    guarded = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {back}"
-    assert cycles({"p2pdist.a": "import p2pdist.b", "p2pdist.b": guarded}) == []
 
 
 def test_test_modules_have_names_of_their_own() -> None:
