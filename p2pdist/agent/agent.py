@@ -58,7 +58,8 @@ from p2pdist.model.messages import (
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.policy import PackagePolicy
 from p2pdist.model.selection import Selection
-from p2pdist.origin.origin import Origin, open_origin
+from p2pdist.origin.drivers import open_origin
+from p2pdist.origin.origin import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.pacer import Pacer
