@@ -86,7 +86,7 @@ async def serve(options: argparse.Namespace) -> None:
     pieces = PieceList.decode(encoded)
     stripes = pieces.layout.stripes
     store = BlobStore(Path(options.store))
-    store.put_small(encoded)
+    store.put_document(encoded)
     blob = store.begin(DIGEST, pieces)
     host = Host(options.role)
 

@@ -20,7 +20,7 @@ from p2pdist.store.objects.objects import Objects
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import Decoder, Part
 from p2pdist.store.trees.filling import REACH, RUN_BYTES, RUN_CHUNKS, Bundle
-from p2pdist.store.trees.missing import Lack
+from p2pdist.store.trees.missing import Missing
 
 HELD_BYTES = 512 << 20
 """So much is held decompressed at a time, until it has been written."""
@@ -71,11 +71,11 @@ def load(store: BlobStore, packed: Packed) -> None:
 
 def fill(store: BlobStore, packed: Packed, meter: Meter) -> None:
     """All that a pull does with packs that are here."""
-    with store.trees.lacks(packed.root.digest, packed.catalogs) as lack:
+    with store.trees.missing(packed.root.digest, packed.catalogs) as missing:
         with meter.running():
-            filled = store.trees.fill(lack)
+            filled = store.trees.fill(missing)
         assert filled.missing == 0
-        store.trees.finish(lack)
+        store.trees.finish(missing)
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class Verified:
 def write(store: BlobStore, packed: Packed, meter: Meter) -> None:
     """Write what has verified: reading, verifying and, where it serves that alone, decompressing is
     not counted."""
-    with store.trees.lacks(packed.root.digest, packed.catalogs) as lack:
-        contents = _contents(lack)
+    with store.trees.missing(packed.root.digest, packed.catalogs) as missing:
+        contents = _contents(missing)
         objects, keep = store.objects, store.objects.encoded.works
         decoder = Decoder()
         while batch := [_verified(store, decoder, content, keep) for content in _some(contents)]:
@@ -111,15 +111,15 @@ def write(store: BlobStore, packed: Packed, meter: Meter) -> None:
                     written.result()
         with meter.running():
             objects.save()
-        assert not lack.missing.keys() - objects.contents()
+        assert not missing.contents.keys() - objects.contents()
 
 
-def _contents(lack: Lack) -> Iterator[Content]:
+def _contents(missing: Missing) -> Iterator[Content]:
     """In the order of the packs."""
-    for pack, todo in lack.small.items():
+    for pack, todo in missing.whole.items():
         for stored in todo:
             yield Content(stored.chunk, stored.length, b"", [_part(pack, stored)])
-    for name, assembly in lack.assemblies.items():
+    for name, assembly in missing.assemblies.items():
         yield Content(name, assembly.size, assembly.chunks, assembly.pending)
 
 

@@ -75,11 +75,11 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/store/test_extents.py",),
     ),
     Mutant(
-        "adopt without verifying",
+        "import without verifying",
         "p2pdist/store/blobs/blob.py",
         "            if not self.pieces.verify(piece, data):\n                return False\n            self._mark(piece)",
         "            self._mark(piece)",
-        ("tests/store/test_store_adopt.py",),
+        ("tests/store/test_store_import.py",),
     ),
     Mutant(
         "allow a cycle",
@@ -294,8 +294,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "believe a blob of one piece",
         "p2pdist/store/blobs/recovery.py",
-        "            trusted = complete and entry.complete and (entry.durable or entry.boot == str(shelf.boot))",
-        "            trusted = entry.durable or entry.boot in (str(shelf.boot), '')",
+        "            trusted = complete and entry.complete and (entry.durable or entry.boot == str(context.boot))",
+        "            trusted = entry.durable or entry.boot in (str(context.boot), '')",
         ("tests/store/test_store_crash.py",),
     ),
 )

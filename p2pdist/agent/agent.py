@@ -58,7 +58,8 @@ from p2pdist.model.messages import (
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.policy import PackagePolicy
 from p2pdist.model.selection import Selection
-from p2pdist.origin.origin import Origin, open_origin
+from p2pdist.origin.drivers import open_origin
+from p2pdist.origin.origin import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.pacer import Pacer
@@ -266,7 +267,7 @@ class Agent:
 
     def _claim(self, layer: Descriptor, selection: Selection | None) -> Blob:
         """The blob of a layer in the store, new if need be, held; waits for the disk."""
-        return self.store.claim(layer.digest, selection.pieces if selection else self._packages.pieces(layer))
+        return self.store.begin_held(layer.digest, selection.pieces if selection else self._packages.pieces(layer))
 
     def _join(self, digest: Digest, priority: Priority) -> BlobPull | None:
         """The pull of a blob that is running, if there is one. A preseed that somebody waits for is

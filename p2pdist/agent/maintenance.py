@@ -73,7 +73,7 @@ class Housekeeping:
         """The blobs that no package here names, that belong to no tree and to no package that is
         `arriving`, by digest."""
         trees = self._store.trees
-        named = arriving | trees.needed_by().keys() | trees.claimed() | trees.spare()
+        named = arriving | trees.needed_by().keys() | trees.packs_awaited() | trees.redundant_packs()
         named |= {tree.root for tree in trees.list()} | self._parts_of_packages()
         return sorted((blob for blob in self._store.blobs() if blob.digest not in named), key=lambda blob: blob.digest)
 
@@ -82,7 +82,7 @@ class Housekeeping:
         return {blob.digest for manifest in found if manifest is not None for blob in manifest.blobs}
 
     def _manifest(self, digest: Digest) -> Manifest | None:
-        data = self._store.read_small(digest)
+        data = self._store.read_document(digest)
         return decode_manifest(data) if data else None
 
     def _is_here(self, layer: Descriptor) -> bool:

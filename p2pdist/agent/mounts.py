@@ -117,7 +117,7 @@ class Showing:
     def _hold_again(self, digest: Digest) -> Callable[[], None]:
         """Keep what a package is shown from that an earlier agent showed: its programs read on, and
         the kernel looks objects up late."""
-        data = self._store.read_small(digest)
+        data = self._store.read_document(digest)
         try:
             if data is None:
                 raise NotFound(f"the manifest {digest} is not in the store")

@@ -137,7 +137,7 @@ class Preseeding:
     ) -> None:
         self._store, self._pulls, self._packages, self._send = store, pulls, packages, send
         self._clock_ahead_s = clock_ahead_s
-        self._spares = SparePacks(store.trees.spare, send)
+        self._spares = SparePacks(store.trees.redundant_packs, send)
         self._kept: dict[str, _Kept] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._pinning = asyncio.Lock()

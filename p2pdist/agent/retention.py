@@ -121,7 +121,7 @@ class Caching:
 
     def _blobs_of(self, manifest: Digest) -> tuple[Digest, ...]:
         if manifest not in self._manifests:
-            data = self._store.read_small(manifest)
+            data = self._store.read_document(manifest)
             self._manifests[manifest] = tuple(blob.digest for blob in decode_manifest(data).blobs) if data else ()
         return self._manifests[manifest]
 

@@ -286,7 +286,7 @@ async def opened_origin(url: str | None) -> AsyncIterator[Origin | None]:
     if not url:
         yield None
         return
-    from p2pdist.origin.origin import open_origin
+    from p2pdist.origin.drivers import open_origin
 
     origin = open_origin(url)
     try:

@@ -244,7 +244,7 @@ async def reachability(path: Path, urls: Sequence[str]) -> list[Finding]:
 async def origin(url: str) -> list[Finding]:
     """Whether central storage can be listed and read."""
     from p2pdist.model.url import redacted
-    from p2pdist.origin.origin import open_origin
+    from p2pdist.origin.drivers import open_origin
 
     if not url:
         remedy = "Name what the tracker was given, with --origin"

@@ -94,7 +94,7 @@ class Directory:
                 while view:
                     view = view[os.write(handle, view) :]
             os.fsync(handle)
-            self.adopt(key, name)
+            self.import_file(key, name)
 
     def update(self, key: str, limit: int, edit: Callable[[bytes | None], bytes]) -> None:
         with self._failures(key):
@@ -103,7 +103,7 @@ class Directory:
                 value = edit(self.read(key, limit))
                 self.write(key, iter((value,)), len(value))
 
-    def adopt(self, key: str, path: Path) -> None:
+    def import_file(self, key: str, path: Path) -> None:
         """Move a finished, synced file of the same file system into place."""
         with self._failures(key):
             target = self.path(key)

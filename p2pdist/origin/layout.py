@@ -256,9 +256,9 @@ class LocalLayout(LayoutOrigin):
                 remedy="Name another one with --layout",
             ) from error
 
-    async def adopt(self, digest: Digest, path: Path) -> None:
+    async def import_file(self, digest: Digest, path: Path) -> None:
         """Move a finished file whose digest the caller computed into place."""
-        await self._call(self._directory.adopt, blob_key(digest), path)
+        await self._call(self._directory.import_file, blob_key(digest), path)
 
 
 def _verified(

@@ -1,7 +1,7 @@
-"""Central storage: what the rest of the system may ask of an origin, and how a URL becomes one.
+"""Central storage: what the rest of the system may ask of an origin.
 
 An origin is an OCI image layout (image specification 1.0, "Image Layout"): `oci-layout`,
-`index.json` with the tags, and `blobs/sha256/<hex>`. Where it lies is a matter of the URL alone.
+`index.json` with the tags, and `blobs/sha256/<hex>`. Its URL alone selects the driver (drivers.py).
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import SMALL_BYTES_MAX, Descriptor, Reference
-from p2pdist.model.url import redacted
 
-BUCKET_SCHEMES = ("s3", "gs", "az")
 WEB_SCHEMES = ("http", "https")
-_REMEDY = "Origins are file:///directory, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, http://... and https://..."
+"""URLs of origins that are only read."""
 
 
 class Origin(Protocol):
@@ -98,34 +94,3 @@ class Origin(Protocol):
 
     async def close(self) -> None:
         """Release threads and connections."""
-
-
-def open_origin(url: str, *, serving: bool = False) -> Origin:
-    """The origin at `url`; nothing is read yet. `serving`: for a tracker or an agent, to which a
-    directory that is not there is storage that is away, and may come back. Raises UsageError for a
-    URL that no driver serves."""
-    from p2pdist.origin.layout import LayoutOrigin
-
-    try:
-        parts = urlsplit(url)
-        scheme, host = parts.scheme.lower(), parts.hostname or ""
-        _ = parts.port
-    except ValueError as error:
-        raise UsageError(f"{redacted(url)!r} is not an origin URL: {error}", remedy=_REMEDY) from error
-    if scheme == "file":
-        from p2pdist.origin.directory import Directory
-
-        path = unquote(parts.path)
-        if host not in ("", "localhost") or not path.startswith("/") or "\0" in path or parts.query or parts.fragment:
-            raise UsageError(f"{redacted(url)!r} names no local directory", remedy="Write file:///absolute/path")
-        return LayoutOrigin(Directory(Path(path), serving=serving))
-    if scheme in BUCKET_SCHEMES or scheme in WEB_SCHEMES:
-        from p2pdist.origin.bucket import Bucket
-
-        if not host:
-            raise UsageError(f"{redacted(url)!r} names no host or bucket", remedy=_REMEDY)
-        if parts.fragment or (parts.query and scheme in BUCKET_SCHEMES):
-            remedy = "Leave out what follows ? and #; settings and credentials of a bucket come from the environment"
-            raise UsageError(f"the URL of {redacted(url)!r} has a part that is not used", remedy=remedy)
-        return LayoutOrigin(Bucket(url))
-    raise UsageError(f"{redacted(url)!r} is not the URL of an origin", remedy=_REMEDY)

@@ -387,7 +387,7 @@ async def _add_image(
             content = await asyncio.to_thread(read_content, image, stopped=stopped)
             await asyncio.to_thread(_sync, image)
             written = 0 if await layout.size(content.digest) == content.size else content.size
-            await layout.adopt(content.digest, image)
+            await layout.import_file(content.digest, image)
         finally:
             stopped.set()
     written += await write_small(layout, content.pieces.encode())

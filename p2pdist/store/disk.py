@@ -23,7 +23,7 @@ the index and others need some."""
 HANGS_S = 1.0
 """A disk that has not taken a byte for so long hangs."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _TMPFS, _STATFS_BYTES = 0x01021994, 256  # linux/magic.h; more than a struct statfs
@@ -137,7 +137,9 @@ class Pulse:
         try:
             os.pwrite(self._fd, b"\n", self._offset)
         except OSError as error:
-            log.debug("the disk cannot be written to: %s", error)  # which each write tells; here it only has to answer
+            logger.debug(
+                "the disk cannot be written to: %s", error
+            )  # which each write tells; here it only has to answer
         finally:
             with self._lock:
                 self._began = None

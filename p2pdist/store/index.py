@@ -190,23 +190,23 @@ class Index:
 
     # -- small blobs
 
-    def small_sizes(self) -> dict[Digest, int]:
+    def document_sizes(self) -> dict[Digest, int]:
         return {row[0]: row[1] for row in self._query("SELECT digest, LENGTH(data) FROM smalls")}
 
-    def small(self, digest: Digest) -> bytes | None:
+    def document(self, digest: Digest) -> bytes | None:
         """The data, unverified; None when there is none."""
         rows = self._query("SELECT data FROM smalls WHERE digest=?", (digest,))
         return bytes(rows[0][0]) if rows else None
 
-    def put_smalls(self, documents: dict[Digest, bytes]) -> None:
+    def put_documents(self, documents: dict[Digest, bytes]) -> None:
         now = time.time()
         rows = [(digest, now, data) for digest, data in documents.items()]
         self._run_all("INSERT OR REPLACE INTO smalls VALUES (?,?,?)", rows)
 
-    def remove_small(self, digest: Digest) -> None:
+    def remove_document(self, digest: Digest) -> None:
         self._run("DELETE FROM smalls WHERE digest=?", (digest,))
 
-    def old_smalls(self, before: float) -> list[Digest]:
+    def old_documents(self, before: float) -> list[Digest]:
         """Those that were stored before a time in seconds since the epoch."""
         return [row[0] for row in self._query("SELECT digest FROM smalls WHERE stored<?", (before,))]
 

@@ -43,7 +43,7 @@ class Paths:
     """The files below `root`. The directories are joined once: that is most of what a path costs,
     and a small blob takes a dozen."""
 
-    __slots__ = ("blobs", "images", "index", "lock", "objects", "partial", "root", "smalls", "temporary", "variants")
+    __slots__ = ("blobs", "documents", "images", "index", "lock", "objects", "partial", "root", "temporary", "variants")
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -51,7 +51,7 @@ class Paths:
         self.index = root / "index.sqlite"
         self.blobs = root / "blobs" / "sha256"
         self.partial = root / "partial"
-        self.smalls = root / "small" / "sha256"
+        self.documents = root / "small" / "sha256"
         self.objects = root / "objects"
         self.images = root / "images"
         self.variants = root / "variants"
@@ -65,12 +65,12 @@ class Paths:
         """The content of a partial blob, as long as the whole."""
         return self.partial / f"{hex_of(parse_digest(digest))}.data"
 
-    def have(self, digest: Digest) -> Path:
+    def bitmap(self, digest: Digest) -> Path:
         """Which pieces of a partial blob are verified."""
         return self.partial / f"{hex_of(parse_digest(digest))}.have"
 
-    def small(self, digest: Digest) -> Path:
-        return self.smalls / hex_of(parse_digest(digest))
+    def document(self, digest: Digest) -> Path:
+        return self.documents / hex_of(parse_digest(digest))
 
     def object(self, content: bytes) -> Path:
         """The content of a regular file of trees, read-only. `content` is its BLAKE3, 32 bytes."""
@@ -83,6 +83,6 @@ class Paths:
 
     def make(self) -> None:
         """Create the directories; raises OSError."""
-        blobs, shown = (self.blobs, self.partial, self.smalls), (self.objects, self.images, self.variants)
+        blobs, shown = (self.blobs, self.partial, self.documents), (self.objects, self.images, self.variants)
         for directory in (*blobs, *shown, self.temporary):
             directory.mkdir(parents=True, exist_ok=True)

@@ -36,8 +36,8 @@ from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound
 from p2pdist.model.manifest import decode_manifest
 from p2pdist.model.pieces import PieceList, PieceSet, encoded_size
-from p2pdist.store.blobs.blob import Blob, Shelf
-from p2pdist.store.blobs.documents import SmallBlobs
+from p2pdist.store.blobs.blob import Blob, BlobContext
+from p2pdist.store.blobs.documents import Documents
 from p2pdist.store.blobs.recovery import recover
 from p2pdist.store.disk import (
     Pulse,
@@ -52,11 +52,11 @@ from p2pdist.store.disk import (
 from p2pdist.store.index import Entry, Index, PackageRecord
 from p2pdist.store.layout import Paths, lock_directory
 from p2pdist.store.objects.objects import Objects
-from p2pdist.store.sync import Settler
-from p2pdist.store.trees.trees import Surroundings, Trees
+from p2pdist.store.sync import BackgroundSync
+from p2pdist.store.trees.trees import TreeContext, Trees
 from p2pdist.store.verify import Checked, verify
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Usage:
 
     bytes_complete: int
     bytes_partial: int
-    bytes_small: int
+    bytes_documents: int
     capacity: int | None
     disk_free: int
     bytes_objects: int = 0
@@ -76,7 +76,7 @@ class Usage:
 
     @property
     def bytes_total(self) -> int:
-        blobs = self.bytes_complete + self.bytes_partial + self.bytes_small
+        blobs = self.bytes_complete + self.bytes_partial + self.bytes_documents
         return blobs + self.bytes_objects + self.bytes_expected + self.bytes_images + self.bytes_variants
 
 
@@ -123,7 +123,7 @@ class Room:
             chosen = self._choose(candidates, short, shares) if self._choose is not None else None
             went = [digest for digest in chosen or [] if self._stock.evict(digest)]
             for digest in went:
-                log.info("%s evicted to make room", digest)
+                logger.info("%s evicted to make room", digest)
             if not went:
                 could = self._evictable(candidates, shares) if self._choose is not None else 0
                 raise DiskFull(str(self._root), needed=needed, free=max(0, needed - short) + could)
@@ -151,7 +151,7 @@ USE_SAVED_S = 60.0
 """Uses are kept in memory for so long: a crash costs some order of eviction, not a write per
 use."""
 
-SMALL_IDLE_S = 86400.0
+DOCUMENT_IDLE_S = 86400.0
 """A small blob that nothing refers to is removed at the first opening after this time."""
 
 
@@ -184,34 +184,34 @@ class BlobStore:
 
     def _open(self) -> None:
         self._index = Index(self._paths.index)
-        self._settler = Settler(self._paths, self._index)
+        self._sync = BackgroundSync(self._paths, self._index)
         try:
             with failures(self._paths.root):
-                self._small = SmallBlobs(self._paths, self._index)
-            self._shelf = Shelf(
+                self._documents = Documents(self._paths, self._index)
+            self._blob_context = BlobContext(
                 self._paths,
                 self._index,
                 boot_id(),
                 self._load_pieces,
-                lambda blob: self._settler.add(blob.digest, blob.pieces_digest),
+                lambda blob: self._sync.add(blob.digest, blob.pieces_digest),
                 in_memory(self._lock_fd),
             )
-            self._blobs = recover(self._shelf)
+            self._blobs = recover(self._blob_context)
             self._packages = {record.reference: record for record in self._index.packages()}
             self._pins: dict[Digest, set[str]] = {}
             for digest, owner in self._index.pins():
                 self._pins.setdefault(digest, set()).add(owner)
-            self._small.sweep(self._wanted_smalls(), idle_s=SMALL_IDLE_S)
-            self.objects = Objects(self._paths, self._index, self._shelf.boot)
-            self.trees = Trees(self._around(), self.objects)
+            self._documents.sweep(self._named_documents(), idle_s=DOCUMENT_IDLE_S)
+            self.objects = Objects(self._paths, self._index, self._blob_context.boot)
+            self.trees = Trees(self._tree_context(), self.objects)
         except BaseException:
-            self._settler.close()
+            self._sync.close()
             self._index.close()
             raise
 
-    def _around(self) -> Surroundings:
-        settle = partial(self._settler.add_task, self.objects.settle)
-        return Surroundings(self._lock, self._paths, self._index, self.get, self.owners, self.make_room, settle)
+    def _tree_context(self) -> TreeContext:
+        sync_objects = partial(self._sync.add_task, self.objects.sync)
+        return TreeContext(self._lock, self._paths, self._index, self.get, self.owners, self.make_room, sync_objects)
 
     def close(self) -> None:
         """Bring everything to the disk and unlock the directory. Idempotent; blobs cannot be used
@@ -222,7 +222,7 @@ class BlobStore:
             self._closed = True
             try:
                 self._save_use()
-                self._settler.close()
+                self._sync.close()
                 for blob in self._blobs.values():
                     with failures(blob.path):
                         blob.close()
@@ -262,17 +262,19 @@ class BlobStore:
                 found.pieces_digest == pieces.digest or (found.complete and found.sha256() == digest)
             ):
                 if bad := found.recheck():
-                    log.warning("%s: %d of its pieces are not as they were verified and are dropped", digest, len(bad))
+                    logger.warning(
+                        "%s: %d of its pieces are not as they were verified and are dropped", digest, len(bad)
+                    )
                 return found
             with self._lock:
                 if self._blobs.get(digest) is not found:
                     continue  # somebody was faster
                 if found is not None:
-                    log.warning("%s was stored by another piece list and is begun anew", digest)
+                    logger.warning("%s was stored by another piece list and is begun anew", digest)
                     self._discard(found)
                 return self._create(digest, pieces)
 
-    def claim(self, digest: Digest, pieces: PieceList) -> Blob:
+    def begin_held(self, digest: Digest, pieces: PieceList) -> Blob:
         """The same, held for the caller to release. One that is not held gives way to whatever else
         is begun."""
         try:
@@ -290,9 +292,9 @@ class BlobStore:
         layout = pieces.layout
         self._room.make(layout.size + encoded_size(layout))
         now = time.time()
-        pieces_digest = self._small.put([pieces.encode()])[0]
+        pieces_digest = self._documents.put([pieces.encode()])[0]
         entry = Entry(digest, layout.size, layout.piece_size, pieces_digest, False, False, "", now, now)
-        blob = Blob(self._shelf, entry, PieceSet(layout.count), complete=False, pieces=pieces)
+        blob = Blob(self._blob_context, entry, PieceSet(layout.count), complete=False, pieces=pieces)
         try:
             self._index.add(entry)
             with failures(self._paths.partial, needed=layout.size):
@@ -336,48 +338,48 @@ class BlobStore:
         digest = blob.digest
         # Files before the index: on a full disk the index can be written only after they are gone.
         with failures(self._paths.root):
-            for path in (self._paths.complete(digest), self._paths.data(digest), self._paths.have(digest)):
+            for path in (self._paths.complete(digest), self._paths.data(digest), self._paths.bitmap(digest)):
                 path.unlink(missing_ok=True)
         self._index.delete(digest)
         self._blobs.pop(digest, None)
         lists = {other.pieces_digest for other in self._blobs.values()}
         if blob.pieces_digest not in lists and blob.pieces_digest not in self._pins:
-            self._small.remove(blob.pieces_digest)
+            self._documents.remove(blob.pieces_digest)
 
     # -- small blobs
 
-    def put_small(self, data: bytes) -> Digest:
+    def put_document(self, data: bytes) -> Digest:
         """Store a manifest, config or piece list. Raises TooLarge, DiskFull."""
-        return self.put_smalls([data])[0]
+        return self.put_documents([data])[0]
 
-    def put_smalls(self, documents: Sequence[bytes]) -> list[Digest]:
+    def put_documents(self, documents: Sequence[bytes]) -> list[Digest]:
         """Store several, for which room is made at once. Raises TooLarge, DiskFull."""
         with self._lock:
             self._room.make(sum(map(len, documents)))
-            return self._small.put(documents)
+            return self._documents.put(documents)
 
-    def read_small(self, digest: Digest) -> bytes | None:
+    def read_document(self, digest: Digest) -> bytes | None:
         """A small blob, verified; None when it is not here."""
-        return self._small.read(parse_digest(digest))
+        return self._documents.read(parse_digest(digest))
 
     def _load_pieces(self, digest: Digest) -> PieceList:
-        data = self._small.read(digest)
+        data = self._documents.read(digest)
         if data is None:
             raise Corrupt(
                 f"the store {self.root} has lost the piece list {digest}", remedy="Remove the package and pull it again"
             )
         return PieceList.decode(data)
 
-    def _wanted_smalls(self) -> set[Digest]:
+    def _named_documents(self) -> set[Digest]:
         wanted = {blob.pieces_digest for blob in self._blobs.values()} | set(self._pins)
         for record in self._packages.values():
             wanted.add(record.manifest_digest)
-            data = self._small.read(record.manifest_digest)
+            data = self._documents.read(record.manifest_digest)
             if data is not None:
                 try:
                     wanted.update(small.digest for small in decode_manifest(data).small_blobs())
                 except Corrupt as error:
-                    log.warning("%s: %s", record.reference, error)
+                    logger.warning("%s: %s", record.reference, error)
         return wanted
 
     # -- pins and packages
@@ -447,7 +449,7 @@ class BlobStore:
         return Usage(
             sizes[True],
             sizes[False],
-            self._small.bytes_total,
+            self._documents.bytes_total,
             self._capacity,
             free,
             self.objects.bytes_total,
@@ -467,8 +469,8 @@ class BlobStore:
         return self.trees.collect()
 
     def verify(self, *, bytes_s: float | None = None) -> Iterator[Checked]:
-        """See verification.verify."""
-        return verify(self, bytes_s=bytes_s)
+        """Read everything and drop what is wrong (see verify.verify); iterate in a thread."""
+        return verify(self.blobs(), self.objects, self.trees, bytes_s=bytes_s)
 
     def bytes_ahead(self) -> int:
         """Bytes that partial blobs and expected objects will yet take from the disk; 0 for blobs
@@ -486,7 +488,7 @@ class BlobStore:
         idle = time.time() - PARTIAL_IDLE_S
         trees, shares = self.trees.candidates()
         roots, needed_by = {tree.digest for tree in trees}, self.trees.needed_by()
-        spare, claimed = self.trees.spare(), self.trees.claimed()
+        spare, claimed = self.trees.redundant_packs(), self.trees.packs_awaited()
         blobs = [
             Candidate(
                 blob.digest,

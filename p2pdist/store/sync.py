@@ -16,7 +16,7 @@ from p2pdist.store.disk import sync_path
 from p2pdist.store.index import Index
 from p2pdist.store.layout import Paths
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 GATHER_S = 1.0
 """So long blobs are gathered: the layers of one package share the synchronisation of directories
@@ -28,7 +28,7 @@ _Task = Callable[[], None]
 _Work = tuple[Digest, Digest] | _Task
 
 
-class Settler:
+class BackgroundSync:
     """One thread that synchronises the blobs it is told of, in batches: contents, piece lists,
     directories, index; then marks them durable. Tasks that do such a thing for something else are
     run once for each batch."""
@@ -38,7 +38,7 @@ class Settler:
         self._index = index
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="store-settler", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="store-sync", daemon=True)
         self._thread.start()
 
     def add(self, digest: Digest, pieces_digest: Digest) -> None:
@@ -50,7 +50,7 @@ class Settler:
         self._queue.put(task)
 
     def close(self) -> None:
-        """Return when all that was added is settled."""
+        """Return when all that was added is synchronised."""
         self._closing.set()
         self._queue.put(None)
         self._thread.join()
@@ -64,28 +64,28 @@ class Settler:
                 last = more is None
                 if more is not None:
                     batch.append(more)
-            self._settle([work for work in batch if isinstance(work, tuple)])
+            self._sync_batch([work for work in batch if isinstance(work, tuple)])
             for task in dict.fromkeys(work for work in batch if not isinstance(work, tuple)):
                 try:
                     task()
                 except P2PDistError as error:
-                    log.error(
+                    logger.error(
                         "objects could not be brought to the disk and will be verified at the next start: %s", error
                     )
             if last:
                 return
 
-    def _settle(self, batch: list[tuple[Digest, Digest]]) -> None:
-        settled = [digest for digest, pieces_digest in batch if self._synchronised(digest, pieces_digest)]
-        if not settled:
+    def _sync_batch(self, batch: list[tuple[Digest, Digest]]) -> None:
+        synchronised = [digest for digest, pieces_digest in batch if self._synchronised(digest, pieces_digest)]
+        if not synchronised:
             return
         try:
-            sync_path(self._paths.smalls)
+            sync_path(self._paths.documents)
             sync_path(self._paths.blobs)
             self._index.checkpoint()
-            self._index.set_durable(settled)
+            self._index.set_durable(synchronised)
         except (OSError, P2PDistError) as error:
-            self._distrust(settled, error)
+            self._distrust(synchronised, error)
 
     def _synchronised(self, digest: Digest, pieces_digest: Digest) -> bool:
         """Synchronise content and piece list of one blob; False when it could not be."""
@@ -97,7 +97,7 @@ class Settler:
             finally:
                 os.close(fd)
             with suppress(FileNotFoundError):  # it may be a row of the index
-                sync_path(self._paths.small(pieces_digest))
+                sync_path(self._paths.document(pieces_digest))
         except FileNotFoundError:
             return False  # removed, or partial again, in the meantime
         except OSError as error:
@@ -107,8 +107,10 @@ class Settler:
 
     def _distrust(self, digests: list[Digest], error: Exception) -> None:
         for digest in digests:
-            log.error("%s could not be brought to the disk and will be verified at the next start: %s", digest, error)
+            logger.error(
+                "%s could not be brought to the disk and will be verified at the next start: %s", digest, error
+            )
             try:
                 self._index.distrust(digest)
             except P2PDistError as failure:
-                log.error("%s could not be marked for verification: %s", digest, failure)
+                logger.error("%s could not be marked for verification: %s", digest, failure)

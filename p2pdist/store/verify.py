@@ -1,70 +1,81 @@
-"""Looking at everything that a store holds: are the bytes on the disk still those of the name?"""
+"""Verification of a whole store: are the bytes on the disk still those of the name?"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from itertools import chain
+from typing import Literal
 
 from p2pdist.model.errors import NotFound, P2PDistError
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.objects.objects import Objects
 from p2pdist.store.objects.recovery import file_hash
+from p2pdist.store.trees.trees import Trees
 
-if TYPE_CHECKING:
-    from p2pdist.store.store import BlobStore
-
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One thing that was read: a blob, by digest, an object, by the hexadecimal BLAKE3, or a
-    variant of one, as one of a tree; `size` is in bytes."""
+    """One file that was read."""
 
     kind: Literal["blob", "object", "variant"]
     name: str
+    """A blob's digest, an object's hexadecimal BLAKE3, or the tree of a variant."""
     size: int
+    """In bytes."""
     ok: bool
 
 
-def verify(store: BlobStore, *, bytes_s: float | None = None) -> Iterator[Checked]:
+def verify(blobs: Iterable[Blob], objects: Objects, trees: Trees, *, bytes_s: float | None = None) -> Iterator[Checked]:
     """Read all complete blobs, all objects and their variants, at `bytes_s` bytes a second in the
-    mean, and say of each whether it is right. A wrong piece is dropped, which makes its blob
-    partial; a wrong object is removed, which makes its trees incomplete: the next pull fetches what
-    is missing. A wrong variant is removed, and made again when its tree is shown. What comes or
-    goes meanwhile may or may not be seen. Blocks: iterate in a thread."""
+    mean, and yield for each whether it is right.
+
+    A wrong piece is dropped, which makes its blob partial; a wrong object is removed, which makes
+    its trees incomplete: the next pull fetches what is missing. A wrong variant is removed, and the
+    next mount of its tree makes it again. Whatever appears or goes meanwhile may be left out.
+    Blocks: iterate in a thread.
+    """
     begun, read = time.monotonic(), 0
-    for checked in _each(store):
+    for checked in chain(_blobs(blobs), _objects(objects, trees), _variants(trees)):
         read += checked.size
         if bytes_s is not None:
             time.sleep(max(0.0, begun + read / bytes_s - time.monotonic()))
         yield checked
 
 
-def _each(store: BlobStore) -> Iterator[Checked]:
-    for blob in store.blobs():
+def _blobs(blobs: Iterable[Blob]) -> Iterator[Checked]:
+    for blob in blobs:
         if blob.complete:
             try:
                 yield Checked("blob", blob.digest, blob.size, not blob.verify(drop=True))
             except NotFound:
                 continue  # removed meanwhile
             except P2PDistError as error:
-                log.error("%s cannot be verified: %s", blob.digest, error)
+                logger.error("%s cannot be verified: %s", blob.digest, error)
                 yield Checked("blob", blob.digest, blob.size, False)
-    for content, size in list(store.objects.sizes.items()):
+
+
+def _objects(objects: Objects, trees: Trees) -> Iterator[Checked]:
+    for content, size in list(objects.sizes.items()):
         try:
-            path = store.objects.path(content)
+            path = objects.path(content)
             good = path.stat().st_size == size and file_hash(path) == content
         except (OSError, NotFound):
-            if content not in store.objects:
+            if content not in objects:
                 continue
             good = False
-        if not good and content in store.objects:
-            log.error("the object %s is damaged and is removed", content.hex())
-            store.trees.drop_object(content)
+        if not good and content in objects:
+            logger.error("the object %s is damaged and is removed", content.hex())
+            trees.drop_object(content)
         yield Checked("object", content.hex(), size, good)
-    for root, size, good in store.trees.variants.verify():
+
+
+def _variants(trees: Trees) -> Iterator[Checked]:
+    for root, size, good in trees.variants.verify():
         if not good:
-            log.error("a variant of an object of %s is damaged and is removed", root)
+            logger.error("a variant of an object of %s is damaged and is removed", root)
         yield Checked("variant", f"variant {root}", size, good)

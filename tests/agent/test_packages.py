@@ -156,7 +156,7 @@ async def test_a_package_that_is_all_new_costs_one_request(site: Site) -> None:
     found = await packages.find(TAG, silent)
     assert site.asked == [("/v1/packages", 200)]
     assert found.digest == package.digest and found.config.entrypoint == ("true",)
-    assert all(store.read_small(digest_of(each)) == each for each in package.documents)
+    assert all(store.read_document(digest_of(each)) == each for each in package.documents)
     assert [packages.pieces(layer).encode() for layer in found.manifest.layers] == package.lists
 
 
@@ -208,7 +208,7 @@ async def test_a_document_that_the_origin_lost_is_missed_only_by_who_lacks_it(si
     site.origin.blob_path(digest_of(lost)).unlink()
     url = await site.tracker()
     packages, store = await site.agent(url)
-    store.put_small(lost)
+    store.put_document(lost)
     assert (await packages.find(TAG, silent)).digest == package.digest
     without, _ = await site.agent(url)
     with pytest.raises(NotFound, match=digest_of(lost)):
@@ -287,4 +287,4 @@ async def test_nothing_of_an_answer_that_lies_is_stored(site: Site, body: bytes)
         packages, store = await site.agent(url)
         with pytest.raises(Corrupt):
             await packages.find(Reference("team/app", digest=HONEST.digest), silent)
-        assert store.usage().bytes_small == 0
+        assert store.usage().bytes_documents == 0

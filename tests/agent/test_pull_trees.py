@@ -129,17 +129,17 @@ async def test_a_pull_that_ends_while_it_looks_what_is_lacking_keeps_no_room(
     agent ends."""
     store = BlobStore(tmp_path / "store")
     looking, go_on, looked = (threading.Event() for _ in range(3))
-    lacks = store.trees.lacks
+    missing = store.trees.missing
 
-    def slow_lacks(*words: object) -> object:
+    def slow(*words: object) -> object:
         looking.set()
         assert go_on.wait(10)
         try:
-            return lacks(*words)  # type: ignore[arg-type]
+            return missing(*words)  # type: ignore[arg-type]
         finally:
             looked.set()
 
-    monkeypatch.setattr(store.trees, "lacks", slow_lacks)
+    monkeypatch.setattr(store.trees, "missing", slow)
     try:
         pull = asyncio.create_task(bring(source, "v1", layout, store))
         assert await asyncio.to_thread(looking.wait, 10)

@@ -24,7 +24,7 @@ async def check(root: Path, digest: Digest, output: Path | None = None) -> list[
     pieces = PieceList.of_stream(io.BytesIO(DATA), len(DATA))
     waited: list[int] = []
     with contextlib.closing(BlobStore(root)) as store:
-        blob = store.claim(digest, pieces)
+        blob = store.begin_held(digest, pieces)
 
         async def piece(number: int) -> None:
             waited.append(number)

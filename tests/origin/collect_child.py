@@ -14,8 +14,8 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict
 from p2pdist.model.manifest import parse_reference
 from p2pdist.origin import layout as layout_module
+from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LayoutOrigin, LocalLayout
-from p2pdist.origin.origin import open_origin
 from p2pdist.package.pack import pack
 from p2pdist.package.repository import gc as collect_module
 from p2pdist.package.repository.gc import collect

@@ -38,7 +38,7 @@ async def make_package(layout: LocalLayout, blobs: list[bytes], *tags: str) -> l
         file = layout.scratch() / "draft"
         file.write_bytes(data)
         content = read_content(file)
-        await layout.adopt(content.digest, file)
+        await layout.import_file(content.digest, file)
         await layout.write_small(content.pieces.encode())
         layers.append(content.descriptor(BLOB_TYPE))
         lists.append(content.pieces_descriptor())

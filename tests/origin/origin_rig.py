@@ -27,8 +27,8 @@ from p2pdist.model.manifest import (
     encode_manifest,
     parse_reference,
 )
+from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LayoutOrigin, blob_key
-from p2pdist.origin.origin import open_origin
 from p2pdist.package.repository.repository import read_content
 
 BUCKET = "packages"

@@ -19,8 +19,8 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, Unavailable, UsageError
 from p2pdist.model.manifest import MANIFEST_TYPE, Descriptor
 from p2pdist.origin import layout as layout_module
+from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LayoutOrigin, LocalLayout
-from p2pdist.origin.origin import open_origin
 from p2pdist.package.repository import gc as collect_module
 from p2pdist.package.repository import leases as lease_module
 from p2pdist.package.repository.gc import collect

@@ -11,8 +11,8 @@ from origin_rig import BUCKET, free_port, store_file
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable
 from p2pdist.model.manifest import parse_reference
+from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LayoutOrigin
-from p2pdist.origin.origin import open_origin
 
 V1 = parse_reference("app:v1")
 

@@ -15,7 +15,7 @@ from origin_rig import Place, store_file
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, TooLarge
 from p2pdist.model.manifest import MANIFEST_TYPE, Descriptor, Reference, parse_reference
-from p2pdist.origin.origin import open_origin
+from p2pdist.origin.drivers import open_origin
 
 
 async def test_what_was_written_is_read_back(place: Place, payload: Path) -> None:
@@ -216,7 +216,7 @@ async def test_processes_that_tag_at_once_lose_nothing(tmp_path: Path) -> None:
 import asyncio, sys
 from p2pdist.model.manifest import *
 from p2pdist.model.digest import digest_of
-from p2pdist.origin.origin import open_origin
+from p2pdist.origin.drivers import open_origin
 async def work():
     origin = open_origin(sys.argv[1])
     for number in range(10):

@@ -14,8 +14,8 @@ from origin_rig import store_file
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import NotFound, Refused
 from p2pdist.model.manifest import Reference, parse_reference
+from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LayoutOrigin, LocalLayout, blob_key
-from p2pdist.origin.origin import open_origin
 
 
 async def test_a_missing_directory_is_said_with_a_remedy(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import NotFound, P2PDistError, Refused, Unavailable, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.answer import proxy_for
+from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LayoutOrigin
-from p2pdist.origin.origin import open_origin
 
 V1 = parse_reference("app:v1")
 DIGEST = digest_of(b"content")

@@ -17,8 +17,9 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable, UsageError
 from p2pdist.model.manifest import Descriptor, parse_reference
 from p2pdist.origin import bucket
+from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LocalLayout, blob_key
-from p2pdist.origin.origin import Origin, open_origin
+from p2pdist.origin.origin import Origin
 
 StartWeb = Callable[..., Web]
 V1 = parse_reference("app:v1")
@@ -253,7 +254,7 @@ def test_a_process_that_read_an_origin_exits_cleanly(web: StartWeb, tmp_path: Pa
     script = """
 import asyncio, sys
 from p2pdist.model.digest import digest_of
-from p2pdist.origin.origin import open_origin
+from p2pdist.origin.drivers import open_origin
 async def work(url):
     origin = open_origin(url)
     await asyncio.gather(*[origin.size(digest_of(b"%d" % n)) for n in range(20)])

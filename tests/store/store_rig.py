@@ -90,7 +90,7 @@ def complete_file(root: Path, digest: Digest) -> Path:
     return root / "blobs" / "sha256" / hex_of(digest)
 
 
-def have_file(root: Path, digest: Digest) -> Path:
+def bitmap_file(root: Path, digest: Digest) -> Path:
     return root / "partial" / f"{hex_of(digest)}.have"
 
 

@@ -23,7 +23,7 @@ from p2pdist.model.tree import (
     walking_order,
 )
 from p2pdist.store.store import BlobStore
-from p2pdist.store.trees.missing import Lack
+from p2pdist.store.trees.missing import Missing
 
 CHUNK = 128 << 10
 
@@ -60,7 +60,7 @@ class Packed:
 
 @dataclass
 class Publisher:
-    """Packs trees one after the other, each with what its catalogs lack only. Large files are cut
+    """Packs trees one after the other, each with what its catalogs missing only. Large files are cut
     every `chunk` bytes; `cut` says that the blocks of their chunks are as short as they are
     today."""
 
@@ -144,15 +144,15 @@ def bring(store: BlobStore, packed: Packed, digests: Sequence[Digest]) -> None:
         blob.finish()
 
 
-def pull(store: BlobStore, packed: Packed) -> Lack:
+def pull(store: BlobStore, packed: Packed) -> Missing:
     """Have a tree complete in a store; returns what it lacked."""
     bring(store, packed, packed.small)
-    with store.trees.lacks(packed.root, packed.catalogs, packed.packs) as lack:
-        bring(store, packed, [need.pack for need in lack.needs])
-        filled = store.trees.fill(lack)
+    with store.trees.missing(packed.root, packed.catalogs, packed.packs) as missing:
+        bring(store, packed, [need.pack for need in missing.needs])
+        filled = store.trees.fill(missing)
         assert filled.missing == 0
-        store.trees.finish(lack)
-    return lack
+        store.trees.finish(missing)
+    return missing
 
 
 def check(store: BlobStore, packed: Packed) -> None:

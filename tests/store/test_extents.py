@@ -229,15 +229,15 @@ def filled(btrfs: Path, versions: Sequence[Packed], order: str = "") -> tuple[in
                 pull(store, packed)
                 continue
             bring(store, packed, packed.small)
-            with store.trees.lacks(packed.root, packed.catalogs, packed.packs) as lack:
-                needs = [need.pack for need in lack.needs]
+            with store.trees.missing(packed.root, packed.catalogs, packed.packs) as missing:
+                needs = [need.pack for need in missing.needs]
                 for some in (
                     [[each] for each in reversed(needs)] if order == "last first" else [needs[1::2], needs[::2]]
                 ):
                     bring(store, packed, some)
-                    done = store.trees.fill(lack)
+                    done = store.trees.fill(missing)
                 assert done.missing == 0
-                store.trees.finish(lack)
+                store.trees.finish(missing)
         encoded = store.objects.encoded.encoded_bytes
         paths = [store.objects.path(content) for content in versions[-1].contents]
     finally:

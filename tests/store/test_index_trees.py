@@ -92,9 +92,9 @@ def test_a_version_costs_what_differs(store: BlobStore) -> None:
     pull(store, first)
     before = stored(index, "SELECT SUM(LENGTH(contents)) FROM tree_pages")
     bring(store, second, [*second.small, *second.packs])
-    with store.trees.lacks(second.root, second.catalogs) as lack:
-        store.trees.fill(lack)
-        store.trees.finish(lack)
+    with store.trees.missing(second.root, second.catalogs) as missing:
+        store.trees.fill(missing)
+        store.trees.finish(missing)
     pages = stored(index, "SELECT COUNT(*) FROM tree_pages")
     assert 0 < stored(index, "SELECT SUM(LENGTH(contents)) FROM tree_pages") - before <= 32 * 2100
     store.trees.remove(first.root)

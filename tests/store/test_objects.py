@@ -164,7 +164,7 @@ def test_what_has_reached_the_disk_is_not_read_again(tmp_path: Path, open_store:
     shows that nothing was read."""
     store = open_store(tmp_path / "store")
     (durable,) = put(store.objects, noise(1, 9000))
-    store.objects.settle()
+    store.objects.sync()
     (young,) = put(store.objects, noise(2, 9000))
     store.objects.save()
     left = _killed(tmp_path)

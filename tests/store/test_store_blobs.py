@@ -22,7 +22,7 @@ from p2pdist.model.manifest import SMALL_BYTES_MAX, Config, Descriptor, Manifest
 from p2pdist.model.pieces import PieceList, encoded_size
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.documents import ROW_BYTES_MAX
-from p2pdist.store.store import SMALL_IDLE_S, BlobStore
+from p2pdist.store.store import DOCUMENT_IDLE_S, BlobStore
 
 
 def test_a_second_opener_is_refused_by_name(tmp_path: Path, store: BlobStore) -> None:
@@ -75,13 +75,13 @@ def test_who_claims_a_blob_has_it_however_others_make_room(store: BlobStore, mon
 
     removers: list[threading.Thread] = []
     monkeypatch.setattr(store, "begin", begun_and_removed)
-    blob = store.claim(found.digest, found.pieces)
+    blob = store.begin_held(found.digest, found.pieces)
     assert blob.in_use and store.get(found.digest) is blob
     for remover in removers:
         remover.join()
     first, second = attempts
     assert first is None and isinstance(second, Conflict)
-    assert store.claim(found.digest, found.pieces) is blob
+    assert store.begin_held(found.digest, found.pieces) is blob
     for _ in range(2):
         blob.release()
     assert not blob.in_use
@@ -94,7 +94,7 @@ def test_names_that_are_no_digests_are_refused(store: BlobStore, tmp_path: Path)
         store.get,
         store.remove,
         store.drop_partial,
-        store.read_small,
+        store.read_document,
         store.owners,
         lambda name: store.begin(name, pieces),
         lambda name: store.pin(name, "me"),
@@ -130,7 +130,7 @@ def test_remove_spares_what_is_pinned_or_in_use(store: BlobStore) -> None:
     store.remove(found.digest)
     assert store.get(found.digest) is None
     assert files(store.root) == set()
-    assert store.read_small(found.pieces.digest) is None
+    assert store.read_document(found.pieces.digest) is None
     assert store.usage().bytes_total == 0
     with pytest.raises(NotFound):
         store.remove(found.digest)
@@ -183,7 +183,7 @@ def test_capacity_counts_partial_blobs_in_full(tmp_path: Path, open_store: Any) 
     assert caught.value.details["needed"] == 2 * PIECE + encoded_size(other.pieces.layout)
     assert caught.value.details["free"] == PIECE - overhead
     assert store.get(other.digest) is None
-    assert store.read_small(other.pieces.digest) is None
+    assert store.read_document(other.pieces.digest) is None
     store.drop_partial(found.digest)
     store.begin(other.digest, other.pieces)
 
@@ -257,24 +257,24 @@ def test_a_disk_that_is_too_small_is_named(store: BlobStore) -> None:
 def test_small_blobs_are_checked_at_reading(tmp_path: Path, open_store: Any, size: int) -> None:
     """Be they rows of the index or files; and the next process finds them."""
     store, manifest = open_store(tmp_path), b"m" * size
-    digest = store.put_small(manifest)
-    assert digest == digest_of(manifest) == store.put_small(manifest)
-    assert store.read_small(digest) == manifest
-    assert store.usage().bytes_small == size
+    digest = store.put_document(manifest)
+    assert digest == digest_of(manifest) == store.put_document(manifest)
+    assert store.read_document(digest) == manifest
+    assert store.usage().bytes_documents == size
     if size <= ROW_BYTES_MAX:
         in_index(tmp_path, "UPDATE smalls SET data=? WHERE digest=?", manifest[:-1], digest)
     else:
         flip(tmp_path / "small" / "sha256" / digest[7:], 2)
-    assert store.read_small(digest) is None
-    assert store.put_smalls([b"another", manifest]) == [digest_of(b"another"), digest]
+    assert store.read_document(digest) is None
+    assert store.put_documents([b"another", manifest]) == [digest_of(b"another"), digest]
     store.close()
     store = open_store(tmp_path)
-    assert store.read_small(digest) == manifest and store.read_small(digest_of(b"another")) == b"another"
-    assert store.usage().bytes_small == size + 7
-    assert store.read_small(digest_of(b"other")) is None
-    assert store.put_small(b"") == digest_of(b"") and store.read_small(digest_of(b"")) == b""
+    assert store.read_document(digest) == manifest and store.read_document(digest_of(b"another")) == b"another"
+    assert store.usage().bytes_documents == size + 7
+    assert store.read_document(digest_of(b"other")) is None
+    assert store.put_document(b"") == digest_of(b"") and store.read_document(digest_of(b"")) == b""
     with pytest.raises(TooLarge):
-        store.put_small(bytes(SMALL_BYTES_MAX + 1))
+        store.put_document(bytes(SMALL_BYTES_MAX + 1))
 
 
 def test_old_small_blobs_that_nothing_refers_to_are_swept(tmp_path: Path) -> None:
@@ -285,20 +285,25 @@ def test_old_small_blobs_that_nothing_refers_to_are_swept(tmp_path: Path) -> Non
     config = encode_config(Config())
     manifest = encode_manifest(Manifest(Descriptor("x", digest_of(config), len(config)), (), ()))
     large = bytes(ROW_BYTES_MAX + 1)
-    kept = [store.put_small(config), store.put_small(manifest), store.put_small(b"pinned"), found.pieces.digest]
+    kept = [
+        store.put_document(config),
+        store.put_document(manifest),
+        store.put_document(b"pinned"),
+        found.pieces.digest,
+    ]
     store.record_package("a:1", kept[1])
     store.pin(kept[2], "me")
-    strays, young = store.put_smalls([b"stray", large]), store.put_small(b"young")
+    strays, young = store.put_documents([b"stray", large]), store.put_document(b"young")
     store.close()
-    past = time.time() - SMALL_IDLE_S - 10
+    past = time.time() - DOCUMENT_IDLE_S - 10
     for digest in (*kept, strays[0]):
         in_index(tmp_path, "UPDATE smalls SET stored=? WHERE digest=?", past, digest)
     (tmp_path / "small" / "sha256" / "0123").write_bytes(b"no small blob")
     for path in (tmp_path / "small" / "sha256").iterdir():
         os.utime(path, (past, past))
     store = BlobStore(tmp_path)
-    assert all(store.read_small(digest) is not None for digest in [*kept, young])
-    assert not any(store.read_small(digest) for digest in strays)
+    assert all(store.read_document(digest) is not None for digest in [*kept, young])
+    assert not any(store.read_document(digest) for digest in strays)
     assert not any((tmp_path / "small" / "sha256").iterdir())
     store.close()
 

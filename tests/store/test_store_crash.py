@@ -18,19 +18,19 @@ from crash_child import FIRST, LIFE
 from store_rig import (
     PIECE,
     Sample,
+    bitmap_file,
     complete_file,
     data_file,
     files,
     fill,
     flip,
-    have_file,
     in_index,
     pretend_other_boot,
     sample,
 )
 
 from p2pdist.model.pieces import PieceSet
-from p2pdist.store.blobs.bitmap import HaveFile
+from p2pdist.store.blobs.bitmap import BitmapFile
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import boot_id
 from p2pdist.store.store import BlobStore
@@ -132,8 +132,8 @@ def _check_recovery(root: Path) -> None:
                 assert blob.read(piece) == found.piece(piece)
             assert blob.complete == blob.have.complete
             expected.add(blob.path)
-            if blob.marked and not blob.complete:
-                expected.add(have_file(root, blob.digest))
+            if blob.has_bitmap and not blob.complete:
+                expected.add(bitmap_file(root, blob.digest))
         assert files(root) == {path.relative_to(root).as_posix() for path in expected}
         for found in LIFE:
             blob = fill(store.begin(found.digest, found.pieces), found)
@@ -173,7 +173,7 @@ def test_marks_of_this_boot_and_clean_marks_are_believed(tmp_path: Path) -> None
         blob.write(piece, found.piece(piece))
     store.close()
     flip(data_file(tmp_path, found.digest), 10)
-    have = have_file(tmp_path, found.digest)
+    have = bitmap_file(tmp_path, found.digest)
     assert have.read_bytes()[36] == 1
     with have.open("r+b") as file:
         file.seek(16)
@@ -193,7 +193,7 @@ def test_a_blob_of_one_piece_is_known_by_its_content(tmp_path: Path, torn: bool)
     found = sample(65, PIECE - 1)
     store = BlobStore(tmp_path / "killed")
     assert store.begin(found.digest, found.pieces).write(0, found.piece(0))
-    assert not have_file(tmp_path / "killed", found.digest).exists()
+    assert not bitmap_file(tmp_path / "killed", found.digest).exists()
     shutil.copytree(tmp_path / "killed", tmp_path / "left")
     store.close()
     if torn:
@@ -213,7 +213,7 @@ def test_a_damaged_bitmap_costs_a_verification_not_the_pieces(tmp_path: Path) ->
         for piece in (0, 2):
             blob.write(piece, found.piece(piece))
         store.close()
-        have = have_file(tmp_path, found.digest)
+        have = bitmap_file(tmp_path, found.digest)
         if damage is None:
             have.unlink()
         else:
@@ -260,7 +260,7 @@ def test_a_bitmap_is_believed_before_the_index(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     fill(store.begin(found.digest, found.pieces), found)
     store.close()
-    HaveFile.create(have_file(tmp_path, found.digest), PieceSet(3, b"\x05"), boot_id()).close()
+    BitmapFile.create(bitmap_file(tmp_path, found.digest), PieceSet(3, b"\x05"), boot_id()).close()
     store = BlobStore(tmp_path)
     assert list(held(store, found.digest).have) == [0, 2] and not held(store, found.digest).complete
     store.close()
@@ -294,7 +294,7 @@ def partial(root: Path, seed: int, held_pieces: tuple[int, ...]) -> Sample:
 
 def flip_bit(root: Path, found: Sample) -> None:
     """Piece 6, which never came, is marked."""
-    with have_file(root, found.digest).open("r+b") as file:
+    with bitmap_file(root, found.digest).open("r+b") as file:
         file.seek(64)
         bits = file.read(1)[0]
         file.seek(64)
@@ -311,18 +311,18 @@ def take_over_bitmap(root: Path, found: Sample) -> None:
     store = BlobStore(root)
     store.begin(other.digest, other.pieces).write(5, other.piece(5))
     store.close()
-    shutil.copy(have_file(root, other.digest), have_file(root, found.digest))
+    shutil.copy(bitmap_file(root, other.digest), bitmap_file(root, found.digest))
 
 
 def mark_all(root: Path, found: Sample) -> None:
-    with have_file(root, found.digest).open("r+b") as file:
+    with bitmap_file(root, found.digest).open("r+b") as file:
         file.seek(64)
         file.write(b"\xff")
 
 
 def claim_complete(root: Path, found: Sample) -> None:
     """The index takes it for complete and on the disk, and there is no bitmap."""
-    have_file(root, found.digest).unlink()
+    bitmap_file(root, found.digest).unlink()
     in_index(root, "UPDATE blobs SET complete=1, durable=1 WHERE digest=?", found.digest)
 
 

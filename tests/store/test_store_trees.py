@@ -63,30 +63,30 @@ def test_a_tree_becomes_complete(store: BlobStore) -> None:
     packed = Publisher().pack({**SMALL, b"empty": b"", b"twin": SMALL[b"d0/f0"], b"big": BIG})
     assert not store.trees.complete(packed.root) and store.trees.list() == []
     bring(store, packed, packed.small)
-    with store.trees.lacks(packed.root, packed.catalogs) as lack:
-        assert len(lack.missing) == 61
-        assert lack.bytes_content == sum(map(len, packed.contents.values())) == store.usage().bytes_expected
-        (need,) = lack.needs
+    with store.trees.missing(packed.root, packed.catalogs) as missing:
+        assert len(missing.contents) == 61
+        assert missing.bytes_content == sum(map(len, packed.contents.values())) == store.usage().bytes_expected
+        (need,) = missing.needs
         assert need.pack == packed.packs[0] and need.ranges == ((0, need.size),) and need.stored == need.size
-        assert lack.bytes_stored == need.size == len(packed.blobs[need.pack])
-        assert store.trees.fill(lack).missing == 61
+        assert missing.bytes_stored == need.size == len(packed.blobs[need.pack])
+        assert store.trees.fill(missing).missing == 61
         with pytest.raises(Conflict, match="61 contents are missing"):
-            store.trees.finish(lack)
+            store.trees.finish(missing)
         bring(store, packed, packed.packs)
-        filled = store.trees.fill(lack)
-        assert (filled.objects, filled.bytes_made, filled.missing) == (61, lack.bytes_content, 0)
-        assert store.trees.fill(lack).objects == 0
+        filled = store.trees.fill(missing)
+        assert (filled.objects, filled.bytes_made, filled.missing) == (61, missing.bytes_content, 0)
+        assert store.trees.fill(missing).objects == 0
         assert not store.trees.complete(packed.root)
-        store.trees.finish(lack)
+        store.trees.finish(missing)
         assert store.trees.complete(packed.root)
-        assert store.trees.entries(packed.root) is lack.tree.entries, "it is decoded once"
+        assert store.trees.entries(packed.root) is missing.tree.entries, "it is decoded once"
     check(store, packed)
     assert store.trees.entries(packed.root) == packed.entries
     assert store.usage().bytes_expected == 0
     (status,) = store.trees.list()
     assert (status.root, status.complete, status.pinned, status.in_use) == (packed.root, True, False, False)
     with pytest.raises(Conflict, match="no longer kept"):
-        store.trees.finish(lack)
+        store.trees.finish(missing)
 
 
 def test_a_later_tree_needs_what_changed_only(tmp_path: Path, open_store: OpenStore) -> None:
@@ -102,16 +102,16 @@ def test_a_later_tree_needs_what_changed_only(tmp_path: Path, open_store: OpenSt
     store = open_store(tmp_path)
     assert store.trees.complete(first.root)
     bring(store, second, second.small)
-    with store.trees.lacks(second.root, second.catalogs) as lack:
-        assert [need.pack for need in lack.needs] == second.packs[1:]
-        assert lack.missing.keys() == {content_hash(b"new"), content_hash(edited)}
-        assert {stored.chunk for need in lack.needs for stored in need.chunks} == {
+    with store.trees.missing(second.root, second.catalogs) as missing:
+        assert [need.pack for need in missing.needs] == second.packs[1:]
+        assert missing.contents.keys() == {content_hash(b"new"), content_hash(edited)}
+        assert {stored.chunk for need in missing.needs for stored in need.chunks} == {
             content_hash(b"new"),
             content_hash(noise(901, CHUNK)),
         }
         bring(store, second, second.packs[1:])
-        assert store.trees.fill(lack).missing == 0
-        store.trees.finish(lack)
+        assert store.trees.fill(missing).missing == 0
+        store.trees.finish(missing)
     check(store, first)
     check(store, second)
     assert pull(store, second).needs == ()
@@ -126,8 +126,8 @@ def test_chunks_move_within_a_large_file(store: BlobStore) -> None:
     cut = [BIG[at : at + 100_003] for at in range(0, len(BIG), 100_003)]
     moved = b"".join([*cut[20:30], noise(902, 100_003), *cut[:20], *cut[30:]])
     second = publisher.pack({b"big": moved})
-    lack = pull(store, second)
-    assert sum(len(need.chunks) for need in lack.needs) <= 2 + len(cut) - 30
+    missing = pull(store, second)
+    assert sum(len(need.chunks) for need in missing.needs) <= 2 + len(cut) - 30
     check(store, second)
 
 
@@ -151,16 +151,16 @@ def test_packs_that_are_here_in_part_are_used(store: BlobStore) -> None:
     bring(store, packed, packed.small)
     data = packed.blobs[packed.packs[0]]
     pieces = PieceList.of_stream(BytesIO(data), len(data))
-    with store.trees.lacks(packed.root, packed.catalogs) as lack:
+    with store.trees.missing(packed.root, packed.catalogs) as missing:
         blob = store.begin(packed.packs[0], pieces)
         left = []
         for piece in reversed(range(pieces.layout.count)):
             start = pieces.layout.offset(piece)
             assert blob.write(piece, data[start : start + pieces.layout.length(piece)])
             if piece % 16 == 0 or piece < 6:
-                left.append(store.trees.fill(lack).missing)
+                left.append(store.trees.fill(missing).missing)
         assert left == sorted(left, reverse=True) and left[-1] == 0 and len(set(left)) > 3
-        store.trees.finish(lack)
+        store.trees.finish(missing)
     check(store, packed)
 
 
@@ -174,12 +174,12 @@ def test_a_selection_of_pieces_is_enough(store: BlobStore) -> None:
     for data in datas.values():
         if data not in wanted:
             store.objects.add(content_hash(data), data)
-    with store.trees.lacks(packed.root, packed.catalogs) as lack:
-        (need,) = lack.needs
+    with store.trees.missing(packed.root, packed.catalogs) as missing:
+        (need,) = missing.needs
         assert need.ranges == ((60_000, 100_000), (800_000, 820_000), (1_980_000, 2_000_000)), "neighbours are merged"
-        lack.selected[need.pack] = selected(packed, store, need.pack, list(need.ranges))
-        assert store.trees.fill(lack).missing == 0
-        store.trees.finish(lack)
+        missing.selected[need.pack] = selected(packed, store, need.pack, list(need.ranges))
+        assert store.trees.fill(missing).missing == 0
+        store.trees.finish(missing)
     check(store, packed)
     spare = {candidate.digest for candidate in store.candidates()[0] if candidate.spare}
     assert spare == {blob.digest for blob in store.blobs()} - {packed.root, *packed.catalogs}
@@ -200,15 +200,15 @@ def test_only_packs_of_the_package_are_needed(store: BlobStore) -> None:
     publisher.blobs = dict(first.blobs)
     fourth = publisher.pack(SMALL)
     bring(store, fourth, fourth.small)
-    with store.trees.lacks(fourth.root, fourth.catalogs, fourth.packs) as lack:
-        assert {need.pack for need in lack.needs} == set(fourth.packs)
-    with store.trees.lacks(fourth.root, fourth.catalogs) as lack:
-        assert [need.pack for need in lack.needs] == first.packs
+    with store.trees.missing(fourth.root, fourth.catalogs, fourth.packs) as missing:
+        assert {need.pack for need in missing.needs} == set(fourth.packs)
+    with store.trees.missing(fourth.root, fourth.catalogs) as missing:
+        assert [need.pack for need in missing.needs] == first.packs
     bring(store, fourth, fourth.packs)
-    with store.trees.lacks(fourth.root, fourth.catalogs) as lack:
-        assert {need.pack for need in lack.needs} == set(fourth.packs), "what is here is taken"
+    with store.trees.missing(fourth.root, fourth.catalogs) as missing:
+        assert {need.pack for need in missing.needs} == set(fourth.packs), "what is here is taken"
     with pytest.raises(Corrupt, match="no catalog says where"):
-        store.trees.lacks(fourth.root, fourth.catalogs, fourth.packs[1:])
+        store.trees.missing(fourth.root, fourth.catalogs, fourth.packs[1:])
     assert second.root == first.root
 
 
@@ -235,12 +235,12 @@ def test_a_pack_that_lies_is_named(store: BlobStore) -> None:
     packed.root = digest_of(root)
     packed = replaced(packed, Catalog(pages, (), (Pack(pack.digest, pack.size, bytes(records)),)))
     bring(store, packed, [*packed.small, *packed.packs])
-    with store.trees.lacks(packed.root, packed.catalogs) as lack:
+    with store.trees.missing(packed.root, packed.catalogs) as missing:
         with pytest.raises(Corrupt, match=f"{pack.digest} does not hold the chunk {wrong.hex()}"):
-            store.trees.fill(lack)
+            store.trees.fill(missing)
         assert wrong not in store.objects
         with pytest.raises(Conflict):
-            store.trees.finish(lack)
+            store.trees.finish(missing)
     assert all(content_hash(store.objects.path(name).read_bytes()) == name for name in store.objects.contents())
 
 
@@ -256,12 +256,12 @@ def test_chunks_that_do_not_make_up_their_content_are_found(store: BlobStore) ->
     packed.blobs[packed.root] = root
     packed = replaced(packed, Catalog((page,), catalog.chunk_lists, catalog.packs))
     bring(store, packed, [*packed.small, *packed.packs])
-    with store.trees.lacks(packed.root, packed.catalogs) as lack:
+    with store.trees.missing(packed.root, packed.catalogs) as missing:
         with pytest.raises(Corrupt, match=content_hash(b"?").hex()):
-            store.trees.fill(lack)
+            store.trees.fill(missing)
         assert len(store.objects) == 0
     with pytest.raises(Conflict, match="no longer kept"):
-        store.trees.fill(lack)
+        store.trees.fill(missing)
 
 
 def test_what_trees_share_is_told_to_whoever_decides(store: BlobStore) -> None:
@@ -282,7 +282,7 @@ def test_what_trees_share_is_told_to_whoever_decides(store: BlobStore) -> None:
     assert sizes() == {first.root: 117 + roots[first.root], second.root: 200 + roots[second.root]}
     assert store.candidates()[1] == [Share(frozenset(roots), 6000)]
     bring(store, third, third.small)
-    with store.trees.lacks(third.root, third.catalogs):
+    with store.trees.missing(third.root, third.catalogs):
         assert store.candidates()[1] == [Share(frozenset(roots), 1000)]
     assert store.candidates()[1] == [Share(frozenset(roots), 6000)]
 
@@ -295,18 +295,18 @@ def test_what_is_nowhere_is_named(store: BlobStore, part: str) -> None:
     broken = replaced(packed, Catalog(**parts))  # type: ignore[arg-type]
     bring(store, broken, broken.small)
     with pytest.raises(Corrupt, match="no catalog"):
-        store.trees.lacks(broken.root, broken.catalogs)
+        store.trees.missing(broken.root, broken.catalogs)
     assert store.usage().bytes_expected == 0
-    assert all(not blob.in_use for blob in store.blobs()), "a lack that failed claims nothing"
+    assert all(not blob.in_use for blob in store.blobs()), "a missing that failed claims nothing"
 
 
 def test_blobs_that_a_tree_needs_must_be_here(store: BlobStore) -> None:
     packed = Publisher().pack(SMALL)
     with pytest.raises(NotFound, match=packed.root):
-        store.trees.lacks(packed.root, packed.catalogs)
+        store.trees.missing(packed.root, packed.catalogs)
     bring(store, packed, [packed.root])
     with pytest.raises(NotFound, match=packed.catalogs[0]):
-        store.trees.lacks(packed.root, packed.catalogs)
+        store.trees.missing(packed.root, packed.catalogs)
     for ask in (store.trees.entries, store.trees.hold, store.trees.touch, store.trees.remove):
         with pytest.raises(NotFound):
             ask(packed.root)
@@ -316,9 +316,9 @@ def test_a_tree_that_is_no_tree_is_refused(store: BlobStore) -> None:
     packed = Publisher().pack(SMALL)
     bring(store, packed, [*packed.small, *packed.packs])
     with pytest.raises(Corrupt):
-        store.trees.lacks(packed.packs[0], packed.catalogs)
+        store.trees.missing(packed.packs[0], packed.catalogs)
     with pytest.raises(Corrupt):
-        store.trees.lacks(packed.root, packed.packs)
+        store.trees.missing(packed.root, packed.packs)
 
 
 def test_removing_a_tree_spares_what_others_need(store: BlobStore) -> None:
@@ -355,7 +355,7 @@ def test_a_tree_that_is_pinned_held_or_pulled_stays(store: BlobStore) -> None:
     store.unpin("me")
     with store.trees.held(packed.root), pytest.raises(Conflict, match="in use"):
         store.trees.remove(packed.root)
-    with store.trees.lacks(packed.root, packed.catalogs), pytest.raises(Conflict, match="in use"):
+    with store.trees.missing(packed.root, packed.catalogs), pytest.raises(Conflict, match="in use"):
         store.trees.remove(packed.root)
     store.trees.remove(packed.root)
 
@@ -368,14 +368,14 @@ def test_what_a_pull_counts_on_does_not_vanish(store: BlobStore) -> None:
     second = publisher.pack({**SMALL, b"big": BIG[: 20 * CHUNK] + b"?" + BIG[20 * CHUNK :], b"more": noise(1, 5000)})
     pull(store, first)
     bring(store, second, second.small)
-    lack = store.trees.lacks(second.root, second.catalogs)
+    missing = store.trees.missing(second.root, second.catalogs)
     store.trees.remove(first.root)
     assert store.collect() == 0
     assert content_hash(BIG) in store.objects, "a large file is made from it"
-    bring(store, second, [need.pack for need in lack.needs])
-    assert store.trees.fill(lack).missing == 0
-    store.trees.finish(lack)
-    lack.close()
+    bring(store, second, [need.pack for need in missing.needs])
+    assert store.trees.fill(missing).missing == 0
+    store.trees.finish(missing)
+    missing.close()
     assert store.collect() == len(BIG)
     check(store, second)
 
@@ -384,13 +384,13 @@ def test_what_a_broken_pull_left_is_found_again_or_collected(tmp_path: Path, ope
     packed = Publisher().pack(SMALL)
     store = open_store(tmp_path)
     bring(store, packed, [*packed.small, *packed.packs])
-    with store.trees.lacks(packed.root, packed.catalogs) as lack:
-        store.trees.fill(lack)
+    with store.trees.missing(packed.root, packed.catalogs) as missing:
+        store.trees.fill(missing)
     store.close()
     store = open_store(tmp_path)
     assert store.trees.list() == [] and len(store.objects) == len(packed.contents)
-    with store.trees.lacks(packed.root, packed.catalogs) as lack:
-        assert lack.needs == () and lack.bytes_content == 0
+    with store.trees.missing(packed.root, packed.catalogs) as missing:
+        assert missing.needs == () and missing.bytes_content == 0
         assert store.collect() == 0
     assert store.collect() == sum(map(len, packed.contents.values())) and len(store.objects) == 0
 
@@ -402,19 +402,19 @@ def test_the_room_of_a_pull_is_kept_for_it(tmp_path: Path, open_store: OpenStore
     other = Publisher().pack({b"c": noise(3, MIB)})
     store = open_store(tmp_path, capacity_bytes=5 * MIB, choose=choose)
     bring(store, packed, packed.small)
-    with store.trees.lacks(packed.root, packed.catalogs) as lack:
+    with store.trees.missing(packed.root, packed.catalogs) as missing:
         bring(store, packed, packed.packs)
         bring(store, other, other.small)
         with pytest.raises(DiskFull):
-            store.trees.lacks(other.root, other.catalogs)
-        assert store.trees.fill(lack).missing == 0
-        store.trees.finish(lack)
+            store.trees.missing(other.root, other.catalogs)
+        assert store.trees.fill(missing).missing == 0
+        store.trees.finish(missing)
     assert store.usage().bytes_total <= 5 * MIB
     huge = Publisher().pack({b"huge": noise(4, WHOLE_MAX)})
     bring(store, huge, huge.small)
     store.pin(packed.root, "me")
     with pytest.raises(DiskFull):
-        store.trees.lacks(huge.root, huge.catalogs)
+        store.trees.missing(huge.root, huge.catalogs)
     check(store, packed)
     assert store.trees.complete(packed.root), "nothing may go in vain"
 
@@ -444,7 +444,7 @@ def test_nothing_gives_way_to_what_is_only_claimed(tmp_path: Path, open_store: O
     packed = replaced(packed, Catalog(catalog.pages, lists, catalog.packs))
     bring(store, packed, packed.small)
     with pytest.raises(Corrupt):
-        store.trees.lacks(packed.root, packed.catalogs)
+        store.trees.missing(packed.root, packed.catalogs)
     assert store.trees.complete(kept.root) and store.get(kept.packs[0]) is not None
     assert store.usage().bytes_expected == 0
 
@@ -527,10 +527,10 @@ def test_a_damaged_older_object_does_not_get_into_a_new_one(store: BlobStore) ->
     flip(store.objects.path(content_hash(BIG)), 7 * CHUNK + 5)
     bring(store, second, [*second.small, *second.packs])
     with (
-        store.trees.lacks(second.root, second.catalogs) as lack,
+        store.trees.missing(second.root, second.catalogs) as missing,
         pytest.raises(Corrupt, match="damaged and was removed"),
     ):
-        store.trees.fill(lack)
+        store.trees.fill(missing)
     assert not store.trees.complete(first.root)
     pull(store, second)
     check(store, second)
@@ -604,17 +604,17 @@ def test_holes_take_no_room(tmp_path: Path, open_store: OpenStore) -> None:
     )
     store = open_store(tmp_path / "store", capacity_bytes=16 * MIB)
     bring(store, packed, packed.small)
-    with store.trees.lacks(packed.root, packed.catalogs) as lack:
-        assert lack.bytes_content == store.usage().bytes_expected == hole + 700 + MIB + 64 * 4096
-    lack = pull(store, packed)
+    with store.trees.missing(packed.root, packed.catalogs) as missing:
+        assert missing.bytes_content == store.usage().bytes_expected == hole + 700 + MIB + 64 * 4096
+    missing = pull(store, packed)
     check(store, packed)
     used = store.usage()
-    assert (used.bytes_objects, used.bytes_expected) == (lack.bytes_content, 0)
+    assert (used.bytes_objects, used.bytes_expected) == (missing.bytes_content, 0)
     assert used.bytes_objects >= sum(path.stat().st_blocks * 512 for path in (tmp_path / "store/objects").glob("??/*"))
     candidates, shares = store.candidates()
     assert (
         not shares
-        and lack.bytes_content <= next(each.size for each in candidates if each.digest == packed.root) < 2 * MIB
+        and missing.bytes_content <= next(each.size for each in candidates if each.digest == packed.root) < 2 * MIB
     )
     store.close()
     again = open_store(tmp_path / "store", capacity_bytes=16 * MIB)

@@ -32,7 +32,7 @@ from p2pdist.model.errors import Conflict, DiskFull, NotFound
 from p2pdist.model.tree import WHOLE_MAX, content_hash
 from p2pdist.store import sync
 from p2pdist.store.store import BlobStore
-from p2pdist.store.trees.missing import Lack
+from p2pdist.store.trees.missing import Missing
 
 KIB, MIB = 1 << 10, 1 << 20
 SHM = Path("/dev/shm")
@@ -61,10 +61,10 @@ NUMBERS = st.integers(0, len(TREES) - 1)
 
 @dataclass
 class Pulling:
-    """An open lack, and the contents that were here since it began."""
+    """An open missing, and the contents that were here since it began."""
 
     number: int
-    lack: Lack
+    missing: Missing
     here: set[bytes]
 
 
@@ -91,7 +91,7 @@ class TreesMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for pulling in self.pulling:
-            pulling.lack.close()
+            pulling.missing.close()
         self.store.close()
         sync.GATHER_S = self.gather_s
         shutil.rmtree(self.base)
@@ -125,26 +125,26 @@ class TreesMachine(RuleBasedStateMachine):
             return
         with self.eviction():
             try:
-                lack = self.store.trees.lacks(packed.root, packed.catalogs, packed.packs)
+                missing = self.store.trees.missing(packed.root, packed.catalogs, packed.packs)
             except (DiskFull, NotFound):  # or a catalog gave way to another
                 return
         here = {content for content in packed.contents if content in self.store.objects}
-        assert lack.missing == {c: len(data) for c, data in packed.contents.items() if c not in here}
-        self.pulling.append(Pulling(number, lack, here))
+        assert missing.contents == {c: len(data) for c, data in packed.contents.items() if c not in here}
+        self.pulling.append(Pulling(number, missing, here))
 
     @precondition(lambda self: self.pulling)
     @rule(data=st.data())
     def bring_pack(self, data: st.DataObject) -> None:
         pulling = data.draw(st.sampled_from(self.pulling))
-        if pulling.lack.needs:
-            self.bring(pulling.number, [data.draw(st.sampled_from(pulling.lack.needs)).pack])
+        if pulling.missing.needs:
+            self.bring(pulling.number, [data.draw(st.sampled_from(pulling.missing.needs)).pack])
 
     @precondition(lambda self: self.pulling)
     @rule(data=st.data())
     def fill(self, data: st.DataObject) -> None:
         pulling = data.draw(st.sampled_from(self.pulling))
-        filled = self.store.trees.fill(pulling.lack)
-        assert filled.missing == len(pulling.lack.missing)
+        filled = self.store.trees.fill(pulling.missing)
+        assert filled.missing == len(pulling.missing.contents)
         pulling.here |= {content for content in TREES[pulling.number].contents if content in self.store.objects}
 
     @precondition(lambda self: self.pulling)
@@ -155,14 +155,14 @@ class TreesMachine(RuleBasedStateMachine):
     def finish(self, pulling: Pulling, *, close: bool) -> None:
         contents = TREES[pulling.number].contents
         try:
-            self.store.trees.finish(pulling.lack)
+            self.store.trees.finish(pulling.missing)
         except Conflict:
             assert any(content not in self.store.objects for content in contents)
         else:
             self.complete.add(pulling.number)
         if close:
             self.pulling.remove(pulling)
-            pulling.lack.close()
+            pulling.missing.close()
 
     @precondition(lambda self: len(self.pulling) < 3)
     @rule(number=NUMBERS)
@@ -172,9 +172,9 @@ class TreesMachine(RuleBasedStateMachine):
         self.begin(number)
         if len(self.pulling) > before:
             pulling = self.pulling[-1]
-            for need in pulling.lack.needs:
+            for need in pulling.missing.needs:
                 if self.bring(number, [need.pack]):
-                    self.store.trees.fill(pulling.lack)
+                    self.store.trees.fill(pulling.missing)
             self.finish(pulling, close=True)
 
     # -- keeping and removing
@@ -224,7 +224,7 @@ class TreesMachine(RuleBasedStateMachine):
         self.store.collect()
         named = set().union(*(TREES[pulling.number].contents for pulling in self.pulling))
         named |= {content for number in self.complete for content in TREES[number].contents}
-        sources = set().union(*(pulling.lack.sources for pulling in self.pulling))
+        sources = set().union(*(pulling.missing.sources for pulling in self.pulling))
         recorded = {tree.root for tree in self.store.trees.list()}
         named |= {content for packed in TREES if packed.root in recorded for content in packed.contents}
         assert set(self.store.objects.contents()) <= named | sources
@@ -268,7 +268,7 @@ class TreesMachine(RuleBasedStateMachine):
         if killed:
             shutil.copytree(self.root, left)
         for pulling in self.pulling:
-            pulling.lack.close()
+            pulling.missing.close()
         self.pulling, self.holds = [], {}
         before = set(self.store.objects.contents())
         self.store.close()
@@ -328,7 +328,7 @@ class TreesMachine(RuleBasedStateMachine):
         assert usage.bytes_total - usage.bytes_images <= CAPACITY
         missing: dict[bytes, int] = {}
         for pulling in self.pulling:
-            missing |= {c: len(d) for c, d in TREES[pulling.number].contents.items() if c in pulling.lack.missing}
+            missing |= {c: len(d) for c, d in TREES[pulling.number].contents.items() if c in pulling.missing.contents}
         expected = sum(size for content, size in missing.items() if content not in self.store.objects)
         assert usage.bytes_expected <= expected
 

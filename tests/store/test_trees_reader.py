@@ -253,16 +253,16 @@ def test_a_content_that_vanished_is_missed(store: BlobStore) -> None:
     pull(store, first)
     bring(store, second, [*second.small, *second.packs])
     gone = content_hash(MANY[b"d30/f3000"])
-    with store.trees.lacks(second.root, second.catalogs) as lack:
-        assert lack.missing == {content_hash(b"edited"): 6}
-        assert store.trees.fill(lack).missing == 0
+    with store.trees.missing(second.root, second.catalogs) as missing:
+        assert missing.contents == {content_hash(b"edited"): 6}
+        assert store.trees.fill(missing).missing == 0
         store.trees.drop_object(gone)
         with pytest.raises(Conflict, match="1 contents are missing"):
-            store.trees.finish(lack)
-    with store.trees.lacks(second.root, second.catalogs) as lack:
-        assert lack.missing == {gone: len(MANY[b"d30/f3000"])}
-        assert store.trees.fill(lack).missing == 0
-        store.trees.finish(lack)
+            store.trees.finish(missing)
+    with store.trees.missing(second.root, second.catalogs) as missing:
+        assert missing.contents == {gone: len(MANY[b"d30/f3000"])}
+        assert store.trees.fill(missing).missing == 0
+        store.trees.finish(missing)
     assert store.trees.complete(second.root) and not store.trees.complete(first.root)
 
 
@@ -275,8 +275,8 @@ def test_what_only_a_removed_tree_had_is_lacking(store: BlobStore) -> None:
     assert store.trees.known_entries(first.root) == first.entries
     store.trees.remove(first.root)
     bring(store, second, second.small)
-    with store.trees.lacks(second.root, second.catalogs) as lack:
-        assert lack.missing.keys() == second.contents.keys()
+    with store.trees.missing(second.root, second.catalogs) as missing:
+        assert missing.contents.keys() == second.contents.keys()
     assert store.trees.known_entries(digest_of(b"never read")) is None
 
 
@@ -293,12 +293,12 @@ def test_chunk_lists_and_packs_of_known_catalogs_are_found(store: BlobStore) -> 
     store.trees.drop_object(content_hash(small[b"n07"]))
     store.remove(first.packs[0])
     bring(store, second, second.small)
-    with store.trees.lacks(second.root, second.catalogs) as lack:
-        assert lack.missing.keys() == {content_hash(each) for each in (data, small[b"n07"], b"more")}
-        assert {need.pack for need in lack.needs} == set(second.packs)
+    with store.trees.missing(second.root, second.catalogs) as missing:
+        assert missing.contents.keys() == {content_hash(each) for each in (data, small[b"n07"], b"more")}
+        assert {need.pack for need in missing.needs} == set(second.packs)
         bring(store, second, second.packs)
-        assert store.trees.fill(lack).missing == 0
-        store.trees.finish(lack)
+        assert store.trees.fill(missing).missing == 0
+        store.trees.finish(missing)
 
 
 def packed_tree(store: BlobStore, lists: list[bytes], entries: list[Entry]) -> tuple[Digest, Digest]:
@@ -362,14 +362,14 @@ def test_another_size_for_a_content_is_refused(store: BlobStore) -> None:
     pull(store, first)
     root, catalogs = with_one_more(store, first, file(b"z", content_hash(MANY[b"d07/f0700"]), 77, b""))
     with pytest.raises(Corrupt, match="states impossible sizes"):
-        store.trees.lacks(root, catalogs)
+        store.trees.missing(root, catalogs)
     assert store.objects.add(content_hash(b"twin"), b"twin")
     root, catalogs = with_one_more(store, first, file(b"z", content_hash(b"twin"), 77, b""))
     with pytest.raises(Corrupt, match="states another size"):
-        store.trees.lacks(root, catalogs)
+        store.trees.missing(root, catalogs)
     root, catalogs = with_one_more(store, first, file(b"z", content_hash(b"late"), 77, b""))
-    with store.trees.lacks(root, catalogs) as lack:
-        assert lack.missing == {content_hash(b"late"): 77}
+    with store.trees.missing(root, catalogs) as missing:
+        assert missing.contents == {content_hash(b"late"): 77}
         assert store.objects.add(content_hash(b"late"), b"late")
         with pytest.raises(Corrupt, match="states another size"):
-            store.trees.finish(lack)
+            store.trees.finish(missing)

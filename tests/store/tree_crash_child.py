@@ -70,7 +70,7 @@ def _die_at(number: int) -> None:
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal left
-        if event in CHANGES and threading.current_thread().name != "store-settler":
+        if event in CHANGES and threading.current_thread().name != "store-sync":
             with lock:
                 if left == 0:
                     os.kill(os.getpid(), signal.SIGKILL)

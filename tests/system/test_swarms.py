@@ -15,7 +15,7 @@ from site_rig import Agent, Site, free_pair, until
 
 from p2pdist.model.digest import Digest, hex_of, parse_digest
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_reference
-from p2pdist.origin.origin import open_origin
+from p2pdist.origin.drivers import open_origin
 from p2pdist.transfer.torrent.seeds import Seed, TorrentSeeds
 from p2pdist.transfer.torrent.session import TorrentSession
 from p2pdist.transfer.torrent.settings import TorrentSettings

@@ -34,7 +34,7 @@ from p2pdist.model.messages import (
     decode_from_tracker,
     encode,
 )
-from p2pdist.origin.origin import open_origin
+from p2pdist.origin.drivers import open_origin
 from tracker import preseed_service as module
 from tracker.content import Content
 from tracker.core.fleet import Fleet

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from p2pdist.origin.origin import open_origin
+from p2pdist.origin.drivers import open_origin
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.core.policy.table import read_table

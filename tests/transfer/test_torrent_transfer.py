@@ -324,7 +324,7 @@ async def test_events_reach_the_loop_through_a_mailbox(host: Host) -> None:
 
 
 class LateBlob:
-    """A real blob whose file gets what libtorrent writes a little later: adopt() looks in vain
+    """A real blob whose file gets what libtorrent writes a little later: import_piece() looks in vain
     while `late` says so."""
 
     def __init__(self, blob: Blob, late: Callable[[int], bool]) -> None:
@@ -332,8 +332,8 @@ class LateBlob:
         self.path, self.hold, self.release = blob.path, blob.hold, blob.release
         self._blob, self._late = blob, late
 
-    def adopt(self, piece: int) -> bool:
-        return not self._late(piece) and self._blob.adopt(piece)
+    def import_piece(self, piece: int) -> bool:
+        return not self._late(piece) and self._blob.import_piece(piece)
 
 
 def test_pieces_that_reach_the_file_late_are_looked_at_again(host: Host) -> None:

@@ -84,7 +84,7 @@ class AgentCollector(Collector):
         store = GaugeMetricFamily("p2pdist_agent_store_bytes", "Bytes in the store", labels=["state"])
         store.add_metric(["complete"], usage.bytes_complete)
         store.add_metric(["partial"], usage.bytes_partial)
-        store.add_metric(["small"], usage.bytes_small)
+        store.add_metric(["small"], usage.bytes_documents)
         store.add_metric(["objects"], usage.bytes_objects)
         store.add_metric(["expected"], usage.bytes_expected)
         store.add_metric(["images"], usage.bytes_images)
@@ -279,7 +279,7 @@ async def _local_blob(request: web.Request) -> web.StreamResponse:
 async def _send_blob(request: web.Request, turn: RangeTurn | None) -> web.StreamResponse:
     agent = request.app[AGENT]
     digest = parse_digest(request.match_info["digest"])
-    small = await asyncio.to_thread(agent.store.read_small, digest)
+    small = await asyncio.to_thread(agent.store.read_document, digest)
     if small is not None:
         if small and turn is not None:
             await turn.wait(len(small))

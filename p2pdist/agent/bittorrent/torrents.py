@@ -113,8 +113,8 @@ class Torrents:
     async def _document(self, described: Descriptor, read: Callable[[Digest], Awaitable[bytes]]) -> Torrent:
         if described.media_type != TORRENT_TYPE or described.size > SMALL_BYTES_MAX:
             raise Corrupt(f"{described.digest} is no torrent document", remedy="Make it again: p2pdist torrent")
-        data = await asyncio.to_thread(self._agent.store.read_small, described.digest)
+        data = await asyncio.to_thread(self._agent.store.read_document, described.digest)
         if data is None:
             data = await read(described.digest)
-            await asyncio.to_thread(self._agent.store.put_small, data)
+            await asyncio.to_thread(self._agent.store.put_document, data)
         return await asyncio.to_thread(decode_torrent, data)

@@ -110,15 +110,17 @@ class Packages:
                 return None
             digest = record.manifest_digest
         with suppress(Corrupt):  # whoever is asked next says what is wrong with it
-            return await asyncio.to_thread(_assembled, reference, digest, self._store.read_small)
+            return await asyncio.to_thread(_assembled, reference, digest, self._store.read_document)
         return None
 
     def _keep(self, reference: Reference, bundle: Bundle) -> Package | None:
         """Store what a tracker sent once it is verified; the package, if nothing was left out.
         Raises Corrupt."""
-        documents = bundle.verified(self._store.read_small)
-        fresh = dict(zip(self._store.put_smalls(documents), documents, strict=True))
-        return _assembled(reference, bundle.digest, lambda digest: fresh.get(digest) or self._store.read_small(digest))
+        documents = bundle.verified(self._store.read_document)
+        fresh = dict(zip(self._store.put_documents(documents), documents, strict=True))
+        return _assembled(
+            reference, bundle.digest, lambda digest: fresh.get(digest) or self._store.read_document(digest)
+        )
 
     async def _one_by_one(self, reference: Reference, digest: Digest, note: Callable[[str], None]) -> Package:
         """What was too large for a bundle, or all of it where there is only the own origin to
@@ -153,7 +155,7 @@ class Packages:
     def _find_here(self, digest: Digest) -> Descriptor | None:
         """The descriptor of a blob that is in the store, from a package that was used here."""
         for record in self._store.packages():
-            data = self._store.read_small(record.manifest_digest)
+            data = self._store.read_document(record.manifest_digest)
             for layer in decode_manifest(data).blobs if data else ():
                 if layer.digest == digest:
                     return layer
@@ -162,11 +164,11 @@ class Packages:
     def lost(self, manifest: Manifest) -> bool:
         """Whether a piece list of a package that was found is here no more: it goes with its blob
         when that is evicted."""
-        return any(self._store.read_small(blob.pieces_digest) is None for blob in manifest.blobs)
+        return any(self._store.read_document(blob.pieces_digest) is None for blob in manifest.blobs)
 
     def pieces(self, layer: Descriptor) -> PieceList:
         """The piece list of a layer whose small parts were found. Raises Corrupt."""
-        data = self._store.read_small(layer.pieces_digest)
+        data = self._store.read_document(layer.pieces_digest)
         if data is None:
             raise Corrupt(f"the piece list of {layer.digest} is gone from the store", remedy="Pull again")
         pieces = PieceList.decode(data)
@@ -188,14 +190,14 @@ class Packages:
         return await self._ask(from_tracker, (lambda: from_origin(own)) if own else None, note)
 
     async def _small(self, digest: Digest, note: Callable[[str], None], *, manifest: bool = False) -> bytes:
-        data = await asyncio.to_thread(self._store.read_small, digest)
+        data = await asyncio.to_thread(self._store.read_document, digest)
         if data is not None:
             return data
         own = self._own_origin
         data = await self._ask(
             lambda: self._session.content(digest, manifest=manifest), (lambda: own.read(digest)) if own else None, note
         )
-        await asyncio.to_thread(self._store.put_small, data)
+        await asyncio.to_thread(self._store.put_document, data)
         return data
 
     async def _ask(

@@ -28,7 +28,7 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import failures
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import SelectedPack
-from p2pdist.store.trees.missing import Lack
+from p2pdist.store.trees.missing import Missing
 
 SELECTED_SHARE_MAX = 0.5
 """A pack of which more is needed is fetched whole: then this host can serve all of it."""
@@ -70,18 +70,18 @@ class TreePull:
             return
         catalogs = [part for part in self._manifest.parts if part.media_type == CATALOG_TYPE]
         await together(self._fetch(blob) for blob in (*(roots[root] for root in absent), *catalogs))
-        with ExitStack() as open_lacks:
-            lacks = []
+        with ExitStack() as claims:
+            incomplete = []
             for root in absent:
-                lack = await self._opened(root, [catalog.digest for catalog in catalogs])
-                lacks.append(open_lacks.enter_context(lack))
-                self.bytes_content += lack.bytes_content
-            await self._bring_packs(lacks)
-            await self._fill(lacks)  # also what needs no pack
-            for lack in lacks:
-                await asyncio.to_thread(self._store.trees.finish, lack)
-                self._hold(lack.root)
-                await asyncio.to_thread(self._draw, lack.root)  # its room is kept as long as the lack is open
+                missing = await self._opened(root, [catalog.digest for catalog in catalogs])
+                incomplete.append(claims.enter_context(missing))
+                self.bytes_content += missing.bytes_content
+            await self._bring_packs(incomplete)
+            await self._fill(incomplete)  # also what needs no pack
+            for missing in incomplete:
+                await asyncio.to_thread(self._store.trees.finish, missing)
+                self._hold(missing.root)
+                await asyncio.to_thread(self._draw, missing.root)  # its room is kept as long as the set is open
 
     def _hold(self, root: Digest) -> bool:
         """Hold a tree that is here whole; False when it is not."""
@@ -91,31 +91,33 @@ class TreePull:
             return False
         return True
 
-    async def _opened(self, root: Digest, catalogs: list[Digest]) -> Lack:
-        """What the tree lacks. Its room is kept until it is closed."""
+    async def _opened(self, root: Digest, catalogs: list[Digest]) -> Missing:
+        """What is missing of the tree. Its room is kept until it is closed."""
         packs = [part.digest for part in self._manifest.parts if part.media_type == PACK_TYPE]
-        return await in_thread(lambda: self._store.trees.lacks(root, catalogs, packs), lambda lack: lack.close())
+        return await in_thread(
+            lambda: self._store.trees.missing(root, catalogs, packs), lambda missing: missing.close()
+        )
 
-    async def _bring_packs(self, lacks: Sequence[Lack]) -> None:
-        """Fetch the packs, or parts of them, that the lacks need."""
+    async def _bring_packs(self, incomplete: Sequence[Missing]) -> None:
+        """Fetch the packs, or parts of them, that the incomplete trees need."""
         ranges: dict[Digest, list[tuple[int, int]]] = {}
-        for lack in lacks:
-            for need in lack.needs:
+        for missing in incomplete:
+            for need in missing.needs:
                 ranges.setdefault(need.pack, []).extend(need.ranges)
         packs = [part for part in self._manifest.parts if part.media_type == PACK_TYPE]
         self._skipped(sum(pack.size for pack in packs if pack.digest not in ranges))
-        await together(self._bring(pack, ranges[pack.digest], lacks) for pack in packs if pack.digest in ranges)
+        await together(self._bring(pack, ranges[pack.digest], incomplete) for pack in packs if pack.digest in ranges)
 
-    async def _bring(self, pack: Descriptor, ranges: list[tuple[int, int]], lacks: Sequence[Lack]) -> None:
+    async def _bring(self, pack: Descriptor, ranges: list[tuple[int, int]], incomplete: Sequence[Missing]) -> None:
         selection = self._selection(pack, ranges)
         if selection is None:
             await self._fetch(pack)
         else:
             self._skipped(pack.size - selection.descriptor.size)
             blob = await self._fetch(selection.descriptor, selection)
-            for lack in lacks:
-                lack.selected[pack.digest] = SelectedPack(selection, blob)
-        await self._fill(lacks)
+            for missing in incomplete:
+                missing.selected[pack.digest] = SelectedPack(selection, blob)
+        await self._fill(incomplete)
 
     def _selection(self, pack: Descriptor, ranges: list[tuple[int, int]]) -> Selection | None:
         """The pieces of a pack to fetch, None for all of it."""
@@ -125,11 +127,11 @@ class TreePull:
         chosen = pieces_covering(whole.layout, ranges)
         return Selection.of(pack, whole, chosen) if len(chosen) <= SELECTED_SHARE_MAX * chosen.count else None
 
-    async def _fill(self, lacks: Sequence[Lack]) -> None:
+    async def _fill(self, incomplete: Sequence[Missing]) -> None:
         """Make objects of what is here. One at a time: it takes the disk and the processor."""
         async with self._filling:
-            for lack in lacks:
-                await asyncio.to_thread(self._store.trees.fill, lack)
+            for missing in incomplete:
+                await asyncio.to_thread(self._store.trees.fill, missing)
 
     def _draw(self, root: Digest) -> None:
         """Write the image by which the tree is mounted, so that showing it need not."""

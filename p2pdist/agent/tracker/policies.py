@@ -156,7 +156,7 @@ class Policies:
     # -- the file
 
     def _blobs_of(self, digest: Digest) -> tuple[Digest, ...]:
-        data = self._store.read_small(digest)
+        data = self._store.read_document(digest)
         try:
             return tuple(blob.digest for blob in decode_manifest(data).blobs) if data is not None else ()
         except Corrupt as error:

@@ -133,7 +133,7 @@ async def _serve(
     import time
 
     from p2pdist.cli.daemon import address_text, close, listen, stop_listening, until_stopped
-    from p2pdist.origin.origin import open_origin
+    from p2pdist.origin.drivers import open_origin
     from tracker.content import Content
     from tracker.core.fleet import Fleet
     from tracker.http.app import make_app

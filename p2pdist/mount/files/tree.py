@@ -1,7 +1,7 @@
 """The entries of trees as plain files, with contents given from the store by reflink, hard link or
 copy.
 
-Everything is made relative to a descriptor of its directory (see `Descent`) and never over
+Everything is made relative to a descriptor of its directory (see `PathWalk`) and never over
 something that exists: what a lower layer has at the place is removed first, so no link of it leads
 a write elsewhere. Directories are open to this user until `finish` sets modes, times and
 attributes, the deepest first.
@@ -19,7 +19,7 @@ Opening directories below one of ours, in walking order, without following a lin
 
 Each step is an openat(2) relative to the directory before it, so neither links that lower layers
 left nor the length of a path lead astray. The directories between the last one opened and the top
-stay open, up to KEPT_MAX of them.
+stay open, up to OPEN_MAX of them.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from p2pdist.mount.files.remove import remove_tree
 from p2pdist.mount.files.variants import Kept, linked_mode
 from p2pdist.mount.layers import check_object, wrong_object
 
-KEPT_MAX = 32
+OPEN_MAX = 32
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Descent:
+class PathWalk:
     """Opens directories below the descriptor `top`, which stays the caller's. A context: what it
     opened is closed at its end."""
 
     def __init__(self, top: int) -> None:
         self._opened = [(b"", top)]
 
-    def __enter__(self) -> Descent:
+    def __enter__(self) -> PathWalk:
         return self
 
     def __exit__(
@@ -80,7 +80,7 @@ class Descent:
             begin = len(above) + 1 if above else 0
             name = path[begin:].partition(b"/")[0]
             found = os.open(name, _OPEN, dir_fd=descriptor)
-            if len(opened) > KEPT_MAX:
+            if len(opened) > OPEN_MAX:
                 self._close()
             opened.append((path[: begin + len(name)], found))
         return opened[-1][1]
@@ -92,7 +92,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_DIRECTORY = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 _SEND_MAX = 1 << 30
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _linking = tuple(threading.Lock() for _ in range(64))
 """Between looking at an object's mode and time and having linked it, no other thread may give it
@@ -139,16 +139,16 @@ class TreeWriter:
         started: deque[Future[None]] = deque()
         with ThreadPoolExecutor(min(THREADS_MAX[self._way], os.cpu_count() or 1), "tree-files") as pool:
             try:
-                with Descent(self._top) as descent:
+                with PathWalk(self._top) as walk:
                     for entry in entries:
                         match entry:
                             case Directory():
                                 parent, _, name = entry.path.rpartition(b"/")
-                                _make_directory(name, descent.open(parent), opaque=entry.opaque)
+                                _make_directory(name, walk.open(parent), opaque=entry.opaque)
                                 directories.append(entry)
                             case Whiteout():
                                 parent, _, name = entry.path.rpartition(b"/")
-                                _remove(name, descent.open(parent))
+                                _remove(name, walk.open(parent))
                             case HardLink():
                                 links.append(entry)
                             case _:
@@ -170,10 +170,10 @@ class TreeWriter:
     def _make(self, entries: Iterable[File | Symlink | HardLink]) -> None:
         """Make what are no directories, in walking order; what is in the way is removed."""
         maker = _Maker(self._objects, self._way, self._kept)
-        with Descent(self._top) as descent, Descent(self._top) as targets:
+        with PathWalk(self._top) as walk, PathWalk(self._top) as targets:
             for entry in entries:
                 parent, _, name = entry.path.rpartition(b"/")
-                place = descent.open(parent)
+                place = walk.open(parent)
                 try:
                     maker.make(entry, name, place, targets)
                 except FileExistsError:
@@ -193,7 +193,7 @@ class _Maker:
         self._checked: os.stat_result | None = None
         """Of the object of the file that is being made, when it was looked at."""
 
-    def make(self, entry: File | Symlink | HardLink, name: bytes, place: int, targets: Descent) -> None:
+    def make(self, entry: File | Symlink | HardLink, name: bytes, place: int, targets: PathWalk) -> None:
         """Make what is no directory; raises FileExistsError, and has changed nothing, when there is
         something already."""
         match entry:
@@ -289,7 +289,7 @@ class _Maker:
                 os.unlink(draft, dir_fd=directory)
             if not isinstance(error, OSError):
                 raise
-            _log.info("the variant %s cannot be kept: %s", variant, error)
+            logger.info("the variant %s cannot be kept: %s", variant, error)
             return False
         return True
 
@@ -353,11 +353,11 @@ def finish(top: int, directories: Iterable[Directory]) -> None:
     last counts, and what is no directory any more is passed over. The top itself stays writable, or
     it could not be renamed. Raises OSError."""
     found = {directory.path: directory for directory in directories}
-    with Descent(top) as descent:
+    with PathWalk(top) as walk:
         for path in sorted(found, key=walking_order, reverse=True):
             parent, _, name = path.rpartition(b"/")
             try:
-                place = os.open(name or b".", _DIRECTORY, dir_fd=descent.open(parent))
+                place = os.open(name or b".", _DIRECTORY, dir_fd=walk.open(parent))
             except OSError as error:
                 if error.errno in _NO_DIRECTORY:
                     continue

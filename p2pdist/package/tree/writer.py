@@ -204,7 +204,7 @@ _PARTS = "Pack parts of it as layers, one on the other with --base"
 async def _adopt(layout: LocalDepot, pack: Written) -> int:
     if await layout.size(pack.content.digest) == pack.content.size:
         return 0
-    await layout.adopt(pack.content.digest, pack.path)
+    await layout.import_file(pack.content.digest, pack.path)
     return pack.content.size
 
 

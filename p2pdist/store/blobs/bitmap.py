@@ -27,7 +27,7 @@ _HEAD = struct.Struct(">16s16sIB27x")
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class Bitmap:
     """What a bitmap file says. `boot` is the boot under which bits were last set."""
 
     pieces: PieceSet
@@ -35,7 +35,7 @@ class Marks:
     clean: bool
 
 
-def read_marks(path: Path, count: int) -> Marks | None:
+def read_bitmap(path: Path, count: int) -> Bitmap | None:
     """Read the bitmap of a blob of `count` pieces; None when there is none or it is damaged. Raises
     OSError."""
     try:
@@ -47,10 +47,10 @@ def read_marks(path: Path, count: int) -> Marks | None:
     magic, boot, stated, clean = _HEAD.unpack_from(data)
     if magic != _MAGIC or stated != count or clean > 1:
         return None
-    return Marks(PieceSet(count, data[_HEAD.size :]), UUID(bytes=boot), bool(clean))
+    return Bitmap(PieceSet(count, data[_HEAD.size :]), UUID(bytes=boot), bool(clean))
 
 
-class HaveFile:
+class BitmapFile:
     """A bitmap file that is open for writing. Not thread-safe: the blob's lock guards it. All
     methods raise OSError."""
 
@@ -61,7 +61,7 @@ class HaveFile:
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0), 0o644)
 
     @classmethod
-    def create(cls, path: Path, have: PieceSet, boot: UUID) -> HaveFile:
+    def create(cls, path: Path, have: PieceSet, boot: UUID) -> BitmapFile:
         """Write a new file, whole, so that no later bit needs new space."""
         found = cls(path, have.count, create=True)
         try:

@@ -32,7 +32,7 @@ from uuid import UUID
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
-from p2pdist.store.blobs.bitmap import HaveFile
+from p2pdist.store.blobs.bitmap import BitmapFile
 from p2pdist.store.blobs.placement import Copy, place
 from p2pdist.store.disk import allocate, failure, failures, pwrite_all
 from p2pdist.store.index import Entry, Index
@@ -47,8 +47,8 @@ _Bytes = TypeVar("_Bytes", bytes, memoryview)
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
-    """What the blobs of one store share. `load` reads a piece list (raises Corrupt), `settle` is
+class BlobContext:
+    """What the blobs of one store share. `load` reads a piece list (raises Corrupt), `sync` is
     told of blobs that became complete; `in_memory` says whether the store is on no disk, so that no
     call waits for one."""
 
@@ -56,7 +56,7 @@ class Shelf:
     index: Index
     boot: UUID
     load: Callable[[Digest], PieceList]
-    settle: Callable[[Blob], None]
+    sync: Callable[[Blob], None]
     in_memory: bool = False
 
 
@@ -65,7 +65,7 @@ class Blob:
     and P2PDistError when the disk fails."""
 
     def __init__(
-        self, shelf: Shelf, entry: Entry, have: PieceSet, *, complete: bool, pieces: PieceList | None = None
+        self, context: BlobContext, entry: Entry, have: PieceSet, *, complete: bool, pieces: PieceList | None = None
     ) -> None:
         self.digest = entry.digest
         self.layout = PieceLayout(entry.size, entry.piece_size)
@@ -73,7 +73,7 @@ class Blob:
         self.have = have
         self.complete = complete
         self.last_used = entry.last_used
-        self._shelf = shelf
+        self._context = context
         self._pieces = pieces
         self._disk = threading.RLock()
         self._lock = threading.Lock()
@@ -81,7 +81,7 @@ class Blob:
         self._gone = ""
         self._found: tuple[bool, Path] | None = None
         self._fd = -1
-        self._marks: HaveFile | None = None
+        self._bitmap: BitmapFile | None = None
         self._unread: threading.Lock | None = None
         """Held while pieces that an earlier process marked are read again; None when there are
         none."""
@@ -94,7 +94,7 @@ class Blob:
         return self.layout.size
 
     @property
-    def marked(self) -> bool:
+    def has_bitmap(self) -> bool:
         """Whether, as long as the blob is partial, a bitmap on disk says which pieces it has."""
         return self.layout.count > 1
 
@@ -102,19 +102,19 @@ class Blob:
     def in_memory(self) -> bool:
         """Whether a piece can be written without waiting for a disk, which may hang: only then the
         event loop may."""
-        return self._shelf.in_memory
+        return self._context.in_memory
 
     @property
     def pieces(self) -> PieceList:
         """The piece list; raises Corrupt when the store has lost it."""
         if self._pieces is None:
-            self._pieces = self._shelf.load(self.pieces_digest)
+            self._pieces = self._context.load(self.pieces_digest)
         return self._pieces
 
     @property
     def path(self) -> Path:
         """The file with the content; changes in finish()."""
-        complete, found, paths = self.complete, self._found, self._shelf.paths
+        complete, found, paths = self.complete, self._found, self._context.paths
         if found is None or found[0] != complete:  # kept: to make one takes as long as to verify a small piece
             found = self._found = complete, (paths.complete if complete else paths.data)(self.digest)
         return found[1]
@@ -139,7 +139,7 @@ class Blob:
             assert self._holds > 0, "release without hold"
             self._holds -= 1
             self.last_used = time.time()
-            if self._holds == 0 and self._marks is None:
+            if self._holds == 0 and self._bitmap is None:
                 self._close_data()
 
     @contextmanager
@@ -193,7 +193,7 @@ class Blob:
             self.release()
         return True
 
-    def adopt(self, piece: int) -> bool:
+    def import_piece(self, piece: int) -> bool:
         """Verify what another writer (BitTorrent) has left in the place of `piece`, and mark it if
         right.
 
@@ -239,18 +239,18 @@ class Blob:
                 missing = self.have.count - len(self.have)
                 raise Conflict(f"{self.digest} is not complete: {missing} of {self.have.count} pieces are missing")
             self._require_present()
-            shelf, data = self._shelf, self.path
+            context, data = self._context, self.path
             # Index, rename, bitmap: recovery completes what was begun wherever this is cut off.
-            shelf.index.set_complete(self.digest, complete=True, boot=str(shelf.boot))
+            context.index.set_complete(self.digest, complete=True, boot=str(context.boot))
             with failures(data):
                 data.chmod(0o444)
-                data.rename(shelf.paths.complete(self.digest))
+                data.rename(context.paths.complete(self.digest))
                 self.complete = True
-                self._remove_marks()
+                self._remove_bitmap()
             with self._lock:
                 if self._holds == 0:
                     self._close_data()
-        shelf.settle(self)
+        context.sync(self)
 
     # -- checking and giving
 
@@ -327,7 +327,7 @@ class Blob:
             return Copy.begin(self.fileno(), self.size, output)
 
     def _require_outside(self, output: Path) -> None:
-        root = self._shelf.paths.root.resolve()
+        root = self._context.paths.root.resolve()
         if output.parent.resolve().is_relative_to(root):
             raise Conflict(f"{output} is in the agent's store", remedy="Name a file elsewhere")
 
@@ -337,9 +337,9 @@ class Blob:
         """Create the files of a new partial blob, bitmap first; raises OSError. The space is
         reserved by the store."""
         with self._disk:
-            paths = self._shelf.paths
-            if self.marked:
-                self._marks = HaveFile.create(paths.have(self.digest), self.have, self._shelf.boot)
+            paths = self._context.paths
+            if self.has_bitmap:
+                self._bitmap = BitmapFile.create(paths.bitmap(self.digest), self.have, self._context.boot)
             self._fd = os.open(paths.data(self.digest), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             allocate(self._fd, self.size)
 
@@ -358,13 +358,13 @@ class Blob:
             if self.complete and not self.have.complete:
                 self._reopen_as_partial()
             elif self.complete:
-                self._shelf.index.set_complete(self.digest, complete=True, boot=str(self._shelf.boot))
-                self._remove_marks()
-                self._shelf.settle(self)
-            elif self.marked and not trusted:
+                self._context.index.set_complete(self.digest, complete=True, boot=str(self._context.boot))
+                self._remove_bitmap()
+                self._context.sync(self)
+            elif self.has_bitmap and not trusted:
                 # Written anew, not amended: the new boot id must never stand above bits of the old
                 # one.
-                HaveFile.create(self._shelf.paths.have(self.digest), self.have, self._shelf.boot).close()
+                BitmapFile.create(self._context.paths.bitmap(self.digest), self.have, self._context.boot).close()
         if not self.complete and self.have.complete:
             self.finish()
 
@@ -375,7 +375,7 @@ class Blob:
                 raise Conflict(f"{self.digest} is in use", remedy="Wait until pulls and mounts of it have ended")
             self._gone = "was removed from the store; pull it again"
         with self._disk:
-            self._close_marks()
+            self._close_bitmap()
             with self._lock:
                 self._close_data()
 
@@ -386,11 +386,11 @@ class Blob:
             with self._lock:
                 self._gone = "cannot be used: the store is closed"
             try:
-                if self._marks is not None:
+                if self._bitmap is not None:
                     os.fdatasync(self._data())
-                    self._marks.stamp(self._shelf.boot, clean=True)
+                    self._bitmap.stamp(self._context.boot, clean=True)
             finally:
-                self._close_marks()
+                self._close_bitmap()
                 with self._lock:
                     if (
                         self._holds == 0
@@ -421,8 +421,8 @@ class Blob:
         with self._disk:
             self._require_present()
             if piece not in self.have:
-                if self.marked:
-                    self._open_marks().store(self.have, piece, True)
+                if self.has_bitmap:
+                    self._open_bitmap().store(self.have, piece, True)
                 self.have.add(piece)
 
     def _require_present(self) -> None:
@@ -441,34 +441,34 @@ class Blob:
                 self._fd = opened
         return self._fd
 
-    def _open_marks(self) -> HaveFile:
-        if self._marks is None:
-            marks = HaveFile(self._shelf.paths.have(self.digest), self.have.count)
+    def _open_bitmap(self) -> BitmapFile:
+        if self._bitmap is None:
+            bitmap = BitmapFile(self._context.paths.bitmap(self.digest), self.have.count)
             try:  # a file that was left clean says that all its bits can be trusted, which the next one could not be
-                marks.stamp(self._shelf.boot, clean=False)
+                bitmap.stamp(self._context.boot, clean=False)
             except OSError:
-                marks.close()
+                bitmap.close()
                 raise
-            self._marks = marks
-        return self._marks
+            self._bitmap = bitmap
+        return self._bitmap
 
     def _drop(self, bad: list[int]) -> None:
         with self._disk, failures(self.path):
             for piece in bad:
-                if self.marked and not self.complete:
-                    self._open_marks().store(self.have, piece, False)
+                if self.has_bitmap and not self.complete:
+                    self._open_bitmap().store(self.have, piece, False)
                 self.have.discard(piece)
             if self.complete:
                 self._reopen_as_partial()
 
     def _reopen_as_partial(self) -> None:
-        shelf, old = self._shelf, self.path
-        if self.marked:  # first: recovery believes it before the index
-            self._marks = HaveFile.create(shelf.paths.have(self.digest), self.have, shelf.boot)
-        shelf.index.set_complete(self.digest, complete=False, boot=str(shelf.boot))
+        context, old = self._context, self.path
+        if self.has_bitmap:  # first: recovery believes it before the index
+            self._bitmap = BitmapFile.create(context.paths.bitmap(self.digest), self.have, context.boot)
+        context.index.set_complete(self.digest, complete=False, boot=str(context.boot))
         old.chmod(0o644)
         writable = os.open(old, os.O_RDWR | os.O_CLOEXEC)
-        old.rename(shelf.paths.data(self.digest))
+        old.rename(context.paths.data(self.digest))
         self.complete = False
         with self._lock:
             # The number stays the same: somebody may be sending from it.
@@ -483,12 +483,12 @@ class Blob:
             os.close(self._fd)
             self._fd = -1
 
-    def _remove_marks(self) -> None:
-        self._close_marks()
-        if self.marked:
-            self._shelf.paths.have(self.digest).unlink(missing_ok=True)
+    def _remove_bitmap(self) -> None:
+        self._close_bitmap()
+        if self.has_bitmap:
+            self._context.paths.bitmap(self.digest).unlink(missing_ok=True)
 
-    def _close_marks(self) -> None:
-        if self._marks is not None:
-            self._marks.close()
-            self._marks = None
+    def _close_bitmap(self) -> None:
+        if self._bitmap is not None:
+            self._bitmap.close()
+            self._bitmap = None

@@ -26,14 +26,14 @@ from p2pdist.store.layout import Paths
 ROW_BYTES_MAX = 16 << 10
 
 
-class SmallBlobs:
+class Documents:
     """Thread-safe, but that the caller serialises put, remove and sweep. `bytes_total` is what all
     of them take."""
 
     def __init__(self, paths: Paths, index: Index) -> None:
         self._paths, self._index = paths, index
-        self._rows = index.small_sizes()
-        self._files = {Digest(f"sha256:{entry.name}"): entry.stat().st_size for entry in os.scandir(paths.smalls)}
+        self._rows = index.document_sizes()
+        self._files = {Digest(f"sha256:{entry.name}"): entry.stat().st_size for entry in os.scandir(paths.documents)}
         self.bytes_total = sum(self._rows.values()) + sum(self._files.values())
 
     def put(self, documents: Sequence[bytes]) -> list[Digest]:
@@ -50,22 +50,22 @@ class SmallBlobs:
                 else:
                     self._write(digest, data)
         if rows:
-            self._index.put_smalls(rows)
+            self._index.put_documents(rows)
             for digest, data in rows.items():
                 self._count(self._rows, digest, len(data))
         return digests
 
     def read(self, digest: Digest) -> bytes | None:
         """The bytes, or None when they are not here or damaged."""
-        data = self._index.small(digest) if digest in self._rows else self._read(digest)
+        data = self._index.document(digest) if digest in self._rows else self._read(digest)
         return data if data is not None and digest_of(data) == digest else None
 
     def remove(self, digest: Digest) -> None:
         if digest in self._rows:
-            self._index.remove_small(digest)
+            self._index.remove_document(digest)
             self._count(self._rows, digest, None)
         if digest in self._files:
-            path = self._paths.small(digest)
+            path = self._paths.document(digest)
             with failures(path):
                 path.unlink(missing_ok=True)
             self._count(self._files, digest, None)
@@ -74,18 +74,18 @@ class SmallBlobs:
         """Remove those that are neither wanted nor younger than `idle_s` seconds, and files that
         are no small blobs."""
         oldest = time.time() - idle_s
-        for digest in self._index.old_smalls(oldest):
+        for digest in self._index.old_documents(oldest):
             if digest not in wanted:
                 self.remove(digest)
         for digest in [each for each in self._files if each not in wanted]:
-            path = self._paths.smalls / hex_of(digest)  # which may be any name
+            path = self._paths.documents / hex_of(digest)  # which may be any name
             with failures(path):
                 if path.stat().st_mtime < oldest:
                     path.unlink()
                     self._count(self._files, digest, None)
 
     def _write(self, digest: Digest, data: bytes) -> None:
-        path = self._paths.small(digest)
+        path = self._paths.document(digest)
         temporary = os.fspath(self._paths.temporary / secrets.token_hex(8))
         with failures(path, needed=len(data)):
             try:
@@ -99,7 +99,7 @@ class SmallBlobs:
         self._count(self._files, digest, len(data))
 
     def _read(self, digest: Digest) -> bytes | None:
-        path: Path = self._paths.small(digest)
+        path: Path = self._paths.document(digest)
         with failures(path):
             try:
                 file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

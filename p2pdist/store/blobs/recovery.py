@@ -22,76 +22,78 @@ from pathlib import Path
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout, PieceSet
-from p2pdist.store.blobs.bitmap import read_marks
-from p2pdist.store.blobs.blob import Blob, Shelf
+from p2pdist.store.blobs.bitmap import read_bitmap
+from p2pdist.store.blobs.blob import Blob, BlobContext
 from p2pdist.store.disk import failures
 from p2pdist.store.index import Entry
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _THREADS = min(4, os.cpu_count() or 1)
 
 
-def recover(shelf: Shelf) -> dict[Digest, Blob]:
+def recover(context: BlobContext) -> dict[Digest, Blob]:
     """All blobs of a store that is locked but not yet in use. Removes what belongs to none. Raises
     P2PDistError."""
     found: dict[Digest, Blob] = {}
-    entries = shelf.index.entries()
+    entries = context.index.entries()
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="store-recovery") as pool:
-        for entry, blob in zip(entries, pool.map(lambda entry: _recover_blob(shelf, entry), entries), strict=True):
+        for entry, blob in zip(entries, pool.map(lambda entry: _recover_blob(context, entry), entries), strict=True):
             if blob is None:
-                shelf.index.delete(entry.digest)
+                context.index.delete(entry.digest)
             else:
                 found[entry.digest] = blob
-    _remove_strays(shelf, found)
+    _remove_strays(context, found)
     return found
 
 
-def _recover_blob(shelf: Shelf, entry: Entry) -> Blob | None:
-    paths = shelf.paths
+def _recover_blob(context: BlobContext, entry: Entry) -> Blob | None:
+    paths = context.paths
     with failures(paths.root):
-        found = _locate(shelf, entry.digest)
+        found = _locate(context, entry.digest)
         if found is None:
             return None
-        if not _is_possible(shelf, entry):
-            log.warning("%s is dropped: the index and its piece list say different things of it", entry.digest)
+        if not _is_possible(context, entry):
+            logger.warning("%s is dropped: the index and its piece list say different things of it", entry.digest)
             return None
         complete, size = found
         count = -(-entry.size // entry.piece_size)
-        marks = read_marks(paths.have(entry.digest), count) if count > 1 else None
-        if marks is not None:
-            have, trusted = marks.pieces, marks.clean or marks.boot == shelf.boot
+        bitmap = read_bitmap(paths.bitmap(entry.digest), count) if count > 1 else None
+        if bitmap is not None:
+            have, trusted = bitmap.pieces, bitmap.clean or bitmap.boot == context.boot
         else:
             have = PieceSet.full(count)
-            trusted = complete and entry.complete and (entry.durable or entry.boot == str(shelf.boot))
+            trusted = complete and entry.complete and (entry.durable or entry.boot == str(context.boot))
         trusted = trusted and size == entry.size
         if size > entry.size:
-            _shorten(shelf.paths.complete(entry.digest) if complete else shelf.paths.data(entry.digest), entry.size)
-        blob = Blob(shelf, entry, have, complete=complete)
-        if complete and entry.complete and trusted and marks is None:
+            _shorten(context.paths.complete(entry.digest) if complete else context.paths.data(entry.digest), entry.size)
+        blob = Blob(context, entry, have, complete=complete)
+        if complete and entry.complete and trusted and bitmap is None:
             if not entry.durable:
-                shelf.settle(blob)
+                context.sync(blob)
             return blob
         try:
             before = len(have)
             blob.reconcile(trusted=trusted)
         except Corrupt as error:
-            log.warning("%s is dropped: %s", entry.digest, error)
+            logger.warning("%s is dropped: %s", entry.digest, error)
             blob.retire()
             return None
         if len(have) < before:
-            log.warning("%s: %d of %d pieces did not survive and are dropped", entry.digest, before - len(have), before)
+            logger.warning(
+                "%s: %d of %d pieces did not survive and are dropped", entry.digest, before - len(have), before
+            )
         return blob
 
 
-def _is_possible(shelf: Shelf, entry: Entry) -> bool:
+def _is_possible(context: BlobContext, entry: Entry) -> bool:
     """Whether a row is about a blob cut as its piece list says. A blob that is complete may have
     lost its list."""
     power = entry.piece_size & (entry.piece_size - 1) == 0 and PIECE_SIZE_MIN <= entry.piece_size <= PIECE_SIZE_MAX
     if not power or not 0 <= entry.size <= PIECES_LIMIT * entry.piece_size:
         return False
     try:
-        return shelf.load(entry.pieces_digest).layout == PieceLayout(entry.size, entry.piece_size)
+        return context.load(entry.pieces_digest).layout == PieceLayout(entry.size, entry.piece_size)
     except Corrupt:
         return entry.complete
 
@@ -103,10 +105,10 @@ def _shorten(path: Path, size: int) -> None:
     path.chmod(mode)
 
 
-def _locate(shelf: Shelf, digest: Digest) -> tuple[bool, int] | None:
+def _locate(context: BlobContext, digest: Digest) -> tuple[bool, int] | None:
     """Whether the content stands where complete blobs do, and its size in bytes; None when there is
     none."""
-    for complete, path in ((True, shelf.paths.complete(digest)), (False, shelf.paths.data(digest))):
+    for complete, path in ((True, context.paths.complete(digest)), (False, context.paths.data(digest))):
         try:
             return complete, path.stat().st_size
         except FileNotFoundError:
@@ -114,13 +116,13 @@ def _locate(shelf: Shelf, digest: Digest) -> tuple[bool, int] | None:
     return None
 
 
-def _remove_strays(shelf: Shelf, found: dict[Digest, Blob]) -> None:
-    paths = shelf.paths
+def _remove_strays(context: BlobContext, found: dict[Digest, Blob]) -> None:
+    paths = context.paths
     wanted: set[Path] = set()
     for digest, blob in found.items():
         wanted.add(blob.path)
-        if blob.marked and not blob.complete:
-            wanted.add(paths.have(digest))
+        if blob.has_bitmap and not blob.complete:
+            wanted.add(paths.bitmap(digest))
     for directory in (paths.blobs, paths.partial, paths.temporary):
         for path in directory.iterdir():
             if path not in wanted:

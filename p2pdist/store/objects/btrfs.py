@@ -297,7 +297,7 @@ def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield first, end
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _INLINE_MAX = 2048
 """Stored bytes of a content of at most a sector that Btrfs keeps in its tree, with the mount option
@@ -392,7 +392,7 @@ class EncodedWriter:
             written = fcntl.ioctl(fd, _ENCODED_WRITE, call.arguments)
         except OSError as error:
             if error.errno in _UNSUPPORTED:
-                log.warning("contents are written decompressed, since Btrfs refuses encoded writes: %s", error)
+                logger.warning("contents are written decompressed, since Btrfs refuses encoded writes: %s", error)
                 self.works = False
             elif error.errno not in _REFUSED:
                 raise

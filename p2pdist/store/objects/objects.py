@@ -36,7 +36,7 @@ from p2pdist.store.layout import Paths
 from p2pdist.store.objects.btrfs import EncodedWriter, Extents, NamedFiles, Verified, on_btrfs, write_content
 from p2pdist.store.objects.recovery import recover_objects
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ROWS_MAX = 100_000
 """So many rows are kept in memory before they are written: each time most pages of the table are,
@@ -345,7 +345,7 @@ class Objects:
                     self._rows += rows
                 raise
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Bring all objects to the disk, so that they need not be verified after a loss of the
         machine."""
         with self._lock:
@@ -374,7 +374,7 @@ class Objects:
             self._remove_rows()
             self.save()
             if not self._clean:
-                self.settle()
+                self.sync()
                 if not (self._torn or self._named.torn):
                     self._clean = True
                     self._write_state()
@@ -389,7 +389,7 @@ def _has_unnamed_files(directory: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_DRAFTS:
             raise
-        log.info("%s has no unnamed files: drafts get names", directory)
+        logger.info("%s has no unnamed files: drafts get names", directory)
         return False
     return True
 

@@ -23,7 +23,7 @@ from p2pdist.store.disk import failures
 from p2pdist.store.index import Index, ObjectsState
 from p2pdist.store.layout import Paths
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _THREADS = min(4, os.cpu_count() or 1)
 
@@ -68,7 +68,7 @@ def recover_objects(paths: Paths, index: Index, boot: UUID) -> Recovered:
     durable = batch if other else durable
     index.set_objects_state(ObjectsState(str(boot), clean=True, durable=durable))
     if dropped:
-        log.warning("%d objects did not survive and are dropped", len(dropped))
+        logger.warning("%d objects did not survive and are dropped", len(dropped))
     return Recovered(sizes, batch, durable, other, bool(gone or dropped))
 
 
@@ -83,7 +83,7 @@ def _listed(directory: Path) -> set[bytes]:
     for shelf in directory.iterdir():
         prefix = shelf.name
         if not _is_hex(prefix, 2) or not shelf.is_dir():
-            log.warning("%s does not belong into the store and is left alone", shelf)
+            logger.warning("%s does not belong into the store and is left alone", shelf)
             continue
         for name in os.listdir(shelf):
             if _is_hex(name, 2 * HASH_SIZE - 2):

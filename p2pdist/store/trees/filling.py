@@ -31,7 +31,7 @@ from p2pdist.store.disk import failures
 from p2pdist.store.objects.btrfs import Verified
 from p2pdist.store.objects.objects import Objects
 from p2pdist.store.trees.assembly import Assembly, Decoder, PackHere, Part, wrong_chunk
-from p2pdist.store.trees.missing import Lack
+from p2pdist.store.trees.missing import Missing
 
 HELD_BYTES = 4 << 20
 """So much is held decompressed before it is written."""
@@ -127,18 +127,18 @@ class _Desk:
 
 
 class Filling:
-    """Makes the objects that a lack names. One call at a time for each lack."""
+    """Makes the objects that are missing of one tree. One call at a time for each tree."""
 
-    def __init__(self, lack: Lack, objects: Objects, get: Callable[[Digest], Blob | None]) -> None:
-        self._lack, self._objects, self._get = lack, objects, get
-        self._sizes = {need.pack: need.size for need in lack.needs}
+    def __init__(self, missing: Missing, objects: Objects, get: Callable[[Digest], Blob | None]) -> None:
+        self._missing, self._objects, self._get = missing, objects, get
+        self._sizes = {need.pack: need.size for need in missing.needs}
         self._desks = [_Desk() for _ in range(_THREADS)]
 
     def run(self) -> Filled:
         """Make what can be made now. Raises Corrupt, Damaged, DiskFull; what was made stays."""
-        lack, objects = self._lack, self._objects
-        before = len(lack.missing)
-        size = sum(lack.missing.values())
+        missing, objects = self._missing, self._objects
+        before = len(missing.contents)
+        size = sum(missing.contents.values())
         try:
             with ExitStack() as holds, failures(objects.directory, needed=size):
                 packs = dict(self._present())
@@ -148,14 +148,14 @@ class Filling:
                     self._drain(pool, list(self._tasks(packs)))
         finally:
             objects.save()
-            here = lack.missing.keys() & objects.contents()
-            size = sum(map(lack.missing.pop, here))
-        return Filled(before - len(lack.missing), size, len(lack.missing))
+            here = missing.contents.keys() & objects.contents()
+            size = sum(map(missing.contents.pop, here))
+        return Filled(before - len(missing.contents), size, len(missing.contents))
 
     def _present(self) -> Iterator[tuple[Digest, PackHere]]:
         for digest, size in self._sizes.items():
             blob = self._get(digest)
-            selected = self._lack.selected.get(digest)
+            selected = self._missing.selected.get(digest)
             pack = blob if selected is None or (blob is not None and blob.complete) else selected
             if pack is not None:
                 if pack.size != size:
@@ -175,9 +175,9 @@ class Filling:
                 each.cancel()
 
     def _tasks(self, packs: dict[Digest, PackHere]) -> Iterator[Callable[[], object]]:
-        lack, objects = self._lack, self._objects
+        missing, objects = self._missing, self._objects
         here: list[tuple[PackHere, list[Stored]]] = []
-        for digest, todo in lack.small.items():
+        for digest, todo in missing.whole.items():
             if (pack := packs.get(digest)) is None:
                 continue
             left: list[Stored] = []
@@ -185,7 +185,7 @@ class Filling:
             for stored in todo:
                 if stored.chunk not in objects:
                     (now if pack.holds(stored.offset, stored.stored) else left).append(stored)
-            lack.small[digest] = [*left, *now]
+            missing.whole[digest] = [*left, *now]
             here.append((pack, now))
         most_bytes = self._most(RUN_BYTES, sum(stored.stored for _, now in here for stored in now))
         most_chunks = self._most(RUN_CHUNKS, sum(len(now) for _, now in here))
@@ -199,8 +199,8 @@ class Filling:
             pack = packs.get(part.pack)
             return pack is not None and pack.holds(part.at, part.stored)
 
-        begun = sum(assembly.begun for assembly in lack.assemblies.values())
-        for content, assembly in list(lack.assemblies.items()):
+        begun = sum(assembly.begun for assembly in missing.assemblies.values())
+        for content, assembly in list(missing.assemblies.items()):
             if assembly.begun or assembly.whole(available):
                 yield partial(self._advance, content, assembly, packs, available)
             elif begun < DRAFTS_MAX and assembly.any(available):
@@ -232,7 +232,7 @@ class Filling:
         self, content: bytes, assembly: Assembly, packs: dict[Digest, PackHere], available: Callable[[Part], bool]
     ) -> None:
         if assembly.advance(self._objects, packs.__getitem__, available):
-            del self._lack.assemblies[content]
+            del self._missing.assemblies[content]
 
 
 def _runs(chunks: list[Stored], most_bytes: int, most_chunks: int) -> Iterator[list[Stored]]:

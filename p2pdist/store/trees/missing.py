@@ -1,4 +1,4 @@
-"""What a store lacks of a tree: which contents have no object, and which chunks of which packs make
+"""What is missing of a tree in a store: which contents have no object, and which chunks of which packs make
 them.
 
 A content of up to WHOLE_MAX bytes is one chunk. That of a larger file is a list of chunks, and
@@ -78,31 +78,31 @@ class Need:
 
 
 @dataclass(slots=True)
-class Lack:
-    """What a store lacks of the tree `root`. `needs` says what of which packs it takes, in all
+class Missing:
+    """What is missing of the tree `root`. `needs` says what of which packs it takes, in all
     `bytes_stored`, whether these are here or not; `bytes_content` is what the objects will take. In
-    `selected` the caller puts selections of packs that it holds. As long as a lack is open, nothing
+    `selected` the caller puts selections of packs that it holds. As long as it is open, nothing
     that the tree needs is evicted; `close` it, or use it in a `with` block."""
 
     root: Digest
     catalogs: tuple[Digest, ...]
     tree: Tree
     packs: tuple[Digest, ...]
-    missing: dict[bytes, int] = field(default_factory=dict)
+    contents: dict[bytes, int] = field(default_factory=dict)
     needs: tuple[Need, ...] = ()
     bytes_content: int = 0
     assemblies: dict[bytes, Assembly] = field(default_factory=dict)
     sources: frozenset[bytes] = frozenset()
     close: Callable[[], None] = lambda: None
     filling: threading.Lock = field(default_factory=threading.Lock)
-    small: dict[Digest, list[Stored]] = field(default_factory=dict)
+    whole: dict[Digest, list[Stored]] = field(default_factory=dict)
     selected: dict[Digest, SelectedPack] = field(default_factory=dict)
 
     @property
     def bytes_stored(self) -> int:
         return sum(need.stored for need in self.needs)
 
-    def __enter__(self) -> Lack:
+    def __enter__(self) -> Missing:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -167,27 +167,28 @@ class Backed:
     room: dict[bytes, int]
 
 
-def back(lack: Lack, lists: Mapping[bytes, bytes], packs: Iterable[Pack]) -> Backed:
-    """What backs the sizes in `missing`, so that no room is made for bytes that are only claimed.
+def back(missing: Missing, lists: Mapping[bytes, bytes], packs: Iterable[Pack]) -> Backed:
+    """What backs the sizes in `contents`, so that no room is made for bytes that are only claimed.
     `packs` come in order of preference. Memory does not grow with the sizes. Raises Corrupt for
     what is nowhere or has another size."""
-    named = lack.tree.chunk_lists
+    named = missing.tree.chunk_lists
     chunked = {
-        content: _chunk_list(content, lack.missing, named[content], lists) for content in lack.missing.keys() & named
+        content: _chunk_list(content, missing.contents, named[content], lists)
+        for content in missing.contents.keys() & named
     }
-    located = _locate(lack.missing.keys() - chunked.keys(), packs)
-    for content in lack.missing.keys() - chunked.keys():
+    located = _locate(missing.contents.keys() - chunked.keys(), packs)
+    for content in missing.contents.keys() - chunked.keys():
         found = located.get(content)
         if found is None:
             raise _nowhere(content, content)
-        if found[1].length != lack.missing[content]:
+        if found[1].length != missing.contents[content]:
             raise Corrupt(f"the tree and {found[0]} state different sizes for the content {content.hex()}")
-    taken = {content: bytes_taken(lack.missing[content], encoded) for content, encoded in chunked.items()}
-    return Backed(located, chunked, lack.missing | taken)
+    taken = {content: bytes_taken(missing.contents[content], encoded) for content, encoded in chunked.items()}
+    return Backed(located, chunked, missing.contents | taken)
 
 
-def plan(lack: Lack, backed: Backed, packs: Sequence[Pack], old: Iterable[tuple[bytes, bytes]]) -> None:
-    """Fill in what a lack needs; `missing` is known and `backed`. `packs` come in order of
+def plan(missing: Missing, backed: Backed, packs: Sequence[Pack], old: Iterable[tuple[bytes, bytes]]) -> None:
+    """Fill in what is needed; `contents` are known and `backed`. `packs` come in order of
     preference, `old` are objects here and their encoded chunk lists. Raises Corrupt for what is
     nowhere."""
     chunked = {content: ChunkList.decode(encoded) for content, encoded in backed.chunked.items()}
@@ -195,13 +196,13 @@ def plan(lack: Lack, backed: Backed, packs: Sequence[Pack], old: Iterable[tuple[
     held = _held_chunks(pieces, old) if pieces else {}
     located = backed.whole | _locate(pieces - held.keys() - backed.whole.keys(), packs)
     for pack, stored in backed.whole.values():
-        lack.small.setdefault(pack, []).append(stored)
+        missing.whole.setdefault(pack, []).append(stored)
     for content, chunks in chunked.items():
-        lack.assemblies[content] = _assembly(content, lack.missing[content], chunks, held, located)
-    lack.sources = frozenset(content for content, _ in held.values())
-    for todo in lack.small.values():
+        missing.assemblies[content] = _assembly(content, missing.contents[content], chunks, held, located)
+    missing.sources = frozenset(content for content, _ in held.values())
+    for todo in missing.whole.values():
         todo.sort(key=lambda stored: stored.offset)
-    lack.needs = tuple(_needs({pack.digest: pack.size for pack in packs}, located))
+    missing.needs = tuple(_needs({pack.digest: pack.size for pack in packs}, located))
 
 
 def _chunk_list(content: bytes, sizes: Mapping[bytes, int], name: bytes, lists: Mapping[bytes, bytes]) -> bytes:

@@ -119,11 +119,11 @@ class TreeRead:
 
 @dataclass(slots=True)
 class _Reading:
-    """A tree that is being read. `lacking` are its pages that are not known; `pages` those of them
+    """A tree that is being read. `missing` are its pages that are not known; `pages` those of them
     that were found, encoded, `lists` the chunk lists of the catalogs that were decoded, and `found`
     what these, and others, list."""
 
-    lacking: set[bytes]
+    missing: set[bytes]
     pages: dict[bytes, bytes] = field(default_factory=dict)
     lists: dict[Digest, tuple[bytes, ...]] = field(default_factory=dict)
     found: dict[Digest, KnownCatalog] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class _Reading:
         lists."""
         names = list(map(content_hash, catalog.pages))
         for name, page in zip(names, catalog.pages, strict=True):
-            if name in self.lacking:
+            if name in self.missing:
                 self.pages[name] = page
         self.lists[digest] = catalog.chunk_lists
         self.found[digest] = KnownCatalog(catalog.packs, {}, frozenset(names), head)
@@ -168,15 +168,15 @@ class TreeReader:
             kept = dict(self._kept)
         pages = {name: page for tree in kept.values() for name, page in tree.pages.items()}
         known = {digest: catalog for tree in kept.values() for digest, catalog in tree.catalogs.items()}
-        lacking = set(described.pages) - pages.keys()
-        # New ones first: they are likely to carry what is lacking, and are decoded anyhow.
+        missing = set(described.pages) - pages.keys()
+        # New ones first: they are likely to carry what is missing, and are decoded anyhow.
         order = sorted(dict.fromkeys(catalogs), key=known.__contains__)
         heads = {digest: known[digest].head if digest in known else self._head(digest) for digest in order}
         check_expansion(heads.values())
-        reading = _Reading(lacking)
+        reading = _Reading(missing)
         for digest in order:
             before = known.get(digest)
-            if before is None or any(name in before.pages for name in reading.lacking - reading.pages.keys()):
+            if before is None or any(name in before.pages for name in reading.missing - reading.pages.keys()):
                 reading.take(digest, heads[digest], decode_catalog(self._bytes(digest, CATALOG_BYTES_MAX)))
             else:
                 reading.found[digest] = before
@@ -188,7 +188,7 @@ class TreeReader:
                     f"no catalog carries the page {name.hex()} of a tree", remedy="Pack and push the package again"
                 )
         size = 0
-        for name in lacking:
+        for name in missing:
             pages[name] = KnownPage.decode(reading.pages.pop(name))
             check_memory(size := size + pages[name].size)
         tree, own = _joined(described, pages, kept)
@@ -204,15 +204,15 @@ class TreeReader:
             named = {name: data for data in lists if (name := content_hash(data)) in wanted}
             before = known[digest].chunk_lists if digest in known else {}
             reading.found[digest] = replace(reading.found[digest], chunk_lists={**before, **named})
-        lacking = wanted.difference(*(catalog.chunk_lists for catalog in reading.found.values()))
+        missing = wanted.difference(*(catalog.chunk_lists for catalog in reading.found.values()))
         for digest, catalog in list(reading.found.items()):
-            if not lacking or digest in reading.lists:
+            if not missing or digest in reading.lists:
                 continue
             lists = decode_catalog(self._bytes(digest, CATALOG_BYTES_MAX)).chunk_lists
-            named = {name: data for data in lists if (name := content_hash(data)) in lacking}
+            named = {name: data for data in lists if (name := content_hash(data)) in missing}
             if named:
                 reading.found[digest] = replace(catalog, chunk_lists={**catalog.chunk_lists, **named})
-                lacking -= named.keys()
+                missing -= named.keys()
 
     def _head(self, digest: Digest) -> tuple[int, bytes]:
         """Length and first bytes of a catalog."""

@@ -4,11 +4,11 @@ A tree is known here by the digest of its root. Its record names its catalogs an
 keeps all of these in the store; it is complete while every content has an object and root and
 catalogs are complete blobs. A complete record vouches for its contents: it is made incomplete
 before an object goes, so that of the next version only contents of pages that differ are looked
-for. An open Lack keeps what its tree needs, what is here and what is to come, before there is a
-record. What neither a record nor a lack names is garbage: a pull that was broken off left it, and
+for. A Missing that is open keeps what its tree needs, what is here and what is to come, before there is a
+record. What neither a record nor an open Missing names is garbage: a pull that was broken off left it, and
 it goes when room is needed, or at collect().
 
-A tree that is pinned, held or being pulled is neither evicted nor removed. Lock order: a lack,
+A tree that is pinned, held or being pulled is neither evicted nor removed. Lock order: Missing.filling,
 store, objects.
 
 Which objects of trees become free with which trees.
@@ -38,7 +38,7 @@ from p2pdist.store.objects.objects import Objects
 from p2pdist.store.trees.assembly import Damaged
 from p2pdist.store.trees.filling import Filled, Filling
 from p2pdist.store.trees.images import Images
-from p2pdist.store.trees.missing import Backed, Lack, back, plan
+from p2pdist.store.trees.missing import Backed, Missing, back, plan
 from p2pdist.store.trees.reader import TreeReader
 from p2pdist.store.trees.variants import Variants
 
@@ -72,8 +72,8 @@ def shared_bytes(
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """`settle` brings objects to the disk in the background."""
+class TreeContext:
+    """`sync_objects` brings objects to the disk in the background."""
 
     lock: threading.RLock
     paths: Paths
@@ -81,10 +81,10 @@ class Surroundings:
     get: Callable[[Digest], Blob | None]
     owners: Callable[[Digest], set[str]]
     make_room: Callable[[int], object]
-    settle: Callable[[], None]
+    sync_objects: Callable[[], None]
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +103,20 @@ class Trees:
     """Thread-safe. All methods raise P2PDistError when the disk fails and UsageError for what is no
     digest."""
 
-    def __init__(self, around: Surroundings, objects: Objects) -> None:
-        self._around, self._objects = around, objects
-        self._index, self._lock = around.index, around.lock
+    def __init__(self, context: TreeContext, objects: Objects) -> None:
+        self._context, self._objects = context, objects
+        self._index, self._lock = context.index, context.lock
         self._records = {record.root: record for record in self._index.trees()}
         self._holds: dict[Digest, int] = {}
-        self._lacks: list[Lack] = []
-        self._reader = TreeReader(around.get)
-        self._images = Images(around.paths.images, around.paths.image)
-        self.variants = Variants(around.paths.variants, objects.boot, around.make_room)
+        self._missing: list[Missing] = []
+        self._reader = TreeReader(context.get)
+        self._images = Images(context.paths.images, context.paths.image)
+        self.variants = Variants(context.paths.variants, objects.boot, context.make_room)
         self._garbage = True
         self._shares: tuple[dict[Digest, int], list[Share]] | None = None
         if objects.lost:
             for record in list(self._records.values()):
-                if record.complete and self._missing(self._contents(record.root)):
+                if record.complete and self._without_object(self._contents(record.root)):
                     self._set_complete(record.root, False)
         # None survives the loss of the machine for certain, and nothing in them could tell.
         self._images.sweep(self._needs_image, opening=True, everything=objects.other_boot)
@@ -138,7 +138,7 @@ class Trees:
                     record.catalogs,
                     self.complete(record.root),
                     record.last_used,
-                    bool(self._around.owners(record.root)),
+                    bool(self._context.owners(record.root)),
                     self._in_use(record.root),
                 )
                 for record in sorted(self._records.values(), key=lambda record: record.root)
@@ -177,11 +177,11 @@ class Trees:
 
     # -- getting one
 
-    def lacks(self, root: Digest, catalogs: Sequence[Digest], packs: Sequence[Digest] | None = None) -> Lack:
+    def missing(self, root: Digest, catalogs: Sequence[Digest], packs: Sequence[Digest] | None = None) -> Missing:
         """What must be pulled for the tree; root and catalogs are complete blobs here. Chunks are
         taken only from `packs`, if given.
 
-        The room that its objects and its image will take is made and kept until the lack is closed.
+        The room that its objects and its image will take is made and kept until it is closed.
         Raises NotFound for a blob that is not here, Corrupt, DiskFull.
         """
         parse_digest(root)
@@ -196,61 +196,63 @@ class Trees:
             ]
             packs_listed = {pack.digest for catalog in read.catalogs for pack in catalog.packs}
             listed.sort(key=lambda pack: self._remoteness(pack.digest))
-            lack = Lack(root, tuple(catalogs), tree, tuple(packs_listed))
+            missing = Missing(root, tuple(catalogs), tree, tuple(packs_listed))
             with self._lock:
-                self._lacks.append(lack)
+                self._missing.append(missing)
                 self._shares = None
-                claims.callback(self._end, lack)
-                missing = self._missing_of(lack)
-                lack.missing = dict(missing)
+                claims.callback(self._end, missing)
+                absent = self._absent(missing)
+                missing.contents = dict(absent)
             # Others must not give way to a tree that claims what nothing backs.
-            backed = back(lack, read.chunk_lists(), listed) if missing else Backed({}, {}, {})
-            lack.bytes_content = sum(backed.room.values())
+            backed = back(missing, read.chunk_lists(), listed) if absent else Backed({}, {}, {})
+            missing.bytes_content = sum(backed.room.values())
             with self._lock:
                 # Before room is made, and all of them until it is known which ones count.
                 old = self._objects.chunk_lists() if backed.chunked else []
-                lack.sources = frozenset(content for content, _ in old)
+                missing.sources = frozenset(content for content, _ in old)
                 image = 0 if self._images.size(root) or self._images.expected(root) else read.image_bytes_max
-                self._around.make_room(self._objects.unexpected(backed.room) + image)
+                self._context.make_room(self._objects.unexpected(backed.room) + image)
                 self._objects.expect(backed.room)
-                claims.callback(self._objects.unexpect, missing)
+                claims.callback(self._objects.unexpect, absent)
                 self._images.expect(root, read.image_bytes_max)
                 claims.callback(self._forget_image, root, read.image_bytes_max)
-            if missing:
-                plan(lack, backed, listed, old)
+            if absent:
+                plan(missing, backed, listed, old)
                 with self._lock:
                     self._shares = None  # fewer objects are counted on from here on
-            lack.close = claims.pop_all().close
-        return lack
+            missing.close = claims.pop_all().close
+        return missing
 
-    def fill(self, lack: Lack) -> Filled:
+    def fill(self, missing: Missing) -> Filled:
         """Make objects from the packs that are here. May be called as often as packs or pieces
         arrive; blocks, so call it in a thread. Raises Corrupt, naming pack and chunk, when a pack
         does not hold what a catalog says; DiskFull; Conflict after it was closed."""
-        with lack.filling:
-            self._require_open(lack)
+        with missing.filling:
+            self._require_open(missing)
             try:
-                return Filling(lack, self._objects, self._around.get).run()
+                return Filling(missing, self._objects, self._context.get).run()
             except Damaged as error:
                 self.drop_object(error.content)
                 raise Corrupt(
                     f"the object {error.content.hex()} in the store is damaged and was removed", remedy="Pull again"
                 ) from error
 
-    def finish(self, lack: Lack) -> None:
-        """Record the tree of an open lack as complete. Raises Conflict when contents are
+    def finish(self, missing: Missing) -> None:
+        """Record the tree of an open Missing as complete. Raises Conflict when contents are
         missing."""
         with self._lock:
-            self._require_open(lack)
-            if missing := self._missing_of(lack):
-                raise Conflict(f"{lack.root} is not complete: {len(missing)} contents are missing", remedy="Pull again")
-            packs = (*lack.packs, *(pack.blob.digest for pack in lack.selected.values()))
-            record = TreeRecord(lack.root, lack.catalogs, packs, True, time.time())
+            self._require_open(missing)
+            if absent := self._absent(missing):
+                raise Conflict(
+                    f"{missing.root} is not complete: {len(absent)} contents are missing", remedy="Pull again"
+                )
+            packs = (*missing.packs, *(pack.blob.digest for pack in missing.selected.values()))
+            record = TreeRecord(missing.root, missing.catalogs, packs, True, time.time())
             self._objects.save()
-            self._index.add_tree(record, {name: page.sizes for name, page in lack.tree.pages.items()})
-            self._records[lack.root] = record
+            self._index.add_tree(record, {name: page.sizes for name, page in missing.tree.pages.items()})
+            self._records[missing.root] = record
             self._shares = None
-            self._around.settle()
+            self._context.sync_objects()
 
     # -- keeping and removing
 
@@ -289,7 +291,7 @@ class Trees:
         use."""
         with self._lock:
             self._record(root)
-            if owners := self._around.owners(root):
+            if owners := self._context.owners(root):
                 raise Conflict(
                     f"{root} is pinned by {', '.join(sorted(owners)[:3])}", remedy="Remove what pins it first"
                 )
@@ -324,7 +326,7 @@ class Trees:
             freed = self._objects.remove(here - self._named(here))
             self._images.sweep(self._needs_image)
             self.variants.sweep(self._needs_image)
-            self._garbage = bool(self._lacks)
+            self._garbage = bool(self._missing)
             return freed
 
     # -- for the store: what may make room
@@ -345,15 +347,15 @@ class Trees:
         """Whether there is a record of the tree."""
         return root in self._records
 
-    def claimed(self) -> set[Digest]:
+    def packs_awaited(self) -> set[Digest]:
         """Packs that are needed by pulls under way."""
-        return {need.pack for lack in self._lacks for need in lack.needs}
+        return {need.pack for missing in self._missing for need in missing.needs}
 
-    def spare(self) -> set[Digest]:
+    def redundant_packs(self) -> set[Digest]:
         """Packs that were needed for complete trees only: what they hold stands here as objects."""
         with self._lock:
             found = {pack for root, record in self._records.items() if self.complete(root) for pack in record.packs}
-            return found - self.claimed()
+            return found - self.packs_awaited()
 
     def bytes_images(self) -> int:
         return self._images.bytes_total(list(self._records))
@@ -364,11 +366,11 @@ class Trees:
         own, shares = self._sharing()
         found = []
         for root, record in self._records.items():
-            blob = self._around.get(root)
+            blob = self._context.get(root)
             shown = self._images.size(root) + self.variants.size(root)
             size = own.get(root, 0) + shown + (blob.size if blob is not None else 0)
             in_use = self._in_use(root) or (blob is not None and blob.in_use)
-            found.append(Candidate(root, size, record.last_used, bool(self._around.owners(root)), in_use))
+            found.append(Candidate(root, size, record.last_used, bool(self._context.owners(root)), in_use))
         return found, shares
 
     def save_use(self, since: float) -> None:
@@ -390,27 +392,27 @@ class Trees:
         self._records[record.root] = replace(record, last_used=time.time())
 
     def _in_use(self, root: Digest) -> bool:
-        return root in self._holds or any(lack.root == root for lack in self._lacks)
+        return root in self._holds or any(missing.root == root for missing in self._missing)
 
     def _blobs_here(self, record: TreeRecord) -> bool:
-        blobs = map(self._around.get, (record.root, *record.catalogs))
+        blobs = map(self._context.get, (record.root, *record.catalogs))
         return all(blob is not None and blob.complete for blob in blobs)
 
-    def _missing(self, contents: Iterable[bytes]) -> Sequence[bytes]:
+    def _without_object(self, contents: Iterable[bytes]) -> Sequence[bytes]:
         return list(filterfalse(self._objects.sizes.__contains__, contents))
 
-    def _missing_of(self, lack: Lack) -> Mapping[bytes, int]:
+    def _absent(self, missing: Missing) -> Mapping[bytes, int]:
         """Contents of its tree that have no object, with their sizes. Raises Corrupt when one has
         another size than the tree states. What a complete tree has, too, is here and was
         compared."""
-        tree, sizes = lack.tree, self._objects.sizes
+        tree, sizes = missing.tree, self._objects.sizes
         base = self._records.get(tree.base) if tree.base is not None else None
         doubtful = tree.changed if base is not None and base.complete else tree.contents
         if doubtful.items() <= sizes.items():
             return {}
         wrong = next((content for content, size in doubtful.items() if sizes.get(content, size) != size), None)
         if wrong is not None:
-            raise Corrupt(f"the tree {lack.root} states another size for the content {wrong.hex()} than it has")
+            raise Corrupt(f"the tree {missing.root} states another size for the content {wrong.hex()} than it has")
         return {content: size for content, size in doubtful.items() if content not in sizes}
 
     def _set_complete(self, root: Digest, complete: bool) -> None:
@@ -418,18 +420,18 @@ class Trees:
         self._records[root] = replace(self._records[root], complete=complete)
 
     def _remoteness(self, pack: Digest) -> int:
-        blob = self._around.get(pack)
+        blob = self._context.get(pack)
         return 2 if blob is None else 0 if blob.complete else 1
 
-    def _require_open(self, lack: Lack) -> None:
-        if not any(other is lack for other in self._lacks):
-            raise Conflict(f"what {lack.root} lacks is no longer kept for it", remedy="Pull again")
+    def _require_open(self, missing: Missing) -> None:
+        if not any(other is missing for other in self._missing):
+            raise Conflict(f"what {missing.root} lacks is no longer kept for it", remedy="Pull again")
 
-    def _end(self, lack: Lack) -> None:
-        with lack.filling, self._lock:
-            for assembly in lack.assemblies.values():
+    def _end(self, missing: Missing) -> None:
+        with missing.filling, self._lock:
+            for assembly in missing.assemblies.values():
                 assembly.close()
-            self._lacks = [other for other in self._lacks if other is not lack]
+            self._missing = [other for other in self._missing if other is not missing]
             self._shares = None
             self._garbage = True
 
@@ -437,18 +439,18 @@ class Trees:
         return self._index.tree_contents(root)
 
     def _named(self, contents: set[bytes]) -> set[bytes]:
-        """Those of `contents` that a tree or a lack names."""
+        """Those of `contents` that a tree or an open Missing names."""
         named: set[bytes] = set()
         for root in self._records:
             named |= contents & self._contents(root)
-        for lack in self._lacks:
-            named |= contents & (lack.tree.contents.keys() | lack.sources)
+        for missing in self._missing:
+            named |= contents & (missing.tree.contents.keys() | missing.sources)
         return named
 
     def _sharing(self) -> tuple[dict[Digest, int], Sequence[Share]]:
         if self._shares is None:
             trees = {root: self._contents(root) for root in self._records}
-            staying = chain.from_iterable((*lack.tree.contents, *lack.sources) for lack in self._lacks)
+            staying = chain.from_iterable((*missing.tree.contents, *missing.sources) for missing in self._missing)
             self._shares = shared_bytes(trees, staying, self._objects.taken)
         return self._shares
 

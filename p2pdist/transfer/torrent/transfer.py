@@ -16,7 +16,7 @@ STAY_S. The file is opened by a descriptor of this process (/proc/self/fd, proc(
 called meanwhile.
 
 Invariants: nothing else writes into the blob from start() until StreamClosed, and no piece counts
-but through Blob.adopt. Exactly one StreamClosed is posted, as the last event, after libtorrent has
+but through Blob.import_piece. Exactly one StreamClosed is posted, as the last event, after libtorrent has
 let go of the file, or only reads it: then it may be renamed, or written by others. Pieces that were
 under way are garbage in the file by then, and are not held. What peers of the same torrent get from
 libtorrent has passed the torrent's hashes, which is what they check as well; the blob's own piece
@@ -158,7 +158,7 @@ class PartialBlob(Protocol):
 
     @property
     def path(self) -> Path: ...
-    def adopt(self, piece: int) -> bool: ...
+    def import_piece(self, piece: int) -> bool: ...
     def hold(self) -> None: ...
     def release(self) -> None: ...
 
@@ -380,7 +380,7 @@ class TorrentTransfer:
     def _look(self, piece: int) -> bool:
         """Whether the piece lies in the file, verified: then it is held from now on."""
         try:
-            if not self._blob.adopt(piece):
+            if not self._blob.import_piece(piece):
                 return False
         except P2PDistError as error:
             self._fail(error)

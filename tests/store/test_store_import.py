@@ -22,14 +22,14 @@ def lay(root: Path, offset: int, data: bytes) -> None:
 
 
 def test_right_bytes_are_adopted_and_survive(tmp_path: Path) -> None:
-    """A piece is held after adopt(), also for whoever opens the store next; a blob of adopted
+    """A piece is held after import_piece(), also for whoever opens the store next; a blob of imported
     pieces is complete."""
     store = BlobStore(tmp_path)
     blob = store.begin(FOUND.digest, FOUND.pieces)
     for piece in (0, 2):
         lay(tmp_path, piece * PIECE, FOUND.piece(piece))
-        assert blob.adopt(piece)
-        assert blob.adopt(piece), "once more"
+        assert blob.import_piece(piece)
+        assert blob.import_piece(piece), "once more"
     store.close()
     store = BlobStore(tmp_path)
     again = store.get(FOUND.digest)
@@ -45,13 +45,13 @@ def test_wrong_bytes_are_not(tmp_path: Path) -> None:
     """Neither what nobody wrote, nor one wrong bit, nor another piece's bytes."""
     store = BlobStore(tmp_path)
     blob = store.begin(FOUND.digest, FOUND.pieces)
-    assert not blob.adopt(0)
+    assert not blob.import_piece(0)
     wrong = bytearray(FOUND.piece(0))
     wrong[100] ^= 1
     lay(tmp_path, 0, bytes(wrong))
-    assert not blob.adopt(0)
+    assert not blob.import_piece(0)
     lay(tmp_path, PIECE, FOUND.piece(0))
-    assert not blob.adopt(1)
+    assert not blob.import_piece(1)
     assert len(blob.have) == 0
     with pytest.raises(Conflict):
         blob.finish()
@@ -64,11 +64,11 @@ def test_what_cannot_be_adopted(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     blob = store.begin(FOUND.digest, FOUND.pieces)
     with pytest.raises(UsageError):
-        blob.adopt(3)
+        blob.import_piece(3)
     with blob.path.open("r+b") as file:
         file.truncate(PIECE)
-    assert not blob.adopt(1)
+    assert not blob.import_piece(1)
     store.remove(FOUND.digest)
     with pytest.raises(P2PDistError):
-        blob.adopt(0)
+        blob.import_piece(0)
     store.close()
