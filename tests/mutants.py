@@ -261,14 +261,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "p2pdist/transfer/stream/client.py",
         'self._reusable and closed.reason == "done"',
         "self._reusable",
-        ("tests/transfer/test_kept.py",),
+        ("tests/transfer/test_connection_pool.py",),
     ),
     Mutant(
         "close a stream before its end",
         "p2pdist/transfer/stream/client.py",
         "            self._ending = self._reusable and not self._lacking",
         "            self._ending = False",
-        ("tests/transfer/test_kept.py",),
+        ("tests/transfer/test_connection_pool.py",),
     ),
     Mutant(
         "let the loop wait for the disk",
@@ -282,7 +282,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "p2pdist/transfer/stream/client.py",
         "            except (EndOfConnection, OSError) as gone:",
         "            except ZeroDivisionError as gone:",
-        ("tests/transfer/test_kept.py",),
+        ("tests/transfer/test_connection_pool.py",),
     ),
     Mutant(
         "reports before joins",

@@ -34,11 +34,18 @@ from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.model.request_id import passed_on
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream.connect import KeptConnections, Unreachable, connect, secure, why
+from p2pdist.transfer.stream.connect import ConnectionPool, Unreachable, connect, secure, why
 from p2pdist.transfer.stream.events import Ended, PieceReceived, StreamClosed, StreamEvent, refusal
-from p2pdist.transfer.stream.frames import STREAM_PATH, STREAM_TYPE, CutShort, Intake, TlsIntake, stream_length
-from p2pdist.transfer.stream.loop_receiver import PIECE_MAX, Attended, Share
-from p2pdist.transfer.stream.response import EndOfConnection, MalformedAnswer, read_head
+from p2pdist.transfer.stream.frames import (
+    STREAM_PATH,
+    STREAM_TYPE,
+    CutShort,
+    FrameReader,
+    TlsFrameReader,
+    stream_length,
+)
+from p2pdist.transfer.stream.loop_receiver import PIECE_MAX, Inbox, Share
+from p2pdist.transfer.stream.response import EndOfConnection, MalformedResponse, read_head
 from p2pdist.transfer.tls import Tls
 
 
@@ -47,7 +54,7 @@ def ask(
 ) -> bool:
     """Send a request with these header fields and read the answer's head. With the `length` that
     the stream will have the connection may serve others after it; returns whether it does. Raises
-    Ended when `source` refuses, MalformedAnswer, EndOfConnection and OSError."""
+    Ended when `source` refuses, MalformedResponse, EndOfConnection and OSError."""
     body = msgspec.json.encode(request)
     head = (
         f"POST {STREAM_PATH} HTTP/1.1\r\nHost: {source.address}\r\nContent-Type: application/json\r\n"
@@ -60,24 +67,24 @@ def ask(
     if answer.status != 200:
         raise refusal(connection, answer, source)
     if answer.media_type() != STREAM_TYPE:
-        raise MalformedAnswer(f"the answer is {answer.media_type()[:60]!r}, not a stream")
+        raise MalformedResponse(f"the answer is {answer.media_type()[:60]!r}, not a stream")
     stated = answer.fields.get("content-length")
     if "transfer-encoding" in answer.fields or "content-encoding" in answer.fields:
-        raise MalformedAnswer("the answer is framed or encoded by HTTP, which a stream is not")
+        raise MalformedResponse("the answer is framed or encoded by HTTP, which a stream is not")
     if stated is not None and (length is None or stated != str(length)):
-        raise MalformedAnswer(f"the answer is to have {stated[:20]} bytes, and the stream has {length or 0}")
+        raise MalformedResponse(f"the answer is to have {stated[:20]} bytes, and the stream has {length or 0}")
     return stated is not None and answer.fields.get("connection", "").lower() != "close"
 
 
 CONNECT_TIMEOUT_S = 2.0
 DEAD_AFTER_S = 10.0
-"""A peer whose kernel has answered nothing for about this long is taken for dead (TCP_USER_TIMEOUT,
+"""A peer whose kernel has responded nothing for about this long is taken for dead (TCP_USER_TIMEOUT,
 tcp(7))."""
 
 END_WAIT_S = 1.0
 """The closing frame comes with the last piece, or the connection is not worth keeping."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _numbers = itertools.count(1)
 
 
@@ -105,8 +112,8 @@ class IncomingStream:
         number: int | None = None,
         tls: Tls | None = None,
         pacer: Pacer | None = None,
-        kept: KeptConnections | None = None,
-        attended: Attended[StreamEvent] | None = None,
+        connections: ConnectionPool | None = None,
+        inbox: Inbox[StreamEvent] | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         dead_after_s: float = DEAD_AFTER_S,
     ) -> None:
@@ -125,17 +132,17 @@ class IncomingStream:
         self._have = PieceSet(layout.count, request.have)
         missing = self._have.missing(request.stripe, request.stripes)
         self._lacking = len(missing)
-        self._kept = kept
-        self._attended = attended if kept is None and tls is None and layout.piece_size <= PIECE_MAX else None
+        self._connections = connections
+        self._inbox = inbox if connections is None and tls is None and layout.piece_size <= PIECE_MAX else None
         self._share = Share()
         self._pause_s = 0.0
         self._attended_fd = -1
-        self._length = stream_length(layout, missing) if kept is not None else 0
+        self._length = stream_length(layout, missing) if connections is not None else 0
         self._reusable = False
         self._ending = False
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._intake: Intake | TlsIntake | None = None
+        self._frames: FrameReader | TlsFrameReader | None = None
         self._closing = False
         self._finishing = False
         self._ended = threading.Event()
@@ -147,12 +154,12 @@ class IncomingStream:
             return self._receiving()
 
     @property
-    def answered(self) -> bool:
+    def responded(self) -> bool:
         """Whether the source was reached and has begun to answer."""
-        return self._intake is not None
+        return self._frames is not None
 
     def _receiving(self) -> int | None:
-        piece = self._intake.receiving() if self._intake is not None else None
+        piece = self._frames.receiving() if self._frames is not None else None
         return piece if piece is not None and piece < self._layout.count else None
 
     def start(self) -> None:
@@ -190,7 +197,7 @@ class IncomingStream:
                 # Not the method of an SSLSocket, which takes the connection for plain from then on.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
             except OSError:
-                _logger.debug("stream %d: the connection had ended before", self.number)
+                logger.debug("stream %d: the connection had ended before", self.number)
 
     # -- receiver thread
 
@@ -211,7 +218,7 @@ class IncomingStream:
                 self.number, "reset", f"{self.source} broke the connection: {error.strerror or error}"
             )
         except Exception as error:
-            _logger.exception("stream %d from %s fails", self.number, self.source)
+            logger.exception("stream %d from %s fails", self.number, self.source)
             failure = P2PDistError(
                 f"receiving from {self.source} failed: {error!r}", remedy="This is a defect; the log has more"
             )
@@ -219,10 +226,10 @@ class IncomingStream:
         self._leave_loop()
         with self._lock:
             connection, self._socket = self._socket, None
-            self._intake = None
+            self._frames = None
             if connection is not None:
-                if self._kept is not None and self._reusable and closed.reason == "done":
-                    self._kept.give(self.source.address, connection)
+                if self._connections is not None and self._reusable and closed.reason == "done":
+                    self._connections.give(self.source.address, connection)
                 else:
                     connection.close()
             if self._closing and closed.reason in ("reset", "short", "refused"):
@@ -231,20 +238,22 @@ class IncomingStream:
         self._ended.set()
 
     def _receive(self) -> bool:
-        if self._intake is None:
+        if self._frames is None:
             self._begin_frames(self._answering())
         return self._receive_frames()
 
     def _answering(self) -> socket.socket:
         """A connection over which the source has begun to answer: a kept one, else a new one."""
-        while (connection := self._kept.take(self.source.address) if self._kept is not None else None) is not None:
+        while (
+            connection := self._connections.take(self.source.address) if self._connections is not None else None
+        ) is not None:
             try:
                 self._adopt(connection)
                 self._ask(connection)
                 return connection
             except (EndOfConnection, OSError) as gone:
-                _logger.debug("stream %d: a kept connection had ended: %r", self.number, gone)
-            except MalformedAnswer as error:
+                logger.debug("stream %d: a kept connection had ended: %r", self.number, gone)
+            except MalformedResponse as error:
                 raise Ended("protocol", f"{self.source}: {error}") from None
         connection = self._connect()
         connection.settimeout(None)
@@ -254,7 +263,7 @@ class IncomingStream:
             raise Ended("short", self._unanswered()) from None
         except ssl.SSLError as error:  # in TLS 1.3 the other side judges a certificate after the handshake
             raise Ended("refused", f"{self.source} does not accept this agent's certificate: {why(error)}") from None
-        except MalformedAnswer as error:
+        except MalformedResponse as error:
             raise Ended("protocol", f"{self.source}: {error}") from None
         return connection
 
@@ -285,30 +294,30 @@ class IncomingStream:
                 raise Ended("closed")
 
     def _ask(self, connection: socket.socket) -> None:
-        length = self._length if self._kept is not None else None
+        length = self._length if self._connections is not None else None
         self._reusable = ask(connection, self.source, self.request, self._named, length)
 
     def _begin_frames(self, connection: socket.socket) -> None:
         data_max = min(self._layout.piece_size, self._layout.size)
         secured = connection if isinstance(connection, ssl.SSLSocket) else None
-        intake = TlsIntake(secured, data_max) if secured is not None else Intake(connection, data_max)
+        frames = TlsFrameReader(secured, data_max) if secured is not None else FrameReader(connection, data_max)
         with self._lock:
-            self._intake = intake
+            self._frames = frames
 
     def _receive_frames(self) -> bool:
-        intake = self._intake
-        assert intake is not None
+        frames = self._frames
+        assert frames is not None
         pause_s, self._pause_s = self._pause_s, 0.0
         self._wait(pause_s)
         try:
             while True:
-                piece, length = intake.head(self._shortest(), END_WAIT_S if self._ending else None)
+                piece, length = frames.head(self._shortest(), END_WAIT_S if self._ending else None)
                 if piece == STREAM_END:
                     self._check_end(length)
-                    intake.leave()
+                    frames.leave()
                     return True
                 self._check_frame(piece, length)
-                pause_s = self._store(piece, intake.data(length), self._on_event)
+                pause_s = self._store(piece, frames.data(length), self._on_event)
                 if pause_s:
                     self._share.begin()
                     self._wait(pause_s)
@@ -344,15 +353,15 @@ class IncomingStream:
             ok = self._write(piece, data)
         except P2PDistError as error:
             raise Ended("failed", error.what, error) from error
-        if self._attended is not None:
+        if self._inbox is not None:
             now = time.monotonic()
             self._share.spent(now - began, now)
         pause_s = self._pacer.received(self.request.priority, len(data)) if self._pacer is not None else 0.0
         self._have.add(piece)
         self._lacking -= 1
         with self._lock:
-            assert self._intake is not None
-            self._intake.done()
+            assert self._frames is not None
+            self._frames.done()
             # Nobody needs this stream any more, but its end is due now, and leaves the connection
             # in order.
             self._ending = self._reusable and not self._lacking
@@ -370,7 +379,7 @@ class IncomingStream:
 
     def _go_to_loop(self) -> bool:
         """Let the loop take what comes from now on; False when it takes nothing."""
-        to = self._attended
+        to = self._inbox
         assert to is not None
         self._share.begin()
         try:
@@ -380,31 +389,31 @@ class IncomingStream:
         return True
 
     def _attend(self) -> bool:
-        assert self._attended is not None and self._socket is not None and isinstance(self._intake, Intake)
-        if not self._share.enter(self._attended.loop):
+        assert self._inbox is not None and self._socket is not None and isinstance(self._frames, FrameReader)
+        if not self._share.enter(self._inbox.loop):
             return self._go_to_thread(too_much=True)
-        self._intake.expect(self._shortest())
+        self._frames.expect(self._shortest())
         self._attended_fd = self._socket.fileno()
-        self._attended.loop.add_reader(self._attended_fd, self._go_on, self._take, self._attended.deliver)
+        self._inbox.loop.add_reader(self._attended_fd, self._go_on, self._take, self._inbox.deliver)
         return False
 
     def _take(self) -> bool:
         """Take what has come, and leave the rest to a thread if it is more than the loop should
         take."""
-        assert isinstance(self._intake, Intake)
-        if self._take_frame(self._intake):
+        assert isinstance(self._frames, FrameReader)
+        if self._take_frame(self._frames):
             return True
         if self._pause_s or self._share.high:
             return self._go_to_thread(too_much=True)
         # libuv tells of an error once, even if there is more to be taken before it, and then
         # watches no longer.
-        return self._go_to_thread(too_much=False) if self._intake.broken() else False
+        return self._go_to_thread(too_much=False) if self._frames.broken() else False
 
-    def _take_frame(self, intake: Intake) -> bool:
+    def _take_frame(self, frames: FrameReader) -> bool:
         """Take the whole piece if it is there; True at the end of the stream."""
-        assert self._attended is not None
+        assert self._inbox is not None
         try:
-            head = intake.head_if_there(self._shortest())
+            head = frames.head_if_there(self._shortest())
             if head is None:
                 return False
             piece, length = head
@@ -412,12 +421,12 @@ class IncomingStream:
                 self._check_end(length)
                 return True
             self._check_frame(piece, length)
-            data = intake.data_if_there(length)
+            data = frames.data_if_there(length)
         except CutShort as short:
             raise self._cut_short(short) from None
         if data is not None:
-            self._pause_s = self._store(piece, data, self._attended.deliver)
-            intake.expect(self._shortest())
+            self._pause_s = self._store(piece, data, self._inbox.deliver)
+            frames.expect(self._shortest())
         return False
 
     def _go_to_thread(self, *, too_much: bool) -> bool:
@@ -433,8 +442,8 @@ class IncomingStream:
     def _leave_loop(self) -> None:
         self._share.leave()
         if self._attended_fd >= 0:
-            assert self._attended is not None
-            self._attended.loop.remove_reader(self._attended_fd)
+            assert self._inbox is not None
+            self._inbox.loop.remove_reader(self._attended_fd)
             self._attended_fd = -1
 
     def _check_frame(self, piece: int, length: int) -> None:

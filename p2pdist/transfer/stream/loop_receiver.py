@@ -43,7 +43,7 @@ WINDOW_MAX = 1024
 Letter_contra = TypeVar("Letter_contra", contravariant=True)
 
 
-class Attended(Protocol[Letter_contra]):
+class Inbox(Protocol[Letter_contra]):
     """A loop that may take the pieces of streams, in `context`, and who hears of it (see
     Mailbox)."""
 

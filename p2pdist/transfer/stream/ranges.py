@@ -22,7 +22,7 @@ and then."""
 BLOCK_BYTES = 1 << 20
 """Most that is sent in one turn."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _ONE_RANGE = re.compile(r"bytes=[ \t]*([0-9]{0,19})-([0-9]{0,19})[ \t]*\Z", re.IGNORECASE)
 
 WaitFor = Callable[[int], Awaitable[None]]
@@ -116,9 +116,9 @@ async def serve_range(
         if not response.prepared:
             raise
         if isinstance(error, P2PDistError):
-            _logger.info("sending %s to %s ends early: %s", digest, request.remote, error)
+            logger.info("sending %s to %s ends early: %s", digest, request.remote, error)
         else:
-            _logger.exception("sending %s to %s fails", digest, request.remote)
+            logger.exception("sending %s to %s fails", digest, request.remote)
         connection.abort()
     if connection.gone:
         connection.abort()

@@ -13,8 +13,8 @@ import time
 
 import pytest
 from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server
-from test_attended import Writes, stored
 from test_stream_faults import HEAD, StartPeer, frame
+from test_stream_loop_receiver import Writes, stored
 
 from p2pdist.transfer.stream import loop_receiver
 from p2pdist.transfer.stream.loop_receiver import LOOP_SHARE_MAX, SHARE_LOW, WINDOW, Share
