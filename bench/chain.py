@@ -40,7 +40,7 @@ from p2pdist.model.plan import Plan, Source, StripePlan
 from p2pdist.origin.origin import Origin
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream.connect import KeptConnections
+from p2pdist.transfer.stream.connect import ConnectionPool
 from p2pdist.transfer.stream.server import read_stream_request, serve_stream
 from p2pdist.transfer.tls import Tls
 
@@ -59,7 +59,7 @@ class Host:
         self.tls: Tls | None = None
         self.pacer = Pacer(Downlink())
         self.origin_share = Bucket(None)
-        self.kept = KeptConnections()
+        self.connections = ConnectionPool()
         self.swarming = None
         self.writers: Counter[Digest] = Counter()
 

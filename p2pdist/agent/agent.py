@@ -63,7 +63,7 @@ from p2pdist.origin.origin import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream.connect import IDLE_S, KeptConnections
+from p2pdist.transfer.stream.connect import IDLE_S, ConnectionPool
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 DISCARD_TRIES = 50
@@ -140,7 +140,7 @@ class Agent:
         if self.swarming is not None:
             self.swarming.wanted_for = self.policies.transport
         self.origin_share = Bucket(None)
-        self.kept = KeptConnections()
+        self.connections = ConnectionPool()
         self._expiring: asyncio.TimerHandle | None = None
         self.sources = Sources()
         self.received_bytes: Counter[str] = Counter()
@@ -187,7 +187,7 @@ class Agent:
         self.turns.stop()
         if self._expiring is not None:
             self._expiring.cancel()
-        self.kept.close()
+        self.connections.close()
         for task in filter(None, (self._session_task, self._caching_task, self._reached_task)):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -289,7 +289,7 @@ class Agent:
     def _fetched(self, fetching: BlobPull, done: asyncio.Future[None]) -> None:
         blob = fetching.blob
         if self._expiring is None:
-            self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire_kept)
+            self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire_connections)
         del self._fetching[blob.digest]
         blob.release()
         error = None if done.cancelled() else done.exception()
@@ -301,9 +301,9 @@ class Agent:
         if not (self.departure.leaving and self.session.connected):  # else its children are being given other parents
             self._unserve(blob.digest)
 
-    def _expire_kept(self) -> None:
-        left = self.kept.expire()
-        self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire_kept) if left else None
+    def _expire_connections(self) -> None:
+        left = self.connections.expire()
+        self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire_connections) if left else None
 
     async def discard(self, digest: Digest) -> None:
         """See Fetcher in pulls.py: what a corrupt origin gave is not kept."""

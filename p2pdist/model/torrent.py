@@ -25,16 +25,15 @@ torrent an info hash that nobody else knows. For such clients the keys of versio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha1, sha256
-from typing import BinaryIO
 
 from p2pdist.model.bencode import Encodable, Value, decode, encode
 from p2pdist.model.digest import Digest, hex_of
 from p2pdist.model.errors import Corrupt, UsageError
 from p2pdist.model.manifest import Reference
-from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, piece_size_for
+from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT
 
 TORRENT_TYPE = "application/vnd.p2pdist.torrent.v1"
 PACKAGE_NAME = "sha256"
@@ -45,7 +44,6 @@ that folder of an origin is a web seed as it stands."""
 BLOCK_SIZE = 16 << 10
 FILES_MAX = 2048
 NAME_BYTES_MAX = 255
-READ_SIZE = 1 << 20
 
 _ZERO = bytes(32)
 
@@ -181,35 +179,6 @@ class Torrent:
 
 
 # -- making documents
-
-
-def torrent_info(stream: BinaryIO, size: int, name: str) -> bytes:
-    """The torrent document of the next `size` bytes of a stream, as one file named `name`. Blocks.
-
-    Raises Corrupt if the stream ends before, UsageError for an empty file and a name that cannot
-    be.
-    """
-    return blob_torrent(hash_file(stream, size, piece_size_for(size)), name)
-
-
-def package_torrent_info(files: Iterable[tuple[str, int, BinaryIO]], size: int, name: str = PACKAGE_NAME) -> bytes:
-    """The torrent document of several files, (name, size, stream) each, of `size` bytes in all, in
-    a folder `name`. The streams are read one after the other. Raises as torrent_info, and for names
-    that come twice. Blocks."""
-    piece_size = piece_size_for(size)
-    return package_torrent([(file, hash_file(stream, length, piece_size)) for file, length, stream in files], name)
-
-
-def hash_file(stream: BinaryIO, size: int, piece_size: int) -> FileHashes:
-    """Hash the next `size` bytes of a stream; raises Corrupt if it ends before."""
-    hasher, left = TorrentHasher(piece_size), size
-    while left:
-        data = stream.read(min(left, READ_SIZE))
-        if not data:
-            raise Corrupt("the content ended before its stated size")
-        hasher.update(data)
-        left -= len(data)
-    return hasher.finish()
 
 
 def blob_torrent(hashes: FileHashes, name: str) -> bytes:

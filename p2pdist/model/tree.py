@@ -173,18 +173,6 @@ def ends_page(path: bytes) -> bool:
     return int.from_bytes(blake3(path).digest(4), "little") % PAGE_ENTRIES == 0
 
 
-def encode_pages(entries: Iterable[Entry]) -> Iterator[bytes]:
-    """The pages of a tree whose entries come in walking order."""
-    page: list[Entry] = []
-    for entry in entries:
-        page.append(entry)
-        if len(page) == PAGE_ENTRIES_MAX or ends_page(entry.path):
-            yield _pack(page)
-            page = []
-    if page:
-        yield _pack(page)
-
-
 def encode_root(root: Root) -> bytes:
     """Canonical bytes of a root."""
     return _pack(_Root(_FORMAT, root.entries, root.files, root.bytes_total, b"".join(root.pages)))

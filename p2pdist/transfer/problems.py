@@ -31,7 +31,7 @@ from p2pdist.model.request_id import HEADER, REQUEST_ID, is_sane
 
 PROBLEM_TYPE = "application/problem+json"
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _KINDS: dict[int, type[P2PDistError]] = {
     kind.http_status: kind for kind in (UsageError, Refused, NotFound, TooLarge, Unavailable)
@@ -88,7 +88,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         response = await _answered(request, handler)
         if not response.prepared:
             response.headers[HEADER] = name
-        _logger.debug("%s %s is answered: %d", request.method, request.path[:200], response.status)
+        logger.debug("%s %s is answered: %d", request.method, request.path[:200], response.status)
         return response
     finally:
         REQUEST_ID.reset(before)
@@ -118,7 +118,7 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         # The client went away while its request was being read; nobody hears the answer.
         response = problem_response(Unavailable("the client closed the connection"))
     except Exception as error:
-        _logger.exception("unexpected failure of %s %s", request.method, request.path)
+        logger.exception("unexpected failure of %s %s", request.method, request.path)
         known = foreseen(error) if isinstance(error, OSError) else None
         response = problem_response(
             known or P2PDistError("an internal failure", remedy="The log of the service has the details")

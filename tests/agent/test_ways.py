@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from formats_rig import torrent_info
 
 from p2pdist.agent.bittorrent.fetch import SWARM
 from p2pdist.agent.bittorrent.ways import Ways
@@ -20,7 +21,7 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.messages import Priority, Reason
 from p2pdist.model.pieces import PieceLayout, PieceList
-from p2pdist.model.torrent import Torrent, decode_torrent, torrent_info
+from p2pdist.model.torrent import Torrent, decode_torrent
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.stream.events import StreamClosed, StreamEvent

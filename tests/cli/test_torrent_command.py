@@ -9,11 +9,11 @@ from pathlib import Path
 
 import libtorrent
 import pytest
+from formats_rig import torrent_info
 from test_cli_main import run
 
 from p2pdist.model.bencode import Value, decode
 from p2pdist.model.digest import digest_of, hex_of, parse_digest
-from p2pdist.model.torrent import torrent_info
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import Any
 import libtorrent
 import pytest
 from effort import examples
+from formats_rig import hash_file, package_torrent_info, torrent_info
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,17 +23,7 @@ from p2pdist.model.bencode import decode, encode
 from p2pdist.model.digest import digest_of, hex_of
 from p2pdist.model.errors import Corrupt, UsageError
 from p2pdist.model.pieces import piece_size_for
-from p2pdist.model.torrent import (
-    BLOCK_SIZE,
-    PACKAGE_NAME,
-    TorrentHasher,
-    blob_torrent,
-    decode_torrent,
-    hash_file,
-    package_torrent,
-    package_torrent_info,
-    torrent_info,
-)
+from p2pdist.model.torrent import BLOCK_SIZE, PACKAGE_NAME, TorrentHasher, blob_torrent, decode_torrent, package_torrent
 
 PIECE = 64 << 10
 SIZES = [

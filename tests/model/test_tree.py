@@ -10,6 +10,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 from effort import examples
+from formats_rig import encode_pages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,6 @@ from p2pdist.model.tree import (
     decode_page,
     decode_root,
     decode_tree,
-    encode_pages,
     encode_root,
     walking_order,
 )

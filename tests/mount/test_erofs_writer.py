@@ -10,20 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from formats_rig import encode_pages
 from shown_trees import MTIME_NS, Store, expected, random_tree, walk
 
 from p2pdist.model.errors import Corrupt
-from p2pdist.model.tree import (
-    Directory,
-    Entry,
-    File,
-    HardLink,
-    Symlink,
-    Whiteout,
-    content_hash,
-    encode_pages,
-    walking_order,
-)
+from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, content_hash, walking_order
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs.writer import BLOCK_SIZE, is_image, mount_image, write_image
 from p2pdist.mount.show import show, unshow

@@ -12,23 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from formats_rig import encode_pages
 from tree_rig import listed, read_back
 
 from p2pdist.model.catalog import Catalog, Pack, record
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound
 from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, Descriptor, Reference, parse_reference
-from p2pdist.model.tree import (
-    PAGE_ENTRIES_MAX,
-    WHOLE_MAX,
-    Entry,
-    File,
-    HardLink,
-    Whiteout,
-    decode_root,
-    encode_pages,
-    ends_page,
-)
+from p2pdist.model.tree import PAGE_ENTRIES_MAX, WHOLE_MAX, Entry, File, HardLink, Whiteout, decode_root, ends_page
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import Packed, Settings, pack
 from p2pdist.package.repository.push import push

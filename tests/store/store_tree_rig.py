@@ -7,6 +7,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 
+from formats_rig import encode_pages
+
 from p2pdist.model.catalog import Catalog, ChunkEncoder, Pack, encode_catalog, record
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceList
@@ -18,7 +20,6 @@ from p2pdist.model.tree import (
     File,
     Root,
     content_hash,
-    encode_pages,
     encode_root,
     walking_order,
 )

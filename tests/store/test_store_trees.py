@@ -12,6 +12,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
+from formats_rig import encode_pages
 from store_rig import flip, pretend_other_boot
 from store_tree_rig import CHUNK, Packed, Publisher, bring, check, noise, pull, text
 
@@ -23,7 +24,7 @@ from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound
 from p2pdist.model.manifest import PACK_TYPE, PIECES_DIGEST, PIECES_SIZE, Descriptor
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection, pieces_covering
-from p2pdist.model.tree import WHOLE_MAX, ChunkList, File, Root, content_hash, decode_root, encode_pages, encode_root
+from p2pdist.model.tree import WHOLE_MAX, ChunkList, File, Root, content_hash, decode_root, encode_root
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import SelectedPack
 

@@ -10,6 +10,7 @@ from io import BytesIO
 
 import pytest
 from effort import examples
+from formats_rig import encode_pages
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_tree_rig import CHUNK, Packed, Publisher, bring, noise, pull
@@ -29,7 +30,6 @@ from p2pdist.model.tree import (
     HardLink,
     Root,
     content_hash,
-    encode_pages,
     encode_root,
 )
 from p2pdist.store.blobs.blob import Blob

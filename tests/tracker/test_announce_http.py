@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, quote
 import libtorrent
 import pytest
 from effort import examples
+from formats_rig import torrent_info
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torrent_rig import TorrentSite, announce_query, content, torrent_site
@@ -23,7 +24,7 @@ from p2pdist.model.digest import digest_of, hex_of
 from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding
-from p2pdist.model.torrent import decode_torrent, torrent_info
+from p2pdist.model.torrent import decode_torrent
 from tracker.core.bittorrent.announce import NUMWANT, Answer, Contact
 from tracker.core.events import Received, SessionClosed
 from tracker.http.bittorrent import FIELDS_MAX, SCRAPE_MAX, announce_of, encode_answer, parse_query

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
+from formats_rig import package_torrent_info, torrent_info
 from yarl import URL
 
 from p2pdist.model.bencode import decode
@@ -34,7 +35,7 @@ from p2pdist.model.manifest import (
     encode_manifest,
 )
 from p2pdist.model.pieces import PieceList
-from p2pdist.model.torrent import TORRENT_TYPE, package_torrent_info, torrent_info, torrent_reference
+from p2pdist.model.torrent import TORRENT_TYPE, torrent_reference
 from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.origin import Origin
 from tracker.content import Content

@@ -22,7 +22,7 @@ from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream.client import IncomingStream
-from p2pdist.transfer.stream.connect import KeptConnections
+from p2pdist.transfer.stream.connect import ConnectionPool
 from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.stream.frames import stream_length
 from p2pdist.transfer.stream.server import Block, read_stream_request, serve_stream
@@ -145,7 +145,7 @@ class Receiver:
         address: str = "",
         tls: Tls | None = None,
         pacer: Pacer | None = None,
-        kept: KeptConnections | None = None,
+        connections: ConnectionPool | None = None,
     ) -> IncomingStream:
         bits = self.copy.have.to_bytes() if have is None else have
         request = StreamRequest(self.blob.digest, stripe, stripes, bits, "child")
@@ -158,8 +158,8 @@ class Receiver:
             self.mailbox.post,
             tls=tls,
             pacer=pacer,
-            kept=kept,
-            attended=self.mailbox,
+            connections=connections,
+            inbox=self.mailbox,
         )
         self.streams.append(stream)
         if start:

@@ -16,9 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from formats_rig import torrent_info
+
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceList
-from p2pdist.model.torrent import Torrent, decode_torrent, torrent_info
+from p2pdist.model.torrent import Torrent, decode_torrent
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from p2pdist.model.messages import STREAM_END
-from p2pdist.transfer.stream.frames import FRAME, ROOM, STEP_BYTES, CutShort, Intake
+from p2pdist.transfer.stream.frames import FRAME, ROOM, STEP_BYTES, CutShort, FrameReader
 
 PIECE = 64 << 10
 Pair = tuple[socket.socket, socket.socket]
@@ -35,10 +35,10 @@ def in_thread(behave: object, *arguments: object) -> threading.Thread:
     return thread
 
 
-def take(intake: Intake, shortest: int) -> tuple[int, bytes]:
-    piece, length = intake.head(shortest)
-    data = bytes(intake.data(length))
-    intake.done()
+def take(reader: FrameReader, shortest: int) -> tuple[int, bytes]:
+    piece, length = reader.head(shortest)
+    data = bytes(reader.data(length))
+    reader.done()
     return piece, data
 
 
@@ -60,8 +60,8 @@ def test_frames_come_out_as_they_went_in(pair: Pair, piece_size: int, pause_s: f
             time.sleep(pause_s)
 
     sending = in_thread(send)
-    intake = Intake(receiver, piece_size)
-    assert [take(intake, 5) for _ in frames] == frames
+    reader = FrameReader(receiver, piece_size)
+    assert [take(reader, 5) for _ in frames] == frames
     sending.join(10)
 
 
@@ -75,11 +75,11 @@ def test_a_piece_that_nothing_follows_is_there_at_once(pair: Pair) -> None:
     """A short piece out of its order, then silence; full pieces, then silence; then the end, and
     the connection stays open."""
     sender, receiver = pair
-    intake = Intake(receiver, PIECE)
+    reader = FrameReader(receiver, PIECE)
     frames: list[tuple[int, bytes]] = []
 
     def expect(shortest: int) -> None:
-        frames.append(take(intake, shortest))
+        frames.append(take(reader, shortest))
 
     for number, data, shortest in [
         (0, b"x" * PIECE, 5),
@@ -94,29 +94,29 @@ def test_a_piece_that_nothing_follows_is_there_at_once(pair: Pair) -> None:
 
 def test_the_piece_under_way_is_known_before_it_is_whole(pair: Pair) -> None:
     sender, receiver = pair
-    intake = Intake(receiver, PIECE)
-    assert intake.receiving() is None
+    reader = FrameReader(receiver, PIECE)
+    assert reader.receiving() is None
     sender.sendall(FRAME.pack(5, PIECE)[:6])
-    assert intake.receiving() is None
-    waiting = in_thread(take, intake, PIECE)
+    assert reader.receiving() is None
+    waiting = in_thread(take, reader, PIECE)
     sender.sendall(FRAME.pack(5, PIECE)[6:] + b"z")
     deadline = time.monotonic() + 8
-    while intake.receiving() != 5 and time.monotonic() < deadline:
+    while reader.receiving() != 5 and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert intake.receiving() == 5
+    assert reader.receiving() == 5
     sender.sendall(b"z" * (PIECE - 1))
     waiting.join(8)
-    assert intake.receiving() is None
+    assert reader.receiving() is None
     sender.sendall(FRAME.pack(STREAM_END, 0))
     time.sleep(0.05)
-    assert intake.receiving() is None, "the end is no piece"
+    assert reader.receiving() is None, "the end is no piece"
 
 
 def test_a_sender_goes_on_while_a_frame_waits_to_be_taken(pair: Pair) -> None:
     """With room for one frame only, it would wait for the next one's window a round trip long, time
     and again."""
     sender, receiver = pair
-    Intake(receiver, 1 << 20).expect(1 << 20)
+    FrameReader(receiver, 1 << 20).expect(1 << 20)
     assert receiver.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= ROOM * STEP_BYTES
     sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PIECE)
     sender.settimeout(5)
@@ -125,12 +125,12 @@ def test_a_sender_goes_on_while_a_frame_waits_to_be_taken(pair: Pair) -> None:
 
 def test_an_end_in_the_middle_is_seen(pair: Pair) -> None:
     sender, receiver = pair
-    intake = Intake(receiver, PIECE)
+    reader = FrameReader(receiver, PIECE)
     sender.sendall(FRAME.pack(0, PIECE) + b"half")
     sender.close()
-    intake.head(PIECE)
+    reader.head(PIECE)
     with pytest.raises(CutShort) as caught:
-        intake.data(PIECE)
+        reader.data(PIECE)
     assert caught.value.missing == PIECE - 4
 
 
@@ -138,12 +138,12 @@ def test_the_thread_sleeps_while_a_piece_arrives(pair: Pair) -> None:
     """A piece in 44 segments, and the kernel wakes the thread for it once or a few times, not 44
     times."""
     sender, receiver = pair
-    intake = Intake(receiver, PIECE)
+    reader = FrameReader(receiver, PIECE)
     wake_ups: list[int] = []
 
     def receive() -> None:
         before = voluntary_switches()
-        take(intake, PIECE)
+        take(reader, PIECE)
         wake_ups.append(voluntary_switches() - before)
 
     thread = in_thread(receive)

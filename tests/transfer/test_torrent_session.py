@@ -26,8 +26,8 @@ def test_libtorrent_is_not_loaded_before_a_session_starts() -> None:
     """Agents without BitTorrent do not pay for it."""
     program = (
         "import sys, p2pdist.transfer.torrent.seeds, p2pdist.transfer.torrent.transfer as t;"
-        "t.TorrentSession(__import__('p2pdist.transfer.torrent.settings').transfer.torrent_settings"
-        ".TorrentSettings('127.0.0.1', 0)); sys.exit('libtorrent' in sys.modules)"
+        "from p2pdist.transfer.torrent.settings import TorrentSettings;"
+        "t.TorrentSession(TorrentSettings('127.0.0.1', 0)); sys.exit('libtorrent' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 

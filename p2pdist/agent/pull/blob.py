@@ -52,7 +52,7 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.transfer.names import NAMES
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream.client import IncomingStream
-from p2pdist.transfer.stream.connect import KeptConnections
+from p2pdist.transfer.stream.connect import ConnectionPool
 from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.tls import Tls
 
@@ -68,7 +68,7 @@ class Surroundings(Protocol):
     sources: Sources
     tls: Tls | None
     origin_share: Bucket
-    kept: KeptConnections
+    connections: ConnectionPool
     swarming: Swarming | None
     writers: Counter[Digest]
 
@@ -211,7 +211,7 @@ class BlobPull:
         if reason == "stalled":
             of = (number for number, where in self._sources.items() if where == (source, stripe))
             streams = [self._streams.get(number) for number in of]
-            if any(isinstance(stream, IncomingStream) and not stream.answered for stream in streams):
+            if any(isinstance(stream, IncomingStream) and not stream.responded for stream in streams):
                 self.unreached.setdefault(source.host, f"{source} at {source.address} does not answer")
         return source.host in self.unreached
 
@@ -342,8 +342,8 @@ class BlobPull:
                 number=number,
                 tls=self._agent.tls,
                 pacer=self._agent.pacer_of(self.blob.digest),
-                kept=self._agent.kept if self._stripes == 1 else None,
-                attended=self._mail if self.blob.in_memory else None,  # a disk may hang, and the loop with it
+                connections=self._agent.connections if self._stripes == 1 else None,
+                inbox=self._mail if self.blob.in_memory else None,  # a disk may hang, and the loop with it
             )
         self._streams[number] = stream
         stream.start()
@@ -382,7 +382,12 @@ class BlobPull:
                         continue
                     stream = self._streams.pop(number, None)
                     source, stripe = self._sources.pop(number)
-                    if reason == "refused" and isinstance(stream, IncomingStream) and not stream.answered and not error:
+                    if (
+                        reason == "refused"
+                        and isinstance(stream, IncomingStream)
+                        and not stream.responded
+                        and not error
+                    ):
                         self.unreached[source.host] = detail
                     if reason not in ("done", "closed"):
                         _logger.info("stream from %s, stripe %d, ended: %s %s", source, stripe, reason, detail)

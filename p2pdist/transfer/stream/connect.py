@@ -25,24 +25,24 @@ IDLE_S = 10.0
 """Far less than a server waits for a request, so that hardly ever both decide at the same
 moment."""
 
-KEPT_MAX = 64
+CONNECTIONS_MAX = 64
 PER_PEER_MAX = 16
 
 
-class KeptConnections:
-    """Thread-safe. Up to PER_PEER_MAX connections for each address, KEPT_MAX in all, each for
+class ConnectionPool:
+    """Thread-safe. Up to PER_PEER_MAX connections for each address, CONNECTIONS_MAX in all, each for
     IDLE_S; who owns this calls `expire` now and then."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[str, deque[tuple[float, socket.socket]]] = {}
+        self._waiting: dict[str, deque[tuple[float, socket.socket]]] = {}
         self._count = 0
         self._closed = False
 
     def take(self, address: str) -> socket.socket | None:
         """A connection to `address`, the one that was used last; the caller's from now on."""
         with self._lock:
-            waiting = self._kept.get(address)
+            waiting = self._waiting.get(address)
             while waiting:
                 since, connection = waiting.pop()
                 self._count -= 1
@@ -54,8 +54,8 @@ class KeptConnections:
     def give(self, address: str, connection: socket.socket) -> None:
         """Keep a connection, or close it where there are enough."""
         with self._lock:
-            waiting = self._kept.setdefault(address, deque())
-            if self._closed or len(waiting) >= PER_PEER_MAX or self._count >= KEPT_MAX:
+            waiting = self._waiting.setdefault(address, deque())
+            if self._closed or len(waiting) >= PER_PEER_MAX or self._count >= CONNECTIONS_MAX:
                 connection.close()
             else:
                 waiting.append((time.monotonic(), connection))
@@ -65,22 +65,22 @@ class KeptConnections:
         """Close what has waited too long; returns whether something still waits."""
         oldest = time.monotonic() - IDLE_S
         with self._lock:
-            for address, waiting in list(self._kept.items()):
+            for address, waiting in list(self._waiting.items()):
                 while waiting and waiting[0][0] <= oldest:
                     waiting.popleft()[1].close()
                     self._count -= 1
                 if not waiting:
-                    del self._kept[address]
+                    del self._waiting[address]
             return self._count > 0
 
     def close(self) -> None:
         """Close all of them, and whatever is given from now on."""
         with self._lock:
             self._closed = True
-            for waiting in self._kept.values():
+            for waiting in self._waiting.values():
                 for _, connection in waiting:
                     connection.close()
-            self._kept.clear()
+            self._waiting.clear()
             self._count = 0
 
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from p2pdist.model.errors import P2PDistError, Refused
 from p2pdist.model.plan import Source
-from p2pdist.transfer.stream.response import Head, MalformedAnswer, read_problem
+from p2pdist.transfer.stream.response import Head, MalformedResponse, read_problem
 
 Letter = TypeVar("Letter")
 
@@ -142,7 +142,7 @@ class Ended(Exception):
 
 
 def refusal(connection: socket.socket, answer: Head, source: Source) -> Ended:
-    """How a stream ends that `source` answers with a problem. Raises MalformedAnswer, and
+    """How a stream ends that `source` answers with a problem. Raises MalformedResponse, and
     OSError."""
     connection.settimeout(PROBLEM_TIMEOUT_S)
     problem = read_problem(connection, answer)
@@ -154,4 +154,4 @@ def refusal(connection: socket.socket, answer: Head, source: Source) -> Ended:
             return Ended("busy", detail, problem)
         case status if status >= 400:
             return Ended("refused", detail, Refused(detail) if status in (401, 403) else problem)
-    raise MalformedAnswer(f"the answer has status {answer.status}")
+    raise MalformedResponse(f"the answer has status {answer.status}")

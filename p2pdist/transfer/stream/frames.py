@@ -64,7 +64,7 @@ class CutShort(Exception):
         self.missing = missing
 
 
-class Intake:
+class FrameReader:
     """The frames that come over `connection`, with at most `data_max` bytes of data each. For one
     thread, but for `receiving`."""
 
@@ -190,7 +190,7 @@ class Intake:
         self._taken += count
 
 
-class TlsIntake:
+class TlsFrameReader:
     """The same over TLS, which hands out what it has decrypted: at most one record of 16 KiB at a
     time."""
 
@@ -200,7 +200,7 @@ class TlsIntake:
         self._taken = 0
 
     def head(self, shortest: int, timeout_s: float | None = None) -> tuple[int, int]:
-        """See Intake."""
+        """See FrameReader."""
         if timeout_s is not None:
             self._connection.settimeout(timeout_s)
         while self._taken < FRAME.size:
@@ -209,21 +209,21 @@ class TlsIntake:
         return piece, length
 
     def data(self, length: int) -> memoryview:
-        """See Intake."""
+        """See FrameReader."""
         while self._taken < FRAME.size + length:
             self._take(FRAME.size + length)
         return self._buffer[_DATA_AT : _DATA_AT + length]
 
     def done(self) -> None:
-        """See Intake."""
+        """See FrameReader."""
         self._taken = 0
 
     def leave(self) -> None:
-        """See Intake."""
+        """See FrameReader."""
         self._connection.settimeout(None)
 
     def receiving(self) -> int | None:
-        """See Intake; here a piece begins to come when its head has been decrypted."""
+        """See FrameReader; here a piece begins to come when its head has been decrypted."""
         if self._taken < FRAME.size:
             return None
         piece = int(FRAME.unpack_from(self._buffer, _HEAD_AT)[0])

@@ -16,27 +16,27 @@ from p2pdist.transfer.stream.sendfile import Connection
 from p2pdist.transfer.stream.server import UNSENT_BYTES, descriptor_of
 
 RUN_BYTES = 16 << 20
-"""Longest run of pieces handed to one send, so that pieces which come or go are looked at again now
+"""Longest run of pieces that one send takes, so that the set of available pieces is read again now
 and then."""
 
 BLOCK_BYTES = 1 << 20
-"""Most that is sent in one turn."""
+"""Most that a reader sends each time the uplink schedules it."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _ONE_RANGE = re.compile(r"bytes=[ \t]*([0-9]{0,19})-([0-9]{0,19})[ \t]*\Z", re.IGNORECASE)
 
 WaitFor = Callable[[int], Awaitable[None]]
 
 
 class Turn(Protocol):
-    """Decides when a reader gets its next block."""
+    """Schedules the blocks of one reader on the uplink."""
 
     async def wait(self, length: int) -> None:
         """Wait until `length` bytes may be sent. A P2PDistError ends the answer as truncated. May
         be cancelled, when the reader goes away."""
 
     def block_sent(self, length: int) -> None:
-        """The kernel has taken them."""
+        """The kernel has taken `length` bytes."""
 
 
 class Unsatisfiable(Exception):
@@ -47,14 +47,14 @@ def parse_range(text: str, size: int) -> tuple[int, int] | None:
     """Start and end (exclusive) of a Range header over `size` bytes; None when the whole is to be
     sent: the header is absent, malformed, of another unit, or names several ranges (RFC 9110,
     14.2). Raises Unsatisfiable."""
-    found = _ONE_RANGE.match(text)
-    if found is None or not (found[1] or found[2]):
+    match = _ONE_RANGE.match(text)
+    if match is None or not (match[1] or match[2]):
         return None
-    if not found[1]:
-        start, end = max(0, size - int(found[2])), size
+    if not match[1]:
+        start, end = max(0, size - int(match[2])), size
     else:
-        start, end = int(found[1]), int(found[2]) + 1 if found[2] else size
-        if end <= start and found[2]:
+        start, end = int(match[1]), int(match[2]) + 1 if match[2] else size
+        if end <= start and match[2]:
             return None
     if start >= size or start >= end:
         raise Unsatisfiable
@@ -77,26 +77,19 @@ async def serve_range(
 
     `have` is the live set of pieces that may be sent (None: all); for any other piece
     `wait_for(piece)` is awaited, which returns once the piece is in the file and verified. If it
-    raises before the head has been sent, the error is passed on (a problem document); later, the
-    connection is broken so that the client sees a truncated body. With `turn` every block waits for
-    its own, and what the kernel holds is kept small. `blob_file` stays open until this returns;
-    `disk`: see Connection.
+    raises before the head has been sent, the error goes to the caller (a problem document); later,
+    the connection is broken so that the client sees a truncated body. With `turn` every block waits
+    for `turn.wait`, and the kernel holds little unsent. `blob_file` stays open until this returns.
+    `dead_after_s`: the kernel drops a client that acknowledges nothing for so long. `disk`: the file
+    is on a disk, whose reads may hang.
     """
     headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
     early = _precondition(request, digest, headers)
     if early is not None:
         return early
-    status, start, end = 200, 0, layout.size
-    if request.method == "GET" and _range_applies(request, digest):
-        try:
-            part = parse_range(request.headers.get("Range", ""), layout.size)
-        except Unsatisfiable:
-            headers["Content-Range"] = f"bytes */{layout.size}"
-            raise web.HTTPRequestRangeNotSatisfiable(headers=headers) from None
-        if part is not None:
-            status, (start, end) = 206, part
-            headers["Content-Range"] = f"bytes {start}-{end - 1}/{layout.size}"
-    response = web.StreamResponse(status=status, headers=headers)
+    part = _part(request, digest, layout.size, headers)
+    start, end = part or (0, layout.size)
+    response = web.StreamResponse(status=206 if part else 200, headers=headers)
     response.content_type = "application/octet-stream"
     response.content_length = end - start
     if request.method == "HEAD" or start == end:
@@ -116,23 +109,38 @@ async def serve_range(
         if not response.prepared:
             raise
         if isinstance(error, P2PDistError):
-            _logger.info("sending %s to %s ends early: %s", digest, request.remote, error)
+            logger.info("sending %s to %s ends early: %s", digest, request.remote, error)
         else:
-            _logger.exception("sending %s to %s fails", digest, request.remote)
+            logger.exception("sending %s to %s fails", digest, request.remote)
         connection.abort()
     if connection.gone:
         connection.abort()
     return response
 
 
+def _part(request: web.Request, digest: Digest, size: int, headers: dict[str, str]) -> tuple[int, int] | None:
+    """Start and end of the range that a GET asks for, which `headers` state then; None for the
+    whole blob. Raises HTTPRequestRangeNotSatisfiable."""
+    if request.method != "GET" or not _range_applies(request, digest):
+        return None
+    try:
+        part = parse_range(request.headers.get("Range", ""), size)
+    except Unsatisfiable:
+        headers["Content-Range"] = f"bytes */{size}"
+        raise web.HTTPRequestRangeNotSatisfiable(headers=headers) from None
+    if part is not None:
+        headers["Content-Range"] = f"bytes {part[0]}-{part[1] - 1}/{size}"
+    return part
+
+
 def _connection(request: web.Request, turn: Turn | None, dead_after_s: float, *, disk: bool) -> Connection:
-    """With turns little is kept in the kernel, or they mean nothing."""
+    """With `turn` the kernel holds little unsent: what it holds is out of the scheduler's hands."""
     unsent_max, small = (UNSENT_BYTES, True) if turn is not None else (None, False)
     return Connection(request, unsent_max=unsent_max, small_buffer=small, dead_after_s=dead_after_s, disk=disk)
 
 
 def _precondition(request: web.Request, digest: Digest, headers: dict[str, str]) -> web.StreamResponse | None:
-    """The answer when If-Match or If-None-Match decides the request (RFC 9110, 13.2.2)."""
+    """The response when If-Match or If-None-Match decides the request (RFC 9110, 13.2.2)."""
     if_match, if_none_match = request.if_match, request.if_none_match
     if if_match and not any(tag.value in (digest, "*") and not tag.is_weak for tag in if_match):
         raise web.HTTPPreconditionFailed(headers=headers)
@@ -142,8 +150,8 @@ def _precondition(request: web.Request, digest: Digest, headers: dict[str, str])
 
 
 def _range_applies(request: web.Request, digest: Digest) -> bool:
-    """If-Range lets a range apply only when it names our entity tag, strongly; we give no dates, so
-    none can match."""
+    """Whether If-Range lets a range apply: only when it names the blob's entity tag, strongly. A
+    date never matches, as responses have none."""
     condition = request.headers.get("If-Range")
     return condition is None or condition.strip() == f'"{digest}"'
 
@@ -184,8 +192,7 @@ class _Body:
             start = run_end
 
     def _run_end(self, start: int, end: int) -> int:
-        """The end of the run of available pieces from `start`, whose own piece is known to be
-        there."""
+        """The end of the run of available pieces from `start`, whose own piece is available."""
         piece = start // self._layout.piece_size + 1
         while self._layout.offset(piece) < end and self._has(piece):
             piece += 1

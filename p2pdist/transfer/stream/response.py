@@ -28,7 +28,7 @@ _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
 """How alerts and handshakes begin (RFC 8446, 5.1)."""
 
 
-class MalformedAnswer(Exception):
+class MalformedResponse(Exception):
     """What came is not an HTTP/1.x answer that fits the limits."""
 
 
@@ -49,12 +49,12 @@ class Head:
 
 
 def read_head(connection: socket.socket) -> Head:
-    """Take exactly the head of an answer from a blocking socket; raises MalformedAnswer,
+    """Take exactly the head of an answer from a blocking socket; raises MalformedResponse,
     EndOfConnection and OSError."""
     taken = b""
     while not taken.endswith(_END):
         if len(taken) >= HEAD_BYTES_MAX:
-            raise MalformedAnswer(f"the head of the answer is longer than {HEAD_BYTES_MAX} bytes")
+            raise MalformedResponse(f"the head of the answer is longer than {HEAD_BYTES_MAX} bytes")
         wanted = _until_end(taken) if isinstance(connection, ssl.SSLSocket) else _seen_of_head(connection, taken)
         taken += _take(connection, wanted)
     return parse_head(taken)
@@ -71,7 +71,7 @@ def _seen_of_head(connection: socket.socket, taken: bytes) -> int:
     if not seen:
         raise EndOfConnection
     if not taken and seen[:2] in _TLS_RECORDS:
-        raise MalformedAnswer("the answer is TLS, which this agent was not set up to speak (--tls-cert)")
+        raise MalformedResponse("the answer is TLS, which this agent was not set up to speak (--tls-cert)")
     end = (taken + seen).find(_END, max(0, len(taken) - len(_END) + 1))
     return end + len(_END) - len(taken) if end >= 0 else len(seen)
 
@@ -87,16 +87,16 @@ def _take(connection: socket.socket, count: int) -> bytes:
 
 
 def parse_head(data: bytes) -> Head:
-    """Parse a whole head, blank line included; raises MalformedAnswer."""
+    """Parse a whole head, blank line included; raises MalformedResponse."""
     lines = data.removesuffix(_END).split(b"\r\n")
     status = _STATUS_LINE.match(lines[0])
     if status is None:
-        raise MalformedAnswer(f"the answer begins {lines[0][:60]!r}, which is not HTTP/1.x")
+        raise MalformedResponse(f"the answer begins {lines[0][:60]!r}, which is not HTTP/1.x")
     fields: dict[str, str] = {}
     for line in lines[1:]:
         field = _FIELD.match(line)
         if field is None:
-            raise MalformedAnswer(f"the answer has a malformed header line {line[:60]!r}")
+            raise MalformedResponse(f"the answer has a malformed header line {line[:60]!r}")
         name, value = field[1].decode("ascii").lower(), field[2].decode("latin-1")
         fields[name] = f"{fields[name]}, {value}" if name in fields else value
     return Head(int(status[1]), fields)

@@ -28,7 +28,7 @@ rest."""
 STRIPES_MAX = 1024
 UNSENT_BYTES = 64 << 10
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
@@ -123,10 +123,10 @@ async def serve_stream(
     except ConnectionError:
         connection.gone = True
     except P2PDistError as error:
-        _logger.info("a stream to %s ends early: %s", request.remote, error)
+        logger.info("a stream to %s ends early: %s", request.remote, error)
         connection.abort()
     except Exception:
-        _logger.exception("a stream to %s fails", request.remote)
+        logger.exception("a stream to %s fails", request.remote)
         connection.abort()
     if connection.gone:
         connection.abort()
@@ -169,7 +169,7 @@ class _Frames:
                 self._offset += sent
                 self._left -= sent
         except (OSError, P2PDistError) as error:
-            _logger.debug("a block cannot be sent at once: %r", error)
+            logger.debug("a block cannot be sent at once: %r", error)
         return not self._left
 
     async def send(self, block: Block) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SEEDS_MAX = 200
 RELEASE_TIMEOUT_S = 5.0
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class _ActiveSeed:
 
     def alert(self, alert: lt.alert) -> None:
         if isinstance(alert, self._lt.file_error_alert | self._lt.torrent_error_alert):
-            _logger.warning("%s is not seeded any more: %s", self.seed.digest, alert.message())
+            logger.warning("%s is not seeded any more: %s", self.seed.digest, alert.message())
             self._finish()
 
     def overlooked(self) -> None:
@@ -155,7 +155,7 @@ class _ActiveSeed:
 
     def removed(self, error: P2PDistError | None) -> None:
         if error is not None:
-            _logger.info("%s is not seeded: %s", self.seed.digest, error)
+            logger.info("%s is not seeded: %s", self.seed.digest, error)
         if self._file is not None:
             self._file.close()
         self._seeds.forget(self)

@@ -45,7 +45,7 @@ for it."""
 STATS_S = 1.0
 """How often counters are asked for."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Member(Protocol):
@@ -147,7 +147,7 @@ class TorrentSession:
             try:
                 os.write(self._wake_out, b"\0")
             except BlockingIOError:  # so full that the thread is sure to wake up
-                _logger.debug("the session's thread is behind")
+                logger.debug("the session's thread is behind")
         return True
 
     def set_limits(self, upload_bytes_s: int, download_bytes_s: int) -> None:
@@ -162,9 +162,9 @@ class TorrentSession:
         self._session.remove_torrent(self._handles[info_hash])
 
     @property
-    def neighbours_max(self) -> int:
+    def peers_max(self) -> int:
         """How many connections a torrent may have while it is fetched; -1 for as many as come."""
-        return self._settings.neighbours_max
+        return self._settings.peers_max
 
     @property
     def closing(self) -> bool:
@@ -191,7 +191,7 @@ class TorrentSession:
             while not (self._closing and not self._members):
                 self._turn()
         except Exception as error:
-            _logger.exception("BitTorrent fails")
+            logger.exception("BitTorrent fails")
             self._failure = Unavailable(f"BitTorrent has failed: {error!r}", remedy="See the agent's log")
         finally:
             self._end()
@@ -263,9 +263,9 @@ class TorrentSession:
             case lt.torrent_alert():
                 if isinstance(alert, lt.peer_ban_alert):
                     self.peers_banned += 1
-                    _logger.warning("peer=%s:%d is banned for wrong bytes", *alert.endpoint)
+                    logger.warning("peer=%s:%d is banned for wrong bytes", *alert.endpoint)
                 elif isinstance(alert, lt.tracker_error_alert | lt.tracker_warning_alert):
-                    _logger.info("BitTorrent tracker: %s", alert.message())
+                    logger.info("BitTorrent tracker: %s", alert.message())
                 member = self._members.get(alert.handle.info_hashes().v1.to_bytes())
                 if member is not None:
                     member.alert(alert)
@@ -284,13 +284,13 @@ class TorrentSession:
                     f"BitTorrent cannot listen on {where}: {alert.error.message()}", remedy="Give it another port"
                 )
                 if self._ready.is_set():
-                    _logger.warning("%s", error)
+                    logger.warning("%s", error)
                 else:
                     self._failure = error
                     self._ready.set()
 
     def _overlooked(self) -> None:
-        _logger.warning("alerts of libtorrent were dropped; looking at every torrent")
+        logger.warning("alerts of libtorrent were dropped; looking at every torrent")
         for info_hash, member in list(self._members.items()):
             if self._handles[info_hash].is_valid():
                 member.overlooked()

@@ -6,7 +6,7 @@ is to fill uplinks early and to leave nobody waiting: TCP, connections made at o
 soon, requests no deeper than a second, little in buffers, where it would fill the queues in front
 of others (BUFFER_BYTES), and blocks asked for again elsewhere after seconds. All links are full, so
 a host that is choked for a while never makes up for it. Hence a host has few connections for a
-torrent that it fetches (NEIGHBOURS_MAX), and more upload slots than that. As everybody has as many,
+torrent that it fetches (PEERS_MAX), and more upload slots than that. As everybody has as many,
 picked by a hash of both addresses (BEP 40), all get the same share of as many uplinks; and a piece
 is told of to those few only, which is much of the CPU. Two hosts that call each other close one of
 the two connections; the caller tries again after two seconds, not sooner, which would cost CPU all
@@ -46,7 +46,7 @@ BUFFER_BYTES = 64 << 10
 """What waits to be sent to one peer, in libtorrent and once more in the kernel; enough for 5 Gbit/s
 where a round trip takes 0.1 ms."""
 
-NEIGHBOURS_MAX = 8
+PEERS_MAX = 8
 """Connections for one torrent while it is fetched, in a data centre."""
 
 _PLAIN_ONLY, _ENCRYPTION_POSSIBLE = 2, 1  # settings_pack::enc_policy: pe_disabled, pe_enabled
@@ -61,7 +61,7 @@ _DATACENTER: lt.settings_pack = {
     "min_reconnect_time": 2,
     "peer_connect_timeout": 3,
     "handshake_timeout": 5,
-    "unchoke_slots_limit": 2 * NEIGHBOURS_MAX,
+    "unchoke_slots_limit": 2 * PEERS_MAX,
     "unchoke_interval": 1,
     "optimistic_unchoke_interval": 2,
     "peer_timeout": 15,
@@ -114,10 +114,10 @@ class TorrentSettings:
             raise UsageError("limits of BitTorrent are no less than zero, and connections no fewer than two")
 
     @property
-    def neighbours_max(self) -> int:
+    def peers_max(self) -> int:
         """Connections for one torrent while it is fetched; -1 for no limit but
         `connections_max`."""
-        return NEIGHBOURS_MAX if self.network == "datacenter" else -1
+        return PEERS_MAX if self.network == "datacenter" else -1
 
     def pack(self) -> lt.settings_pack:
         """The settings_pack, without the alert mask."""

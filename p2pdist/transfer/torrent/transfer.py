@@ -64,7 +64,7 @@ DOUBLED_BELOW = 1000
 """From so many on there is no limit but the session's."""
 
 
-class NeighbourLimit:
+class PeerLimit:
     """Begins with `count` connections, -1 for no limit; times are time.monotonic()."""
 
     def __init__(self, count: int) -> None:
@@ -144,7 +144,7 @@ STAY_S = 5.0
 """How long a transfer that is done waits for somebody to take its torrent over."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _numbers = itertools.count(1 << 32)
 """Apart from the numbers that a download core gives to its streams."""
 
@@ -214,7 +214,7 @@ class TorrentTransfer:
         self._flushing = self._watching = False
         self._closed: StreamClosed | None = None
         self._web_seeds = WebSeeds(swarm)
-        self._neighbours = NeighbourLimit(session.neighbours_max)
+        self._neighbours = PeerLimit(session.peers_max)
         self._over = threading.Event()
 
     @property
@@ -314,7 +314,7 @@ class TorrentTransfer:
                 self._flushed()
             case lt.hash_failed_alert():
                 self.pieces_failed += 1
-                _logger.warning("piece %d of %s came wrong by BitTorrent", alert.piece_index, self._blob.digest)
+                logger.warning("piece %d of %s came wrong by BitTorrent", alert.piece_index, self._blob.digest)
             case lt.file_error_alert():
                 self._fail(self._file_error(alert))
             case lt.torrent_error_alert():
@@ -405,7 +405,7 @@ class TorrentTransfer:
                 continue
             unseen.flushes += 1
             if unseen.flushes >= FLUSHES:
-                _logger.warning("piece %d of %s agrees with its torrent alone", piece, self._blob.digest)
+                logger.warning("piece %d of %s agrees with its torrent alone", piece, self._blob.digest)
                 self._on_event(PieceReceived(self.number, piece, False))
                 self._finish("corrupt", f"the torrent {self.torrent.name!r} is not one of {self._blob.digest}")
         if self._unseen:

@@ -13,8 +13,8 @@ import time
 
 import pytest
 from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server
-from test_attended import Writes, stored
 from test_stream_faults import HEAD, StartPeer, frame
+from test_stream_loop_receiver import Writes, stored
 
 from p2pdist.transfer.stream import loop_receiver
 from p2pdist.transfer.stream.loop_receiver import LOOP_SHARE_MAX, SHARE_LOW, WINDOW, Share
@@ -66,8 +66,9 @@ async def test_a_thread_that_takes_over_gets_a_socket_that_blocks(
     await receiver.until(lambda: len(receiver.received(stream)) == 5)
     assert writes.on_loop == [2, 3, 4]
     await asyncio.sleep(0.05)
-    assert stream._socket is not None
-    assert not fcntl.fcntl(stream._socket.fileno(), fcntl.F_GETFL) & os.O_NONBLOCK
+    connection = stream._stream.connection
+    assert connection is not None
+    assert not fcntl.fcntl(connection.fileno(), fcntl.F_GETFL) & os.O_NONBLOCK
     stream.close()
     assert (await receiver.closed(stream)).reason == "closed"
 

@@ -17,7 +17,7 @@ from stream_rig import Pieces, RawPeer, Receiver, SampleBlob, Server, StartApp
 from p2pdist.model.messages import STREAM_END
 from p2pdist.model.pieces import PieceSet
 from p2pdist.transfer.stream import client, connect
-from p2pdist.transfer.stream.connect import KeptConnections
+from p2pdist.transfer.stream.connect import ConnectionPool
 from p2pdist.transfer.stream.frames import stream_length
 from p2pdist.transfer.tls import Tls
 
@@ -27,8 +27,8 @@ StartPeer = Callable[[Callable[[socket.socket], None]], RawPeer]
 
 
 @pytest.fixture
-def kept_ones() -> Iterator[KeptConnections]:
-    made = KeptConnections()
+def connections() -> Iterator[ConnectionPool]:
+    made = ConnectionPool()
     yield made
     made.close()
 
@@ -46,38 +46,38 @@ def callers(server: Server) -> int:
 
 
 async def test_streams_one_after_the_other_share_a_connection(
-    server: Server, receiver: Receiver, blob: SampleBlob, kept_ones: KeptConnections
+    server: Server, receiver: Receiver, blob: SampleBlob, connections: ConnectionPool
 ) -> None:
     for piece in (3, 1, 40, 7):
-        stream = receiver.open(server.port, have=all_but(blob, piece), kept=kept_ones)
+        stream = receiver.open(server.port, have=all_but(blob, piece), connections=connections)
         assert (await receiver.closed(stream)).reason == "done"
         assert receiver.received(stream) == [piece]
     assert callers(server) == 1 and server.ended == 4
 
 
 async def test_streams_of_one_moment_have_a_connection_each(
-    server: Server, receiver: Receiver, blob: SampleBlob, kept_ones: KeptConnections
+    server: Server, receiver: Receiver, blob: SampleBlob, connections: ConnectionPool
 ) -> None:
     for first in (0, 10):
-        streams = [receiver.open(server.port, have=all_but(blob, first + n), kept=kept_ones) for n in range(6)]
+        streams = [receiver.open(server.port, have=all_but(blob, first + n), connections=connections) for n in range(6)]
         assert [(await receiver.closed(stream)).reason for stream in streams] == ["done"] * 6
     assert callers(server) == 6
 
 
 async def test_over_tls_too(
-    receiver: Receiver, blob: SampleBlob, start_app: StartApp, tmp_path: Path, kept_ones: KeptConnections
+    receiver: Receiver, blob: SampleBlob, start_app: StartApp, tmp_path: Path, connections: ConnectionPool
 ) -> None:
     tls, server = Tls(Authority(tmp_path).issue()), Server(blob)
     server.port = await start_app("POST", "/v1/streams", server.streams, tls.server)
     for piece in range(5):
-        stream = receiver.open(server.port, have=all_but(blob, piece, piece + 20), kept=kept_ones, tls=tls)
+        stream = receiver.open(server.port, have=all_but(blob, piece, piece + 20), connections=connections, tls=tls)
         closed = await receiver.closed(stream)
         assert closed.reason == "done", closed
     assert callers(server) == 1
 
 
 async def test_who_needs_nothing_more_still_leaves_the_connection_in_order(
-    server: Server, receiver: Receiver, blob: SampleBlob, kept_ones: KeptConnections
+    server: Server, receiver: Receiver, blob: SampleBlob, connections: ConnectionPool
 ) -> None:
     """The download core closes a stream as soon as the last piece is there, which is before its
     closing frame is."""
@@ -85,7 +85,7 @@ async def test_who_needs_nothing_more_still_leaves_the_connection_in_order(
     server.make = lambda layout, wanted: Pieces(layout, wanted, available=available)
     for number in (0, 1, 2):
         available.add(number)
-        stream = receiver.open(server.port, have=all_but(blob, number), kept=kept_ones)
+        stream = receiver.open(server.port, have=all_but(blob, number), connections=connections)
         await receiver.until(lambda stream=stream, number=number: receiver.received(stream) == [number])  # type: ignore[misc]
         stream.finish_piece_and_close()
         stream.close()
@@ -94,46 +94,46 @@ async def test_who_needs_nothing_more_still_leaves_the_connection_in_order(
 
 
 async def test_a_stream_that_is_closed_early_takes_its_connection_along(
-    server: Server, receiver: Receiver, blob: SampleBlob, kept_ones: KeptConnections
+    server: Server, receiver: Receiver, blob: SampleBlob, connections: ConnectionPool
 ) -> None:
     server.make = lambda layout, wanted: Pieces(layout, wanted, available={0})
-    stream = receiver.open(server.port, have=all_but(blob, 0, 1), kept=kept_ones)
+    stream = receiver.open(server.port, have=all_but(blob, 0, 1), connections=connections)
     await receiver.until(lambda: receiver.received(stream) == [0])
     stream.finish_piece_and_close()
     assert (await receiver.closed(stream)).reason == "closed"
-    assert kept_ones.take(stream.source.address) is None
+    assert connections.take(stream.source.address) is None
 
 
 async def test_for_a_large_blob_the_end_of_the_connection_ends_the_stream(
-    server: Server, receiver: Receiver, kept_ones: KeptConnections
+    server: Server, receiver: Receiver, connections: ConnectionPool
 ) -> None:
-    stream = receiver.open(server.port, stripe=1, stripes=2, kept=kept_ones)
+    stream = receiver.open(server.port, stripe=1, stripes=2, connections=connections)
     assert (await receiver.closed(stream)).reason == "done"
-    assert kept_ones.take(stream.source.address) is None
+    assert connections.take(stream.source.address) is None
 
 
 async def test_a_connection_that_ended_while_it_waited_is_replaced(
-    server: Server, receiver: Receiver, blob: SampleBlob, kept_ones: KeptConnections
+    server: Server, receiver: Receiver, blob: SampleBlob, connections: ConnectionPool
 ) -> None:
-    first = receiver.open(server.port, have=all_but(blob, 0), kept=kept_ones)
+    first = receiver.open(server.port, have=all_but(blob, 0), connections=connections)
     await receiver.closed(first)
     with server.sockets[0].dup() as theirs:
         theirs.shutdown(socket.SHUT_RDWR)
     await asyncio.sleep(0.05)
-    second = receiver.open(server.port, have=all_but(blob, 1), kept=kept_ones)
+    second = receiver.open(server.port, have=all_but(blob, 1), connections=connections)
     assert (await receiver.closed(second)).reason == "done"
     assert callers(server) == 2
 
 
 async def test_one_that_ends_just_when_it_is_used_is_replaced(
-    server: Server, receiver: Receiver, blob: SampleBlob, kept_ones: KeptConnections
+    server: Server, receiver: Receiver, blob: SampleBlob, connections: ConnectionPool
 ) -> None:
     """It looks alive when it is taken, and what was asked over it is never answered."""
     listener = socket.create_server(("127.0.0.1", 0))
     ours = socket.create_connection(listener.getsockname())
     theirs, _ = listener.accept()
-    kept_ones.give(f"127.0.0.1:{server.port}", ours)
-    stream = receiver.open(server.port, have=all_but(blob, 5), kept=kept_ones)
+    connections.give(f"127.0.0.1:{server.port}", ours)
+    stream = receiver.open(server.port, have=all_but(blob, 5), connections=connections)
     assert await asyncio.to_thread(theirs.recv, 10)
     theirs.close()
     listener.close()
@@ -142,12 +142,12 @@ async def test_one_that_ends_just_when_it_is_used_is_replaced(
 
 
 async def test_an_answer_of_another_length_breaks_the_protocol(
-    receiver: Receiver, blob: SampleBlob, raw_peer: StartPeer, kept_ones: KeptConnections
+    receiver: Receiver, blob: SampleBlob, raw_peer: StartPeer, connections: ConnectionPool
 ) -> None:
     for length in (stream_length(blob.layout, [4]) + 1, 0, 10**30):
         head = f"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.p2pdist.stream\r\nContent-Length: {length}\r\n\r\n"
         peer = raw_peer(lambda connection, head=head: connection.sendall(head.encode()))  # type: ignore[misc]
-        stream = receiver.open(peer.port, have=all_but(blob, 4), kept=kept_ones)
+        stream = receiver.open(peer.port, have=all_but(blob, 4), connections=connections)
         assert (await receiver.closed(stream)).reason == "protocol"
 
 
@@ -156,7 +156,7 @@ async def test_a_stream_without_its_end_is_not_waited_for(
     receiver: Receiver,
     blob: SampleBlob,
     raw_peer: StartPeer,
-    kept_ones: KeptConnections,
+    connections: ConnectionPool,
     monkeypatch: pytest.MonkeyPatch,
     tail: bytes,
 ) -> None:
@@ -171,10 +171,10 @@ async def test_a_stream_without_its_end_is_not_waited_for(
         connection.recv(1)
 
     peer = raw_peer(behave)
-    stream = receiver.open(peer.port, have=all_but(blob, 4), kept=kept_ones)
+    stream = receiver.open(peer.port, have=all_but(blob, 4), connections=connections)
     await receiver.until(lambda: receiver.received(stream) == [4])
     assert (await receiver.closed(stream)).reason == "short"
-    assert kept_ones.take(stream.source.address) is None
+    assert connections.take(stream.source.address) is None
 
 
 def pairs(count: int) -> list[tuple[socket.socket, socket.socket]]:
@@ -191,8 +191,8 @@ def is_open(theirs: socket.socket) -> bool:
 
 def test_connections_wait_up_to_a_number_and_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect, "PER_PEER_MAX", 2)
-    monkeypatch.setattr(connect, "KEPT_MAX", 3)
-    made, ends = KeptConnections(), pairs(5)
+    monkeypatch.setattr(connect, "CONNECTIONS_MAX", 3)
+    made, ends = ConnectionPool(), pairs(5)
     for number, address in enumerate(("a:1", "a:1", "a:1", "b:1", "c:1")):
         made.give(address, ends[number][0])
     assert [is_open(theirs) for _, theirs in ends] == [True, True, False, True, False]
@@ -208,7 +208,7 @@ def test_connections_wait_up_to_a_number_and_a_time(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_that_says_what_nobody_asked_for_is_not_used() -> None:
-    made, ((ours, theirs),) = KeptConnections(), pairs(1)
+    made, ((ours, theirs),) = ConnectionPool(), pairs(1)
     made.give("a:1", ours)
     theirs.send(b"x")
     assert made.take("a:1") is None
