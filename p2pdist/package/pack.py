@@ -32,7 +32,14 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.package.image.preflight import survey
 from p2pdist.package.image.squashfs import LEVEL, build_image, check_apart
-from p2pdist.package.repository.repository import Depot, LocalDepot, read_content, read_manifest, read_small
+from p2pdist.package.repository.repository import (
+    Depot,
+    LocalDepot,
+    OnProgress,
+    read_content,
+    read_manifest,
+    read_small,
+)
 from p2pdist.package.source.links import NOWHERE, OUT, strange_links
 from p2pdist.package.source.scan import Dropped, Ignore, Link, TreeScan, check_unchanged, scan_tree, source_directory
 from p2pdist.package.tree.pack import Base, Options, pack_tree
@@ -40,9 +47,6 @@ from p2pdist.package.tree.writer import write_small
 
 EXAMPLES = 3
 """Names that a warning gives of many."""
-
-OnProgress = Callable[[str, int, int], None]
-"""Called with what is going on, and bytes done and in all; possibly on another thread."""
 
 
 @dataclass(frozen=True, slots=True)

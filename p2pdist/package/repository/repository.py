@@ -33,6 +33,9 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.model.pieces import PIECES_LIMIT, PieceList, encoded_size, piece_size_for
 
+OnProgress = Callable[[str, int, int], None]
+"""Called with the name of a step, and bytes done and in all; possibly on another thread."""
+
 
 @dataclass(frozen=True, slots=True)
 class Content:
