@@ -32,7 +32,7 @@ from p2pdist.model.manifest import (
     encode_manifest,
 )
 from p2pdist.package.repository.leases import Lease, NoteBoard
-from p2pdist.package.repository.repository import Depot, LocalDepot, OnProgress, read_content, read_manifest
+from p2pdist.package.repository.repository import LocalRepository, OnProgress, Repository, read_content, read_manifest
 
 BLOBS_IN_FLIGHT = 4
 
@@ -63,7 +63,7 @@ class Difference:
     removed: tuple[Digest, ...]
 
 
-class Target(Depot, NoteBoard, Protocol):
+class Target(Repository, NoteBoard, Protocol):
     """Where packages are pushed to; see Origin for the contract."""
 
 
@@ -137,7 +137,7 @@ class _Sender:
 
 
 async def push(
-    reference: Reference, layout: LocalDepot, origin: Target, *, on_progress: OnProgress | None = None
+    reference: Reference, layout: LocalRepository, origin: Target, *, on_progress: OnProgress | None = None
 ) -> Pushed:
     """Send a package from the local layout to the origin. Layers of a base may be at the origin
     only.
