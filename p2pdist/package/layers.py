@@ -23,8 +23,8 @@ from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.manifest import LAYERS_MAX, Descriptor, Reference
 from p2pdist.package.image.reproducible import recompile
 from p2pdist.package.image.squashfs import LEVEL, check_apart
-from p2pdist.package.pack import OnProgress, Packed, Settings, Shown, examples, pack
-from p2pdist.package.repository.repository import Depot, LocalDepot
+from p2pdist.package.pack import Packed, Settings, Shown, examples, pack
+from p2pdist.package.repository.repository import LocalRepository, OnProgress, Repository
 from p2pdist.package.source.ignore import Ignore, matcher, read_patterns
 from p2pdist.package.source.links import FOLLOWED, Followed, followed_links, snapshot_blobs
 from p2pdist.package.source.project import Format, Project, ProjectFile
@@ -132,10 +132,10 @@ def split_layer(layer: Layer, first_party: Sequence[str]) -> tuple[list[Layer], 
 async def pack_layers(
     layers: Sequence[Layer],
     reference: Reference,
-    layout: LocalDepot,
+    layout: LocalRepository,
     making: Making,
     *,
-    origin: Depot | None = None,
+    origin: Repository | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[Packed, list[str]]:
     """Pack `layers`, bottom to top, as `reference`. Returns what came of it, with the sums over all
@@ -151,7 +151,7 @@ async def pack_layers(
                 packed = await pack(
                     source,
                     reference,
-                    layout if last else cast(LocalDepot, _Untagged(layout)),
+                    layout if last else cast(LocalRepository, _Untagged(layout)),
                     base=below,
                     origin=origin,
                     settings=making.settings if last else None,
@@ -208,7 +208,7 @@ class _Staged:
 
 @contextlib.asynccontextmanager
 async def _shown(
-    layer: Layer, number: int, layout: LocalDepot, making: Making, on_progress: OnProgress | None
+    layer: Layer, number: int, layout: LocalRepository, making: Making, on_progress: OnProgress | None
 ) -> AsyncIterator[tuple[Path, _Staged | None]]:
     """The directory to pack for a layer, and what came of it where that is a stand-in."""
     image_of_part = layer.form == "squashfs" and (layer.ignore is not None or layer.only is not None)
@@ -298,7 +298,7 @@ def _make(
 class _Untagged:
     """A layout in which a package that is not finished gets no tag."""
 
-    def __init__(self, layout: LocalDepot) -> None:
+    def __init__(self, layout: LocalRepository) -> None:
         self._layout = layout
 
     def __getattr__(self, name: str) -> Any:

@@ -32,7 +32,14 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.package.image.preflight import survey
 from p2pdist.package.image.squashfs import LEVEL, build_image, check_apart
-from p2pdist.package.repository.repository import Depot, LocalDepot, read_content, read_manifest, read_small
+from p2pdist.package.repository.repository import (
+    LocalRepository,
+    OnProgress,
+    Repository,
+    read_content,
+    read_manifest,
+    read_small,
+)
 from p2pdist.package.source.links import NOWHERE, OUT, strange_links
 from p2pdist.package.source.scan import Dropped, Ignore, Link, TreeScan, check_unchanged, scan_tree, source_directory
 from p2pdist.package.tree.pack import Base, Options, pack_tree
@@ -40,9 +47,6 @@ from p2pdist.package.tree.writer import write_small
 
 EXAMPLES = 3
 """Names that a warning gives of many."""
-
-OnProgress = Callable[[str, int, int], None]
-"""Called with what is going on, and bytes done and in all; possibly on another thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ class _Below:
     digest: str
     manifest: Manifest
     config: Config
-    depots: list[Depot]
+    repositories: list[Repository]
     written: int
 
 
@@ -136,10 +140,10 @@ class _Layer:
 async def pack(
     source: Path,
     reference: Reference,
-    layout: LocalDepot,
+    layout: LocalRepository,
     *,
     base: Reference | None = None,
-    origin: Depot | None = None,
+    origin: Repository | None = None,
     settings: Settings | None = None,
     format: Literal["squashfs", "tree"] = "squashfs",
     level: int = LEVEL,
@@ -264,22 +268,22 @@ def examples(names: Sequence[str]) -> str:
     return ", ".join(printable(name)[:200] for name in names[:EXAMPLES]) + more
 
 
-async def _read_base(base: Reference | None, layout: LocalDepot, origin: Depot | None) -> _Below | None:
+async def _read_base(base: Reference | None, layout: LocalRepository, origin: Repository | None) -> _Below | None:
     """The base's manifest and config; its piece lists are brought into the layout."""
     if base is None:
         return None
-    depots: list[Depot] = [layout, origin] if origin else [layout]
-    described, manifest, _ = await read_manifest(base, depots)
-    data = await read_small(manifest.config.digest, depots, limit=MANIFEST_BYTES_MAX)
+    repositories: list[Repository] = [layout, origin] if origin else [layout]
+    described, manifest, _ = await read_manifest(base, repositories)
+    data = await read_small(manifest.config.digest, repositories, limit=MANIFEST_BYTES_MAX)
     written = await write_small(layout, data)
     for pieces in manifest.piece_lists:
         if await layout.size(pieces.digest) != pieces.size:
-            written += await write_small(layout, await read_small(pieces.digest, depots))
-    return _Below(described.digest, manifest, decode_config(data), depots, written)
+            written += await write_small(layout, await read_small(pieces.digest, repositories))
+    return _Below(described.digest, manifest, decode_config(data), repositories, written)
 
 
 async def _add_manifest(
-    reference: Reference, layout: LocalDepot, below: _Below | None, config: Config, layer: _Layer
+    reference: Reference, layout: LocalRepository, below: _Below | None, config: Config, layer: _Layer
 ) -> tuple[Manifest, int]:
     """The manifest, and how many bytes its config took."""
     under = below.manifest if below else None
@@ -295,7 +299,7 @@ async def _add_manifest(
     return Manifest(Descriptor(CONFIG_TYPE, digest_of(data), len(data)), layers, tuple(lists.values()), parts), written
 
 
-async def _name(reference: Reference, layout: LocalDepot, manifest: Manifest) -> tuple[Descriptor, int]:
+async def _name(reference: Reference, layout: LocalRepository, manifest: Manifest) -> tuple[Descriptor, int]:
     """Store the manifest and let `reference` name it; returns its descriptor, and how many bytes
     were written."""
     body = encode_manifest(manifest)
@@ -306,7 +310,7 @@ async def _name(reference: Reference, layout: LocalDepot, manifest: Manifest) ->
     return described, written
 
 
-async def _tagged(reference: Reference, layout: LocalDepot) -> Digest | None:
+async def _tagged(reference: Reference, layout: LocalRepository) -> Digest | None:
     try:
         return (await layout.resolve(reference)).digest
     except NotFound:
@@ -316,7 +320,7 @@ async def _tagged(reference: Reference, layout: LocalDepot) -> Digest | None:
 async def _add_tree(
     source: Path,
     reference: Reference,
-    layout: LocalDepot,
+    layout: LocalRepository,
     base: Reference | None,
     below: _Below | None,
     options: Options,
@@ -331,7 +335,7 @@ async def _add_tree(
         if on_progress:
             on_progress("packing", done, total)
 
-    under = Base(below.digest, base.name, below.manifest, below.depots) if base and below else None
+    under = Base(below.digest, base.name, below.manifest, below.repositories) if base and below else None
     tree = await pack_tree(source, reference.name, layout, base=under, options=options, on_bytes=report)
     found = tree.outcome
     dropped = tuple(Dropped(os.fsdecode(path), what) for path, what in found.dropped)
@@ -351,7 +355,7 @@ async def _add_tree(
 
 async def _add_image(
     source: Path,
-    layout: LocalDepot,
+    layout: LocalRepository,
     level: int,
     options: Options,
     on_progress: OnProgress | None,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_archive import content, image_layout, tar_of
+from test_archive_importing import content, image_layout, tar_of
 
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError
 from p2pdist.package.archive.importing import unpack_source

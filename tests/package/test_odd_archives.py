@@ -17,7 +17,7 @@ from typing import Literal
 
 import odd_archives as odd
 import pytest
-from test_archive import image_layout
+from test_archive_importing import image_layout
 
 from p2pdist.model.errors import Corrupt, P2PDistError, TooLarge
 from p2pdist.model.manifest import parse_reference

@@ -84,14 +84,14 @@ def _used(traces: tuple[Path, ...]) -> set[str]:
 async def _compare(
     old: str, new: str, layout: Path, origin: str | None, *, origin_first: bool
 ) -> tuple[Difference, PathChanges | None]:
-    from p2pdist.package.repository.repository import Depot, read_manifest
+    from p2pdist.package.repository.repository import Repository, read_manifest
     from p2pdist.package.tree.diff import compare_packages
 
     first, second = parse_reference(old), parse_reference(new)
     async with opened_layout(layout) as local, opened_origin(origin) as central:
-        depots: list[Depot] = [local, central] if central else [local]
+        repositories: list[Repository] = [local, central] if central else [local]
         if origin_first:
-            depots.reverse()
-        _, before, _ = await read_manifest(first, depots)
-        _, after, _ = await read_manifest(second, depots)
-        return await compare_packages(before, after, depots)
+            repositories.reverse()
+        _, before, _ = await read_manifest(first, repositories)
+        _, after, _ = await read_manifest(second, repositories)
+        return await compare_packages(before, after, repositories)

@@ -46,19 +46,19 @@ def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
 
 async def _inspect(ref: str, layout: Path, origin: str | None, *, only_origin: bool) -> tuple[dict[str, Any], str]:
     """The package for scripts, and what it consists of for people."""
-    from p2pdist.package.repository.repository import Depot, read_manifest, read_small
+    from p2pdist.package.repository.repository import Repository, read_manifest, read_small
 
     reference = parse_reference(ref)
     async with opened_layout(layout) as local, opened_origin(origin) as central:
-        depots: list[Depot] = [local, central] if central else [local]
+        repositories: list[Repository] = [local, central] if central else [local]
         if central and only_origin:
-            depots = [central]
-        described, manifest, depot = await read_manifest(reference, depots)
-        config = decode_config(await read_small(manifest.config.digest, depots, limit=MANIFEST_BYTES_MAX))
+            repositories = [central]
+        described, manifest, repository = await read_manifest(reference, repositories)
+        config = decode_config(await read_small(manifest.config.digest, repositories, limit=MANIFEST_BYTES_MAX))
     found = {
         "reference": str(reference),
         "digest": described.digest,
-        "at": depot.url,
+        "at": repository.url,
         "entrypoint": list(config.entrypoint),
         "env": list(config.env),
         "working_dir": config.working_dir,

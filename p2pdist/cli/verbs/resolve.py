@@ -39,7 +39,7 @@ def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
 async def _resolve(ref: str, layout: Path, origin: str | None) -> dict[str, Any]:
     reference = parse_reference(ref)
     async with opened_layout(layout) as local, opened_origin(origin) as central:
-        depot = central or local
-        described = await depot.resolve(reference)
+        repository = central or local
+        described = await repository.resolve(reference)
     fixed = Reference(reference.name, digest=described.digest)
-    return {"reference": str(fixed), "tag": reference.tag, "digest": described.digest, "at": depot.url}
+    return {"reference": str(fixed), "tag": reference.tag, "digest": described.digest, "at": repository.url}

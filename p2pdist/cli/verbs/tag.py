@@ -45,12 +45,14 @@ async def _tag(ref: str, alias: str, layout: Path, origin: str | None) -> dict[s
     if not name.tag:
         raise UsageError(f"{alias} is a digest, which nothing else can be named", remedy="Write name:tag")
     async with opened_layout(layout) as local, opened_origin(origin) as central:
-        depot = central or local
-        described, manifest, _ = await read_manifest(reference, [depot])
+        repository = central or local
+        described, manifest, _ = await read_manifest(reference, [repository])
         blobs = (*manifest.blobs, *manifest.small_blobs())
-        async with Lease(depot, [described.digest, *(blob.digest for blob in blobs)]):
+        async with Lease(repository, [described.digest, *(blob.digest for blob in blobs)]):
             for blob in (described, *blobs):  # no tag had to lead to them so far
-                if await depot.size(blob.digest) is None:
-                    raise NotFound(f"{blob.digest} of {reference} is not at {depot.url}", remedy="Push it there first")
-            await depot.tag(name, described)
-    return {"reference": str(name), "digest": described.digest, "at": depot.url}
+                if await repository.size(blob.digest) is None:
+                    raise NotFound(
+                        f"{blob.digest} of {reference} is not at {repository.url}", remedy="Push it there first"
+                    )
+            await repository.tag(name, described)
+    return {"reference": str(name), "digest": described.digest, "at": repository.url}

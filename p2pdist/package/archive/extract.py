@@ -16,7 +16,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError
 from p2pdist.model.manifest import CATALOG_TYPE, Descriptor, Manifest
 from p2pdist.model.tree import WHOLE_MAX, ChunkList, Entry, File, content_hash, decode_root, decode_tree, filled
-from p2pdist.package.repository.repository import LocalDepot
+from p2pdist.package.repository.repository import LocalRepository
 from p2pdist.package.tree.pool import read_catalog
 
 ROOT_BYTES_MAX = 64 << 20
@@ -40,7 +40,7 @@ class Packs:
                 self.chunks[stored.chunk] = (pack.digest, stored)
 
 
-async def read_packs(manifest: Manifest, layout: LocalDepot) -> Packs:
+async def read_packs(manifest: Manifest, layout: LocalRepository) -> Packs:
     """What all catalogs of a package say. Raises NotFound or Corrupt naming the one that cannot be
     read."""
     packs = Packs()
@@ -50,7 +50,7 @@ async def read_packs(manifest: Manifest, layout: LocalDepot) -> Packs:
     return packs
 
 
-async def read_entries(layer: Descriptor, packs: Packs, layout: LocalDepot) -> list[Entry]:
+async def read_entries(layer: Descriptor, packs: Packs, layout: LocalRepository) -> list[Entry]:
     """The entries of a tree layer, in walking order and checked. Raises NotFound or Corrupt."""
     root = decode_root(await layout.read(layer.digest, limit=ROOT_BYTES_MAX))
     if any(page not in packs.pages for page in root.pages):
@@ -61,7 +61,7 @@ async def read_entries(layer: Descriptor, packs: Packs, layout: LocalDepot) -> l
 def write_objects(
     entries: Sequence[Entry],
     packs: Packs,
-    layout: LocalDepot,
+    layout: LocalRepository,
     objects: Path,
     *,
     report: Callable[[int], None] = lambda count: None,
@@ -108,7 +108,7 @@ def _write(
     entry: File,
     chunks: Iterable[tuple[Digest, Stored]],
     target: Path,
-    layout: LocalDepot,
+    layout: LocalRepository,
     handles: dict[Digest, int],
 ) -> None:
     """Write an object under another name first: what has the name of a content has verified, its
@@ -143,7 +143,7 @@ def _decoded(data: bytes, stored: Stored) -> bytes | None:
     return chunk if content_hash(chunk) == stored.chunk and len(chunk) == stored.length else None
 
 
-def _open(digest: Digest, layout: LocalDepot) -> int:
+def _open(digest: Digest, layout: LocalRepository) -> int:
     try:
         return os.open(layout.blob_path(digest), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:

@@ -8,8 +8,7 @@ import stat
 
 from p2pdist.model.errors import UsageError, printable
 from p2pdist.package.image.squashfs import MTIME_MAX
-from p2pdist.package.source.scan import KINDS_DROPPED, Row, Scan, TreeScan, changed, unreadable
-from p2pdist.package.tree.entries import is_opaque
+from p2pdist.package.source.scan import KINDS_DROPPED, Row, Scan, TreeScan, changed, is_opaque, unreadable
 
 _MTIME_END_NS = (MTIME_MAX + 1) * 1_000_000_000
 

@@ -26,7 +26,7 @@ cannot, ends the marking: what it leads to is not known.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -61,6 +61,7 @@ from p2pdist.package.repository.leases import (
     note_name,
     read_note,
 )
+from p2pdist.package.repository.repository import OnProgress
 
 READS_IN_FLIGHT = 64
 
@@ -244,8 +245,6 @@ def _stopped(step: _Step, error: P2PDistError) -> P2PDistError:
 OLDER_THAN_S = 86_400.0
 BATCH_BLOBS = 500
 """Removed under one note: what a push may have to wait for."""
-
-OnProgress = Callable[[str, int, int], None]
 
 
 class Collectable(Marked, NoteBoard, Protocol):

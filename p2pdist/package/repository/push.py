@@ -14,7 +14,7 @@ import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, P2PDistError
@@ -32,10 +32,7 @@ from p2pdist.model.manifest import (
     encode_manifest,
 )
 from p2pdist.package.repository.leases import Lease, NoteBoard
-from p2pdist.package.repository.repository import Depot, LocalDepot, read_content, read_manifest
-
-if TYPE_CHECKING:
-    from p2pdist.package.pack import OnProgress  # packing takes several times as long to load as pushing
+from p2pdist.package.repository.repository import LocalRepository, OnProgress, Repository, read_content, read_manifest
 
 BLOBS_IN_FLIGHT = 4
 
@@ -66,7 +63,7 @@ class Difference:
     removed: tuple[Digest, ...]
 
 
-class Target(Depot, NoteBoard, Protocol):
+class Target(Repository, NoteBoard, Protocol):
     """Where packages are pushed to; see Origin for the contract."""
 
 
@@ -140,7 +137,7 @@ class _Sender:
 
 
 async def push(
-    reference: Reference, layout: LocalDepot, origin: Target, *, on_progress: OnProgress | None = None
+    reference: Reference, layout: LocalRepository, origin: Target, *, on_progress: OnProgress | None = None
 ) -> Pushed:
     """Send a package from the local layout to the origin. Layers of a base may be at the origin
     only.

@@ -33,6 +33,9 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.model.pieces import PIECES_LIMIT, PieceList, encoded_size, piece_size_for
 
+OnProgress = Callable[[str, int, int], None]
+"""Called with the name of a step, and bytes done and in all; possibly on another thread."""
+
 
 @dataclass(frozen=True, slots=True)
 class Content:
@@ -101,7 +104,7 @@ class _Reader:
         return data
 
 
-class Depot(Protocol):
+class Repository(Protocol):
     """A place that packages are read from and written to; see the origin drivers for the full
     contract."""
 
@@ -121,8 +124,8 @@ class Depot(Protocol):
     async def tag(self, reference: Reference, descriptor: Descriptor) -> None: ...
 
 
-class LocalDepot(Depot, Protocol):
-    """A depot in a directory of this machine."""
+class LocalRepository(Repository, Protocol):
+    """A repository in a directory of this machine."""
 
     @property
     def directory(self) -> Path: ...
@@ -140,27 +143,29 @@ class LocalDepot(Depot, Protocol):
     def packing(self, *, alone: bool = False) -> AbstractAsyncContextManager[None]: ...
 
 
-async def read_manifest(reference: Reference, depots: list[Depot]) -> tuple[Descriptor, Manifest, Depot]:
-    """The manifest that `reference` names in the first depot that knows it. Raises NotFound naming
+async def read_manifest(
+    reference: Reference, repositories: list[Repository]
+) -> tuple[Descriptor, Manifest, Repository]:
+    """The manifest that `reference` names in the first repository that knows it. Raises NotFound naming
     all of them."""
-    for depot in depots:
+    for repository in repositories:
         try:
-            descriptor = await depot.resolve(reference)
+            descriptor = await repository.resolve(reference)
         except NotFound:
-            if depot is depots[-1] and len(depots) == 1:
+            if repository is repositories[-1] and len(repositories) == 1:
                 raise
             continue
-        data = await depot.read(descriptor.digest, limit=MANIFEST_BYTES_MAX)
-        return descriptor, decode_manifest(data), depot
+        data = await repository.read(descriptor.digest, limit=MANIFEST_BYTES_MAX)
+        return descriptor, decode_manifest(data), repository
     raise NotFound(
-        f"{reference} is not at {' nor at '.join(depot.url for depot in depots)}",
+        f"{reference} is not at {' nor at '.join(repository.url for repository in repositories)}",
         remedy="Check the name, pack it, or name the right --origin",
     )
 
 
-async def read_small(digest: Digest, depots: list[Depot], *, limit: int = SMALL_BYTES_MAX) -> bytes:
-    """A small blob from the first depot that has it. Raises NotFound naming all of them."""
-    for depot in depots:
-        if await depot.size(digest) is not None:
-            return await depot.read(digest, limit=limit)
-    raise NotFound(f"blob {digest} is not at {' nor at '.join(depot.url for depot in depots)}")
+async def read_small(digest: Digest, repositories: list[Repository], *, limit: int = SMALL_BYTES_MAX) -> bytes:
+    """A small blob from the first repository that has it. Raises NotFound naming all of them."""
+    for repository in repositories:
+        if await repository.size(digest) is not None:
+            return await repository.read(digest, limit=limit)
+    raise NotFound(f"blob {digest} is not at {' nor at '.join(repository.url for repository in repositories)}")

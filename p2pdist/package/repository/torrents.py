@@ -43,7 +43,7 @@ OnHashed = Callable[[int, int], None]
 
 
 class Readable(Target, Protocol):
-    """A depot whose blobs can be read in ranges, and whose tags can be listed, as at every
+    """A repository whose blobs can be read in ranges, and whose tags can be listed, as at every
     origin."""
 
     async def read_range(self, digest: Digest, start: int, length: int) -> bytes: ...
@@ -66,48 +66,48 @@ class Made:
     torrent: Torrent
 
 
-async def make_torrent(reference: Reference, depot: Readable, *, on_progress: OnHashed | None = None) -> Made:
+async def make_torrent(reference: Reference, repository: Readable, *, on_progress: OnHashed | None = None) -> Made:
     """Make the torrent of a package, or of a blob that was pushed alone (`blob:sha256-...`), and
     tag it. Raises NotFound, Corrupt and what reading and writing raise."""
-    described = await depot.resolve(reference)
-    manifest = decode_manifest(await depot.read(described.digest, limit=MANIFEST_BYTES_MAX))
+    described = await repository.resolve(reference)
+    manifest = decode_manifest(await repository.read(described.digest, limit=MANIFEST_BYTES_MAX))
     alone = reference.name == "blob" and len(manifest.blobs) == 1
     blobs = [blob for blob in manifest.blobs if blob.size]
     if not blobs:
         raise NotFound(f"{reference} holds no bytes that a torrent could be made of")
     if alone:
-        return (await _make(depot.read_range, depot, blobs, (), None, on_progress))[0]
-    return (await _make(depot.read_range, depot, (), blobs, described.digest, on_progress))[0]
+        return (await _make(repository.read_range, repository, blobs, (), None, on_progress))[0]
+    return (await _make(repository.read_range, repository, (), blobs, described.digest, on_progress))[0]
 
 
 async def make_torrents(
-    reference: Reference, layout: Layout, depot: Readable, *, on_progress: OnHashed | None = None
+    reference: Reference, layout: Layout, repository: Readable, *, on_progress: OnHashed | None = None
 ) -> list[Made]:
-    """Make the torrents of a package in the local layout that was pushed to `depot`, and of each of
+    """Make the torrents of a package in the local layout that was pushed to `repository`, and of each of
     its blobs, as far as they have none yet; a blob of the base that is not in the layout is read
-    from the depot. Raises as make_torrent, UsageError for too many blobs."""
+    from the repository. Raises as make_torrent, UsageError for too many blobs."""
     described = await layout.resolve(reference)
     manifest = decode_manifest(await layout.read(described.digest, limit=MANIFEST_BYTES_MAX))
     blobs = list({blob.digest: blob for blob in manifest.blobs if blob.size}.values())
-    known = {name for name, _ in await depot.tags()}
+    known = {name for name, _ in await repository.tags()}
     lacking = [blob for blob in blobs if str(torrent_reference(blob.digest)) not in known]
     whole = blobs if str(torrent_reference(described.digest)) not in known else []
 
     async def read(digest: Digest, start: int, length: int) -> bytes:
         here = layout.blob_path(digest).exists()
-        return await (layout if here else depot).read_range(digest, start, length)
+        return await (layout if here else repository).read_range(digest, start, length)
 
-    return await _make(read, depot, lacking, whole, described.digest, on_progress)
+    return await _make(read, repository, lacking, whole, described.digest, on_progress)
 
 
-async def make_file_torrent(digest: Digest, file: Path, depot: Target) -> Digest | None:
+async def make_file_torrent(digest: Digest, file: Path, repository: Target) -> Digest | None:
     """The torrent document of a file that was pushed as the blob `digest`, made now unless there is
     one; an empty file has none. Raises Corrupt when the file has changed."""
     size = file.stat().st_size
     if not size:
         return None
     with suppress(NotFound):
-        return (await depot.resolve(torrent_reference(digest))).digest
+        return (await repository.resolve(torrent_reference(digest))).digest
 
     def hashed() -> FileHashes:
         with file.open("rb") as stream:
@@ -116,12 +116,12 @@ async def make_file_torrent(digest: Digest, file: Path, depot: Target) -> Digest
                 hashers.update(data)
             return hashers.finish()[piece_size_for(size)]
 
-    return (await publish(digest, blob_torrent(await asyncio.to_thread(hashed), hex_of(digest)), depot)).document
+    return (await publish(digest, blob_torrent(await asyncio.to_thread(hashed), hex_of(digest)), repository)).document
 
 
 async def _make(
     read: ReadRange,
-    depot: Target,
+    repository: Target,
     alone: Iterable[Descriptor],
     together: Iterable[Descriptor],
     package: Digest | None,
@@ -148,9 +148,9 @@ async def _make(
         if digest in parts:
             hashes.append((hex_of(digest), found[package_size]))
         if digest in single:
-            made.append(await publish(digest, blob_torrent(found[blob.layout.piece_size], hex_of(digest)), depot))
+            made.append(await publish(digest, blob_torrent(found[blob.layout.piece_size], hex_of(digest)), repository))
     if hashes and package is not None:
-        made.append(await publish(package, package_torrent(hashes), depot))
+        made.append(await publish(package, package_torrent(hashes), repository))
     return made
 
 
@@ -172,9 +172,9 @@ class _Hashers:
         return {size: hasher.finish() for size, hasher in self._hashers.items()}
 
 
-async def publish(subject: Digest, document: bytes, depot: Target) -> Made:
-    """Keep a torrent document at a depot, and tag it as the one about `subject`."""
-    async with Lease(depot, [digest_of(document)]):  # until the tag leads to it
-        described = Descriptor(TORRENT_TYPE, await depot.write_small(document), len(document))
-        await depot.tag(torrent_reference(subject), described)
+async def publish(subject: Digest, document: bytes, repository: Target) -> Made:
+    """Keep a torrent document at a repository, and tag it as the one about `subject`."""
+    async with Lease(repository, [digest_of(document)]):  # until the tag leads to it
+        described = Descriptor(TORRENT_TYPE, await repository.write_small(document), len(document))
+        await repository.tag(torrent_reference(subject), described)
     return Made(subject, described.digest, decode_torrent(document))

@@ -176,6 +176,8 @@ def unreadable(path: str, why: str) -> P2PDistError:
 
 
 _S_IFMT = 0o170000
+_OPAQUE = "trusted.overlay.opaque"
+_NO_ATTRIBUTE = (errno.ENODATA, errno.ENOTSUP, errno.EPERM, errno.EACCES)
 _DEVICES = (stat.S_IFCHR, stat.S_IFBLK)
 _AT_ONCE = 4096
 
@@ -327,6 +329,17 @@ def changed(path: bytes, how: str = "changed") -> Corrupt:
     return Corrupt(
         f"{printable(os.fsdecode(path))} {how} while it was packed", remedy="Try again when nothing writes there"
     )
+
+
+def is_opaque(path: bytes) -> bool:
+    """Whether a directory hides all of what is in the one below it; only root sees the mark. Raises
+    OSError."""
+    try:
+        return os.getxattr(path, _OPAQUE, follow_symlinks=False) == b"y"
+    except OSError as error:
+        if error.errno in _NO_ATTRIBUTE:
+            return False
+        raise
 
 
 _Row = tuple[bytes, int, int, int, int, int, int, int]

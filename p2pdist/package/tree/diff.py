@@ -30,7 +30,7 @@ from p2pdist.model.tree import (
     walking_order,
 )
 from p2pdist.package.repository.push import Difference, compare
-from p2pdist.package.repository.repository import Depot, read_small
+from p2pdist.package.repository.repository import Repository, read_small
 from p2pdist.package.tree.pool import read_catalog
 
 Paths = tuple[bytes, ...]
@@ -61,27 +61,29 @@ class Trees:
         return found
 
 
-async def compare_packages(old: Manifest, new: Manifest, depots: list[Depot]) -> tuple[Difference, PathChanges | None]:
+async def compare_packages(
+    old: Manifest, new: Manifest, repositories: list[Repository]
+) -> tuple[Difference, PathChanges | None]:
     """What someone who holds `old` lacks of `new`: layer by layer with exact bytes, and path by
-    path, None when no layer is a tree. Reads roots and catalogs from `depots`. Raises NotFound and
+    path, None when no layer is a tree. Reads roots and catalogs from `repositories`. Raises NotFound and
     Corrupt."""
     found = compare(old, new)
     if not any(layer.media_type == TREE_TYPE for layer in (*old.layers, *new.layers)):
         return found, None
-    held, wanted = await read_trees(old, depots), await read_trees(new, depots)
+    held, wanted = await read_trees(old, repositories), await read_trees(new, repositories)
     paths = await asyncio.to_thread(lambda: compare_trees(merge(held.layers), merge(wanted.layers)))
     return replace(found, bytes_to_move=await asyncio.to_thread(bytes_to_move, held, wanted)), paths
 
 
-async def read_trees(manifest: Manifest, depots: list[Depot]) -> Trees:
+async def read_trees(manifest: Manifest, repositories: list[Repository]) -> Trees:
     """The trees of a package. Raises NotFound and Corrupt."""
     parts = [part for part in manifest.parts if part.media_type == CATALOG_TYPE]
-    catalogs = tuple([await read_catalog(part, depots) for part in parts])
+    catalogs = tuple([await read_catalog(part, repositories) for part in parts])
     pages = {content_hash(page): page for catalog in catalogs for page in catalog.pages}
     layers = []
     for layer in manifest.layers:
         if layer.media_type == TREE_TYPE:
-            root = decode_root(await read_small(layer.digest, depots))
+            root = decode_root(await read_small(layer.digest, repositories))
             try:
                 layers.append(await asyncio.to_thread(decode_tree, root, pages))
             except KeyError as error:

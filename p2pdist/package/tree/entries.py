@@ -24,14 +24,12 @@ from p2pdist.model.tree import (
     Xattrs,
     content_hash,
 )
-from p2pdist.package.source.scan import KINDS_DROPPED, Row, TreeScan, changed, unreadable
+from p2pdist.package.source.scan import KINDS_DROPPED, Row, TreeScan, changed, is_opaque, unreadable
 from p2pdist.package.tree.builder import Draft, Kept, Known, Looked
 from p2pdist.package.tree.cache import Remembered, Stamp
 from p2pdist.package.tree.reader import ChangeTimes, Wanted, settled
 
 EMPTY = content_hash(b"")
-_OPAQUE = "trusted.overlay.opaque"
-_NONE = (errno.ENODATA, errno.ENOTSUP, errno.EPERM, errno.EACCES)
 
 
 class Assembler:
@@ -205,14 +203,3 @@ def _user_attributes(path: bytes) -> Xattrs:
         raise
     user = sorted(os.fsencode(name) for name in names if name.startswith("user."))
     return tuple((name, os.getxattr(path, name, follow_symlinks=False)) for name in user)
-
-
-def is_opaque(path: bytes) -> bool:
-    """Whether a directory hides all of what is in the one below it; only root sees the mark. Raises
-    OSError."""
-    try:
-        return os.getxattr(path, _OPAQUE, follow_symlinks=False) == b"y"
-    except OSError as error:
-        if error.errno in _NONE:
-            return False
-        raise

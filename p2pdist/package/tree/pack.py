@@ -16,7 +16,7 @@ from pathlib import Path
 
 from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import Manifest
-from p2pdist.package.repository.repository import Depot, LocalDepot
+from p2pdist.package.repository.repository import LocalRepository, Repository
 from p2pdist.package.source.scan import Ignore, TreeScan, check_names, scan_tree
 from p2pdist.package.tree.cache import Damaged, Head, Notes, Outcome, StateFile
 from p2pdist.package.tree.entries import Assembler
@@ -52,7 +52,7 @@ class Base:
     digest: str
     name: str
     manifest: Manifest
-    depots: list[Depot]
+    repositories: list[Repository]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Tree:
 async def pack_tree(
     source: Path,
     name: str,
-    layout: LocalDepot,
+    layout: LocalRepository,
     *,
     base: Base | None = None,
     options: Options,
@@ -101,7 +101,7 @@ class _Work:
 
     scan: TreeScan
     name: str
-    layout: LocalDepot
+    layout: LocalRepository
     base: Base | None
     options: Options
     on_bytes: Callable[[int, int], None]
@@ -121,8 +121,8 @@ async def _with_notes(work: _Work) -> Tree:
 
 async def _build(work: _Work, notes: Notes) -> Tree:
     layout, base = work.layout, work.base
-    depots: list[Depot] = base.depots if base else [layout]
-    pool = await read_pool(work.name, layout, base.manifest if base else None, depots, notes.index.catalogs)
+    repositories: list[Repository] = base.repositories if base else [layout]
+    pool = await read_pool(work.name, layout, base.manifest if base else None, repositories, notes.index.catalogs)
     stopped = threading.Event()
     with layout.drafting() as drafts:
         built = Built(PackWriter(drafts), PackWriter(drafts))
@@ -166,7 +166,7 @@ def _assemble(built: Built, work: _Work, pool: Pool, notes: Notes, stopped: thre
     built.pages, built.sections = draft.pages(ledger.known, pool.pages.__contains__)
 
 
-def _present(layout: LocalDepot, outcome: Outcome) -> bool:
+def _present(layout: LocalRepository, outcome: Outcome) -> bool:
     """Whether all blobs of an earlier outcome are still in the layout."""
     blobs = (outcome.root, *outcome.parts, *outcome.lists)
     sizes = blob_sizes(layout, (blob.digest for blob in blobs))

@@ -43,7 +43,7 @@ from p2pdist.model.manifest import (
     decode_manifest,
 )
 from p2pdist.model.tree import content_hash
-from p2pdist.package.repository.repository import Depot, LocalDepot, read_small
+from p2pdist.package.repository.repository import LocalRepository, Repository, read_small
 from p2pdist.package.tree.cache import KnownCatalog
 
 CATALOGS_MAX = 48
@@ -234,13 +234,13 @@ def summary(catalog: Catalog) -> KnownCatalog:
 
 async def read_pool(
     name: str,
-    layout: LocalDepot,
+    layout: LocalRepository,
     base: Manifest | None,
-    depots: list[Depot],
+    repositories: list[Repository],
     known: Mapping[str, KnownCatalog],
 ) -> Pool:
     """The pool for a new version of the package `name`. The base's catalogs are brought into the
-    layout from `depots`. Catalogs that are `known` by digest are verified but not decoded.
+    layout from `repositories`. Catalogs that are `known` by digest are verified but not decoded.
 
     Raises NotFound and Corrupt naming the catalog that cannot be read.
     """
@@ -257,14 +257,14 @@ async def read_pool(
     pool = Pool()
     for digest, part in parts.items():
         if part.described.media_type == CATALOG_TYPE:
-            sources: list[Depot] = depots if part.of_base else [layout]
+            sources: list[Repository] = repositories if part.of_base else [layout]
             found = known.get(digest)
             catalog = await _read(part.described, sources, decode=found is None, into=layout)
             pool.add(part, layout.blob_path(digest), catalog or found or KnownCatalog((), (), ()), packs)
     return pool
 
 
-def blob_sizes(layout: LocalDepot, digests: Iterable[Digest]) -> dict[Digest, int | None]:
+def blob_sizes(layout: LocalRepository, digests: Iterable[Digest]) -> dict[Digest, int | None]:
     """Bytes of blobs in the layout, None for those that are not there."""
     found: dict[Digest, int | None] = {}
     for digest in digests:
@@ -277,20 +277,20 @@ def blob_sizes(layout: LocalDepot, digests: Iterable[Digest]) -> dict[Digest, in
     return found
 
 
-async def read_catalog(described: Descriptor, depots: list[Depot]) -> Catalog:
-    """Read a catalog. Raises what the depots raise, naming the catalog."""
-    catalog = await _read(described, depots, decode=True)
+async def read_catalog(described: Descriptor, repositories: list[Repository]) -> Catalog:
+    """Read a catalog. Raises what the repositories raise, naming the catalog."""
+    catalog = await _read(described, repositories, decode=True)
     assert catalog is not None
     return catalog
 
 
 async def _read(
-    described: Descriptor, depots: list[Depot], *, decode: bool, into: LocalDepot | None = None
+    described: Descriptor, repositories: list[Repository], *, decode: bool, into: LocalRepository | None = None
 ) -> Catalog | None:
     """Read a catalog, verified, and keep a copy `into` a layout. None when it is not to be
     decoded."""
     try:
-        data = await read_small(described.digest, depots, limit=CATALOG_BYTES_MAX)
+        data = await read_small(described.digest, repositories, limit=CATALOG_BYTES_MAX)
         catalog = await asyncio.to_thread(decode_catalog, data) if decode else None
     except P2PDistError as error:
         kind = type(error) if isinstance(error, NotFound | Corrupt) else P2PDistError
@@ -303,7 +303,7 @@ async def _read(
     return catalog
 
 
-async def _manifests(name: str, layout: LocalDepot) -> list[Manifest]:
+async def _manifests(name: str, layout: LocalRepository) -> list[Manifest]:
     """Packages with trees in the layout, the newest ones: those of this name first, then by age."""
     aged: dict[Digest, tuple[bool, int]] = {}
     for tag, described in await layout.tags():

@@ -25,7 +25,7 @@ from p2pdist.model.errors import Corrupt, P2PDistError, UsageError
 from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, TREE_TYPE
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.tree import ENTRY_BYTES, PAGE_BYTES, Root, check_memory, content_hash, encode_root
-from p2pdist.package.repository.repository import Content, LocalDepot
+from p2pdist.package.repository.repository import Content, LocalRepository
 from p2pdist.package.source.scan import DROPPED_SHOWN_MAX
 from p2pdist.package.tree.builder import Draft
 from p2pdist.package.tree.cache import Head, Index, Notes, Outcome, Section, StateFile
@@ -50,7 +50,9 @@ class Built:
     sections: list[Section] = field(default_factory=list)
 
 
-async def store_tree(built: Built, pool: Pool, layout: LocalDepot, stopped: threading.Event) -> tuple[Outcome, int]:
+async def store_tree(
+    built: Built, pool: Pool, layout: LocalRepository, stopped: threading.Event
+) -> tuple[Outcome, int]:
     """Store what the pool lacks; returns how many bytes that were. Raises UsageError, DiskFull,
     Corrupt and P2PDistError."""
     catalogs, plan = await stoppable(stopped, _prepare, built, pool, stopped)
@@ -201,21 +203,21 @@ _FEWER = "Pack an image (--format squashfs), fewer files into each package, or i
 _PARTS = "Pack parts of it as layers, one on the other with --base"
 
 
-async def _adopt(layout: LocalDepot, pack: Written) -> int:
+async def _adopt(layout: LocalRepository, pack: Written) -> int:
     if await layout.size(pack.content.digest) == pack.content.size:
         return 0
     await layout.import_file(pack.content.digest, pack.path)
     return pack.content.size
 
 
-async def _add(layout: LocalDepot, data: bytes) -> tuple[Content, int]:
+async def _add(layout: LocalRepository, data: bytes) -> tuple[Content, int]:
     """Store a document with its piece list; returns how many bytes were not there."""
     pieces = await asyncio.to_thread(PieceList.of_stream, io.BytesIO(data), len(data))
     count = await write_small(layout, data) + await write_small(layout, pieces.encode())
     return Content(digest_of(data), pieces), count
 
 
-async def write_small(layout: LocalDepot, data: bytes) -> int:
+async def write_small(layout: LocalRepository, data: bytes) -> int:
     """Store a small blob unless it is there; returns how many bytes were written."""
     digest = digest_of(data)
     if await layout.size(digest) == len(data):
