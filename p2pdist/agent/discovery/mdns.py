@@ -168,7 +168,7 @@ TTL_S = 1200
 """How long others believe an announcement of somebody who vanished without a word; those who look
 ask again before that."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Discovery:
@@ -203,7 +203,7 @@ class Discovery:
         logging.getLogger("zeroconf").setLevel(logging.WARNING)  # below that it tells every packet
         await self._rescan()
         if not self._responders and not self._failed:
-            _logger.info("no network to discover anybody on: listening on %s only", self.settings.listen[0])
+            logger.info("no network to discover anybody on: listening on %s only", self.settings.listen[0])
         self._task = asyncio.create_task(self._follow(), name="discovery")
 
     async def stop(self) -> None:
@@ -233,14 +233,14 @@ class Discovery:
                 for responder in self._responders.values():
                     responder.look_again()
             except Exception:
-                _logger.exception("looking for network interfaces failed")
+                logger.exception("looking for network interfaces failed")
 
     async def _rescan(self) -> None:
         if self._listens is None:
             self._listens = await asyncio.to_thread(addresses_of, self.settings.listen[0])
         wanted = await asyncio.to_thread(find_links, self.settings.interfaces, self._listens)
         for link in self._responders.keys() - set(wanted):
-            _logger.info("%s on %s is gone", link.address, link.interface)
+            logger.info("%s on %s is gone", link.address, link.interface)
             await self._responders.pop(link).stop()
             if self.neighbours.cut_off(link.address):
                 self.changed()
@@ -258,11 +258,11 @@ class Discovery:
             await responder.stop()
             if link not in self._failed:
                 self._failed.add(link)
-                _logger.warning("no discovery on %s (%s): %s", link.interface, link.address, error or repr(error))
+                logger.warning("no discovery on %s (%s): %s", link.interface, link.address, error or repr(error))
             return
         self._failed.discard(link)
         self._responders[link] = responder
-        _logger.info(
+        logger.info(
             "discovery on %s (%s) network=%s%s",
             link.interface,
             link.address,
@@ -287,7 +287,7 @@ class Discovery:
         place = (link.address, instance)
         if place not in self._strangers and len(self._strangers) < STRANGERS_MAX:
             self._strangers[place] = None
-            _logger.debug("ignoring %r on %s: %s", instance[:100], link.interface, why)
+            logger.debug("ignoring %r on %s: %s", instance[:100], link.interface, why)
 
 
 class _Responder:
@@ -356,12 +356,12 @@ class _Responder:
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
                 continue
             except (OSError, Error) as error:
-                _logger.warning("cannot announce %s on %s: %s", own.host, self._link.interface, error or repr(error))
+                logger.warning("cannot announce %s on %s: %s", own.host, self._link.interface, error or repr(error))
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
                 continue
             self._info, self._told_of_conflict = info, False
             if info.name != wanted:
-                _logger.warning(
+                logger.warning(
                     "another %s is announced as %s; this one is as %s", kind, label_of(own.host), _instance(info.name)
                 )
             with suppress(OSError, Error):
@@ -371,7 +371,7 @@ class _Responder:
     def _tell_conflict(self, rival: str) -> None:
         if not self._told_of_conflict:
             self._told_of_conflict = True
-            _logger.warning(
+            logger.warning(
                 "the name %s is used by %s: this %s is not announced on %s. Give each its own --name",
                 self._discovery.own.host,
                 rival,
@@ -409,7 +409,7 @@ class _Responder:
         if self._info is None or self._zeroconf is None or (self._announcing and not self._announcing.done()):
             return
         if not self._defended:
-            _logger.warning(
+            logger.warning(
                 "somebody else on %s uses the name %s, too", self._link.interface, _instance(self._info.name)
             )
         pause_s, self._defended = DEFEND_S if self._defended else 0.0, True
@@ -476,7 +476,7 @@ class _Responder:
             discovery.strange(link, info.name, error)
             return
         if discovery.neighbours.heard(kind, link.address, info.name, said):
-            _logger.debug("%s %s at %s on %s", kind, said.host, said.address, link.interface)
+            logger.debug("%s %s at %s on %s", kind, said.host, said.address, link.interface)
             discovery.changed()
 
 

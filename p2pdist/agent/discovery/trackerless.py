@@ -38,7 +38,7 @@ milliseconds."""
 ANSWER_BYTES_MAX = 1 << 12
 ASKED_AT_ONCE = 64
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Neighbourhood:
@@ -85,7 +85,7 @@ class Neighbourhood:
     def _planned(self, task: asyncio.Task[None]) -> None:
         self._plans.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            _logger.error("a plan without a tracker failed", exc_info=task.exception())
+            logger.error("a plan without a tracker failed", exc_info=task.exception())
 
     def settled(self, digest: Digest, host: str) -> bool:
         """Whether the sources of a pull are chosen, and `host` is not among those that it may turn
@@ -111,7 +111,7 @@ class Neighbourhood:
             return
         blob = pull.blob
         earlier = {neighbour.host for neighbour, holding in found.items() if holding.settled}
-        _logger.info(
+        logger.info(
             "no tracker answers: planning %s with %d neighbours, %d before it", blob.digest, len(found), len(earlier)
         )
         pull.planned(plan_without_tracker(blob.digest, blob.layout, self._me, found, earlier))
@@ -143,7 +143,7 @@ class Neighbourhood:
                 body = await answer.content.read(ANSWER_BYTES_MAX)
                 return msgspec.json.decode(body, type=BlobHolding) if answer.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError, *UNDECODABLE) as error:
-            _logger.debug("%s at %s does not answer: %r", neighbour.host, neighbour.address, error)
+            logger.debug("%s at %s does not answer: %r", neighbour.host, neighbour.address, error)
             return None
 
 
