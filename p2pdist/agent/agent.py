@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from p2pdist.agent.bittorrent.service import SwarmSettings, open_swarming
-from p2pdist.agent.discovery.mdns import DiscoverySettings
+from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import neighbourhood
 from p2pdist.agent.drain import DRAIN_S, Drain
 from p2pdist.agent.maintenance import Maintenance
@@ -121,6 +121,7 @@ class Agent:
         self.tls = Tls(settings.tls) if settings.tls is not None else None
         self.own_origin = open_origin(settings.origin, serving=True) if settings.origin else None
         self.neighbourhood = neighbourhood(settings.discovery, hello, self.session, self.tls, settings.origin)
+        self.session.searching = settings.discovery is not None and settings.discovery.trackers
         self._origins = Origins(self.own_origin, self.session)
         order = EvictionOrder(self.swarming.choose if self.swarming is not None else choose)
         # What can be wrong with the settings is found before the store is opened, which may take
@@ -238,7 +239,7 @@ class Agent:
         self._announce(fetching.holding())
         fetching.start()
         if self.neighbourhood is not None:
-            self.neighbourhood.plan(fetching)
+            self.neighbourhood.plan(blob.digest, blob.layout, fetching.done, fetching.planned)
         elif not self.session.connected:
             self._plan_alone(fetching)
         return blob, fetching

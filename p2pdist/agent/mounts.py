@@ -29,7 +29,7 @@ from typing import Any
 
 from msgspec import structs
 
-from p2pdist.agent.api.caller import Caller
+from p2pdist.agent.caller import Caller
 from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest

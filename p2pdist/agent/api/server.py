@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from p2pdist.agent.agent import Agent
-from p2pdist.agent.api.caller import Caller
+from p2pdist.agent.caller import Caller
 from p2pdist.agent.uplink import RangeFlow
 from p2pdist.model.digest import parse_digest
 from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, UsageError

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from p2pdist.agent.api.caller import Caller
+from p2pdist.agent.caller import Caller
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.trees import TreePull, together

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from p2pdist.agent.discovery.mdns import address_for_others
+from p2pdist.agent.tracker.address import address_for_others
 from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Unavailable, UsageError, from_problem
 from p2pdist.model.manifest import SMALL_BYTES_MAX, Bundle, Descriptor, Reference, decode_bundle
