@@ -29,7 +29,7 @@ from aiohttp import web
 
 from bench.children import answer, child, tell
 from p2pdist.agent.pull.blob import BlobPull
-from p2pdist.agent.uplink import Turns
+from p2pdist.agent.uplink import Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.sources import Sources
 from p2pdist.core.token_bucket import Bucket
@@ -54,7 +54,7 @@ class Host:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self.turns = Turns()
+        self.turns = Uplink()
         self.sources = Sources()
         self.tls: Tls | None = None
         self.pacer = Pacer(Downlink())

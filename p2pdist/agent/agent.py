@@ -13,22 +13,22 @@ from itertools import islice
 from pathlib import Path
 
 from p2pdist.agent.bittorrent.service import SwarmSettings, open_swarming
-from p2pdist.agent.discovery.mdns import DiscoverySettings
+from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import neighbourhood
-from p2pdist.agent.drain import DRAIN_S, Departure
-from p2pdist.agent.maintenance import Housekeeping
-from p2pdist.agent.mounts import Mounts, Showing
-from p2pdist.agent.preseeds import Preseeding
+from p2pdist.agent.drain import DRAIN_S, Drain
+from p2pdist.agent.maintenance import Maintenance
+from p2pdist.agent.mounts import Mounts, PackageMounts
+from p2pdist.agent.preseeds import Preseeds
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.origin import Origins
 from p2pdist.agent.pull.packages import WAIT_S, Packages
 from p2pdist.agent.pull.pulls import Pulls
-from p2pdist.agent.retention import CacheOrder, Caching
+from p2pdist.agent.retention import EvictionOrder, Retention
 from p2pdist.agent.tasks import Tasks, in_thread
 from p2pdist.agent.tracker.policies import Policies
-from p2pdist.agent.tracker.reachability import Reached
+from p2pdist.agent.tracker.reachability import ReachabilityCheck
 from p2pdist.agent.tracker.session import TrackerSession
-from p2pdist.agent.uplink import Turn, Turns
+from p2pdist.agent.uplink import Flow, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.eviction import choose
 from p2pdist.core.sources import Sources
@@ -69,7 +69,7 @@ from p2pdist.transfer.tls import Tls, TlsFiles
 DISCARD_TRIES = 50
 DISCARD_PAUSE_S = 0.1
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +118,13 @@ class Agent:
             on_change=self._on_tracker_change,
         )
         self.session.listens = _all_addresses(settings.address)
-        self.reached = Reached(settings.host, self.session)
+        self.reachability = ReachabilityCheck(settings.host, self.session)
         self.tls = Tls(settings.tls) if settings.tls is not None else None
         self.own_origin = open_origin(settings.origin, serving=True) if settings.origin else None
         self.neighbourhood = neighbourhood(settings.discovery, hello, self.session, self.tls, settings.origin)
+        self.session.searching = settings.discovery is not None and settings.discovery.trackers
         self._origins = Origins(self.own_origin, self.session)
-        order = CacheOrder(self.swarming.choose if self.swarming is not None else choose)
+        order = EvictionOrder(self.swarming.choose if self.swarming is not None else choose)
         # What can be wrong with the settings is found before the store is opened, which may take
         # long after a crash.
         self.store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose)
@@ -132,11 +133,13 @@ class Agent:
         except BaseException:
             self.store.close()
             raise
-        self.turns = Turns(limit_bytes_s=settings.upload_bytes_s, preseed_limit_bytes_s=settings.preseed_bytes_s)
-        self.departure = Departure(self.turns, lambda: self.session.send(Leaving()), self._stop_fetching)
+        self.uplink = self.turns = Uplink(
+            limit_bytes_s=settings.upload_bytes_s, preseed_limit_bytes_s=settings.preseed_bytes_s
+        )
+        self.drain = Drain(self.uplink, lambda: self.session.send(Leaving()), self._stop_fetching)
         downlink = Downlink(settings.download_bytes_s, settings.preseed_bytes_s)
-        self.policies = Policies(self.store, downlink, Pacer(downlink), self.turns.relimit)
-        self.turns.limit_of = self.policies.upload_limit
+        self.policies = Policies(self.store, downlink, Pacer(downlink), self.uplink.relimit)
+        self.uplink.limit_of = self.policies.upload_limit
         if self.swarming is not None:
             self.swarming.wanted_for = self.policies.transport
         self.origin_share = Bucket(None)
@@ -148,19 +151,19 @@ class Agent:
         wait_s = settings.tracker_wait_s
         self._packages = Packages(self.store, self.session, self.own_origin, wait_s=wait_s, learn=self._learned)
         self.pulls = Pulls(self.store, self._packages, self, unreachable=self._unreachable)
-        self.preseeding = Preseeding(
+        self.preseeds = Preseeds(
             self.store, self.pulls, self._packages, self.session.send, lambda: self.session.clock_ahead_s
         )
-        self.showing = Showing(self.store, self.pulls, self.mounts)
-        self.housekeeping = Housekeeping(self.store, self.pulls, self.mounts)
-        self._caching = Caching(self.store, self.policies, self.housekeeping, order)
+        self.package_mounts = PackageMounts(self.store, self.pulls, self.mounts)
+        self.maintenance = Maintenance(self.store, self.pulls, self.mounts)
+        self._retention = Retention(self.store, self.policies, self.maintenance, order)
         self.writers: Counter[Digest] = Counter()
         self._fetching: dict[Digest, BlobPull] = {}
         self._served, self._unwanted = set[Digest](), set[Digest]()
         self._session_task: asyncio.Task[None] | None = None
-        self._caching_task: asyncio.Task[None] | None = None
-        self._reached_task: asyncio.Task[None] | None = None
-        self._waits = Tasks(_logger, "waiting for a tracker failed")
+        self._retention_task: asyncio.Task[None] | None = None
+        self._reachability_task: asyncio.Task[None] | None = None
+        self._waits = Tasks(logger, "waiting for a tracker failed")
 
     async def start(self) -> None:
         """Serve what the store holds and begin to look for a tracker."""
@@ -170,8 +173,8 @@ class Agent:
         if self.swarming is not None:
             self.swarming.start()
         self._session_task = asyncio.create_task(self.session.run(), name="tracker-session")
-        self._caching_task = asyncio.create_task(self._caching.run(), name="caching")
-        self._reached_task = asyncio.create_task(self.reached.run(), name="reachability")
+        self._retention_task = asyncio.create_task(self._retention.run(), name="retention")
+        self._reachability_task = asyncio.create_task(self.reachability.run(), name="reachability")
         self.mounts.start()
         if self.neighbourhood is not None:
             await self.neighbourhood.start()
@@ -184,11 +187,11 @@ class Agent:
         await self._waits.stop()
         if self.swarming is not None:
             await self.swarming.stop()
-        self.turns.stop()
+        self.uplink.stop()
         if self._expiring is not None:
             self._expiring.cancel()
         self.connections.close()
-        for task in filter(None, (self._session_task, self._caching_task, self._reached_task)):
+        for task in filter(None, (self._session_task, self._retention_task, self._reachability_task)):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         await self.mounts.close()
@@ -199,7 +202,7 @@ class Agent:
         """End all pulls and begin no more; what has arrived stays, and is served."""
         for fetching in list(self._fetching.values()):
             fetching.stop()
-        await self.preseeding.stop()
+        await self.preseeds.stop()
         await self.pulls.stop()
 
     # -- blobs
@@ -237,7 +240,7 @@ class Agent:
         self._announce(fetching.holding())
         fetching.start()
         if self.neighbourhood is not None:
-            self.neighbourhood.plan(fetching)
+            self.neighbourhood.plan(blob.digest, blob.layout, fetching.done, fetching.planned)
         elif not self.session.connected:
             self._plan_alone(fetching)
         return blob, fetching
@@ -278,13 +281,13 @@ class Agent:
             self._announce(fetching.holding())
         return fetching
 
-    def open_turn(self, wanted: StreamRequest, have: PieceSet) -> Turn:
+    def open_flow(self, wanted: StreamRequest, have: PieceSet) -> Flow:
         """Let a child take turns. What a child waits for, this host waits for as well (priority
         inheritance; Sha, Rajkumar and Lehoczky, 1990): it comes through here. Raises Unavailable
         when there are too many streams."""
-        turn = self.turns.open(wanted.blob, wanted.stripe, have, wanted.priority)
+        flow = self.uplink.open(wanted.blob, wanted.stripe, have, wanted.priority)
         self._join(wanted.blob, wanted.priority)
-        return turn
+        return flow
 
     def _fetched(self, fetching: BlobPull, done: asyncio.Future[None]) -> None:
         blob = fetching.blob
@@ -298,7 +301,7 @@ class Agent:
                 self.swarming.changed()
             self.session.send(Report(tuple(filter(None, [fetching.advance()]))))
             return
-        if not (self.departure.leaving and self.session.connected):  # else its children are being given other parents
+        if not (self.drain.draining and self.session.connected):  # else its children are being given other parents
             self._unserve(blob.digest)
 
     def _expire_connections(self) -> None:
@@ -329,7 +332,7 @@ class Agent:
                 break
         self._unwanted.discard(digest)
         if failure is not None:
-            _logger.error("what is stored as %s is wrong and could not be removed: %s", digest, failure)
+            logger.error("what is stored as %s is wrong and could not be removed: %s", digest, failure)
 
     async def describe(self, digest: Digest) -> Descriptor:
         """What is known of a blob that is asked for by digest, without fetching it. Raises
@@ -340,10 +343,10 @@ class Agent:
         return digest in self._served
 
     async def _learned(self, reference: str, digest: Digest, manifest: Manifest, policy: PackagePolicy) -> None:
-        await self._caching.learned(reference, digest, manifest, policy)
+        await self._retention.learned(reference, digest, manifest, policy)
 
     def _serve(self, blob: Blob) -> None:
-        self.turns.held(blob.digest, blob.layout, blob.layout.stripes, blob.have)
+        self.uplink.held(blob.digest, blob.layout, blob.layout.stripes, blob.have)
         self._served.add(blob.digest)
 
     def _announce(self, holding: Holding) -> None:
@@ -353,7 +356,7 @@ class Agent:
 
     def _unserve(self, digest: Digest) -> None:
         self._served.discard(digest)
-        self.turns.dropped(digest)
+        self.uplink.dropped(digest)
         self.session.send(Left(digest))
 
     # -- what a blob's pull needs (Surroundings in blob_pull.py)
@@ -378,7 +381,7 @@ class Agent:
 
     def _unreachable(self) -> str:
         """What to say of it where other hosts cannot reach this one."""
-        problem = self.reached.problem
+        problem = self.reachability.problem
         return f"other hosts cannot reach this agent at {self.session.address}: {problem}" if problem else ""
 
     def _holdings(self) -> list[Holding]:
@@ -387,7 +390,7 @@ class Agent:
             blob = self.store.get(digest)
             if blob is not None and blob.complete:
                 held.append(_holding_of(blob))
-        return [holding for holding in held if holding.size and not self.departure.leaving]
+        return [holding for holding in held if holding.size and not self.drain.draining]
 
     def _report(self) -> Report | None:
         for digest in self._served - self._fetching.keys():
@@ -395,7 +398,7 @@ class Agent:
                 self._unserve(digest)
         news = filter(None, (fetching.advance() for fetching in self._fetching.values()))
         advances = list(islice(news, BLOBS_PER_MESSAGE_MAX))
-        sent_bytes, busy_s = self.turns.take_sample()
+        sent_bytes, busy_s = self.uplink.take_sample()
         if not advances and not sent_bytes and not self._fetching:
             return None
         return Report(tuple(advances), sent_bytes, busy_s)
@@ -405,15 +408,15 @@ class Agent:
             case OriginShare(bytes_s):
                 self.origin_share.limit_bytes_s = bytes_s
             case Keep() | Release():
-                if not self.departure.leaving:  # else it is told again when it has been started again
-                    self.preseeding.heard(message)
+                if not self.drain.draining:  # else it is told again when it has been started again
+                    self.preseeds.heard(message)
             case Assign(plan):
                 fetching = self._fetching.get(plan.blob)
                 if fetching is not None:
                     fetching.planned(plan)
             case Reject(problem, blob):
                 error = from_problem(problem)
-                _logger.warning("the tracker rejects %s: %s", blob or "a message", error)
+                logger.warning("the tracker rejects %s: %s", blob or "a message", error)
                 fetching = self._fetching.get(blob) if blob is not None else None
                 if fetching is not None:
                     fetching.reject(error)
@@ -421,15 +424,15 @@ class Agent:
     def _on_tracker_change(self, present: bool) -> None:
         if present:
             self._origins.prepare()
-            self.reached.connected()
+            self.reachability.connected()
         for fetching in list(self._fetching.values()):
             fetching.tracker_changed(present)
         if self.swarming is not None:
             self.swarming.tracker_changed(present)
-        if present and self.departure.leaving:
+        if present and self.drain.draining:
             self.session.send(Leaving())
         elif present:
-            self.preseeding.connected()
+            self.preseeds.connected()
 
 
 def _hello(settings: AgentSettings, bt_port: int) -> Hello:

@@ -16,40 +16,40 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from p2pdist.agent.uplink import Turns
+from p2pdist.agent.uplink import Uplink
 from p2pdist.model.messages import Drained
 
 DRAIN_S = 5.0
 """Longer than it takes a tracker to plan anew and a child to finish its piece."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
-class Departure:
+class Drain:
     """See the module's text. `say` tells the tracker, if one answers; `stop_fetching` ends the
     agent's own pulls. All methods are called on the event loop."""
 
-    def __init__(self, turns: Turns, say: Callable[[], None], stop_fetching: Callable[[], Awaitable[None]]) -> None:
-        self._turns, self._say, self._stop_fetching = turns, say, stop_fetching
+    def __init__(self, uplink: Uplink, say: Callable[[], None], stop_fetching: Callable[[], Awaitable[None]]) -> None:
+        self._uplink, self._say, self._stop_fetching = uplink, say, stop_fetching
         self._asked, self._hurried = asyncio.Event(), asyncio.Event()
         self._limit_s = 0.0
         self._over: asyncio.Future[Drained] | None = None
 
     @property
-    def leaving(self) -> bool:
+    def draining(self) -> bool:
         """Whether the agent has been asked to end."""
         return self._asked.is_set()
 
     def ask(self, limit_s: float) -> None:
         """Ask the agent to end, within `limit_s` of now; nothing changes when it was asked
         before."""
-        if not self.leaving:
+        if not self.draining:
             self._limit_s = limit_s
             self._asked.set()
 
     def insist(self, limit_s: float) -> None:
         """The same, from somebody who does not wait: asking a second time ends it at once."""
-        if self.leaving:
+        if self.draining:
             self._hurried.set()
         self.ask(limit_s)
 
@@ -57,7 +57,7 @@ class Departure:
         """Wait until the agent is asked to end, then until it may; returns what it came to."""
         await self._asked.wait()
         started = time.monotonic()
-        _logger.info("leaving, with %d streams to hand over within %.1f s", self._turns.open_count, self._limit_s)
+        logger.info("leaving, with %d streams to hand over within %.1f s", self._uplink.open_count, self._limit_s)
         self._say()
         waits = asyncio.ensure_future(self._hand_over())
         hurried = asyncio.ensure_future(self._hurried.wait())
@@ -66,8 +66,8 @@ class Departure:
         finally:
             waits.cancel()
             hurried.cancel()
-        drained = Drained(self._turns.open_count, round(time.monotonic() - started, 3))
-        log = _logger.warning if drained.streams else _logger.info
+        drained = Drained(self._uplink.open_count, round(time.monotonic() - started, 3))
+        log = logger.warning if drained.streams else logger.info
         log("handed over after %.3f s; %d streams are left and end now", drained.seconds, drained.streams)
         if not self._outcome.done():
             self._outcome.set_result(drained)
@@ -86,4 +86,4 @@ class Departure:
 
     async def _hand_over(self) -> None:
         await self._stop_fetching()
-        await self._turns.idle()
+        await self._uplink.idle()

@@ -30,7 +30,7 @@ BATCH = 256
 """So many things are verified between two words about it."""
 
 
-class Housekeeping:
+class Maintenance:
     """Used from the event loop."""
 
     def __init__(self, store: BlobStore, pulls: Pulls, mounts: Mounts) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 
 from msgspec import structs
 
-from p2pdist.agent.api.caller import Caller
+from p2pdist.agent.caller import Caller
 from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest
@@ -47,7 +47,7 @@ from p2pdist.store.store import BlobStore
 ATTEMPTS = 3
 """At pulling a package that is evicted again before it can be claimed."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def _drop_damaged(layers: Sequence[Layer]) -> bool:
@@ -55,12 +55,12 @@ def _drop_damaged(layers: Sequence[Layer]) -> bool:
     needed. Returns whether there were any."""
     damaged = [layer.image for layer in layers if isinstance(layer, TreeLayer) and not is_intact(layer.image)]
     for image in damaged:
-        _logger.warning("the image %s is damaged and is made again", image)
+        logger.warning("the image %s is damaged and is made again", image)
         image.unlink(missing_ok=True)
     return bool(damaged)
 
 
-class Showing:
+class PackageMounts:
     """Joins pulls, store and mounts."""
 
     def __init__(self, store: BlobStore, pulls: Pulls, mounts: Mounts) -> None:
@@ -123,7 +123,7 @@ class Showing:
                 raise NotFound(f"the manifest {digest} is not in the store")
             return self._hold(decode_manifest(data))
         except P2PDistError as error:
-            _logger.error("a package that is still in use cannot be kept from eviction: %s", error)
+            logger.error("a package that is still in use cannot be kept from eviction: %s", error)
             return lambda: None
 
     def _layer(self, layer: Descriptor) -> Layer:
@@ -156,8 +156,6 @@ LOOK_S, LOOK_S_MAX = 1.0, 60.0
 then which this agent cannot see, how rarely at most it is tried to take the view away."""
 
 Release = Callable[[], None]
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +200,7 @@ class Mounts:
         self.leftovers: list[Leftover] = clean_leftovers(self._work)
         for leftover in self.leftovers:
             outcome = "removed" if leftover.removed else leftover.note or "kept"
-            _log.info("an earlier agent showed a package at %s: %s", leftover.path, outcome)
+            logger.info("an earlier agent showed a package at %s: %s", leftover.path, outcome)
             if not leftover.removed:
                 self._entries[str(leftover.path)] = _Entry(
                     _adopted(leftover), _nothing_held, leftover.owner, _user(leftover)
@@ -347,11 +345,11 @@ class Mounts:
                 return  # it was unmounted meanwhile
             except P2PDistError as error:
                 level = logging.DEBUG if isinstance(error, Conflict) else logging.ERROR
-                _log.log(level, "the view of a process that has ended stays: %s", error)
+                logger.log(level, "the view of a process that has ended stays: %s", error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LOOK_S_MAX)
             else:
-                _log.info("%s is no longer shown: its process has ended", key)
+                logger.info("%s is no longer shown: its process has ended", key)
 
     async def _finish(self, work: Coroutine[Any, Any, MountStatus]) -> MountStatus:
         # A caller that goes away must not leave a mount behind that nobody knows of.
@@ -443,7 +441,7 @@ class Mounts:
         if entry.made is not None:
             await entry.made.act(partial(_remove_empty, Path(key)), f"remove {key}")
         if in_use and entry.status.how == TREES_MOUNTED:
-            _log.warning("%s is out of sight and in use; what it shows is kept until this agent ends", key)
+            logger.warning("%s is out of sight and in use; what it shows is kept until this agent ends", key)
             self._kept.append(entry.release)
         else:
             entry.release()

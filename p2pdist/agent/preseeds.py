@@ -51,7 +51,7 @@ from p2pdist.store.store import BlobStore
 LOOK_S = 2.0
 
 
-class SparePacks:
+class RedundantPacks:
     """`find` gives what is spare now and may block; `send` says something to the tracker, if one
     answers."""
 
@@ -80,7 +80,7 @@ class SparePacks:
             try:
                 self._tell(await asyncio.to_thread(self._find))
             except P2PDistError as error:
-                _logger.warning("which packs are spare cannot be told: %s", error)
+                logger.warning("which packs are spare cannot be told: %s", error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._wanted.wait()
@@ -103,7 +103,7 @@ trees, of which not all is moved."""
 
 TIMER_S_MAX = 86400.0
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class _Kept:
     said: Kept | None = field(default=None)
 
 
-class Preseeding:
+class Preseeds:
     """See the module's text. `send` says something to the tracker, if one answers. `clock_ahead_s`
     is how far this host's clock is ahead of the tracker's, None where the tracker does not tell the
     time."""
@@ -137,7 +137,7 @@ class Preseeding:
     ) -> None:
         self._store, self._pulls, self._packages, self._send = store, pulls, packages, send
         self._clock_ahead_s = clock_ahead_s
-        self._spares = SparePacks(store.trees.redundant_packs, send)
+        self._spares = RedundantPacks(store.trees.redundant_packs, send)
         self._kept: dict[str, _Kept] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._pinning = asyncio.Lock()
@@ -220,7 +220,7 @@ class Preseeding:
         except P2PDistError as error:
             kept.state, kept.reason = "failed", _reason(error)
         except Exception as error:
-            _logger.exception("preseed=%s failed", wanted.id)
+            logger.exception("preseed=%s failed", wanted.id)
             kept.state, kept.reason = "failed", f"failed: the agent failed: {error!r}"[:REASON_CHARACTERS_MAX]
         self._tell(wanted.id)
 
@@ -257,7 +257,7 @@ class Preseeding:
             try:
                 await asyncio.to_thread(self._store.unpin, OWNER + identifier)
             except P2PDistError as error:
-                _logger.error("preseed=%s is over and still pinned: %s", identifier, error)
+                logger.error("preseed=%s is over and still pinned: %s", identifier, error)
 
     def _whole(self, kept: _Kept) -> bool:
         found = [self._store.get(digest) for digest in kept.blobs]
@@ -277,7 +277,7 @@ class Preseeding:
             f"the preseed ended {late_s:.0f} s ago by this host's clock",
             remedy="Set the clocks of this host and of the tracker (chrony, systemd-timesyncd)",
         )
-        _logger.warning("preseed=%s is not fetched: %s", wanted.id, error)
+        logger.warning("preseed=%s is not fetched: %s", wanted.id, error)
         self._send(Kept(wanted.id, "failed", reason=_reason(error)))
 
     def _expire_later(self, identifier: str, kept: _Kept) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
-from p2pdist.agent.maintenance import Housekeeping
+from p2pdist.agent.maintenance import Maintenance
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.core.eviction import Stored, due, goes_first, lasts_s
 from p2pdist.model.candidate import Candidate, Chooser, Share
@@ -29,10 +29,10 @@ SWEEP_S = 1.0
 RETRY_S = 30.0
 """After a package that could not be removed."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
-class CacheOrder:
+class EvictionOrder:
     """What is evicted first. Called from any thread."""
 
     def __init__(self, choose: Chooser) -> None:
@@ -46,11 +46,11 @@ class CacheOrder:
         return self._choose(marked, needed, shares)
 
 
-class Caching:
+class Retention:
     """See the module's text. On the event loop."""
 
-    def __init__(self, store: BlobStore, policies: Policies, housekeeping: Housekeeping, order: CacheOrder) -> None:
-        self._store, self._policies, self._housekeeping, self._order = store, policies, housekeeping, order
+    def __init__(self, store: BlobStore, policies: Policies, maintenance: Maintenance, order: EvictionOrder) -> None:
+        self._store, self._policies, self._maintenance, self._order = store, policies, maintenance, order
         self._retry_at: dict[str, float] = {}
         self._manifests: dict[Digest, tuple[Digest, ...]] = {}
 
@@ -78,9 +78,9 @@ class Caching:
             try:
                 await self._sweep()
             except P2PDistError as error:
-                _logger.warning("what policies do not keep stays for now: %s", error)
+                logger.warning("what policies do not keep stays for now: %s", error)
             except Exception:
-                _logger.exception("what policies do not keep stays for now")
+                logger.exception("what policies do not keep stays for now")
 
     async def _sweep(self) -> None:
         heard = self._policies.packages
@@ -97,15 +97,15 @@ class Caching:
     async def _let_go(self, reference: str) -> None:
         try:
             if self._store.package(reference) is not None:
-                freed = (await self._housekeeping.remove(reference)).bytes_freed
+                freed = (await self._maintenance.remove(reference)).bytes_freed
             else:  # a blob that was pulled alone leaves no package
                 freed = await asyncio.to_thread(self._remove_alone, self._policies.blobs(reference))
         except (Conflict, NotFound) as error:  # or somebody else removes it at this moment
             self._retry_at[reference] = time.time() + RETRY_S
-            _logger.debug("%s stays for now: %s", reference, error)
+            logger.debug("%s stays for now: %s", reference, error)
             return
         self._retry_at.pop(reference, None)
-        _logger.info("%s is kept no longer, as its policy says: %d bytes are free", reference, freed)
+        logger.info("%s is kept no longer, as its policy says: %d bytes are free", reference, freed)
         await self._policies.forget(reference)
 
     def _remove_alone(self, blobs: Sequence[Digest]) -> int:

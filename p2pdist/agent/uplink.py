@@ -1,5 +1,5 @@
 """Joins the uplink core with what it feeds: each stream, and each reader of a range, waits here for
-its turn."""
+its flow."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from p2pdist.core.uplink import (
     Ready,
     Send,
     Tick,
-    Uplink,
     Verified,
 )
+from p2pdist.core.uplink import Uplink as UplinkCore
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.messages import Priority
@@ -50,11 +50,11 @@ LEAD_WAIT_S = 0.75
 from everybody else."""
 
 
-class Turn:
+class Flow:
     """One outgoing stream (see Outgoing in transfer/stream/server.py)."""
 
-    def __init__(self, turns: Turns, number: int) -> None:
-        self._turns = turns
+    def __init__(self, uplink: Uplink, number: int) -> None:
+        self._uplink = uplink
         self._loop = asyncio.get_running_loop()
         self._number = number
         self._failure: P2PDistError | None = None
@@ -101,33 +101,33 @@ class Turn:
         return self._given.popleft()
 
     def block_sent(self, length: int) -> None:
-        self._turns.sent_bytes_total += length
-        self._turns.submit(BlockSent(self._number))
+        self._uplink.sent_bytes_total += length
+        self._uplink.submit(BlockSent(self._number))
 
     def close(self) -> None:
-        self._turns.close(self._number)
+        self._uplink.close(self._number)
 
 
-class RangeTurn(Turn):
-    """One reader of a range (see Turn in transfer/stream/ranges.py)."""
+class RangeFlow(Flow):
+    """One reader of a range (see Flow in transfer/stream/ranges.py)."""
 
     async def wait(self, length: int) -> None:
-        self._turns.submit(Ready(self._number, length))
+        self._uplink.submit(Ready(self._number, length))
         await self.next_block()
 
     def block_sent(self, length: int) -> None:
-        self._turns.submit(BlockSent(self._number))
+        self._uplink.submit(BlockSent(self._number))
 
 
-class Turns:
+class Uplink:
     """The uplink of this host, with `limit_bytes_s` never faster than that, for preseeds never
     faster than `preseed_limit_bytes_s`. All methods are called on the event loop."""
 
     def __init__(self, *, limit_bytes_s: float | None = None, preseed_limit_bytes_s: float | None = None) -> None:
         self.sent_bytes_total = 0
         self.limit_of: Callable[[Digest], Bucket | None] = lambda blob: None
-        self._core = Uplink(limit_bytes_s=limit_bytes_s, preseed_limit_bytes_s=preseed_limit_bytes_s)
-        self._turns: dict[int, Turn] = {}
+        self._core = UplinkCore(limit_bytes_s=limit_bytes_s, preseed_limit_bytes_s=preseed_limit_bytes_s)
+        self._flows: dict[int, Flow] = {}
         self._blobs: dict[int, Digest] = {}
         self._numbers = itertools.count(1)
         self._moved: asyncio.Future[None] | None = None
@@ -142,11 +142,11 @@ class Turns:
     @property
     def open_count(self) -> int:
         """Streams and readers of ranges."""
-        return len(self._turns)
+        return len(self._flows)
 
     async def idle(self) -> None:
         """Return once there is neither stream nor reader."""
-        while self._turns:
+        while self._flows:
             if self._emptied is None:
                 self._emptied = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._emptied])
@@ -164,47 +164,47 @@ class Turns:
         self.submit(Verified(blob, piece))
 
     def dropped(self, blob: Digest) -> None:
-        """The blob is served no more; its streams end, and its children turn elsewhere."""
-        ended = [self._turns[number] for number, each in self._blobs.items() if each == blob]
+        """The blob is served no more; its streams end, and its children flow elsewhere."""
+        ended = [self._flows[number] for number, each in self._blobs.items() if each == blob]
         self._end(ended, f"{blob} is served here no more")
         self.submit(Dropped(blob))
 
     def stop(self) -> None:
         """The agent stops: all streams end, and all ranges."""
-        self._end(list(self._turns.values()), "the agent stops")
+        self._end(list(self._flows.values()), "the agent stops")
         if self._ticking is not None:
             self._ticking.cancel()
 
-    def _end(self, turns: list[Turn], why: str) -> None:
-        for turn in turns:
-            turn.fail(Unavailable(why))
-            turn.close()
+    def _end(self, flows: list[Flow], why: str) -> None:
+        for flow in flows:
+            flow.fail(Unavailable(why))
+            flow.close()
 
-    def open(self, blob: Digest, stripe: int, have: PieceSet, priority: Priority = "start") -> Turn:
+    def open(self, blob: Digest, stripe: int, have: PieceSet, priority: Priority = "start") -> Flow:
         """Let a child take turns; `close` the result when its connection ends. Raises Unavailable
         over STREAMS_MAX streams."""
         if len(self._blobs) >= STREAMS_MAX:
             raise Unavailable(f"this agent serves {STREAMS_MAX} streams already", remedy="Try another peer")
         number = next(self._numbers)
-        turn = self._turns[number] = Turn(self, number)
+        flow = self._flows[number] = Flow(self, number)
         self._blobs[number] = blob
         self.submit(Opened(number, blob, stripe, have, priority))
-        return turn
+        return flow
 
-    def open_range(self) -> RangeTurn:
+    def open_range(self) -> RangeFlow:
         """Let the reader of a range take turns; `close` the result in the end. Raises Unavailable
         over STREAMS_MAX of them."""
-        if len(self._turns) - len(self._blobs) >= STREAMS_MAX:
+        if len(self._flows) - len(self._blobs) >= STREAMS_MAX:
             raise Unavailable(f"this agent answers {STREAMS_MAX} readers already", remedy="Try another peer")
         number = next(self._numbers)
-        turn = self._turns[number] = RangeTurn(self, number)
-        return turn
+        flow = self._flows[number] = RangeFlow(self, number)
+        return flow
 
     def close(self, number: int) -> None:
         self._blobs.pop(number, None)
-        if self._turns.pop(number, None) is not None:
+        if self._flows.pop(number, None) is not None:
             self.submit(Closed(number))
-        if not self._turns and self._emptied is not None:
+        if not self._flows and self._emptied is not None:
             self._emptied.set_result(None)
             self._emptied = None
 
@@ -245,20 +245,20 @@ class Turns:
             event = events.popleft()
             now = (
                 time.monotonic()
-            )  # the loop's own time stands still within a turn of uvloop, and has milliseconds only
+            )  # the loop's own time stands still within a flow of uvloop, and has milliseconds only
             if self._moved is not None and isinstance(event, BlockSent | Closed | Opened):
                 self._move()
             for command in self._core.handle(event, now=now):
-                turn = self._turns.get(command.stream)
-                if turn is None:
+                flow = self._flows.get(command.stream)
+                if flow is None:
                     continue
                 match command:
                     case Send(number, piece, offset, length):
-                        if turn.give(Block(piece, offset, length), at_once=sent_bytes < AT_ONCE_BYTES):
+                        if flow.give(Block(piece, offset, length), at_once=sent_bytes < AT_ONCE_BYTES):
                             sent_bytes += length
                             events.append(BlockSent(number))
                     case End():
-                        turn.give(None)
+                        flow.give(None)
         self.sent_bytes_total += sent_bytes
         self._tick_later(now)
 

@@ -34,7 +34,7 @@ import click
 import uvloop
 from aiohttp import web
 
-from p2pdist.agent.discovery.mdns import DiscoverySettings
+from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.model.errors import Conflict, P2PDistError, Refused, UsageError
 from p2pdist.model.request_id import REQUEST_ID
 from p2pdist.transfer.stream.connect import parse_address

@@ -102,10 +102,10 @@ async def test_what_was_evicted_is_not_offered_while_it_is_fetched_again(rig: Ri
     rig.agent.store.remove(digest)
     _, again = await rig.fetch(digest)
     assert again is not None and not again.blob.have
-    turn = rig.agent.turns.open(digest, 0, PieceSet(PIECES))
+    flow = rig.agent.uplink.open(digest, 0, PieceSet(PIECES))
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(turn.next_block(), 0.2)
-    turn.close()
+        await asyncio.wait_for(flow.next_block(), 0.2)
+    flow.close()
 
 
 async def test_a_pull_goes_on_when_its_blob_is_removed_before_it_is_held(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from p2pdist.agent.drain import Departure
-from p2pdist.agent.uplink import Turns
+from p2pdist.agent.drain import Drain
+from p2pdist.agent.uplink import Uplink
 
 
 async def test_who_asks_before_the_agent_has_started_is_answered_when_it_ends() -> None:
@@ -15,10 +15,10 @@ async def test_who_asks_before_the_agent_has_started_is_answered_when_it_ends() 
     async def stop_fetching() -> None:
         said.append("no more")
 
-    departure = Departure(Turns(), lambda: said.append("leaving"), stop_fetching)
-    departure.ask(5.0)
-    asking = [asyncio.create_task(departure.over()) for _ in range(2)]
+    drain = Drain(Uplink(), lambda: said.append("leaving"), stop_fetching)
+    drain.ask(5.0)
+    asking = [asyncio.create_task(drain.over()) for _ in range(2)]
     await asyncio.sleep(0)
-    drained = await asyncio.wait_for(departure.run(), 10)
+    drained = await asyncio.wait_for(drain.run(), 10)
     assert await asyncio.gather(*asking) == [drained] * 2
     assert drained.streams == 0 and said == ["leaving", "no more"]

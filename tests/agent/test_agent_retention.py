@@ -129,7 +129,7 @@ async def test_what_is_not_kept_makes_room_first(rig: Rig) -> None:
     await rig.say(passing, PackagePolicy("x:*", cache="none"))
     for digest in (older, passing):
         await rig.pull(digest)
-    await rig.agent._caching._sweep()  # it is used this very moment, so it stays
+    await rig.agent._retention._sweep()  # it is used this very moment, so it stays
     assert rig.here(passing)
     await rig.pull(newer)
     await rig.pull(await rig.publish(5))

@@ -157,7 +157,7 @@ async def test_a_blob_by_itself_is_listed_pinned_verified_and_removed(
         digests.append((await push_blob(tmp_path / name, origin)).digest)
     one, two, three = digests
     agent = await start()
-    tidy = agent.housekeeping
+    tidy = agent.maintenance
     package = (await pulled(agent, package=str(TAG))).package
     assert package is not None
     layer = package.manifest.layers[0].digest
@@ -203,11 +203,11 @@ async def test_a_layer_of_what_a_tag_meant_before_is_a_blob_by_itself(start: Sta
     after = (await pulled(agent, package=str(TAG))).package
     assert before is not None and after is not None
     old, new = before.manifest.layers[0].digest, after.manifest.layers[0].digest
-    assert [each["digest"] for each in await agent.housekeeping.packages()] == [after.digest, old]
+    assert [each["digest"] for each in await agent.maintenance.packages()] == [after.digest, old]
     with agent.store.get(old).held():  # type: ignore[union-attr]
-        await agent.housekeeping.collect()
+        await agent.maintenance.collect()
         assert agent.store.get(old) is not None
-    await agent.housekeeping.collect()
+    await agent.maintenance.collect()
     assert agent.store.get(old) is None and agent.store.get(new) is not None
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.agent.api.caller import Caller
+from p2pdist.agent.caller import Caller
 from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest

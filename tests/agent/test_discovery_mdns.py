@@ -15,7 +15,8 @@ from aiohttp import web
 from zeroconf import ServiceInfo
 from zeroconf.asyncio import AsyncZeroconf
 
-from p2pdist.agent.discovery.mdns import TYPES, Discovery, DiscoverySettings, addresses_of, find_links
+from p2pdist.agent.discovery.links import DiscoverySettings, addresses_of, find_links
+from p2pdist.agent.discovery.mdns import TYPES, Discovery
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.core.trackerless import Announcement, Kind, text_of
 from p2pdist.model.errors import UsageError

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.root
 
 SCRIPT = """
 import sys
-from p2pdist.agent.discovery.mdns import address_for_others
+from p2pdist.agent.tracker.address import address_for_others
 print(address_for_others(sys.argv[1], sys.argv[2]))
 """
 BOTH = ("10.9.0.7/24", "fd00::7/64", "fe80::7/64")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from p2pdist.agent import mounts as agent_mounts
-from p2pdist.agent.api.caller import Caller
+from p2pdist.agent.caller import Caller
 from p2pdist.agent.mounts import Mounts
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError

@@ -13,7 +13,7 @@ import pytest
 
 from p2pdist.agent import preseeds as module
 from p2pdist.agent.agent import Agent, AgentSettings
-from p2pdist.agent.preseeds import Preseeding
+from p2pdist.agent.preseeds import Preseeds
 from p2pdist.model.digest import Digest
 from p2pdist.model.manifest import blob_reference
 from p2pdist.model.messages import Keep, Kept, Release
@@ -39,12 +39,12 @@ class Rig:
         settings = AgentSettings((), "h1", "127.0.0.1:7071", self.directory / "store", origin=self.layout.url)
         self.agent = Agent(settings)
         agent = self.agent
-        self.preseeding = Preseeding(
+        self.preseeds = Preseeds(
             agent.store, agent.pulls, agent._packages, self.said.append, lambda: self.clock_ahead_s
         )
 
     async def close(self) -> None:
-        await self.preseeding.stop()
+        await self.preseeds.stop()
         await self.agent.stop()
 
     async def publish(self, pieces: int = 4) -> Digest:
@@ -55,7 +55,7 @@ class Rig:
     async def keep(
         self, identifier: str, digest: Digest, until: float | None = None, left_s: float | None = None
     ) -> None:
-        self.preseeding.heard(Keep(identifier, str(blob_reference(digest)), until=until, left_s=left_s))
+        self.preseeds.heard(Keep(identifier, str(blob_reference(digest)), until=until, left_s=left_s))
 
     async def arrive(self, digest: Digest) -> None:
         """Let a blob that is being pulled come from the origin."""
@@ -102,8 +102,8 @@ async def test_it_is_pinned_before_it_is_there_and_until_it_is_released(rig: Rig
     await rig.keep("p2", digest)
     await wait(lambda: rig.states("p2")[-1:] == ["done"])
     assert rig.owners(digest) == {"preseed:p1", "preseed:p2"}
-    rig.preseeding.heard(Release("p1"))
-    rig.preseeding.heard(Release("unknown"))
+    rig.preseeds.heard(Release("p1"))
+    rig.preseeds.heard(Release("unknown"))
     await wait(lambda: rig.owners(digest) == {"preseed:p2"})
 
 
@@ -111,26 +111,26 @@ async def test_what_is_released_while_it_comes_is_not_pinned_in_the_end(rig: Rig
     digest = await rig.publish()
     for _ in range(3):
         await rig.keep("p1", digest)
-        rig.preseeding.heard(Release("p1"))
+        rig.preseeds.heard(Release("p1"))
     await rig.keep("p1", digest)
     await wait(lambda: digest in rig.agent._fetching)
-    rig.preseeding.heard(Release("p1"))
+    rig.preseeds.heard(Release("p1"))
     await wait(lambda: not rig.owners(digest))
     await wait(lambda: [pull.state for pull in rig.agent.pulls.list()][-1:] == ["failed"])
     assert "needs" in str(rig.agent.pulls.list()[-1].error)
     rig.said.clear()
-    rig.preseeding.connected()
+    rig.preseeds.connected()
     assert rig.said == []
 
 
 async def test_a_release_that_comes_while_pins_are_set_wins(rig: Rig) -> None:
     digest = await rig.publish()
-    async with rig.preseeding._pinning:
+    async with rig.preseeds._pinning:
         await rig.keep("p1", digest)
-        await wait(lambda: rig.preseeding._kept["p1"].blobs)
+        await wait(lambda: rig.preseeds._kept["p1"].blobs)
         await asyncio.sleep(0)
-        rig.preseeding.heard(Release("p1"))
-    await wait(lambda: not rig.preseeding._background)
+        rig.preseeds.heard(Release("p1"))
+    await wait(lambda: not rig.preseeds._background)
     assert not rig.owners(digest)
 
 
@@ -142,12 +142,12 @@ async def test_an_agent_that_was_started_again_says_what_it_keeps(rig: Rig) -> N
     await rig.close()
     rig.said.clear()
     rig.open()
-    rig.preseeding.connected()
+    rig.preseeds.connected()
     assert rig.said == [Kept("p1", "waiting")]
     assert rig.owners(digest) == {"preseed:p1"}
     await rig.keep("p1", digest)
     await wait(lambda: rig.states("p1")[-1] == "done")
-    rig.preseeding.heard(Release("p1"))
+    rig.preseeds.heard(Release("p1"))
     await wait(lambda: not rig.owners(digest))
 
 
@@ -160,7 +160,7 @@ async def test_its_time_is_up_without_a_tracker(rig: Rig) -> None:
     pulls = len(rig.agent.pulls.list())
     rig.said.clear()
     await rig.keep("p2", digest, left_s=-1.0)
-    rig.preseeding.connected()
+    rig.preseeds.connected()
     await asyncio.sleep(0.1)
     assert rig.said == [] and not rig.owners(digest) and len(rig.agent.pulls.list()) == pulls
 
@@ -197,12 +197,12 @@ async def test_a_preseed_lasts_as_long_on_a_host_whose_clock_is_wrong(rig: Rig, 
     """`until` is by the tracker's clock; what counts is how long it is from now on."""
     digest = await rig.publish(1)
     await rig.keep("p1", digest, until=time.time() - ahead_s + 600, left_s=600.0)
-    left_s = rig.preseeding._kept["p1"].ends_at - asyncio.get_running_loop().time()  # type: ignore[operator]
+    left_s = rig.preseeds._kept["p1"].ends_at - asyncio.get_running_loop().time()  # type: ignore[operator]
     assert 590 < left_s <= 600
     await rig.arrive(digest)
     await wait(lambda: rig.states("p1")[-1:] == ["done"])
-    rig.preseeding._kept["p1"].ends_at = asyncio.get_running_loop().time()
-    rig.preseeding._expire_later("p1", rig.preseeding._kept["p1"])
+    rig.preseeds._kept["p1"].ends_at = asyncio.get_running_loop().time()
+    rig.preseeds._expire_later("p1", rig.preseeds._kept["p1"])
     await wait(lambda: not rig.owners(digest))
 
 
@@ -212,7 +212,7 @@ async def test_a_time_by_the_trackers_clock_is_turned_into_a_duration(rig: Rig, 
     differ."""
     digest, rig.clock_ahead_s = await rig.publish(1), ahead_s
     await rig.keep("p1", digest, until=time.time() - ahead_s + 600)
-    left_s = rig.preseeding._kept["p1"].ends_at - asyncio.get_running_loop().time()  # type: ignore[operator]
+    left_s = rig.preseeds._kept["p1"].ends_at - asyncio.get_running_loop().time()  # type: ignore[operator]
     assert 590 < left_s <= 600
 
 

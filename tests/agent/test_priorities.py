@@ -301,7 +301,7 @@ async def test_readers_and_streams_share_one_limit(site: Site) -> None:
         await asyncio.wait_for(answer.content.readexactly(BLOCK_BYTES), 10)
         child = await site.host("child")
         _, fetching = await child.pull(digest, parent.source)
-        await until(lambda: parent.agent.turns.streams == 2)
+        await until(lambda: parent.agent.uplink.streams == 2)
         await stays(lambda: received(fetching), 0)
 
 
@@ -314,5 +314,5 @@ async def test_a_reader_who_goes_away_leaves_no_turn_behind(site: Site) -> None:
         client.get(f"http://127.0.0.1:{host.port}/v1/blobs/{digest}") as answer,
     ):
         await asyncio.wait_for(answer.content.readexactly(1), 10)
-        assert len(host.agent.turns._turns) == 1
-    await until(lambda: not host.agent.turns._turns)
+        assert len(host.agent.uplink._flows) == 1
+    await until(lambda: not host.agent.uplink._flows)

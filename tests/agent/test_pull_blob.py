@@ -14,7 +14,7 @@ import pytest
 
 from p2pdist.agent.pull import blob as blob_pull
 from p2pdist.agent.pull.blob import BlobPull
-from p2pdist.agent.uplink import Turns
+from p2pdist.agent.uplink import Uplink
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceList
@@ -67,7 +67,7 @@ class Around:
     host, tls, kept, swarming = "h1", None, None, None
 
     def __init__(self) -> None:
-        self.turns, self.sources, self.writers = Turns(), Sources(), Counter[Digest]()
+        self.turns, self.sources, self.writers = Uplink(), Sources(), Counter[Digest]()
         self.received: Counter[str] = Counter()
 
     def pacer_of(self, blob: Digest) -> None:

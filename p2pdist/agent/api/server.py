@@ -22,8 +22,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from p2pdist.agent.agent import Agent
-from p2pdist.agent.api.caller import Caller
-from p2pdist.agent.uplink import RangeTurn
+from p2pdist.agent.caller import Caller
+from p2pdist.agent.uplink import RangeFlow
 from p2pdist.model.digest import parse_digest
 from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, UsageError
 from p2pdist.model.messages import BlobHolding, DrainRequest, MountRequest, PinRequest, PullRequest, VerifyRequest
@@ -51,7 +51,7 @@ class AgentCollector(Collector):
             received.add_metric([source], agent.received_bytes[source])
         yield received
         sent = CounterMetricFamily("p2pdist_agent_sent_bytes", "Bytes sent to other agents", labels=["transport"])
-        sent.add_metric(["trees"], agent.turns.sent_bytes_total)
+        sent.add_metric(["trees"], agent.uplink.sent_bytes_total)
         sent.add_metric(["bittorrent"], agent.swarming.sent_bytes if agent.swarming is not None else 0)
         yield sent
         rejected = CounterMetricFamily("p2pdist_agent_pieces_rejected", "Pieces that did not verify", labels=["reason"])
@@ -59,7 +59,7 @@ class AgentCollector(Collector):
             rejected.add_metric([reason], agent.rejected[reason])
         yield rejected
         yield from self._store()
-        yield GaugeMetricFamily("p2pdist_agent_streams", "Streams served to other agents", value=agent.turns.streams)
+        yield GaugeMetricFamily("p2pdist_agent_streams", "Streams served to other agents", value=agent.uplink.streams)
         yield from self._tracker()
 
     def _tracker(self) -> Iterator[Metric]:
@@ -70,7 +70,7 @@ class AgentCollector(Collector):
         yield GaugeMetricFamily(
             "p2pdist_agent_unreachable",
             "Whether other hosts cannot reach this one",
-            value=float(bool(agent.reached.problem)),
+            value=float(bool(agent.reachability.problem)),
         )
         name, text = (
             "p2pdist_agent_clock_ahead_seconds",
@@ -178,7 +178,7 @@ async def _readyz(request: web.Request) -> web.Response:
     """GET /readyz: 200 while a tracker answers and the store's disk does, else 503 and why not; an
     agent without trackers is ready, one that is about to end is not."""
     agent = request.app[AGENT]
-    session, leaving = agent.session, agent.departure.leaving
+    session, leaving = agent.session, agent.drain.draining
     tracked, hangs_s = session.connected or not session.urls, await _disk_hangs_s(agent)
     ready = tracked and not leaving and not hangs_s
     status = (
@@ -240,13 +240,13 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     # A blob of one stripe is small, and others of its kind will follow over the same connection.
     kept = request.keep_alive and wanted.stripes == 1
     length = stream_length(blob.layout, have.missing()) if kept else None
-    turn = agent.open_turn(wanted, have)
+    flow = agent.open_flow(wanted, have)
     try:
         with blob.held():
             file = await _opened(blob)
-            return await serve_stream(request, turn, file, blob.layout, length=length, disk=not blob.in_memory)
+            return await serve_stream(request, flow, file, blob.layout, length=length, disk=not blob.in_memory)
     finally:
-        turn.close()
+        flow.close()
 
 
 async def _holding(request: web.Request) -> web.Response:
@@ -264,11 +264,11 @@ async def _holding(request: web.Request) -> web.Response:
 async def _blob(request: web.Request) -> web.StreamResponse:
     """GET /v1/blobs/{digest}: the blob or a range of it; what is missing is fetched through the
     swarm. Takes turns with streams."""
-    turn = request.app[AGENT].turns.open_range()
+    flow = request.app[AGENT].uplink.open_range()
     try:
-        return await _send_blob(request, turn)
+        return await _send_blob(request, flow)
     finally:
-        turn.close()
+        flow.close()
 
 
 async def _local_blob(request: web.Request) -> web.StreamResponse:
@@ -276,14 +276,14 @@ async def _local_blob(request: web.Request) -> web.StreamResponse:
     return await _send_blob(request, None)
 
 
-async def _send_blob(request: web.Request, turn: RangeTurn | None) -> web.StreamResponse:
+async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.StreamResponse:
     agent = request.app[AGENT]
     digest = parse_digest(request.match_info["digest"])
     small = await asyncio.to_thread(agent.store.read_document, digest)
     if small is not None:
-        if small and turn is not None:
-            await turn.wait(len(small))
-            turn.block_sent(len(small))
+        if small and flow is not None:
+            await flow.wait(len(small))
+            flow.block_sent(len(small))
         return web.Response(body=small, headers={"ETag": f'"{digest}"'}, content_type="application/octet-stream")
     blob, fetching = agent.store.get(digest), None
     if blob is None or not blob.complete:
@@ -296,7 +296,7 @@ async def _send_blob(request: web.Request, turn: RangeTurn | None) -> web.Stream
     with blob.held():
         have, wait_for = (blob.have, fetching.piece) if fetching is not None else (None, None)
         file, disk = await _opened(blob), not blob.in_memory
-        return await serve_range(request, digest, file, blob.layout, have=have, wait_for=wait_for, turn=turn, disk=disk)
+        return await serve_range(request, digest, file, blob.layout, have=have, wait_for=wait_for, turn=flow, disk=disk)
 
 
 # -- on the Unix socket only
@@ -331,7 +331,9 @@ async def _pull_list(request: web.Request) -> web.Response:
 
 async def _mount(request: web.Request) -> web.Response:
     """POST /v1/mounts"""
-    return _answer(await request.app[AGENT].showing.mount(await _decode(request, MountRequest), _caller(request)))
+    return _answer(
+        await request.app[AGENT].package_mounts.mount(await _decode(request, MountRequest), _caller(request))
+    )
 
 
 async def _mounts(request: web.Request) -> web.Response:
@@ -354,12 +356,12 @@ async def _unmount(request: web.Request) -> web.Response:
 
 async def _packages(request: web.Request) -> web.Response:
     """GET /v1/packages"""
-    return _answer({"packages": await request.app[AGENT].housekeeping.packages()})
+    return _answer({"packages": await request.app[AGENT].maintenance.packages()})
 
 
 async def _remove(request: web.Request) -> web.Response:
     """DELETE /v1/packages?reference=..."""
-    return _answer(await request.app[AGENT].housekeeping.remove(request.query.get("reference", "")))
+    return _answer(await request.app[AGENT].maintenance.remove(request.query.get("reference", "")))
 
 
 def _check_owner(request: web.Request, owner: str) -> None:
@@ -372,24 +374,24 @@ async def _pin(request: web.Request) -> web.Response:
     """POST /v1/pins"""
     wanted = await _decode(request, PinRequest)
     _check_owner(request, wanted.owner)
-    return _answer(await request.app[AGENT].housekeeping.pin(wanted.package, wanted.owner))
+    return _answer(await request.app[AGENT].maintenance.pin(wanted.package, wanted.owner))
 
 
 async def _pins(request: web.Request) -> web.Response:
     """GET /v1/pins"""
-    return _answer({"pins": request.app[AGENT].housekeeping.pins()})
+    return _answer({"pins": request.app[AGENT].maintenance.pins()})
 
 
 async def _unpin(request: web.Request) -> web.Response:
     """DELETE /v1/pins?package=... or ?owner=..."""
     query = request.query
     _check_owner(request, query.get("owner", ""))
-    return _answer(await request.app[AGENT].housekeeping.unpin(query.get("package", ""), query.get("owner", "")))
+    return _answer(await request.app[AGENT].maintenance.unpin(query.get("package", ""), query.get("owner", "")))
 
 
 async def _collect(request: web.Request) -> web.Response:
     """POST /v1/collect"""
-    return _answer(await request.app[AGENT].housekeeping.collect())
+    return _answer(await request.app[AGENT].maintenance.collect())
 
 
 async def _verify(request: web.Request) -> web.StreamResponse:
@@ -397,7 +399,7 @@ async def _verify(request: web.Request) -> web.StreamResponse:
     wanted = await _decode(request, VerifyRequest)
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
-    found = request.app[AGENT].housekeeping.verify(repair=wanted.repair, bytes_s=wanted.bytes_s)
+    found = request.app[AGENT].maintenance.verify(repair=wanted.repair, bytes_s=wanted.bytes_s)
     async with contextlib.aclosing(found):
         async for each in found:
             await response.write(msgspec.json.encode(each) + b"\n")
@@ -409,8 +411,8 @@ async def _drain(request: web.Request) -> web.Response:
     then."""
     wanted, agent = await _decode(request, DrainRequest), request.app[AGENT]
     _caller(request).require_trusted("drain this agent")
-    agent.departure.ask(agent.settings.drain_s if wanted.seconds is None else wanted.seconds)
-    return _answer(await agent.departure.over())
+    agent.drain.ask(agent.settings.drain_s if wanted.seconds is None else wanted.seconds)
+    return _answer(await agent.drain.over())
 
 
 async def _status(request: web.Request) -> web.Response:
@@ -427,15 +429,15 @@ async def _status(request: web.Request) -> web.Response:
                 "problem": agent.session.problem,
                 "clock_ahead_s": agent.session.clock_ahead_s,
             },
-            "unreachable": agent.reached.problem,
+            "unreachable": agent.reachability.problem,
             "store": {
                 "path": str(agent.settings.store),
                 "usage": usage,
                 "capacity": agent.store.capacity,
                 "disk": _disk_words(hangs_s),
             },
-            "streams": agent.turns.streams,
-            "leaving": agent.departure.leaving,
+            "streams": agent.uplink.streams,
+            "leaving": agent.drain.draining,
             "pulls": agent.pulls.list(),
         }
     )

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Protocol
 from p2pdist.agent.bittorrent.torrents import Torrents
 from p2pdist.agent.tasks import Tasks
 from p2pdist.agent.tracker.session import TrackerSession
-from p2pdist.agent.uplink import Turns
+from p2pdist.agent.uplink import Uplink
 from p2pdist.core.eviction import choose
 from p2pdist.core.transport import AWAY_S, Policy
 from p2pdist.model.candidate import Candidate, Share
@@ -211,7 +211,7 @@ class Surroundings(Protocol):
     session: TrackerSession
     own_origin: Origin | None
     neighbourhood: Neighbourhood | None
-    turns: Turns
+    turns: Uplink
     received_bytes: Counter[str]
 
 

@@ -1,21 +1,18 @@
 """Finding trackers and agents on the same links, and being found, by multicast DNS (RFC 6762) and
 DNS-SD (RFC 6763).
 
-Services are `_p2pdist-tracker._tcp.local.` and `_p2pdist-agent._tcp.local.`; what TXT records say
-is in core/trackerless.py. Each link, that is an address of an interface, has a responder of its
-own, which announces only the address that is valid there and hears only those who have one there:
-interfaces of the same range at different hosts, as container bridges have, are not taken for one
-network. Links that come and go while the process runs are followed.
+Services are `_p2pdist-tracker._tcp.local.` and `_p2pdist-agent._tcp.local.`; core/trackerless.py
+defines their TXT records. Each link, that is an address of an interface, has a responder of its
+own, which announces only the address that is valid there and accepts only announcements with an
+address there: interfaces of the same range at different hosts, as container bridges have, do not
+become one network. A running process follows links that come and go.
 
-Questions ask for multicast answers from the first one on. A unicast answer goes to one process of a
-host, and there may be others, such as the system's own responder.
+Questions ask for multicast answers from the first one on. A unicast answer reaches one process of a
+host, and there may be several, such as the system's own responder.
 
-A name that somebody else uses on the link: a tracker takes another one (RFC 6762, 9); an agent's
-name is who it is, so it stays unannounced, says so and tries again. Where both began at once, the
-one with the higher address gives way.
-
-Links: the networks that a process can be discovered on, one for each interface with an address;
-how discovery is set up; and the address that this host gives to others.
+Names in conflict: a tracker whose name another tracker uses on the link takes another name (RFC
+6762, 9). An agent's name is its identity, so it stays unannounced, logs that and tries again. Where
+both began at once, the process with the lower address keeps the name.
 """
 
 from __future__ import annotations
@@ -23,126 +20,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import ip_address
 from itertools import islice
 from typing import Any
 
-import ifaddr
 from zeroconf import DNSQuestionType, Error, NonUniqueNameException, ServiceInfo, ServiceStateChange
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
+from p2pdist.agent.discovery.links import DiscoverySettings, Link, addresses_of, check_interfaces, find_links
 from p2pdist.core.trackerless import Announcement, Kind, Neighbours, address_on, label_of, read_text, text_of
 from p2pdist.model.errors import UsageError
-
-LINKS_MAX = 16
-
-
-@dataclass(frozen=True, slots=True)
-class DiscoverySettings:
-    """`network`: those of other networks are not heard. `interfaces`: names or addresses of
-    interfaces; none means those that the service listens on, loopback left out. `trackers`: whether
-    trackers are looked for."""
-
-    listen: tuple[str, int]
-    network: str = "default"
-    interfaces: tuple[str, ...] = ()
-    trackers: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """An address of an interface, and the range that is reached through it."""
-
-    interface: str
-    address: str
-    range: IPv4Network | IPv6Network
-
-
-def find_links(interfaces: Iterable[str], listens: frozenset[str]) -> list[Link]:
-    """The links to use now: of `interfaces` (names or addresses) where some are named, else those
-    with one of the addresses in `listens`, of all but loopback when that is empty. One for each
-    interface: its first IPv4 address, else its first IPv6 address that is not link-local."""
-    named = set(interfaces)
-    found = []
-    for adapter in ifaddr.get_adapters():
-        places = [_place(each) for each in adapter.ips]
-        usable = [each for each in places if not each[0].is_link_local and (named or not each[0].is_loopback)]
-        if named and adapter.nice_name not in named:
-            usable = [each for each in usable if str(each[0]) in named]
-        elif not named and listens:
-            usable = [each for each in usable if str(each[0]) in listens]
-        usable.sort(key=lambda each: each[0].version)
-        if usable:
-            address, prefix = usable[0]
-            found.append(Link(adapter.nice_name, str(address), ip_network(f"{address}/{prefix}", strict=False)))
-    return found[:LINKS_MAX]
-
-
-def _place(each: ifaddr.IP) -> tuple[IPv4Address | IPv6Address, int]:
-    return ip_address(each.ip if isinstance(each.ip, str) else each.ip[0]), each.network_prefix
-
-
-def check_interfaces(interfaces: Iterable[str]) -> None:
-    """Raises UsageError for one that is none."""
-    adapters = list(ifaddr.get_adapters())
-    names = {adapter.nice_name for adapter in adapters}
-    known = names | {str(_place(each)[0]) for adapter in adapters for each in adapter.ips}
-    for name in interfaces:
-        if name not in known:
-            raise UsageError(
-                f"there is no network interface {name[:100]!r}",
-                remedy=f"Give --discovery-interface one of {', '.join(sorted(names))}, or the address of one",
-            )
-
-
-def address_for_others(local: str, listens: str) -> str:
-    """The address at which others reach this host, which listens on `listens` (0.0.0.0 or ::) and
-    has the address `local` in its session with the tracker. That is `local` itself, unless it means
-    something else elsewhere (loopback, link-local of IPv6) or nobody listens on it (IPv6 where IPv4
-    alone is listened on): then that of the default route, or else of the first interface. `local`
-    where there is no better one."""
-    here = ip_address(local.partition("%")[0])
-    here = (here.ipv4_mapped or here) if isinstance(here, IPv6Address) else here
-    versions = (4,) if listens == "0.0.0.0" else (here.version, 10 - here.version)
-    if here.version in versions and _means_one_host(here):
-        return str(here)
-    routed = (_on_default_route(version) for version in versions)
-    every = [_place(each)[0] for adapter in ifaddr.get_adapters() for each in adapter.ips]
-    others = [*routed, *(each for version in versions for each in every if each.version == version)]
-    return next((str(each) for each in others if each is not None and _means_one_host(each)), str(here))
-
-
-def _means_one_host(address: IPv4Address | IPv6Address) -> bool:
-    """Whether an address stands for the same host elsewhere on the network. Those of IPv6 that are
-    link-local need an interface as well, which has another name at each host."""
-    return not (address.is_loopback or address.is_unspecified or (address.version == 6 and address.is_link_local))
-
-
-def _on_default_route(version: int) -> IPv4Address | IPv6Address | None:
-    """The address from which this host reaches far ones; None without such a route. No packet is
-    sent."""
-    family, far = (socket.AF_INET, "192.0.2.1") if version == 4 else (socket.AF_INET6, "2001:db8::1")
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((far, 9))
-            return ip_address(probe.getsockname()[0].partition("%")[0])
-    except OSError:
-        return None
-
-
-def addresses_of(host: str) -> frozenset[str]:
-    """The addresses that listening on `host` means; none stands for all."""
-    if host in ("0.0.0.0", "::", ""):
-        return frozenset()
-    try:
-        return frozenset(str(found[4][0]) for found in socket.getaddrinfo(host, None))
-    except OSError:
-        return frozenset([host])
-
 
 TYPES: dict[Kind, str] = {"tracker": "_p2pdist-tracker._tcp.local.", "agent": "_p2pdist-agent._tcp.local."}
 KINDS: dict[str, Kind] = {name: kind for kind, name in TYPES.items()}
@@ -168,7 +57,7 @@ TTL_S = 1200
 """How long others believe an announcement of somebody who vanished without a word; those who look
 ask again before that."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Discovery:
@@ -203,7 +92,7 @@ class Discovery:
         logging.getLogger("zeroconf").setLevel(logging.WARNING)  # below that it tells every packet
         await self._rescan()
         if not self._responders and not self._failed:
-            _logger.info("no network to discover anybody on: listening on %s only", self.settings.listen[0])
+            logger.info("no network to discover anybody on: listening on %s only", self.settings.listen[0])
         self._task = asyncio.create_task(self._follow(), name="discovery")
 
     async def stop(self) -> None:
@@ -233,14 +122,14 @@ class Discovery:
                 for responder in self._responders.values():
                     responder.look_again()
             except Exception:
-                _logger.exception("looking for network interfaces failed")
+                logger.exception("looking for network interfaces failed")
 
     async def _rescan(self) -> None:
         if self._listens is None:
             self._listens = await asyncio.to_thread(addresses_of, self.settings.listen[0])
         wanted = await asyncio.to_thread(find_links, self.settings.interfaces, self._listens)
         for link in self._responders.keys() - set(wanted):
-            _logger.info("%s on %s is gone", link.address, link.interface)
+            logger.info("%s on %s is gone", link.address, link.interface)
             await self._responders.pop(link).stop()
             if self.neighbours.cut_off(link.address):
                 self.changed()
@@ -258,11 +147,11 @@ class Discovery:
             await responder.stop()
             if link not in self._failed:
                 self._failed.add(link)
-                _logger.warning("no discovery on %s (%s): %s", link.interface, link.address, error or repr(error))
+                logger.warning("no discovery on %s (%s): %s", link.interface, link.address, error or repr(error))
             return
         self._failed.discard(link)
         self._responders[link] = responder
-        _logger.info(
+        logger.info(
             "discovery on %s (%s) network=%s%s",
             link.interface,
             link.address,
@@ -287,7 +176,7 @@ class Discovery:
         place = (link.address, instance)
         if place not in self._strangers and len(self._strangers) < STRANGERS_MAX:
             self._strangers[place] = None
-            _logger.debug("ignoring %r on %s: %s", instance[:100], link.interface, why)
+            logger.debug("ignoring %r on %s: %s", instance[:100], link.interface, why)
 
 
 class _Responder:
@@ -356,12 +245,12 @@ class _Responder:
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
                 continue
             except (OSError, Error) as error:
-                _logger.warning("cannot announce %s on %s: %s", own.host, self._link.interface, error or repr(error))
+                logger.warning("cannot announce %s on %s: %s", own.host, self._link.interface, error or repr(error))
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
                 continue
             self._info, self._told_of_conflict = info, False
             if info.name != wanted:
-                _logger.warning(
+                logger.warning(
                     "another %s is announced as %s; this one is as %s", kind, label_of(own.host), _instance(info.name)
                 )
             with suppress(OSError, Error):
@@ -371,7 +260,7 @@ class _Responder:
     def _tell_conflict(self, rival: str) -> None:
         if not self._told_of_conflict:
             self._told_of_conflict = True
-            _logger.warning(
+            logger.warning(
                 "the name %s is used by %s: this %s is not announced on %s. Give each its own --name",
                 self._discovery.own.host,
                 rival,
@@ -409,7 +298,7 @@ class _Responder:
         if self._info is None or self._zeroconf is None or (self._announcing and not self._announcing.done()):
             return
         if not self._defended:
-            _logger.warning(
+            logger.warning(
                 "somebody else on %s uses the name %s, too", self._link.interface, _instance(self._info.name)
             )
         pause_s, self._defended = DEFEND_S if self._defended else 0.0, True
@@ -476,7 +365,7 @@ class _Responder:
             discovery.strange(link, info.name, error)
             return
         if discovery.neighbours.heard(kind, link.address, info.name, said):
-            _logger.debug("%s %s at %s on %s", kind, said.host, said.address, link.interface)
+            logger.debug("%s %s at %s on %s", kind, said.host, said.address, link.interface)
             discovery.changed()
 
 

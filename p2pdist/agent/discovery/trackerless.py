@@ -1,30 +1,32 @@
-"""What an agent does with those it discovers: trackers go to the session, and while none answers
-neighbours are planned with.
+"""The neighbours of an agent: it offers discovered trackers to its session, and while no tracker
+answers it plans with the agents that it discovered.
 
 A pull that begins without a tracker asks all neighbours at once whether they hold or fetch the
-blob. Others may begin at the same moment and not know of each other yet, so GATHER_S later all are
-asked again, and the plan that is made then stays (core/trackerless.py). Who counts on each other
-stands in the order that both know; who has chosen its sources without this host will not turn to
-it, and can be asked wherever it stands. In its first SETTLE_S an agent may not have heard of
-everybody, and plans nothing.
+blob. Other agents may begin at the same moment and not know of each other yet, so the pull asks
+again GATHER_S later, and the plan that is made then stays (core/trackerless.py). Two agents that
+count on each other take the order that both know. An agent that has chosen its sources without this
+host will not ask it for pieces, so it can be a source wherever it is in that order. In its first
+SETTLE_S an agent may not have discovered all neighbours, and plans nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import aiohttp
 import msgspec
 
-from p2pdist.agent.discovery.mdns import DiscoverySettings
-from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.discovery.links import DiscoverySettings
+from p2pdist.agent.tasks import Tasks
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.core.trackerless import Announcement, Kind, plan_without_tracker
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UNDECODABLE
 from p2pdist.model.messages import BlobHolding, Hello
+from p2pdist.model.pieces import PieceLayout
+from p2pdist.model.plan import Plan
 from p2pdist.model.request_id import passed_on
 from p2pdist.transfer.stream.connect import parse_address
 from p2pdist.transfer.tls import Tls
@@ -38,103 +40,100 @@ milliseconds."""
 ANSWER_BYTES_MAX = 1 << 12
 ASKED_AT_ONCE = 64
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Neighbourhood:
-    """See the module's text. `me` is what this host says of itself. Raises UsageError as Discovery
-    does."""
+    """Plans pulls with the agents on the same links. `own` is what this host announces. Raises
+    UsageError as Discovery does."""
 
-    def __init__(self, me: Announcement, settings: DiscoverySettings, session: TrackerSession, tls: Tls | None) -> None:
-        from p2pdist.agent.discovery.mdns import Discovery  # takes a tenth of a second, and not all want it
+    def __init__(
+        self, own: Announcement, settings: DiscoverySettings, session: TrackerSession, tls: Tls | None
+    ) -> None:
+        from p2pdist.agent.discovery.mdns import Discovery  # takes a tenth of a second, which few agents need
 
-        self._me, self._session, self._tls = me, session, tls
+        self._own, self._session, self._tls = own, session, tls
         browse: tuple[Kind, ...] = ("tracker", "agent") if settings.trackers else ("agent",)
-        self.discovery = Discovery("agent", me, settings, browse=browse, on_change=self._changed)
+        self.discovery = Discovery("agent", own, settings, browse=browse, on_change=self._changed)
         self._settled = asyncio.Event()
+        """Set SETTLE_S after `start`."""
         self._counted: dict[Digest, frozenset[str]] = {}
-        self._plans: set[asyncio.Task[None]] = set()
+        """For each pull that was planned here, the hosts among which it may choose sources."""
+        self._plans = Tasks(logger, "a plan without a tracker failed")
         self._http: aiohttp.ClientSession | None = None
-        session.searching = settings.trackers
 
     async def start(self) -> None:
+        """Announce this host and look for neighbours."""
         await self.discovery.start()
         self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=ASKED_AT_ONCE, force_close=True))
         asyncio.get_running_loop().call_later(SETTLE_S, self._settled.set)
 
     async def stop(self) -> None:
-        """Take leave of the others."""
-        for task in self._plans:
-            task.cancel()
-        await asyncio.gather(*self._plans, return_exceptions=True)
+        """End all planning, and withdraw this host's announcement."""
+        await self._plans.stop()
         if self._http is not None:
             await self._http.close()
         await self.discovery.stop()
 
     def agents(self) -> list[Announcement]:
+        """The agents that are announced now."""
         return self.discovery.neighbours.agents()
 
-    def plan(self, pull: BlobPull) -> None:
-        """Plan a pull that begins, unless a tracker does."""
-        if self._session.connected:
-            return
-        task = asyncio.create_task(self._plan(pull), name=f"plan-{pull.blob.digest}")
-        self._plans.add(task)
-        task.add_done_callback(self._planned)
-
-    def _planned(self, task: asyncio.Task[None]) -> None:
-        self._plans.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _logger.error("a plan without a tracker failed", exc_info=task.exception())
+    def plan(
+        self, blob: Digest, layout: PieceLayout, done: asyncio.Future[None], planned: Callable[[Plan], None]
+    ) -> None:
+        """Plan a pull that begins while no tracker answers: `planned` gets one plan or two, until
+        `done`, which is the end of the pull, or until a tracker answers."""
+        if not self._session.connected:
+            self._plans.spawn(self._plan(blob, layout, done, planned))
 
     def settled(self, digest: Digest, host: str) -> bool:
-        """Whether the sources of a pull are chosen, and `host` is not among those that it may turn
-        to."""
+        """Whether the sources of a pull are chosen and `host` is none of them."""
         counted = self._counted.get(digest)
         return self._session.connected if counted is None else host not in counted
 
-    async def _plan(self, pull: BlobPull) -> None:
-        digest = pull.blob.digest
+    async def _plan(
+        self, blob: Digest, layout: PieceLayout, done: asyncio.Future[None], planned: Callable[[Plan], None]
+    ) -> None:
+        def give(holders: Mapping[Announcement, BlobHolding]) -> None:
+            if self._session.connected or done.done():
+                return
+            earlier = {neighbour.host for neighbour, holding in holders.items() if holding.settled}
+            counts = len(holders), len(earlier)
+            logger.info("no tracker answers: planning %s with %d neighbours, %d before it", blob, *counts)
+            planned(plan_without_tracker(blob, layout, self._own, holders, earlier))
+
         await self._settled.wait()
-        found = await self._holders(digest)
-        if any(holding.settled for holding in found.values()):
-            self._give(pull, found)
+        holders = await self._holders(blob)
+        if any(holding.settled for holding in holders.values()):
+            give(holders)
         if self.agents():
             await asyncio.sleep(GATHER_S)
-            found = await self._holders(digest)
-        self._give(pull, found)
-        self._counted[digest] = frozenset(neighbour.host for neighbour in found)
-        pull.done.add_done_callback(lambda done: self._counted.pop(digest, None))
-
-    def _give(self, pull: BlobPull, found: Mapping[Announcement, BlobHolding]) -> None:
-        if self._session.connected or pull.done.done():
-            return
-        blob = pull.blob
-        earlier = {neighbour.host for neighbour, holding in found.items() if holding.settled}
-        _logger.info(
-            "no tracker answers: planning %s with %d neighbours, %d before it", blob.digest, len(found), len(earlier)
-        )
-        pull.planned(plan_without_tracker(blob.digest, blob.layout, self._me, found, earlier))
+            holders = await self._holders(blob)
+        give(holders)
+        self._counted[blob] = frozenset(neighbour.host for neighbour in holders)
+        done.add_done_callback(lambda _: self._counted.pop(blob, None))
 
     def _changed(self) -> None:
         self._session.offer([tracker.url for tracker in self.discovery.neighbours.trackers()])
 
-    # -- who has it
+    # -- the neighbours that hold a blob
 
     async def _holders(self, digest: Digest) -> dict[Announcement, BlobHolding]:
-        """The neighbours that hold or fetch a blob, and what they say of it."""
+        """The neighbours that hold or fetch a blob, and how much of it each holds."""
         neighbours = self.agents()
-        answers = await asyncio.gather(*(self._ask(each, digest) for each in neighbours))
-        return {each: holding for each, holding in zip(neighbours, answers, strict=True) if holding is not None}
+        answers = await asyncio.gather(*(self._ask(neighbour, digest) for neighbour in neighbours))
+        return {neighbour: holding for neighbour, holding in zip(neighbours, answers, strict=True) if holding}
 
     async def _ask(self, neighbour: Announcement, digest: Digest) -> BlobHolding | None:
-        """None where it neither holds nor fetches the blob, or does not say so in time."""
+        """How much of a blob a neighbour holds; None where it neither holds nor fetches it, or does not
+        answer in time."""
         assert self._http is not None
         host, _ = parse_address(neighbour.address)
         name = self._tls.host_to_check(host) if self._tls is not None else None
         secure = self._tls.client if self._tls is not None else True
         url = f"{neighbour.url}/v1/blobs/{digest}/holding"
-        query = {"host": self._me.host}
+        query = {"host": self._own.host}
         try:
             async with (
                 asyncio.timeout(ASK_S),
@@ -143,18 +142,18 @@ class Neighbourhood:
                 body = await answer.content.read(ANSWER_BYTES_MAX)
                 return msgspec.json.decode(body, type=BlobHolding) if answer.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError, *UNDECODABLE) as error:
-            _logger.debug("%s at %s does not answer: %r", neighbour.host, neighbour.address, error)
+            logger.debug("%s at %s does not answer: %r", neighbour.host, neighbour.address, error)
             return None
 
 
 def neighbourhood(
     settings: DiscoverySettings | None, hello: Hello, session: TrackerSession, tls: Tls | None, origin: str
 ) -> Neighbourhood | None:
-    """That of an agent which says `hello` to trackers and may read `origin` by itself; None without
-    settings."""
+    """The neighbourhood of an agent that introduces itself to trackers with `hello` and has `origin`
+    for its own central storage; None without settings."""
     if settings is None:
         return None
-    me = Announcement(
+    own = Announcement(
         settings.network,
         hello.host,
         hello.address,
@@ -164,4 +163,4 @@ def neighbourhood(
         tls=tls is not None,
         origin=bool(origin),
     )
-    return Neighbourhood(me, settings, session, tls)
+    return Neighbourhood(own, settings, session, tls)

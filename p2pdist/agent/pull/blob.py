@@ -21,7 +21,7 @@ from p2pdist.agent.bittorrent.fetch import SWARM
 from p2pdist.agent.bittorrent.service import Swarming
 from p2pdist.agent.bittorrent.ways import Ways
 from p2pdist.agent.pull.origin import OriginReader
-from p2pdist.agent.uplink import Turns
+from p2pdist.agent.uplink import Uplink
 from p2pdist.core.download import (
     CloseStream,
     Complain,
@@ -64,7 +64,7 @@ class Surroundings(Protocol):
     """What a blob's pull needs of the agent around it."""
 
     host: str
-    turns: Turns
+    turns: Uplink
     sources: Sources
     tls: Tls | None
     origin_share: Bucket

@@ -24,7 +24,7 @@ from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEv
 ORIGINS_MAX = 16
 """Origins that trackers may name in the life of an agent."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Origins:
@@ -65,7 +65,7 @@ class Origins:
             await asyncio.to_thread(import_module, "p2pdist.origin.bucket")
             self.get()
         except P2PDistError as error:
-            _logger.warning("the origin that the tracker names cannot be used: %s", error)
+            logger.warning("the origin that the tracker names cannot be used: %s", error)
 
     async def close(self) -> None:
         for origin in (*self._named.values(), *([self._own] if self._own is not None else [])):

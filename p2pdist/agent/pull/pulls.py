@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from p2pdist.agent.api.caller import Caller
+from p2pdist.agent.caller import Caller
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.trees import TreePull, together
@@ -88,7 +88,7 @@ REMEMBERED_MAX = 1000
 ATTEMPTS = 3
 """At taking hold of a blob that is here and may be evicted that very moment."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Fetcher(Protocol):
@@ -272,12 +272,12 @@ class Pulls:
             pull.state = "done"
         except P2PDistError as error:
             pull.state, pull.error = "failed", error
-            _logger.warning("pull=%s reference=%s failed: %s", pull.id, pull.reference, error)
+            logger.warning("pull=%s reference=%s failed: %s", pull.id, pull.reference, error)
         except Exception as error:
             known = foreseen(error) if isinstance(error, OSError) else None
             pull.state = "failed"
             pull.error = known or P2PDistError(f"the agent failed: {error!r}", remedy="See its log")
-            _logger.exception("pull=%s reference=%s failed", pull.id, pull.reference)
+            logger.exception("pull=%s reference=%s failed", pull.id, pull.reference)
         except asyncio.CancelledError:
             if self._stopped:
                 pull.state, pull.error = "failed", _stops()
@@ -288,7 +288,7 @@ class Pulls:
             pull.begun.set()
             if pull.state == "done":
                 self.observe_seconds(pull.seconds)
-                _logger.info("pull=%s reference=%s done seconds=%.3f", pull.id, pull.reference, pull.seconds)
+                logger.info("pull=%s reference=%s done seconds=%.3f", pull.id, pull.reference, pull.seconds)
 
     async def _run_package(self, pull: Pull) -> None:
         for attempt in range(ATTEMPTS):

@@ -32,7 +32,7 @@ PACKAGES_MAX = 10_000
 SELECTIONS_MAX = 10_000
 FILE_BYTES_MAX = 16 << 20
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Remembered(msgspec.Struct, frozen=True):
@@ -160,7 +160,7 @@ class Policies:
         try:
             return tuple(blob.digest for blob in decode_manifest(data).blobs) if data is not None else ()
         except Corrupt as error:
-            _logger.warning("%s", error)
+            logger.warning("%s", error)
             return ()
 
     async def _write(self) -> None:
@@ -169,7 +169,7 @@ class Policies:
             try:
                 await asyncio.to_thread(_replace, self._file, msgspec.json.encode(self._packages))
             except OSError as error:
-                _logger.warning("policies are not remembered in %s: %s", self._file, error.strerror)
+                logger.warning("policies are not remembered in %s: %s", self._file, error.strerror)
 
 
 def _read(path: Path) -> dict[str, Remembered]:
@@ -179,9 +179,9 @@ def _read(path: Path) -> dict[str, Remembered]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        _logger.warning("policies that were heard before are not known: %s", error)
+        logger.warning("policies that were heard before are not known: %s", error)
     except UNDECODABLE as error:
-        _logger.warning("%s is damaged, and policies are learnt anew: %s", path, " ".join(str(error).split())[:300])
+        logger.warning("%s is damaged, and policies are learnt anew: %s", path, " ".join(str(error).split())[:300])
     return {}
 
 

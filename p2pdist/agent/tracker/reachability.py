@@ -28,10 +28,10 @@ AGAIN_S, AGAIN_UNREACHED_S = 300.0, 60.0
 BUSY_S = 15.0
 REMEDY = "Let it --listen on an address that others reach, --advertise that one if it is another, and open the port in firewalls"
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
-class Reached:
+class ReachabilityCheck:
     """What the tracker says of this host. `problem` is why it cannot be reached, "" while it can or
     nothing is known."""
 
@@ -64,7 +64,7 @@ class Reached:
             self.problem = ""
             return AGAIN_S
         except (P2PDistError, *UNDECODABLE) as error:
-            _logger.debug("the tracker does not say whether this host can be reached: %s", error)
+            logger.debug("the tracker does not say whether this host can be reached: %s", error)
             return BUSY_S * random.uniform(0.5, 1.5)
         self._note(found)
         return AGAIN_UNREACHED_S if self.problem else AGAIN_S
@@ -72,12 +72,12 @@ class Reached:
     def _note(self, found: Reachability) -> None:
         problem = f"{found.problem}{found.hint}" if found.problem else ""
         if problem and problem != self.problem:
-            _logger.warning(
+            logger.warning(
                 "other hosts cannot reach this agent at %s: %s. They read storage instead of receiving from it. %s",
                 found.address,
                 problem,
                 REMEDY,
             )
         elif self.problem and not problem:
-            _logger.info("other hosts can reach this agent at %s", found.address)
+            logger.info("other hosts can reach this agent at %s", found.address)
         self.problem = problem

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from p2pdist.agent.discovery.mdns import address_for_others
+from p2pdist.agent.tracker.address import address_for_others
 from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Unavailable, UsageError, from_problem
 from p2pdist.model.manifest import SMALL_BYTES_MAX, Bundle, Descriptor, Reference, decode_bundle
@@ -128,7 +128,7 @@ requests to storage may be refused."""
 OUTBOX_MAX = 4096
 """Messages to a tracker that does not read them, before the session is broken off."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class TrackerSession:
@@ -302,13 +302,13 @@ class TrackerSession:
         except Exception as error:
             # Whatever a tracker says, the next try may find a better one; without this loop the
             # host would be alone for good.
-            _logger.exception("the session with tracker %s failed", self.url)
+            logger.exception("the session with tracker %s failed", self.url)
             self._note_problem(f"unexpected {type(error).__name__}")
         finally:
             if self.connected:
                 self.connected = False
                 self._welcomed.clear()
-                _logger.warning("the tracker %s is away; what runs goes on", self.url)
+                logger.warning("the tracker %s is away; what runs goes on", self.url)
                 self._on_change(False)
         return loop.time() - welcomed_at >= SETTLED_S
 
@@ -316,7 +316,7 @@ class TrackerSession:
         """Say what is wrong with a tracker, once for as long as it stays the same."""
         text = text.replace(self._url, self.url)[:500]
         level = logging.DEBUG if text == self.problem else logging.WARNING
-        _logger.log(level, "tracker %s: %s", self.url, text)
+        logger.log(level, "tracker %s: %s", self.url, text)
         self.problem = text
 
     async def _say_hello(self, socket: aiohttp.ClientWebSocketResponse) -> Welcome:
@@ -337,7 +337,7 @@ class TrackerSession:
         self.clock_ahead_s = time.time() - welcome.time - on_the_way_s if welcome.time else None
         if self.clock_ahead_s is not None and abs(self.clock_ahead_s) > CLOCK_OFF_S:
             way = "ahead of" if self.clock_ahead_s > 0 else "behind"
-            _logger.warning(
+            logger.warning(
                 "the clock of this host is %.0f s %s that of the tracker %s. Run chrony or systemd-timesyncd on both",
                 abs(self.clock_ahead_s),
                 way,
@@ -364,7 +364,7 @@ class TrackerSession:
         for start in range(0, len(holdings), BLOBS_PER_MESSAGE_MAX):
             self.send(Holdings(tuple(holdings[start : start + BLOBS_PER_MESSAGE_MAX])))
         self._welcomed.set()
-        _logger.info("the tracker %s answers", self.url)
+        logger.info("the tracker %s answers", self.url)
         tasks = [asyncio.create_task(work) for work in (self._read(socket), self._write(socket))]
         self._report_later(self._interval_s * random.random())
         try:

@@ -241,11 +241,11 @@ async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, _read_again, agent, level_now)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, agent.departure.insist, settings.drain_s)
+            loop.add_signal_handler(number, agent.drain.insist, settings.drain_s)
         logging.getLogger("p2pdist.agent").info(
             "host=%s listening on %s socket=%s", settings.host, address_text(*address), socket
         )
-        await agent.departure.run()
+        await agent.drain.run()
     finally:
         await stop_listening(runners)
         if len(runners) == 2:  # else the socket may be another agent's

@@ -13,7 +13,8 @@ from p2pdist.cli.daemon import log_options
 from p2pdist.cli.options import Seconds, discovery_options, parse_rate
 
 if TYPE_CHECKING:
-    from p2pdist.agent.discovery.mdns import Discovery, DiscoverySettings
+    from p2pdist.agent.discovery.links import DiscoverySettings
+    from p2pdist.agent.discovery.mdns import Discovery
     from tracker.core.fleet import Fleet
     from tracker.policies import PolicyFile
     from tracker.preseed_service import Preseeding

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from p2pdist.agent import preseeds as module
-from p2pdist.agent.preseeds import SparePacks
+from p2pdist.agent.preseeds import RedundantPacks
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import BLOBS_PER_MESSAGE_MAX, Spares
 
@@ -18,7 +18,7 @@ async def test_a_tracker_is_told_everything_once_and_then_what_is_so_after_a_cha
     monkeypatch.setattr(module, "LOOK_S", 0.01)
     spare: set[Digest] = set()
     said: asyncio.Queue[Spares] = asyncio.Queue()
-    packs = SparePacks(lambda: set(spare), said.put_nowait)
+    packs = RedundantPacks(lambda: set(spare), said.put_nowait)
     try:
         packs.connected()
         await asyncio.sleep(0.05)
