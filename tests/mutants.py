@@ -222,9 +222,9 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/core/test_candidates.py",),
     ),
     Mutant(
-        "tell of the keepers in every plan",
+        "tell of the superpeers in every plan",
         "tracker/core/planning/assignments.py",
-        "if zones[member.zone] != member.keepers else ()",
+        "if zones[member.zone] != member.superpeers else ()",
         "if zones[member.zone] else ()",
         ("tests/tracker/test_origin_superpeers.py",),
     ),
@@ -238,15 +238,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "narrow trees for small blobs",
         "tracker/core/repair/reputation.py",
-        "        seats = fanout(len(swarm.members), swarm.layout, self.capacities.typical())",
-        "        seats = 1",
+        "        slots = fanout(len(swarm.members), swarm.layout, self.capacities.typical())",
+        "        slots = 1",
         ("tests/tracker/test_fanout.py",),
     ),
     Mutant(
-        "seats of one stripe are dealt, not given",
+        "allot the slots of one stripe only where they lack",
         "tracker/core/repair/reputation.py",
-        "            member.seats[0] = member.budget",
-        "            member.seats[0] = min(member.seats[0], member.budget)",
+        "            member.allotted[0] = member.slots",
+        "            member.allotted[0] = min(member.allotted[0], member.slots)",
         ("tests/tracker/test_fanout.py",),
     ),
     Mutant(

@@ -27,7 +27,7 @@ from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, printable
 from p2pdist.model.messages import Reachability
 from p2pdist.transfer.names import NAMES, Resolver
 from p2pdist.transfer.stream.connect import parse_address
-from tracker.core.host import BLAMERS_MIN, Host
+from tracker.core.host import BAN_REPORTERS_MIN, Host
 
 CONNECT_S = 2.0
 """As long as agents wait for each other."""
@@ -139,8 +139,8 @@ def _stranger(host: Host, status: int, body: bytes) -> str:
 
 def _complained_of(host: Host) -> str:
     """What several others met that wanted to receive from a host."""
-    by = [name for name, (reason, _) in host.blamed.items() if reason == "refused"]
-    return f"{len(by)} hosts could not connect to it" if len(by) >= BLAMERS_MIN else ""
+    by = [name for name, (reason, _) in host.penalties.items() if reason == "refused"]
+    return f"{len(by)} hosts could not connect to it" if len(by) >= BAN_REPORTERS_MIN else ""
 
 
 def _is_loopback(address: str) -> bool:

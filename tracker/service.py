@@ -30,7 +30,7 @@ from tracker.content import Content
 from tracker.core.bittorrent.announce import Announces
 from tracker.core.events import Described, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
-from tracker.core.report_rate import Pacing
+from tracker.core.report_rate import ReportRate
 from tracker.reach import Reach
 
 TICK_S = 0.05
@@ -104,7 +104,7 @@ class Service:
         self._names: dict[int, str] = {}
         self._next_session = 1
         self._lag_s = 0.0
-        self._pacing = Pacing(fleet.report_interval_s)
+        self._report_rate = ReportRate(fleet.report_interval_s)
         self._paced_for = 1
         self._load_at, self._load_cpu_s = time.monotonic(), time.process_time()
         self._patient_until = 0.0
@@ -186,7 +186,7 @@ class Service:
         self._tell_pace()
 
     def _tell_pace(self) -> None:
-        fleet, interval_s = self.fleet, self._pacing.interval_s(self._paced_for)
+        fleet, interval_s = self.fleet, self._report_rate.interval_s(self._paced_for)
         if interval_s == fleet.report_interval_s:
             return
         if interval_s < fleet.report_interval_s:
@@ -194,7 +194,7 @@ class Service:
             self._patient_until = time.monotonic() + fleet.patience_s
         fleet.report_interval_s = interval_s
         for session, outbox in self._outboxes.items():
-            if self._names.get(session) not in fleet.close_watch.asked_at:  # they are told when the watch is over
+            if self._names.get(session) not in fleet.probing.asked_at:  # they are told when the watch is over
                 outbox.put(Pace(interval_s))
 
     def _keep_pace(self, now: float) -> None:
@@ -207,7 +207,7 @@ class Service:
         cpu_s = time.process_time()
         share = (cpu_s - self._load_cpu_s) / (now - self._load_at)
         self._load_at, self._load_cpu_s = now, cpu_s
-        if self._pacing.loaded(share):
+        if self._report_rate.loaded(share):
             self._tell_pace()
 
     def submit(self, event: Event) -> None:

@@ -20,7 +20,7 @@ from p2pdist.simulate.network import TRACKER_NAME, Stream
 from p2pdist.simulate.tracker import Session
 from tracker.core.events import Command, Event, Received, Send
 from tracker.core.fleet import Fleet
-from tracker.core.origin.superpeers import KEEPERS
+from tracker.core.origin.superpeers import SUPERPEERS
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
 
 FULL_CHECK_S = 0.25
@@ -177,7 +177,7 @@ class Invariants:
     def _keepers(self, swarm: Swarm, told: Member, names: list[str]) -> None:
         """A host is told of a few others in its zone that are there, of more where they read for a
         swarm; it may then be one of them."""
-        most = KEEPERS_MAX if told.zone in swarm.dealt else KEEPERS
+        most = KEEPERS_MAX if told.zone in swarm.shares else SUPERPEERS
         self.require(len({*names}) == len(names) <= most, f"{told.host} is told of the keepers {names}")
         for name in names:
             keeper = swarm.members.get(name)
@@ -240,7 +240,7 @@ class Invariants:
         self.require(swarm.key in host.swarms, f"{name} is in a swarm that it does not know of")
         self.require(not member.present or host.session is not None, f"{name} has no session and is not absent")
         self.require(member.seed == (member.counts == swarm.totals), f"{name} is wrongly taken for a seed, or is not")
-        self.require(sum(member.seats) <= max(member.budget, 0), f"{name} has more seats than its budget")
+        self.require(sum(member.allotted) <= max(member.slots, 0), f"{name} has more seats than its budget")
         for stripe in range(swarm.stripes):
             parent = member.parents[stripe]
             complete = member.counts[stripe] == swarm.totals[stripe]

@@ -53,7 +53,7 @@ def test_the_origin_is_read_once_while_all_links_are_slow() -> None:
     _, simulation = broadcast(*(Slow(name, AT_S, 0.1, both=True) for name in names), hosts=len(names))
     assert copies(simulation) <= 1.03
     assert simulation.tracker.fleet is not None
-    assert not [host.name for host in simulation.tracker.fleet.hosts.values() if host.blamed]
+    assert not [host.name for host in simulation.tracker.fleet.hosts.values() if host.penalties]
 
 
 def test_a_host_that_receives_slowly_does_not_turn_from_the_only_peer_to_the_origin() -> None:

@@ -85,7 +85,7 @@ handle = download.Download.handle
     [
         (Host, "_reject", store_unverified, "were stored"),
         (uplink.Uplink, "_hold", forward_all, "before it has verified"),
-        (swarm.Swarm, "below", lambda *_: False, "cycle"),
+        (swarm.Swarm, "receives_through", lambda *_: False, "cycle"),
         (Fleet, "_report", lose_reports, "the tracker takes h00007 to hold|wait forever|gave up"),
         (download.Download, "handle", settle_early, "lacks 1 pieces"),
         (download.Download, "_open", open_always, "of which it lacks nothing|second stream"),

@@ -20,7 +20,7 @@ from p2pdist.simulate.network import Cut
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation
-from tracker.core.origin.superpeers import keepers
+from tracker.core.origin.superpeers import superpeers
 
 HOSTS = 60
 PIECES = 96
@@ -82,7 +82,7 @@ class Run:
             names = [
                 name
                 for zone in {member.zone: None for member in swarm.members.values()}
-                for name in keepers(swarm, zone)
+                for name in superpeers(swarm, zone)
             ]
             victims |= {ranked(f"{swarm.blob}/{stripe}".encode(), names, 1)[0]: None for stripe in range(swarm.stripes)}
         rest = [name for name in self.names if name not in victims]

@@ -10,7 +10,7 @@ import pytest
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
 from tracker.core.planning.planner import Planner
-from tracker.core.rebalance.chains import MOVES_MIN, PAUSE_S, PAUSE_S_PER_MEMBER, PIECES_MIN, SETTLE_S, due, line_up
+from tracker.core.rebalance.chains import MOVES_MIN, PAUSE_S, PAUSE_S_PER_MEMBER, PIECES_MIN, STAY_S, due, line_up
 from tracker.core.rebalance.tail import Tail
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
 
@@ -37,9 +37,9 @@ class Late:
         for name, parent in tree.items():
             self.swarm.attach(0, name, parent)
 
-    def add(self, name: str, lack: int, *, budget: int = 4) -> Member:
+    def add(self, name: str, lack: int, *, slots: int = 4) -> Member:
         rack = name.partition(" ")[0]
-        return self.swarm.add(name, [WHOLE - lack, WHOLE], budget=budget, now=NOW, rack=rack)
+        return self.swarm.add(name, [WHOLE - lack, WHOLE], slots=slots, now=NOW, rack=rack)
 
     def member(self, name: str) -> Member:
         return self.swarm.members[name]
@@ -66,7 +66,7 @@ def test_those_who_lag_as_one_pass_the_stripe_on_from_one_to_the_next() -> None:
     assert late.most() == 1, "each has an uplink to itself"
     assert late.swarm.depth(0, max(FOUR, key=lambda name: late.swarm.depth(0, name))) == 5
     assert late.parents()["a head"] == "b source", "the importer stays"
-    assert line_up(late.swarm, now=NOW + SETTLE_S) == 0
+    assert line_up(late.swarm, now=NOW + STAY_S) == 0
 
 
 def test_those_who_are_ahead_stand_first() -> None:
@@ -138,11 +138,11 @@ def test_another_zone_is_not_asked_when_the_own_one_has_it() -> None:
     for name in ("far 0", "near 0"):
         late.add(name, 0)
     for name, member in late.swarm.members.items():
-        late.swarm.place(name, "far" if name == "far 0" else "near", member.rack)
+        late.swarm.set_location(name, "far" if name == "far 0" else "near", member.rack)
     assert late.settle() == 1
     assert "far 0" not in late.parents().values()
     alone = Late({"a head": "b source", "c head": "b source"}, idle=("far 0",))
-    alone.swarm.place("far 0", "far", "far")
+    alone.swarm.set_location("far 0", "far", "far")
     assert alone.settle() == 0
 
 
@@ -160,10 +160,10 @@ def four_stripes(*lacks: int) -> Swarm:
     layout = PieceLayout(2048 << 20, 1 << 20)
     swarm = Swarm(BLOB, layout)
     assert swarm.stripes == len(lacks) == 4
-    swarm.add("source", list(swarm.totals), budget=8, now=NOW)
+    swarm.add("source", list(swarm.totals), slots=8, now=NOW)
     for number in range(3):
         counts = [total - lack for total, lack in zip(swarm.totals, lacks, strict=True)]
-        swarm.add(f"h{number}", counts, budget=4, now=NOW)
+        swarm.add(f"h{number}", counts, slots=4, now=NOW)
         swarm.now = 0.0
         for stripe, lack in enumerate(lacks):
             if lack:
@@ -178,7 +178,7 @@ def test_what_the_downlink_has_to_take_anyway_is_no_reason_to_move() -> None:
     assert line_up(swarm, now=NOW) == 2
     swarm = four_stripes(100, 0, 0, 0)
     for number in range(3):
-        swarm.add(f"other{number}", list(swarm.totals), budget=4, now=NOW)
+        swarm.add(f"other{number}", list(swarm.totals), slots=4, now=NOW)
         swarm.forget_pieces(f"h{number}", [swarm.totals[0] - 100, swarm.totals[1] - 200, *swarm.totals[2:]])
         swarm.now = 0.0
         swarm.attach(1, f"h{number}", f"other{number}")
@@ -193,14 +193,14 @@ def test_nobody_moves_for_the_few_pieces_of_one_stripe_who_lacks_more_of_another
 
 def test_nobody_moves_for_a_few_pieces_or_again_at_once() -> None:
     assert Late(FOUR, lack=PIECES_MIN - 1).settle() == 0
-    assert line_up(Late(FOUR, moved_at=NOW - SETTLE_S / 2).swarm, now=NOW) == 0
-    assert line_up(Late(FOUR, moved_at=NOW - 2 * SETTLE_S).swarm, now=NOW) == 3
+    assert line_up(Late(FOUR, moved_at=NOW - STAY_S / 2).swarm, now=NOW) == 0
+    assert line_up(Late(FOUR, moved_at=NOW - 2 * STAY_S).swarm, now=NOW) == 3
 
 
 def test_slow_hosts_feed_nobody_and_failed_pairs_stay_apart() -> None:
     late = Late(FOUR)
-    late.member("a 0").budget = 1
-    late.swarm.set_light(late.member("a 1"), True)
+    late.member("a 0").slots = 1
+    late.swarm.set_slow_receiver(late.member("a 1"), True)
     late.swarm.avoided["a 2", "a 3"] = late.swarm.avoided["a 3", "a 2"] = NOW + 5
     late.settle()
     assert late.parents()["a 1"] == "a head", "a slow downlink gains nothing"
@@ -248,12 +248,12 @@ def test_what_came_since_the_last_report_counts() -> None:
     late = Late(FOUR)
     for name in ("a 0", "a 1", "a 2"):
         late.swarm.advance(name, [WHOLE - 10, WHOLE], now=NOW)
-        late.member(name).pace[0] = 20.0
+        late.member(name).rates[0] = 20.0
     assert line_up(late.swarm, now=NOW) > 0
     old = Late(FOUR)
     for name in ("a 0", "a 1", "a 2"):
         old.swarm.advance(name, [WHOLE - 10, WHOLE], now=NOW)
-        old.member(name).pace[0] = 20.0
+        old.member(name).rates[0] = 20.0
     assert line_up(old.swarm, now=NOW + 1) == 0
 
 
@@ -272,27 +272,27 @@ def test_trees_stay_trees_and_racks_import_once(seed: int) -> None:
     swarm = Swarm(BLOB, LAYOUT)
     racks = random.choice((1, 2, 8))
     for number in range(128):
-        swarm.add(f"h{number}", [0, 0], budget=random.choice((3, 3, 3, 3, 0)), now=0.0, rack=str(number % racks))
+        swarm.add(f"h{number}", [0, 0], slots=random.choice((3, 3, 3, 3, 0)), now=0.0, rack=str(number % racks))
     Planner().plan(swarm, leases=8)
     behind = {host: [0, 0] for host in swarm.members}
     for stripe in range(2):
         for top in random.sample(sorted(swarm.members), 4):
             lag = random.randrange(200)
             for host in swarm.members:
-                if swarm.below(stripe, host, top):
+                if swarm.receives_through(stripe, host, top):
                     behind[host][stripe] = max(behind[host][stripe], lag)
     for host, lags in behind.items():
         swarm.advance(host, [WHOLE - lag for lag in lags], now=NOW)
     before, imports = [_ends(swarm, stripe) for stripe in range(2)], [_imports(swarm, stripe) for stripe in range(2)]
-    over = sum(max(0, member.load - member.budget) for member in swarm.members.values())
-    seats = sum(sum(member.seats) for member in swarm.members.values())
+    over = sum(max(0, member.load - member.slots) for member in swarm.members.values())
+    slots = sum(sum(member.allotted) for member in swarm.members.values())
     for look in range(4):
         line_up(swarm, now=NOW + look)
         for stripe in range(2):
             assert _imports(swarm, stripe) <= imports[stripe]
             assert all(swarm.rooted(stripe, host) for host in swarm.members)
-        assert sum(max(0, member.load - member.budget) for member in swarm.members.values()) <= over
-        assert sum(sum(member.seats) for member in swarm.members.values()) <= seats
+        assert sum(max(0, member.load - member.slots) for member in swarm.members.values()) <= over
+        assert sum(sum(member.allotted) for member in swarm.members.values()) <= slots
     assert all(_ends(swarm, stripe) <= before[stripe] + 1 for stripe in range(2))
 
 

@@ -89,7 +89,7 @@ def site(hosts: int, *, size: int = PIECE, rate_bytes_s: float = 0.0, slow: int 
         if rate_bytes_s:
             fleet.capacities.sample(f"h{number}", int(rate_bytes_s), 1.0)
         if number < slow:
-            fleet.capacities.condemn(f"h{number}", 0.1, downlink=False, now=0.0)
+            fleet.capacities.mark_slow(f"h{number}", 0.1, downlink=False, now=0.0)
     for number in range(hosts):
         fleet.handle(Received(number, Holding(BLOB, size, PIECE, (0,))), now=0.0)
     fleet.handle(Tick(), now=SMALL_BATCH_S)
@@ -97,11 +97,11 @@ def site(hosts: int, *, size: int = PIECE, rate_bytes_s: float = 0.0, slow: int 
 
 
 def test_a_swarm_is_as_flat_as_its_size_and_its_uplinks_ask_for() -> None:
-    for rate, seats in ((2e9, fanout(300, cut(1), 2e9)), (5e6, fanout(300, cut(1), 5e6))):
+    for rate, slots in ((2e9, fanout(300, cut(1), 2e9)), (5e6, fanout(300, cut(1), 5e6))):
         swarm = site(300, rate_bytes_s=rate).swarms[BLOB]
         assert not swarm.unplanned
-        assert max(member.load for member in swarm.members.values()) == seats
-        flat = next(depth for depth in range(300) if sum(seats**level for level in range(depth + 1)) >= 300)
+        assert max(member.load for member in swarm.members.values()) == slots
+        flat = next(depth for depth in range(300) if sum(slots**level for level in range(depth + 1)) >= 300)
         assert max(swarm.depth(0, host) for host in swarm.members) == flat + 1
     assert fanout(300, cut(1), 2e9) > fanout(300, cut(1), 5e6)
 
@@ -110,7 +110,7 @@ def test_slow_hosts_get_fewer_children_or_none() -> None:
     swarm = site(100, rate_bytes_s=2e9, slow=20).swarms[BLOB]
     assert not swarm.unplanned
     slow = [swarm.members[f"h{number}"] for number in range(20)]
-    assert all(member.budget < swarm.fanout and member.load <= member.budget for member in slow)
+    assert all(member.slots < swarm.fanout and member.load <= member.slots for member in slow)
 
 
 def test_a_swarm_that_grows_gets_wider_and_nobody_is_moved() -> None:
@@ -124,7 +124,7 @@ def test_a_swarm_that_grows_gets_wider_and_nobody_is_moved() -> None:
     assert swarm.fanout > narrow
     assert dict(swarm.edges(0)).items() >= before.items()
     assert list(before.values()).count(FROM_ORIGIN) == 1
-    assert all(member.load <= member.budget == swarm.fanout for member in swarm.members.values())
+    assert all(member.load <= member.slots == swarm.fanout for member in swarm.members.values())
 
 
 def test_hosts_that_come_one_by_one_do_not_form_a_chain() -> None:
@@ -153,5 +153,5 @@ def test_a_lower_rate_takes_seats_but_no_children() -> None:
     fleet.handle(Tick(), now=1.0 + SMALL_BATCH_S)
     assert swarm.fanout < wide
     assert dict(swarm.edges(0)).items() >= before.items()
-    assert all(member.load <= max(member.budget, 0) for member in swarm.members.values())
-    assert all(sum(member.seats) <= member.budget for member in swarm.members.values())
+    assert all(member.load <= max(member.slots, 0) for member in swarm.members.values())
+    assert all(sum(member.allotted) <= member.slots for member in swarm.members.values())

@@ -488,7 +488,7 @@ def test_a_host_that_several_blame_loses_its_seats() -> None:
     control.tick(JOIN_BATCH_S)
     for host in ("h3", "h4"):
         control.complain(host, "h2", "corrupt")
-    assert control.fleet.swarms[BLOB].members["h2"].budget == 0
+    assert control.fleet.swarms[BLOB].members["h2"].slots == 0
     assert control.fleet.swarms[BLOB].members["h2"].load == 0
 
 
@@ -496,7 +496,7 @@ def test_one_that_blames_alone_does_not_take_the_seats() -> None:
     control = chain("h1", "h2", "h3")
     for _ in range(5):
         control.complain("h3", "h2", "corrupt")
-    assert control.fleet.swarms[BLOB].members["h2"].budget == 1
+    assert control.fleet.swarms[BLOB].members["h2"].slots == 1
 
 
 # -- what agents may not say
@@ -691,7 +691,7 @@ def test_a_host_that_cannot_look_names_up_is_given_none_that_is_known_by_name() 
     control.say("late", Complaint(BLOB, 0, first, "refused", nameless=True))
     control.tick(RETRY_S)
     assert control.parent("late") == ""
-    assert not any(host.blamed for host in control.fleet.hosts.values())
+    assert not any(host.penalties for host in control.fleet.hosts.values())
 
 
 def test_a_host_that_cannot_look_names_up_receives_from_one_that_is_known_by_its_address() -> None:

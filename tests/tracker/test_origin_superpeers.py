@@ -15,7 +15,7 @@ from p2pdist.model.rendezvous import ranked
 from tracker.core.events import Command, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.origin import superpeers as keepers_module
-from tracker.core.origin.superpeers import KEEPERS, ZONES_MAX, keepers
+from tracker.core.origin.superpeers import SUPERPEERS, ZONES_MAX, superpeers
 from tracker.core.swarm import FROM_ORIGIN, Swarm
 
 BLOB = digest_of(b"blob")
@@ -31,41 +31,41 @@ def swarm_of(hosts: int, zones: int = 1) -> Swarm:
 
 
 def add(swarm: Swarm, number: int, zone: str = "z0") -> None:
-    swarm.add(f"h{number}", [0] * swarm.stripes, budget=2, now=0.0, zone=zone, rack=f"r{number % 7}")
+    swarm.add(f"h{number}", [0] * swarm.stripes, slots=2, now=0.0, zone=zone, rack=f"r{number % 7}")
 
 
 def best(swarm: Swarm, zone: str = "z0") -> tuple[str, ...]:
     names = [member.host for member in swarm.members.values() if member.zone == zone]
-    return tuple(ranked(BLOB.encode(), names, KEEPERS))
+    return tuple(ranked(BLOB.encode(), names, SUPERPEERS))
 
 
 def test_keepers_are_the_highest_of_their_zone() -> None:
     swarm = swarm_of(100, zones=3)
     for zone in ("z0", "z1", "z2"):
-        assert keepers(swarm, zone) == best(swarm, zone)
-    assert keepers(swarm, "z") == ()
+        assert superpeers(swarm, zone) == best(swarm, zone)
+    assert superpeers(swarm, "z") == ()
 
 
 def test_a_zone_of_few_has_few() -> None:
-    assert len(keepers(swarm_of(3), "z0")) == 3
+    assert len(superpeers(swarm_of(3), "z0")) == 3
 
 
 def test_those_who_serve_nobody_or_receive_slowly_are_passed_over() -> None:
     swarm = swarm_of(30)
     first, second, *others = best(swarm)
-    swarm.members[first].budget = 0
-    swarm.set_light(swarm.members[second], True)
-    assert keepers(swarm, "z0")[: KEEPERS - 2] == tuple(others)
+    swarm.members[first].slots = 0
+    swarm.set_slow_receiver(swarm.members[second], True)
+    assert superpeers(swarm, "z0")[: SUPERPEERS - 2] == tuple(others)
 
 
 def test_who_leaves_or_moves_to_another_zone_is_replaced() -> None:
     swarm = swarm_of(50)
-    first, second, *others = keepers(swarm, "z0")
+    first, second, *others = superpeers(swarm, "z0")
     swarm.remove(first)
-    assert keepers(swarm, "z0") == best(swarm) and keepers(swarm, "z0")[0] == second
-    swarm.place(second, "z1", "r")
-    assert keepers(swarm, "z0")[: KEEPERS - 2] == tuple(others)
-    assert keepers(swarm, "z1") == (second,)
+    assert superpeers(swarm, "z0") == best(swarm) and superpeers(swarm, "z0")[0] == second
+    swarm.set_location(second, "z1", "r")
+    assert superpeers(swarm, "z0")[: SUPERPEERS - 2] == tuple(others)
+    assert superpeers(swarm, "z1") == (second,)
 
 
 def test_a_zone_whose_name_begins_that_of_another_does_not_grow_with_it() -> None:
@@ -74,20 +74,20 @@ def test_a_zone_whose_name_begins_that_of_another_does_not_grow_with_it() -> Non
     swarm = swarm_of(0)
     for number in range(24):
         add(swarm, number, "z1")
-    chosen = keepers(swarm, "z1")
+    chosen = superpeers(swarm, "z1")
     for number in range(24, 100):
         add(swarm, number, "z10" if number < 95 else "z1")
-    assert keepers(swarm, "z1") == chosen != best(swarm, "z1")
-    assert keepers(swarm, "z10") == best(swarm, "z10")
+    assert superpeers(swarm, "z1") == chosen != best(swarm, "z1")
+    assert superpeers(swarm, "z10") == best(swarm, "z10")
     add(swarm, 100, "z1")
-    assert keepers(swarm, "z1") == best(swarm, "z1")
+    assert superpeers(swarm, "z1") == best(swarm, "z1")
 
 
 def test_who_moves_to_another_rack_of_its_zone_stays_a_keeper() -> None:
     swarm = swarm_of(50)
-    chosen = keepers(swarm, "z0")
-    swarm.place(chosen[0], "z0", "elsewhere")
-    assert keepers(swarm, "z0") == chosen
+    chosen = superpeers(swarm, "z0")
+    swarm.set_location(chosen[0], "z0", "elsewhere")
+    assert superpeers(swarm, "z0") == chosen
     assert chosen[0] in swarm.zones["z0"] and swarm.racks["z0 elsewhere"] == {chosen[0]: None}
 
 
@@ -99,11 +99,11 @@ def test_zones_and_racks_name_those_who_stand_there(seed: int) -> None:
     for _ in range(300):
         host, zone, rack = f"h{random.randrange(20)}", random.choice(["", "z1", "z10"]), random.choice(["", "r", "1"])
         if host not in swarm.members:
-            swarm.add(host, [0] * swarm.stripes, budget=2, now=0.0, zone=zone, rack=rack)
+            swarm.add(host, [0] * swarm.stripes, slots=2, now=0.0, zone=zone, rack=rack)
         elif random.random() < 0.4:
             swarm.remove(host)
         else:
-            swarm.place(host, zone, rack)
+            swarm.set_location(host, zone, rack)
         zones, racks = defaultdict[str, dict[str, None]](dict), defaultdict[str, dict[str, None]](dict)
         for member in swarm.members.values():
             zones[member.zone][member.host] = racks[member.rack][member.host] = None
@@ -137,9 +137,9 @@ def test_the_hosts_of_other_zones_are_not_looked_at() -> None:
     hosts."""
     swarm = swarm_of(300, zones=100)
     swarm.members, swarm.racks, swarm.zones = Watched(swarm.members), Watched(swarm.racks), Watched(swarm.zones)
-    first = keepers(swarm, "z7")
+    first = superpeers(swarm, "z7")
     swarm.remove(first[0])
-    assert keepers(swarm, "z7") == first[1:]
+    assert superpeers(swarm, "z7") == first[1:]
     assert (swarm.members.seen, swarm.racks.seen, swarm.zones.seen) == (0, 0, 0)
 
 
@@ -158,24 +158,24 @@ def test_a_zone_is_looked_through_only_when_a_keeper_is_gone_or_it_has_grown(mon
     for number in range(1000):
         add(swarm, number)
         for _ in range(3):
-            keepers(swarm, "z0")
+            superpeers(swarm, "z0")
     assert len(looks) < 40 and sum(looks) < 6 * 1000
     before = len(looks)
-    for name in keepers(swarm, "z0"):
+    for name in superpeers(swarm, "z0"):
         swarm.remove(name)
-        keepers(swarm, "z0")
-    for member in [each for each in swarm.members if each not in keepers(swarm, "z0")][:300]:
+        superpeers(swarm, "z0")
+    for member in [each for each in swarm.members if each not in superpeers(swarm, "z0")][:300]:
         swarm.remove(member)
-        keepers(swarm, "z0")
-    assert len(looks) == before + KEEPERS
+        superpeers(swarm, "z0")
+    assert len(looks) == before + SUPERPEERS
 
 
 def test_zones_without_end_are_forgotten() -> None:
     swarm = swarm_of(1)
     for number in range(2 * ZONES_MAX):
-        swarm.place("h0", f"z{number}", "r")
-        assert keepers(swarm, f"z{number}") == ("h0",)
-    assert len(swarm.keepers) <= ZONES_MAX
+        swarm.set_location("h0", f"z{number}", "r")
+        assert superpeers(swarm, f"z{number}") == ("h0",)
+    assert len(swarm.superpeers) <= ZONES_MAX
 
 
 class Control:
@@ -235,7 +235,7 @@ def joined(*hosts: str) -> Control:
 def test_the_first_plan_brings_the_keepers_and_the_next_ones_do_not() -> None:
     hosts = [f"h{number}" for number in range(5)]
     control = joined(*hosts)
-    expected = ranked(BLOB.encode(), hosts, KEEPERS)
+    expected = ranked(BLOB.encode(), hosts, SUPERPEERS)
     assert all(control.told(host) == [expected] for host in hosts)
     child = next(host for host in hosts if control.swarm.members[host].parents[0])
     control.swarm.detach(0, child)
@@ -250,7 +250,7 @@ def test_after_the_keepers_changed_the_next_plan_brings_them() -> None:
     control.open("h4")
     control.hold("h4")
     control.tick()
-    everybody = ranked(BLOB.encode(), ["h1", "h2", "h3", "h4"], KEEPERS)
+    everybody = ranked(BLOB.encode(), ["h1", "h2", "h3", "h4"], SUPERPEERS)
     assert control.told("h4") == [everybody]
     child = next(host for host in ("h1", "h2", "h3") if control.swarm.members[host].parents[0])
     assert len(control.plans[child]) == 1

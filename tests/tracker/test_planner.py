@@ -13,7 +13,7 @@ BLOB = digest_of(b"blob")
 def planned(hosts: int, size: int = 64 << 20) -> Swarm:
     swarm = Swarm(BLOB, PieceLayout(size, 65536))
     for number in range(hosts):
-        swarm.add(f"h{number}", [0] * swarm.stripes, budget=swarm.stripes, now=0.0)
+        swarm.add(f"h{number}", [0] * swarm.stripes, slots=swarm.stripes, now=0.0)
     Planner().plan(swarm, leases=swarm.stripes)
     return swarm
 
@@ -62,7 +62,7 @@ def test_an_orphan_is_not_put_below_its_own_descendants() -> None:
 def joined_in_batches(hosts: int, batch: int) -> Swarm:
     swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
     for number in range(hosts):
-        swarm.add(f"h{number}", [0] * swarm.stripes, budget=swarm.stripes, now=0.0)
+        swarm.add(f"h{number}", [0] * swarm.stripes, slots=swarm.stripes, now=0.0)
         if (number + 1) % batch == 0 or number + 1 == hosts:
             Planner().plan(swarm, leases=64)
     return swarm
@@ -92,7 +92,7 @@ def test_who_came_first_is_not_hung_below_who_came_later() -> None:
     many."""
     swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
     for number in range(24):
-        swarm.add(f"h{number}", [0] * swarm.stripes, budget=swarm.stripes, now=0.0)
+        swarm.add(f"h{number}", [0] * swarm.stripes, slots=swarm.stripes, now=0.0)
         Planner().plan(swarm, leases=swarm.stripes)
         for stripe in range(swarm.stripes):
             for child, parent in swarm.edges(stripe):
@@ -108,7 +108,7 @@ def test_trees_are_not_drawn_anew_once_pieces_have_come_far() -> None:
         swarm.advance(host, [60] * 2, now=1.0)
     before = {host: list(member.parents) for host, member in swarm.members.items()}
     for number in range(10, 20):
-        swarm.add(f"h{number}", [0] * 2, budget=2, now=1.0)
+        swarm.add(f"h{number}", [0] * 2, slots=2, now=1.0)
     Planner().plan(swarm, leases=64)
     assert all(swarm.members[host].parents == parents for host, parents in before.items())
 
@@ -120,8 +120,8 @@ def test_where_both_ways_are_gone_those_by_bittorrent_read_for_all(hosts: int) -
     for swarming in {1, 2, hosts // 4, hosts // 2, hosts - 1} - {0, hosts}:
         swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
         for number in range(hosts):
-            swarm.add(f"h{number}", [0] * swarm.stripes, budget=swarm.stripes, now=0.0)
-            swarm.take_way(f"h{number}", number < swarming)
+            swarm.add(f"h{number}", [0] * swarm.stripes, slots=swarm.stripes, now=0.0)
+            swarm.set_transport(f"h{number}", number < swarming)
         Planner().plan(swarm, leases=swarm.stripes)
         roots = {root for roots in swarm.roots for root in roots}
         assert not swarm.unplanned and len(roots) == min(swarming, swarm.stripes)
@@ -136,7 +136,7 @@ def test_who_came_first_by_trees_reads_on() -> None:
     swarm = planned(4)
     before = [list(roots) for roots in swarm.roots]
     for number in range(4, 12):
-        swarm.add(f"h{number}", [0] * swarm.stripes, budget=swarm.stripes, now=0.0)
-        swarm.take_way(f"h{number}", True)
+        swarm.add(f"h{number}", [0] * swarm.stripes, slots=swarm.stripes, now=0.0)
+        swarm.set_transport(f"h{number}", True)
         Planner().plan(swarm, leases=swarm.stripes)
     assert [list(roots) for roots in swarm.roots] == before

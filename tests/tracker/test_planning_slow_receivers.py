@@ -7,7 +7,7 @@ import pytest
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
 from tracker.core.planning.planner import Planner
-from tracker.core.planning.slow_receivers import SETTLE_MAX_S, SETTLE_S, become, settle
+from tracker.core.planning.slow_receivers import STAY_MAX_S, STAY_S, reclassify, relocate
 from tracker.core.repair.repair import relieve
 from tracker.core.swarm import Member, Swarm
 
@@ -19,7 +19,7 @@ def planned(hosts: int, *, racks: int = 1) -> Swarm:
     """A swarm of like hosts."""
     swarm = Swarm(BLOB, LAYOUT)
     for number in range(hosts):
-        swarm.add(f"h{number}", [0, 0], budget=2, now=0.0, rack=f"r{number * racks // hosts}")
+        swarm.add(f"h{number}", [0, 0], slots=2, now=0.0, rack=f"r{number * racks // hosts}")
     Planner().plan(swarm, leases=2)
     return swarm
 
@@ -28,35 +28,35 @@ def slow_down(swarm: Swarm, names: list[str]) -> None:
     """Hosts are found to have slow downlinks, one after the other."""
     for name in names:
         relieve(swarm, swarm.members[name], 0, now=1.0)
-        become(swarm, swarm.members[name], light=True)
+        reclassify(swarm, swarm.members[name], slow_receiver=True)
         Planner().plan(swarm, leases=2)
     settle_all(swarm)
 
 
 def settle_all(swarm: Swarm) -> None:
     """They had been where they were for a while."""
-    for each in light(swarm):
-        settle(swarm, each, now=swarm.now + SETTLE_MAX_S)
+    for each in slow_receiver(swarm):
+        relocate(swarm, each, now=swarm.now + STAY_MAX_S)
 
 
-def light(swarm: Swarm) -> list[Member]:
-    return [each for each in swarm.members.values() if each.light]
+def slow_receiver(swarm: Swarm) -> list[Member]:
+    return [each for each in swarm.members.values() if each.slow_receiver]
 
 
 def check(swarm: Swarm) -> None:
     """Nobody waits, and each light host is at another one whose children are leaves."""
     assert not swarm.unplanned
     for each in swarm.members.values():
-        found = [child for names in each.children for child in names if swarm.members[child].light]
+        found = [child for names in each.children for child in names if swarm.members[child].slow_receiver]
         assert len(found) <= 1
-        assert not found or not each.light
+        assert not found or not each.slow_receiver
         assert not found or not any(feeds_others(swarm, each))
 
 
 def feeds_others(swarm: Swarm, member: Member) -> list[bool]:
     """Of each child whether others hang below it that are not light."""
     children = [(stripe, swarm.members[name]) for stripe, names in enumerate(member.children) for name in names]
-    return [any(not swarm.members[name].light for name in each.children[stripe]) for stripe, each in children]
+    return [any(not swarm.members[name].slow_receiver for name in each.children[stripe]) for stripe, each in children]
 
 
 @pytest.mark.parametrize("hosts", [24, 64, 160])
@@ -70,7 +70,7 @@ def test_those_known_before_get_such_places_from_the_start() -> None:
     swarm = Swarm(BLOB, LAYOUT)
     for number in range(64):
         slow = number % 8 == 0
-        swarm.add(f"h{number}", [0, 0], budget=0 if slow else 2, now=0.0).light = slow
+        swarm.add(f"h{number}", [0, 0], slots=0 if slow else 2, now=0.0).slow_receiver = slow
     Planner().plan(swarm, leases=2)
     check(swarm)
 
@@ -79,18 +79,18 @@ def test_each_stays_in_its_rack() -> None:
     swarm = planned(128, racks=4)
     slow_down(swarm, [f"h{number}" for number in range(0, 128, 8)])
     assert not swarm.unplanned
-    for each in light(swarm):
+    for each in slow_receiver(swarm):
         assert {swarm.members[name or ""].rack for name in each.parents} == {each.rack}
 
 
 def test_one_that_is_not_slow_after_all_gets_a_seat() -> None:
     swarm = planned(64)
     slow_down(swarm, [f"h{number}" for number in range(0, 64, 8)])
-    last = light(swarm)[-1]
-    last.budget = 2
-    become(swarm, last, light=False)
+    last = slow_receiver(swarm)[-1]
+    last.slots = 2
+    reclassify(swarm, last, slow_receiver=False)
     Planner().plan(swarm, leases=2)
-    assert all(each.load <= each.budget for each in swarm.members.values())
+    assert all(each.load <= each.slots for each in swarm.members.values())
     settle_all(swarm)
     check(swarm)
 
@@ -102,12 +102,12 @@ def test_one_that_has_come_to_be_in_the_way_moves_once_there_is_a_better_place()
     upper = next(each for each in swarm.members.values() if any(feeds_others(swarm, each)))
     swarm.now = 10.0
     swarm.attach(0, "h3", upper.host)
-    assert not settle(swarm, late, now=10.0 + SETTLE_S)
+    assert not relocate(swarm, late, now=10.0 + STAY_S)
     late.moved_at[0] = 10.5
-    assert not settle(swarm, late, now=10.0 + SETTLE_S / 2)
-    assert settle(swarm, late, now=10.0 + SETTLE_S)
+    assert not relocate(swarm, late, now=10.0 + STAY_S / 2)
+    assert relocate(swarm, late, now=10.0 + STAY_S)
     check(swarm)
-    assert not settle(swarm, late, now=20.0)
+    assert not relocate(swarm, late, now=20.0)
 
 
 def test_one_that_has_got_no_piece_where_it_is_stays_for_longer() -> None:
@@ -117,8 +117,8 @@ def test_one_that_has_got_no_piece_where_it_is_stays_for_longer() -> None:
     upper = next(each for each in swarm.members.values() if any(feeds_others(swarm, each)))
     swarm.now = 10.0
     swarm.attach(0, "h3", upper.host)
-    assert not settle(swarm, swarm.members["h3"], now=10.0 + SETTLE_MAX_S - 0.1)
-    assert settle(swarm, swarm.members["h3"], now=10.0 + SETTLE_MAX_S)
+    assert not relocate(swarm, swarm.members["h3"], now=10.0 + STAY_MAX_S - 0.1)
+    assert relocate(swarm, swarm.members["h3"], now=10.0 + STAY_MAX_S)
 
 
 def test_it_stays_at_a_host_that_loses_its_seats() -> None:
@@ -136,14 +136,14 @@ def test_it_does_not_move_from_one_bad_place_to_another() -> None:
     """Three hosts in a row: the first feeds the second, and that the third and the slow one."""
     swarm = Swarm(BLOB, LAYOUT)
     for name in ("a", "b", "c", "slow"):
-        swarm.add(name, [0, 512], budget=2, now=0.0)
+        swarm.add(name, [0, 512], slots=2, now=0.0)
     for child, parent in (("a", ""), ("b", "a"), ("c", "b"), ("slow", "a")):
         swarm.attach(0, child, parent)
     for name in ("b", "c"):
         swarm.members[name].absent_since = 1.0
-    become(swarm, swarm.members["slow"], light=True)
+    reclassify(swarm, swarm.members["slow"], slow_receiver=True)
     swarm.attach(0, "slow", "a")
-    assert not settle(swarm, swarm.members["slow"], now=100.0)
+    assert not relocate(swarm, swarm.members["slow"], now=100.0)
     assert swarm.members["slow"].parents[0] == "a"
 
 
@@ -153,30 +153,30 @@ def test_they_are_well_placed_by_the_first_plan() -> None:
         swarm = Swarm(BLOB, LAYOUT)
         for number in range(hosts):
             slow = number % 8 == 0
-            swarm.add(f"h{number}", [0, 0], budget=0 if slow else 2, now=0.0).light = slow
+            swarm.add(f"h{number}", [0, 0], slots=0 if slow else 2, now=0.0).slow_receiver = slow
         Planner().plan(swarm, leases=2)
-        assert not [each.host for each in light(swarm) if settle(swarm, each, now=SETTLE_MAX_S)]
+        assert not [each.host for each in slow_receiver(swarm) if relocate(swarm, each, now=STAY_MAX_S)]
 
 
 def test_who_has_no_seats_carries_none_while_others_can() -> None:
     swarm = Swarm(BLOB, LAYOUT)
     for number in range(64):
         slow = number % 16 == 0
-        swarm.add(f"h{number}", [0, 0], budget=0 if slow or number % 5 == 1 else 2, now=0.0).light = slow
+        swarm.add(f"h{number}", [0, 0], slots=0 if slow or number % 5 == 1 else 2, now=0.0).slow_receiver = slow
     Planner().plan(swarm, leases=2)
     settle_all(swarm)
-    assert all(swarm.members[name].budget for each in light(swarm) for name in each.parents if name)
+    assert all(swarm.members[name].slots for each in slow_receiver(swarm) for name in each.parents if name)
 
 
 def test_one_leaves_a_parent_that_has_no_seats_any_more() -> None:
     swarm = Swarm(BLOB, LAYOUT)
     for name, parent in (("a", ""), ("b", "a"), ("d", "a"), ("slow", "b")):
-        swarm.add(name, [100, 512], budget=2, now=0.0)
+        swarm.add(name, [100, 512], slots=2, now=0.0)
         swarm.attach(0, name, parent)
-    become(swarm, swarm.members["slow"], light=True)
+    reclassify(swarm, swarm.members["slow"], slow_receiver=True)
     swarm.attach(0, "slow", "b")
-    swarm.members["b"].budget = 0
-    assert settle(swarm, swarm.members["slow"], now=100.0)
+    swarm.members["b"].slots = 0
+    assert relocate(swarm, swarm.members["slow"], now=100.0)
     assert swarm.members["slow"].parents[0] == "d"
     assert swarm.members["slow"].attached_at[0] == 100.0
 
@@ -184,27 +184,27 @@ def test_one_leaves_a_parent_that_has_no_seats_any_more() -> None:
 def test_who_is_light_no_more_overloads_nobody() -> None:
     swarm = Swarm(BLOB, LAYOUT)
     for name in ("a", "b", "slow"):
-        swarm.add(name, [0, 0], budget=2, now=0.0)
-    swarm.members["slow"].light = True
+        swarm.add(name, [0, 0], slots=2, now=0.0)
+    swarm.members["slow"].slow_receiver = True
     for stripe in range(2):
         swarm.attach(stripe, "a", "")
         swarm.attach(stripe, "slow", "a")
     swarm.attach(0, "b", "a")
-    become(swarm, swarm.members["slow"], light=False)
-    assert swarm.members["a"].load <= swarm.members["a"].budget
+    reclassify(swarm, swarm.members["slow"], slow_receiver=False)
+    assert swarm.members["a"].load <= swarm.members["a"].slots
 
 
 def test_the_seat_of_one_who_is_light_no_more_is_not_given_away_in_another_stripe() -> None:
     swarm = Swarm(BLOB, LAYOUT)
     for name in ("a", "b", "slow"):
-        swarm.add(name, [0, 0], budget=2, now=0.0)
-    swarm.members["a"].seats, swarm.members["slow"].light = [0, 2], True
+        swarm.add(name, [0, 0], slots=2, now=0.0)
+    swarm.members["a"].allotted, swarm.members["slow"].slow_receiver = [0, 2], True
     for stripe in range(2):
         swarm.attach(stripe, "a", "")
     swarm.attach(0, "slow", "a")
     swarm.attach(1, "b", "a")
     swarm.detach(1, "slow")
-    become(swarm, swarm.members["slow"], light=False)
+    reclassify(swarm, swarm.members["slow"], slow_receiver=False)
     Planner().plan(swarm, leases=2)
     assert swarm.members["slow"].parents == ["a", "b"]
 
@@ -213,33 +213,33 @@ def test_nor_is_it_taken_from_the_stripe_in_which_the_host_has_its_first() -> No
     """With four stripes a seat that it has just got looked idle when the next was looked for."""
     swarm = Swarm(BLOB, PieceLayout(4096 << 20, 1 << 20))
     first, second, third, fourth = swarm.totals
-    swarm.add("a", list(swarm.totals), budget=4, now=0.0)
+    swarm.add("a", list(swarm.totals), slots=4, now=0.0)
     for name, counts in (
         ("slow", [0, 0, third, fourth]),
         ("b", [first, second, third, 0]),
         ("c", [first, second, 0, fourth]),
         ("d", [first, second, third, 0]),
     ):
-        swarm.add(name, counts, budget=0 if name == "slow" else 4, now=0.0)
+        swarm.add(name, counts, slots=0 if name == "slow" else 4, now=0.0)
     upper, slow = swarm.members["a"], swarm.members["slow"]
-    slow.light, upper.seats = True, [1, 0, 1, 2]
+    slow.slow_receiver, upper.allotted = True, [1, 0, 1, 2]
     for name in "bcd":
-        swarm.members[name].seats = [0] * 4
+        swarm.members[name].allotted = [0] * 4
     for stripe, name in ((3, "b"), (0, "slow"), (1, "slow")):
         swarm.attach(stripe, name, "a")
-    become(swarm, slow, light=False)
+    reclassify(swarm, slow, slow_receiver=False)
     assert upper.free(0) == upper.free(1) == 0
     Planner().plan(swarm, leases=0)
-    assert upper.load <= upper.budget
+    assert upper.load <= upper.slots
     assert slow.parents[:2] == ["a", "a"]
 
 
 def test_a_host_that_was_given_more_children_than_seats_is_looked_at_again() -> None:
     swarm = Swarm(BLOB, LAYOUT)
     for number in range(8):
-        swarm.add(f"h{number}", [0, 0], budget=1, now=0.0)
+        swarm.add(f"h{number}", [0, 0], slots=1, now=0.0)
     Planner().plan(swarm, leases=2)
-    assert any(each.load > each.budget for each in swarm.members.values())
+    assert any(each.load > each.slots for each in swarm.members.values())
     assert swarm.strained
 
 
@@ -250,15 +250,15 @@ def test_a_rack_does_not_receive_through_a_slow_downlink() -> None:
     importer = next(each for each in swarm.members.values() if each.rack == " r1" and outside(swarm, each))
     slow = next(each for each in swarm.members.values() if each.rack == " r1" and each is not importer)
     relieve(swarm, slow, 0, now=1.0)
-    become(swarm, slow, light=True)
-    feeder = next(name for name in swarm.racks[" r0"] if not swarm.below(0, name, slow.host))
+    reclassify(swarm, slow, slow_receiver=True)
+    feeder = next(name for name in swarm.racks[" r0"] if not swarm.receives_through(0, name, slow.host))
     swarm.attach(0, slow.host, feeder)
     swarm.remove(importer.host)
     for _ in range(2):
         Planner().plan(swarm, leases=2)
     imports = [each for each in swarm.members.values() if each.rack == " r1" and outside(swarm, each)]
-    assert len(imports) == 1 and not imports[0].light
-    assert not any(swarm.members[name].children[0] for name in (each.host for each in light(swarm)))
+    assert len(imports) == 1 and not imports[0].slow_receiver
+    assert not any(swarm.members[name].children[0] for name in (each.host for each in slow_receiver(swarm)))
 
 
 def test_one_that_brings_a_stripe_into_its_rack_moves_to_who_has_it_there() -> None:
@@ -270,7 +270,7 @@ def test_one_that_brings_a_stripe_into_its_rack_moves_to_who_has_it_there() -> N
     swarm.now = 10.0
     swarm.attach(0, "h12", feeder)
     late.moved_at[0] = 11.0
-    assert settle(swarm, late, now=10.0 + SETTLE_S)
+    assert relocate(swarm, late, now=10.0 + STAY_S)
     assert swarm.members[late.parents[0] or ""].rack == " r1"
     check(swarm)
 

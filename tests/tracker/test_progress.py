@@ -9,12 +9,12 @@ from tracker.core.capacity import Capacities
 from tracker.core.events import Command, Drop, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.monitor import probing
-from tracker.core.monitor.probing import CLOSE_S
-from tracker.core.monitor.progress import FAIR_REPORTS, note_pace, slow_host
+from tracker.core.monitor.probing import PROBE_INTERVAL_S
+from tracker.core.monitor.progress import FAIR_REPORTS, note_rates, slow_host
 from tracker.core.planning.planner import Planner
-from tracker.core.rebalance.overload import balance
+from tracker.core.rebalance.overload import spread_overload
 from tracker.core.rebalance.tail import hand_over
-from tracker.core.repair.repair import LIGHT_COMPLAINTS, relieve
+from tracker.core.repair.repair import SLOW_RECEIVER_COMPLAINTS, relieve
 from tracker.core.swarm import Lag, Member, Swarm
 
 BLOB = digest_of(b"blob")
@@ -69,7 +69,7 @@ class Site:
 
     def hold_up(self, host: str, speed: int) -> list[str]:
         """Those who receive stripe 0 through `host` get no more than `speed`."""
-        below = [each for each in self.counts if each != host and self.swarm.below(0, each, host)]
+        below = [each for each in self.counts if each != host and self.swarm.receives_through(0, each, host)]
         for each in below:
             self.speed[each, 0] = speed
         return below
@@ -84,7 +84,7 @@ def test_a_root_that_is_slow_makes_room_for_another() -> None:
         site.speed[host, 0] = 2
     site.go(4)
     assert root not in site.swarm.roots[0]
-    assert site.member(root).budget == 0
+    assert site.member(root).slots == 0
     assert len(site.swarm.roots[0]) == 1
 
 
@@ -97,7 +97,7 @@ def test_a_host_that_alone_reads_several_stripes_is_not_compared_with_itself() -
     assert site.member(host).parents == ["", ""]
     site.speed[host, 0] = 2
     site.go(4)
-    assert site.member(host).budget == 2
+    assert site.member(host).slots == 2
 
 
 def test_roots_are_not_called_slow_where_pieces_come_in_bursts() -> None:
@@ -108,7 +108,7 @@ def test_roots_are_not_called_slow_where_pieces_come_in_bursts() -> None:
         for host in site.counts:
             site.speed[host, 0], site.speed[host, 1] = (4, 1) if step % 4 == 0 else (1, 4) if step % 4 == 2 else (0, 0)
         site.go(1)
-    assert all(member.budget == 2 for member in site.swarm.members.values())
+    assert all(member.slots == 2 for member in site.swarm.members.values())
 
 
 def test_roots_report_often_from_the_start() -> None:
@@ -124,7 +124,7 @@ def test_nobody_is_blamed_for_a_slow_origin() -> None:
     roots = [dict(each) for each in site.swarm.roots]
     site.go(8, speed=3)
     assert site.swarm.roots == roots
-    assert all(member.budget == 2 for member in site.swarm.members.values())
+    assert all(member.slots == 2 for member in site.swarm.members.values())
 
 
 def test_a_host_that_lags_where_there_is_something_and_starves_elsewhere_is_slow_itself() -> None:
@@ -140,12 +140,12 @@ def test_a_host_that_lags_where_there_is_something_and_starves_elsewhere_is_slow
     while above:
         site.speed[above, 0] = 2
         above = site.member(above).parents[0]
-    for host in (each for each in site.counts if site.swarm.below(0, each, slow.parents[0] or "")):
+    for host in (each for each in site.counts if site.swarm.receives_through(0, each, slow.parents[0] or "")):
         site.speed[host, 0] = 2
     site.speed[slow.host, 1] = 2
     site.hold_up(slow.host, 2)
     site.go(4)
-    assert slow.light
+    assert slow.slow_receiver
 
 
 def test_a_host_that_says_nothing_while_its_children_wait_loses_them() -> None:
@@ -205,14 +205,14 @@ def test_a_slow_uplink_is_found_within_a_few_reports_and_becomes_a_leaf() -> Non
     site.hold_up(slow, 2)
     site.go(3)
     assert site.member(slow).load == 0
-    assert site.member(slow).budget == 0
+    assert site.member(slow).slots == 0
     assert site.member(slow).parents[0]
-    assert not [each for each in site.swarm.members.values() if each.load > each.budget and each.budget]
+    assert not [each for each in site.swarm.members.values() if each.load > each.slots and each.slots]
 
 
 def test_a_new_parent_is_not_called_slow_for_what_comes_from_the_old_one() -> None:
     """The piece under way is waited for, and may take long where the old parent was slow."""
-    for slow_reports, budget in ((2, 2), (8, 0)):
+    for slow_reports, slots in ((2, 2), (8, 0)):
         site = Site(12)
         site.go(4)
         parent = next(each for each in site.swarm.members.values() if each.parents[0] and len(each.children[0]) == 2)
@@ -227,7 +227,7 @@ def test_a_new_parent_is_not_called_slow_for_what_comes_from_the_old_one() -> No
         for child in children:
             site.speed[child, 0] = 20
         site.go(4)
-        assert parent.budget == budget
+        assert parent.slots == slots
 
 
 def test_a_slow_downlink_is_not_blamed_on_the_parent() -> None:
@@ -236,10 +236,10 @@ def test_a_slow_downlink_is_not_blamed_on_the_parent() -> None:
     site.go(2)
     parent = site.inner()
     child = next(iter(site.member(parent).children[0]))
-    budget = site.member(parent).budget
+    slots = site.member(parent).slots
     site.speed[child, 0] = site.speed[child, 1] = 2
     site.go(5)
-    assert site.member(parent).budget == budget
+    assert site.member(parent).slots == slots
 
 
 def with_a_slow_downlink() -> tuple[Site, Member]:
@@ -249,19 +249,19 @@ def with_a_slow_downlink() -> tuple[Site, Member]:
     child = next(each for each in site.swarm.members.values() if all(each.parents) and not each.load)
     site.speed[child.host, 0] = site.speed[child.host, 1] = 2
     site.go(5)
-    assert child.light
+    assert child.slow_receiver
     return site, child
 
 
 def test_a_host_whose_uplink_was_just_found_to_be_slow_has_time_to_show_its_downlink() -> None:
     """Acknowledgements waited behind what it sent."""
     swarm = full(12)
-    swarm.typical_pace = 40.0
+    swarm.typical_rate = 40.0
     late = next(each for each in swarm.members.values() if all(each.parents) and not each.load)
     for each in swarm.members.values():
-        each.counts, each.pace, each.heard_at = [60, 60], [40.0, 40.0], 1.5
-    late.counts, late.pace, late.lags = [20, 20], [5.0, 5.0], [Lag(1.1, 18), Lag(1.1, 18)]
-    late.budget = 0
+        each.counts, each.rates, each.heard_at = [60, 60], [40.0, 40.0], 1.5
+    late.counts, late.rates, late.lags = [20, 20], [5.0, 5.0], [Lag(1.1, 18), Lag(1.1, 18)]
+    late.slots = 0
     for relieved_at, found in ((1.0, None), (0.8, late.host)):
         late.relieved_at = relieved_at
         judged = slow_host(swarm, late, now=1.6)
@@ -274,13 +274,13 @@ def test_who_has_whole_stripes_does_not_raise_what_is_typical() -> None:
     swarm = full(4)
     host = swarm.members["h0"]
     for first, raised in ((0, True), (swarm.totals[0], False)):
-        swarm.typical_pace, host.counts, host.heard_at = 40.0, [first, 0], 0.0
+        swarm.typical_rate, host.counts, host.heard_at = 40.0, [first, 0], 0.0
         for second in range(20, 2000, 20):
             counts = [first, min(second, swarm.totals[1])]
-            note_pace(swarm, host, counts, now=second / 80)
+            note_rates(swarm, host, counts, now=second / 80)
             host.counts, host.heard_at = counts, second / 80
-        assert (swarm.typical_pace > 60) is raised
-        assert raised or swarm.typical_pace == pytest.approx(40.0)
+        assert (swarm.typical_rate > 60) is raised
+        assert raised or swarm.typical_rate == pytest.approx(40.0)
 
 
 def test_one_stripe_that_fills_a_downlink_is_not_held_against_the_parent_of_another() -> None:
@@ -289,24 +289,24 @@ def test_one_stripe_that_fills_a_downlink_is_not_held_against_the_parent_of_anot
         swarm = full(4)
         parent = next(each for each in swarm.members.values() if each.children[0])
         child = swarm.members[next(iter(parent.children[0]))]
-        swarm.typical_pace, parent.counts, parent.pace = 40.0, [100, 100], [40.0, 40.0]
+        swarm.typical_rate, parent.counts, parent.rates = 40.0, [100, 100], [40.0, 40.0]
         child.counts, child.heard_at = [20, 20], 0.0
-        note_pace(swarm, child, [28, 20 + other], now=1.0)
+        note_rates(swarm, child, [28, 20 + other], now=1.0)
         assert (child.lags[0] is not None) is lags
 
 
 def test_a_downlink_on_which_a_fair_share_arrives_is_not_slow() -> None:
     """What was called slow, since acknowledgements waited behind uploads, shares its parents with
     others as if it took nothing."""
-    for speed, light in (((6, 16), False), ((8, 8), True)):
+    for speed, slow_receiver in (((6, 16), False), ((8, 8), True)):
         site, child = with_a_slow_downlink()
         site.swarm.strained = False
         site.speed[child.host, 0], site.speed[child.host, 1] = speed
         site.go(FAIR_REPORTS)
-        assert child.light is light
+        assert child.slow_receiver is slow_receiver
         assert not site.swarm.strained
         assert [each.load for each in site.swarm.members.values()] == [
-            sum(not site.member(name).light for names in each.children for name in names)
+            sum(not site.member(name).slow_receiver for names in each.children for name in names)
             for each in site.swarm.members.values()
         ]
 
@@ -316,7 +316,7 @@ def test_a_slow_downlink_on_which_pieces_come_in_bursts_stays_slow() -> None:
     for speed in (2, 2, 12) * 5:
         site.speed[child.host, 0] = site.speed[child.host, 1] = speed
         site.go(1)
-        assert child.light
+        assert child.slow_receiver
 
 
 def test_one_piece_now_and_then_does_not_make_a_downlink_quick() -> None:
@@ -325,17 +325,17 @@ def test_one_piece_now_and_then_does_not_make_a_downlink_quick() -> None:
     for step in range(40):
         site.speed[child.host, 0], site.speed[child.host, 1] = (20, 20) if step % 8 == 0 else (0, 0)
         site.go(1, speed=2)
-        assert child.light
+        assert child.slow_receiver
 
 
 def test_a_slow_downlink_does_not_lower_what_is_typical() -> None:
     """When only such hosts are left they would else be found to be like all others, again and
     again."""
     site, child = with_a_slow_downlink()
-    typical = site.swarm.typical_pace
+    typical = site.swarm.typical_rate
     site.mute = set(site.counts) - {child.host}
     site.go(40)
-    assert child.light and site.swarm.typical_pace == typical
+    assert child.slow_receiver and site.swarm.typical_rate == typical
 
 
 def test_over_a_slow_downlink_a_piece_that_takes_long_is_not_held_against_the_parent() -> None:
@@ -344,7 +344,7 @@ def test_over_a_slow_downlink_a_piece_that_takes_long_is_not_held_against_the_pa
     number = list(site.counts).index(child.host)
     site.speed[child.host, 0] = 0
     site.go(1)
-    for told in range(1, LIGHT_COMPLAINTS + 1):
+    for told in range(1, SLOW_RECEIVER_COMPLAINTS + 1):
         assert child.parents[0] == parent
         site.do(Received(number, Complaint(BLOB, 0, parent or "", "stalled")))
         assert child.complaints[0] == told
@@ -360,23 +360,23 @@ def test_where_all_have_whole_stripes_what_is_typical_can_still_rise() -> None:
         for number, member in enumerate(swarm.members.values()):
             counts = [whole, member.counts[1] + (10 if number else step == 1)]
             member.counts[0] = whole
-            note_pace(swarm, member, counts, now=step / 4)
+            note_rates(swarm, member, counts, now=step / 4)
             member.counts, member.heard_at = counts, step / 4
-    assert swarm.typical_pace > 15
+    assert swarm.typical_rate > 15
 
 
 def test_hosts_that_lost_all_their_seats_by_mistake_get_them_back_when_somebody_hangs_there_all_the_same() -> None:
     site = Site(4)
     site.go(3)
     for host in site.counts:
-        site.fleet.capacities.condemn(host, 0.01, downlink=False, now=site.now)
-        site.fleet.standing.relieve(site.fleet.hosts[host], "children lag", now=site.now)
+        site.fleet.capacities.mark_slow(host, 0.01, downlink=False, now=site.now)
+        site.fleet.reputation.relieve(site.fleet.hosts[host], "children lag", now=site.now)
     site.go(8)
     site.counts["h9"] = [0, 0]
     site.do(SessionOpened(4, Hello(PROTOCOL_VERSION, "h9", "h9:1")))
     site.do(Received(4, Holding(BLOB, PIECES * PIECE, PIECE, (0, 0), (None, None))))
     site.go(12)
-    assert any(site.member(host).budget for host in ("h0", "h1", "h2", "h3"))
+    assert any(site.member(host).slots for host in ("h0", "h1", "h2", "h3"))
 
 
 def test_a_child_that_alone_gets_little_gets_another_parent() -> None:
@@ -389,7 +389,7 @@ def test_a_child_that_alone_gets_little_gets_another_parent() -> None:
     site.speed[child, 0] = 2
     site.go(5)
     assert site.member(child).parents[0] not in (None, parent)
-    assert site.member(parent).budget == site.member(child).budget == 2
+    assert site.member(parent).slots == site.member(child).slots == 2
 
 
 def test_a_host_that_is_a_little_slower_keeps_its_children() -> None:
@@ -414,7 +414,7 @@ def test_in_a_large_fleet_those_around_a_complaint_are_asked_to_report_often_and
     told = {
         each.session: each.message for each in site.out if isinstance(each, Send) and isinstance(each.message, Pace)
     }
-    assert told[numbers[child]] == told[numbers[gone]] == Pace(CLOSE_S)
+    assert told[numbers[child]] == told[numbers[gone]] == Pace(PROBE_INTERVAL_S)
     site.go(3)
     assert not site.member(gone).load
     site.out.clear()
@@ -429,31 +429,31 @@ def test_a_host_that_was_called_slow_is_tried_again_where_seats_are_short() -> N
     mistaken = site.inner()
     below = site.hold_up(mistaken, 0)
     site.go(3)
-    assert site.member(mistaken).budget == 0
+    assert site.member(mistaken).slots == 0
     for host in below:
         site.speed[host, 0] = 20
     site.go(8)
-    assert site.member(mistaken).budget == 0  # nobody lacks its seats
+    assert site.member(mistaken).slots == 0  # nobody lacks its seats
     site.swarm.strained = True
     for other in [each for each in site.swarm.members.values() if each.load == 2][:2]:
         relieve(site.swarm, other, 0, now=site.now)
     site.fleet.schedule.ask(BLOB, "test", site.now)
     site.go(6)
-    assert site.member(mistaken).budget == 2
+    assert site.member(mistaken).slots == 2
 
 
 def test_reports_that_were_kept_waiting_say_nothing_of_the_pace() -> None:
     """After a pause of the tracker the next ones come at once."""
     site = Site(12)
     site.go(4)
-    typical = site.swarm.typical_pace
+    typical = site.swarm.typical_rate
     for counts in site.counts.values():
         for stripe in range(2):
             counts[stripe] += 20
     for number, counts in enumerate(site.counts.values()):
         site.now += 0.0001
         site.do(Received(number, Report((Advance(BLOB, tuple(counts)),))))
-    assert site.swarm.typical_pace <= 4 * typical
+    assert site.swarm.typical_rate <= 4 * typical
 
 
 def test_a_host_that_comes_back_is_no_member_of_what_it_does_not_confirm() -> None:
@@ -478,8 +478,8 @@ def test_a_limited_host_that_is_slow_as_well_has_no_seats_and_not_fewer() -> Non
     capacities.sample("a", 10**8, 1.0)
     for limit in (1e5, 1.7e308):
         capacities.declare("b", limit)
-        capacities.condemn("b", 0.1, downlink=True, now=0.0)
-        assert capacities.budget("b", 2, now=0.0) == 0
+        capacities.mark_slow("b", 0.1, downlink=True, now=0.0)
+        assert capacities.slots("b", 2, now=0.0) == 0
 
 
 def test_complaints_of_strangers_about_strangers_leave_no_trace() -> None:
@@ -497,7 +497,7 @@ def test_complaints_of_strangers_about_strangers_leave_no_trace() -> None:
 def full(hosts: int) -> Swarm:
     swarm = Swarm(BLOB, Site(1).swarm.layout)
     for number in range(hosts):
-        swarm.add(f"h{number}", [0, 0], budget=2, now=0.0)
+        swarm.add(f"h{number}", [0, 0], slots=2, now=0.0)
     Planner().plan(swarm, leases=8)
     return swarm
 
@@ -533,13 +533,13 @@ def test_a_third_child_goes_to_a_host_with_an_idle_seat() -> None:
     member = next(each for each in swarm.members.values() if len(each.children[0]) == 2)
     child = next(
         each for each in swarm.members.values() if each.parents[0] not in (None, "", member.host) and not each.children[0]
-        and not swarm.below(0, member.host, each.host)
+        and not swarm.receives_through(0, member.host, each.host)
     )  # fmt: skip
     swarm.attach(0, child.host, member.host)
     swarm.strained = True
     for step in range(5):
-        balance(swarm, now=step * 0.5)
-    assert not [each for each in swarm.members.values() if each.load > each.budget]
+        spread_overload(swarm, now=step * 0.5)
+    assert not [each for each in swarm.members.values() if each.load > each.slots]
     assert not swarm.strained
 
 
@@ -552,8 +552,8 @@ def test_where_seats_are_short_the_burden_goes_round() -> None:
     carried = set()
     for step in range(40):
         swarm.now = step * 0.5
-        balance(swarm, now=swarm.now)
-        carried |= {each.host for each in swarm.members.values() if each.budget and each.load > each.budget}
+        spread_overload(swarm, now=swarm.now)
+        carried |= {each.host for each in swarm.members.values() if each.slots and each.load > each.slots}
         assert all(swarm.rooted(stripe, host) for stripe in range(2) for host in swarm.members)
     assert len(carried) >= 4
 
@@ -564,20 +564,20 @@ def test_in_a_large_fleet_those_far_below_a_slow_host_are_not_asked_to_report_of
     site.fleet.report_interval_s = 5.0
     site.go(1)
     slow = site.inner()
-    watched = site.fleet.close_watch.asked_at
+    watched = site.fleet.probing.asked_at
     child = next(each for each in site.member(slow).children[0] if each not in watched)
     numbers = {host: number for number, host in enumerate(site.counts)}
     known = {slow, *watched, *site.member(slow).children[0]}
     below = next(host for host in site.counts if host not in known)
     site.out.clear()
     site.do(Received(numbers[child], Complaint(BLOB, 0, slow, "slow")))
-    assert Send(numbers[child], Pace(CLOSE_S)) in site.out
+    assert Send(numbers[child], Pace(PROBE_INTERVAL_S)) in site.out
     site.out.clear()
     site.do(Received(numbers[below], Complaint(BLOB, 0, child, "slow")))
-    assert Send(numbers[below], Pace(CLOSE_S)) not in site.out
+    assert Send(numbers[below], Pace(PROBE_INTERVAL_S)) not in site.out
     site.hold_up(slow, 0)
     site.go(3)
-    assert site.member(slow).budget == 0
+    assert site.member(slow).slots == 0
     assert Send(numbers[child], Pace(5.0)) in site.out
 
 
@@ -587,16 +587,16 @@ def test_who_finds_no_room_is_asked_to_report_often_once_there_is(monkeypatch: p
     site.fleet.report_interval_s = 5.0
     site.go(1)
     slow = site.inner()
-    child = next(each for each in site.member(slow).children[0] if each not in site.fleet.close_watch.asked_at)
+    child = next(each for each in site.member(slow).children[0] if each not in site.fleet.probing.asked_at)
     number = list(site.counts).index(child)
-    monkeypatch.setattr(probing, "WATCHED_MAX", len(site.fleet.close_watch.asked_at))
+    monkeypatch.setattr(probing, "PROBED_MAX", len(site.fleet.probing.asked_at))
     site.out.clear()
     site.do(Received(number, Complaint(BLOB, 0, slow, "slow")))
     site.do(Tick())
-    assert Send(number, Pace(CLOSE_S)) not in site.out
+    assert Send(number, Pace(PROBE_INTERVAL_S)) not in site.out
     monkeypatch.undo()
     site.do(Tick())
-    assert Send(number, Pace(CLOSE_S)) in site.out
+    assert Send(number, Pace(PROBE_INTERVAL_S)) in site.out
 
 
 def test_a_lone_child_says_nothing_against_a_host_from_which_it_gets_another_stripe_well() -> None:
@@ -604,17 +604,17 @@ def test_a_lone_child_says_nothing_against_a_host_from_which_it_gets_another_str
     child, for all stripes."""
     for other, judged in (("parent", None), ("root", "parent")):
         swarm = Swarm(BLOB, PieceLayout(PIECES * PIECE, PIECE))
-        swarm.typical_pace = 20.0
+        swarm.typical_rate = 20.0
         for host, counts, parents in (
             ("root", [60, 60], ["", ""]),
             ("parent", [50, 50], ["root", "root"]),
             ("child", [20, 45], ["parent", other]),
         ):
-            member = swarm.add(host, counts, budget=2, now=0.0)
-            member.pace = [20.0, 20.0]
+            member = swarm.add(host, counts, slots=2, now=0.0)
+            member.rates = [20.0, 20.0]
             for stripe, above in enumerate(parents):
                 swarm.attach(stripe, host, above)
         child = swarm.members["child"]
-        child.pace, child.lags = [1.0, 20.0], [Lag(0.0, 18), None]
+        child.rates, child.lags = [1.0, 20.0], [Lag(0.0, 18), None]
         found = slow_host(swarm, child, now=2.0)
         assert (found and found[0]) == judged

@@ -15,8 +15,8 @@ def planned(hosts: int, racks: int, *, zones: int = 1, batch: int = 0, leases: i
     swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
     for number in range(hosts):
         rack = number * racks // hosts
-        budget = swarm.stripes
-        swarm.add(f"h{number}", [0] * budget, budget=budget, now=0.0, zone=f"z{rack * zones // racks}", rack=f"r{rack}")
+        slots = swarm.stripes
+        swarm.add(f"h{number}", [0] * slots, slots=slots, now=0.0, zone=f"z{rack * zones // racks}", rack=f"r{rack}")
         if batch and (number + 1) % batch == 0:
             Planner().plan(swarm, leases=leases)
     Planner().plan(swarm, leases=leases)
@@ -88,7 +88,7 @@ def test_each_zone_reads_the_origin_for_itself() -> None:
 def test_names_with_slashes_keep_racks_apart() -> None:
     swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
     for number, (zone, rack) in enumerate([("a", "b/c"), ("a/b", "c")] * 4):
-        swarm.add(f"h{number}", [0, 0], budget=2, now=0.0, zone=zone, rack=rack)
+        swarm.add(f"h{number}", [0, 0], slots=2, now=0.0, zone=zone, rack=rack)
     assert len(swarm.racks) == 2
     Planner().plan(swarm, leases=8)
     for stripe in range(2):
@@ -99,7 +99,7 @@ def test_many_racks_that_lack_seats_are_planned_in_time_that_grows_with_them() -
     """Work is counted, not timed: a thousand racks of one host, none of which may serve."""
     swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
     for number in range(1000):
-        swarm.add(f"h{number}", [0, 0], budget=0, now=0.0, rack=f"r{number}")
+        swarm.add(f"h{number}", [0, 0], slots=0, now=0.0, rack=f"r{number}")
     looks = 0
     rooted = Swarm.rooted
 
@@ -147,8 +147,8 @@ def test_the_rack_of_those_who_receive_by_bittorrent_reads_for_the_others(rack: 
     """One importer a rack all the same, and nobody is overloaded."""
     swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
     for number in range(24):
-        swarm.add(f"h{number}", [0] * swarm.stripes, budget=swarm.stripes, now=0.0, rack=f"r{number // 6}")
-        swarm.take_way(f"h{number}", number // 6 == rack and number % 2 == 0)
+        swarm.add(f"h{number}", [0] * swarm.stripes, slots=swarm.stripes, now=0.0, rack=f"r{number // 6}")
+        swarm.set_transport(f"h{number}", number // 6 == rack and number % 2 == 0)
     Planner().plan(swarm, leases=64)
     assert not swarm.unplanned
     for stripe in range(swarm.stripes):
@@ -161,7 +161,7 @@ def test_an_importer_above_the_other_importer_of_its_rack_is_not_taken_away() ->
     """It would wait for a parent as long as the other one waits for it."""
     swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
     for name, rack, count in (("o", "c", 500), ("x", "a", 100), ("y", "b", 300), ("z", "a", 200)):
-        swarm.add(name, [count, 512], budget=2, now=0.0, rack=rack)
+        swarm.add(name, [count, 512], slots=2, now=0.0, rack=rack)
     for child, parent in (("o", FROM_ORIGIN), ("y", "x"), ("z", "y")):
         swarm.attach(0, child, parent)
     for _ in range(3):

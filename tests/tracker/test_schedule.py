@@ -22,7 +22,7 @@ def swarms(*numbers: int) -> dict[Digest, Swarm]:
     for index, number in enumerate(numbers):
         swarm = Swarm(digest_of(bytes([index])), PieceLayout(PIECE, PIECE))
         for host in range(number):
-            swarm.add(f"h{host}", [0], budget=1, now=0.0)
+            swarm.add(f"h{host}", [0], slots=1, now=0.0)
         found[swarm.blob] = swarm
     return found
 

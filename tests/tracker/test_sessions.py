@@ -36,7 +36,7 @@ from tracker import service
 from tracker.content import Content
 from tracker.core import report_rate
 from tracker.core.fleet import Fleet
-from tracker.core.report_rate import Pacing, report_interval_s
+from tracker.core.report_rate import ReportRate, report_interval_s
 from tracker.http import sessions
 from tracker.http.app import make_app
 from tracker.service import OUTBOX_MAX, Outbox, Service
@@ -275,11 +275,11 @@ async def test_agents_are_told_when_the_fleet_has_doubled_and_when_it_has_halved
     monkeypatch.setattr(report_rate, "REPORTS_PER_S", 2)
     monkeypatch.setattr(report_rate, "BUSY_SHARE", 100.0)
     sockets = [await site.join(f"h{number}", f"10.0.0.{number}:1") for number in range(8)]
-    paces = {2: 1.0, 4: 2.0, 8: 4.0}
+    rates = {2: 1.0, 4: 2.0, 8: 4.0}
     for number, socket in enumerate(sockets, start=1):
-        welcome = max((interval for at, interval in paces.items() if at <= number), default=0.25)
+        welcome = max((interval for at, interval in rates.items() if at <= number), default=0.25)
         assert await heard(socket) == Welcome(PROTOCOL_VERSION, welcome)
-        for interval in (interval for at, interval in paces.items() if at > number):
+        for interval in (interval for at, interval in rates.items() if at > number):
             assert await heard(socket) == Pace(interval)
     for socket in sockets[:4]:
         await socket.close()
@@ -290,7 +290,7 @@ async def test_agents_are_told_when_the_fleet_has_doubled_and_when_it_has_halved
 
 def test_a_busy_tracker_asks_for_fewer_reports_until_it_has_time_again() -> None:
     """Not for fewer than an eighth, and a small fleet goes on as it was."""
-    pacing = Pacing()
+    pacing = ReportRate()
     assert not pacing.loaded(0.5)
     assert [(pacing.loaded(0.9), pacing.interval_s(10_000)) for _ in range(4)] == [
         (True, 2.0),
@@ -333,7 +333,7 @@ async def test_a_watched_host_keeps_its_pace_and_who_is_to_report_more_often_has
     monkeypatch.setattr(service, "LOAD_S", 0.0)
     tracker = Service(Fleet(0.0), Content(None))
     boxes = [tracker.open_session(Hello(PROTOCOL_VERSION, f"h{number}", f"10.0.0.{number}:1"))[1] for number in (0, 1)]
-    tracker.fleet.close_watch.watch(["h0"], now=0.0)
+    tracker.fleet.probing.watch(["h0"], now=0.0)
     for box in boxes:
         await box.take()
     monkeypatch.setattr(report_rate, "BUSY_SHARE", -1.0)

@@ -162,13 +162,13 @@ def test_leases_that_agents_brought_along_count() -> None:
     swarms = []
     for number in range(3):
         swarm = Swarm(Digest(f"sha256:{number:064}"), PieceLayout(PIECES * PIECE, PIECE))
-        swarm.add("h", [0], budget=2, now=0.0)
+        swarm.add("h", [0], slots=2, now=0.0)
         if number < 2:
             swarm.attach(0, "h", FROM_ORIGIN)
         swarms.append(swarm)
     leases = Leases(swarms, 2)
     assert [leases.free(swarm) for swarm in swarms] == [0, 0, 0]
-    swarms[2].hurry("h", "start")
+    swarms[2].set_priority("h", "start")
     assert leases.free(swarms[2]) == 0
     leases.granted(swarms[0], -1)
     assert leases.free(swarms[2]) == 1
@@ -196,7 +196,7 @@ def slow_uplink(priority: Priority, other: Priority, *, gone_for_s: float = 0.0)
         control.go(gone_for_s)
     swarm = control.fleet.swarms[blob]
     slow = next(each.host for each in swarm.members.values() if each.parents[0] and each.children[0])
-    below = [host for host in hosts if host != slow and swarm.below(0, host, slow)]
+    below = [host for host in hosts if host != slow and swarm.receives_through(0, host, slow)]
     for step in range(11):
         for host in hosts:
             for stripe in range(2):
@@ -205,7 +205,7 @@ def slow_uplink(priority: Priority, other: Priority, *, gone_for_s: float = 0.0)
             control.fleet.handle(Received(control.sessions[host], report), now=control.now)
         for _ in range(5):
             control.go(interval_s / 5)
-    return swarm.members[slow].budget
+    return swarm.members[slow].slots
 
 
 def test_preseeds_are_not_judged_while_a_start_is_under_way() -> None:

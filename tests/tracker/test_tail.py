@@ -16,17 +16,17 @@ class Tail:
     """Two stripes, of which all have the second one. `busy` has as many children of the first as
     were named, each lacking `lack`."""
 
-    def __init__(self, *children: str, lack: int = 100, light: tuple[str, ...] = ()) -> None:
+    def __init__(self, *children: str, lack: int = 100, slow_receiver: tuple[str, ...] = ()) -> None:
         self.swarm = Swarm(digest_of(b"blob"), LAYOUT)
         assert self.swarm.stripes == 2
         self.whole("busy")
         for name in children:
             self.add(name, lack)
-            self.swarm.set_light(self.swarm.members[name], name in light)
+            self.swarm.set_slow_receiver(self.swarm.members[name], name in slow_receiver)
             self.receive(name, "busy")
 
     def add(self, name: str, lack: int) -> Member:
-        return self.swarm.add(name, [WHOLE - lack, WHOLE], budget=4, now=0.0)
+        return self.swarm.add(name, [WHOLE - lack, WHOLE], slots=4, now=0.0)
 
     def whole(self, name: str) -> Member:
         return self.add(name, 0)
@@ -57,14 +57,14 @@ def test_the_latest_goes_first_and_idle_hosts_without_slow_children_are_best() -
     tail.whole("burdened")
     tail.whole("free")
     tail.add("slow", 400)
-    tail.swarm.set_light(tail.swarm.members["slow"], True)
+    tail.swarm.set_slow_receiver(tail.swarm.members["slow"], True)
     tail.receive("slow", "burdened")
     assert hand_over(tail.swarm) >= 1
     assert tail.parents()["b"] == "free"
 
 
 def test_hosts_with_slow_downlinks_stay_where_they_are() -> None:
-    tail = Tail("a", "b", "slow", light=("slow",))
+    tail = Tail("a", "b", "slow", slow_receiver=("slow",))
     tail.whole("idle")
     tail.whole("idle too")
     while hand_over(tail.swarm):
@@ -88,14 +88,14 @@ def test_nobody_moves_for_a_few_pieces_or_to_a_host_that_is_as_busy() -> None:
 def test_nobody_gets_more_children_than_seats() -> None:
     """Neither when it could take a host in each stripe."""
     swarm = Swarm(digest_of(b"blob"), LAYOUT)
-    for name, budget in (("busy", 8), ("helper", 2)):
-        swarm.add(name, [WHOLE, WHOLE], budget=budget, now=0.0)
+    for name, slots in (("busy", 8), ("helper", 2)):
+        swarm.add(name, [WHOLE, WHOLE], slots=slots, now=0.0)
     for stripe in range(2):
         for number in range(4):
             name = f"{stripe} {number}"
-            swarm.add(name, [WHOLE - 100 * (each == stripe) for each in range(2)], budget=0, now=0.0)
+            swarm.add(name, [WHOLE - 100 * (each == stripe) for each in range(2)], slots=0, now=0.0)
             swarm.attach(stripe, name, "busy")
-    swarm.add("own", [WHOLE - 20, WHOLE], budget=0, now=0.0)
+    swarm.add("own", [WHOLE - 20, WHOLE], slots=0, now=0.0)
     swarm.attach(0, "own", "helper")
     while hand_over(swarm):
         pass

@@ -57,7 +57,7 @@ def test_hosts_and_swarms_are_counted_by_state() -> None:
     hosts = scraped.hosts
     join_all(hosts)
     hosts.close("h3")
-    hosts.fleet.capacities.condemn("h1", 0.1, downlink=False, now=hosts.now)
+    hosts.fleet.capacities.mark_slow("h1", 0.1, downlink=False, now=hosts.now)
     found = scraped.samples()
     assert found["p2pdist_tracker_hosts"] == {
         ("present", "z0"): 2, ("absent", "z0"): 0, ("present", "z1"): 1, ("absent", "z1"): 1

@@ -100,7 +100,7 @@ class _Uplink:
     share: float | None = None
     slow_since: float = 0.0
     retries: int = 0
-    light: bool = False
+    slow_receiver: bool = False
 
 
 @dataclass(slots=True)
@@ -129,38 +129,38 @@ class Capacities:
         if limit_bytes_s or host in self._uplinks:
             self._uplink(host).limit_bytes_s = limit_bytes_s
 
-    def condemn(self, host: str, share: float, *, downlink: bool, now: float) -> bool:
+    def mark_slow(self, host: str, share: float, *, downlink: bool, now: float) -> bool:
         """A host's children, or its own lagging, show that its uplink, or its downlink, has only
         this share of what others have; returns True when that is news."""
         uplink = self._uplink(host)
-        if uplink.share is not None and share >= WORSE_SHARE * uplink.share and (uplink.light or not downlink):
+        if uplink.share is not None and share >= WORSE_SHARE * uplink.share and (uplink.slow_receiver or not downlink):
             return False
-        uplink.slow_since, uplink.share, uplink.light = now, share, downlink or uplink.light
+        uplink.slow_since, uplink.share, uplink.slow_receiver = now, share, downlink or uplink.slow_receiver
         return True
 
-    def budget(self, host: str, seats: int, *, now: float) -> int:
+    def slots(self, host: str, slots: int, *, now: float) -> int:
         """Seats of a host in a swarm where one with a typical uplink has `seats`: fewer when its
         own is slow."""
         uplink = self._uplinks.get(host)
         if uplink is None:
-            return seats
+            return slots
         if uplink.share is not None and now - uplink.slow_since > FORGIVEN_AFTER_S:
-            uplink.share, uplink.light, uplink.retries = None, False, 0
+            uplink.share, uplink.slow_receiver, uplink.retries = None, False, 0
         if uplink.limit_bytes_s:
-            seats = int(seats * min(1.0, uplink.limit_bytes_s / max(self.typical(), 1.0)) + ROUND_UP)
-        return seats if uplink.share is None else max(0, min(seats - 1, int(seats * uplink.share + ROUND_UP)))
+            slots = int(slots * min(1.0, uplink.limit_bytes_s / max(self.typical(), 1.0)) + ROUND_UP)
+        return slots if uplink.share is None else max(0, min(slots - 1, int(slots * uplink.share + ROUND_UP)))
 
-    def light(self, host: str) -> bool:
+    def slow_receiver(self, host: str) -> bool:
         """Whether the host's downlink is so slow that it takes next to nothing of its parents'
         uplinks."""
         uplink = self._uplinks.get(host)
-        return uplink is not None and uplink.light
+        return uplink is not None and uplink.slow_receiver
 
     def retry(self, host: str, *, now: float) -> bool:
         """Whether a host that was called slow may be tried again; it is slow no longer then, until
         it shows that it is."""
         uplink = self._uplinks.get(host)
-        if uplink is None or uplink.share is None or uplink.light:
+        if uplink is None or uplink.share is None or uplink.slow_receiver:
             return False
         if SURE_SHARES[0] < uplink.share < SURE_SHARES[1]:
             return False
@@ -170,11 +170,11 @@ class Capacities:
         uplink.retries += 1
         return True
 
-    def acquit(self, host: str) -> None:
+    def clear_slow_receiver(self, host: str) -> None:
         """The host keeps up with others: its downlink is not slow after all."""
         uplink = self._uplinks.get(host)
         if uplink is not None:
-            uplink.light = False
+            uplink.slow_receiver = False
 
     def rate(self, host: str) -> float | None:
         """Learned upload rate in bytes/s, None when never measured."""

@@ -47,39 +47,39 @@ from tracker.core.events import Command, Described, Drop, Event, Received, Send,
 from tracker.core.host import Host
 from tracker.core.monitor.lateness import Lateness
 from tracker.core.monitor.presence import GRACE_S, Presence
-from tracker.core.monitor.probing import CLOSE_S, SELDOM_S, CloseWatch
+from tracker.core.monitor.probing import PROBE_INTERVAL_S, SELDOM_S, Probing
 from tracker.core.monitor.progress import (
     FAIR_REPORTS,
     gets_fair_share,
     limited,
-    note_pace,
+    note_rates,
     silent_parents,
     slow_edges,
     slow_host,
 )
-from tracker.core.origin.leases import Leases, shares
-from tracker.core.origin.superpeers import deal
+from tracker.core.origin.leases import Leases, origin_limits
+from tracker.core.origin.superpeers import share_origin
 from tracker.core.planning.assignments import assignments
 from tracker.core.planning.planner import Planner
 from tracker.core.planning.schedule import JOIN_BATCH_S, Schedule
-from tracker.core.planning.slow_receivers import settle
+from tracker.core.planning.slow_receivers import relocate
 from tracker.core.policy.book import PolicyBook
-from tracker.core.rebalance.overload import PAUSE_S, balance
+from tracker.core.rebalance.overload import PAUSE_S, spread_overload
 from tracker.core.rebalance.tail import Tail
 from tracker.core.repair.repair import (
     AVOID_S,
     GIVES_S,
     GIVING_COMPLAINTS,
     STUCK_COMPLAINTS,
-    adopt,
     at_fault,
     avoid_s,
     free_blocked,
     move_lease,
     origin_failed,
+    reattach,
     spare_origin,
 )
-from tracker.core.repair.reputation import Standing
+from tracker.core.repair.reputation import Reputation
 from tracker.core.report_rate import SHORTEST_S
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, key_of, layout_of
 
@@ -114,17 +114,17 @@ class Fleet:
     _layouts: dict[Digest, PieceLayout] = field(default_factory=dict)
     """How blobs are cut, as manifests say."""
     schedule: Schedule = field(default_factory=Schedule)
-    standing: Standing = field(init=False)
+    reputation: Reputation = field(init=False)
     _presence: Presence = field(init=False)
     _tail: Tail = field(default_factory=Tail)
     _lateness: Lateness = field(default_factory=Lateness)
-    close_watch: CloseWatch = field(default_factory=CloseWatch)
+    probing: Probing = field(default_factory=Probing)
     _planner: Planner = field(default_factory=Planner)
 
     def __post_init__(self) -> None:
         self.origin = redacted(self.origin)
         self._presence = Presence(self.hosts, self.swarms, self.started_at)
-        self.standing = Standing(self.hosts, self.swarms, self.schedule, self.capacities)
+        self.reputation = Reputation(self.hosts, self.swarms, self.schedule, self.capacities)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         out: list[Command] = []
@@ -171,10 +171,10 @@ class Fleet:
         if host.session is not None:
             self._sessions.pop(host.session, None)
             out.append(Drop(host.session))
-        host.forgive(now=now, started_anew=True)
+        host.expire_penalties(now=now, started_anew=True)
         host.address, host.zone, host.rack, host.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port
         host.tls, host.instance = hello.tls, hello.instance
-        host.session, host.absent_since, host.origin_share, host.leaving = session, None, 0.0, False
+        host.session, host.absent_since, host.origin_limit_bytes_s, host.leaving = session, None, 0.0, False
         host.download_bytes_s = hello.download_bytes_s
         self.capacities.declare(host.name, hello.upload_bytes_s)
         self._sessions[session] = hello.host
@@ -210,9 +210,9 @@ class Fleet:
                     self._complaint(name, message, now, out)
                 case Left(blob):
                     if (key := self.hosts[name].key(blob)) in self.hosts[name].swarms:
-                        self.standing.leave(self.hosts[name], self.swarms[key], "left", now=now)
+                        self.reputation.leave(self.hosts[name], self.swarms[key], "left", now=now)
                 case Leaving():
-                    self.standing.depart(self.hosts[name], now=now)
+                    self.reputation.depart(self.hosts[name], now=now)
                 case Hello():
                     raise UsageError("a session says hello once")
         except P2PDistError as error:
@@ -231,27 +231,27 @@ class Fleet:
             raise UsageError(f"{host.name} says that it receives from itself")
         other = host.key(holding.blob)
         if other != swarm.key and other in host.swarms:
-            self.standing.leave(host, self.swarms[other], "it says that the blob is cut differently", now=now)
+            self.reputation.leave(host, self.swarms[other], "it says that the blob is cut differently", now=now)
         self.swarms[swarm.key] = swarm
         member = swarm.members.get(host.name)
         if member is None:
-            member = self.standing.join(host, swarm, counts, now=now)
+            member = self.reputation.join(host, swarm, counts, now=now)
             swarm.under_way = swarm.under_way or any(counts)
-            swarm.tell(now, f"{host.name} joins with {sum(counts)} pieces")
+            swarm.record(now, f"{host.name} joins with {sum(counts)} pieces")
         else:
-            swarm.place(host.name, host.zone, host.rack)
+            swarm.set_location(host.name, host.zone, host.rack)
             self._recount(swarm, member, counts, now)
-            member.budget = max(member.budget, self.standing.budget(host, swarm, now=now))
+            member.slots = max(member.slots, self.reputation.slots(host, swarm, now=now))
             if not member.present:
-                swarm.tell_children(host.name)
+                swarm.notify_children(host.name)
         member.absent_since, member.silent, member.heard_at = None, False, now
-        swarm.hurry(host.name, holding.priority)
-        swarm.take_way(host.name, holding.swarm)
-        self.standing.sort(host, swarm)
+        swarm.set_priority(host.name, holding.priority)
+        swarm.set_transport(host.name, holding.swarm)
+        self.reputation.sort(host, swarm)
         if not member.seed:
             streams = len(holding.parents) == swarm.stripes
             for stripe, parent in enumerate(holding.parents if streams else (None,) * swarm.stripes):
-                adopt(swarm, member, stripe, parent, lambda name: self._stand_in(swarm, name, now))
+                reattach(swarm, member, stripe, parent, lambda name: self._add_absent(swarm, name, now))
         spare_origin(swarm, host.name)
         self.schedule.join(swarm, now)
 
@@ -279,29 +279,29 @@ class Fleet:
         self._layouts[blob] = layout
         claimed = self.swarms.get(blob)
         if claimed is not None and claimed.layout != layout:
-            self.standing.rename(claimed, key_of(blob, claimed.layout), now=now)
+            self.reputation.rename(claimed, key_of(blob, claimed.layout), now=now)
         if (right := self.swarms.get(key_of(blob, layout))) is not None:
-            self.standing.rename(right, blob, now=now)
+            self.reputation.rename(right, blob, now=now)
 
     def _recount(self, swarm: Swarm, member: Member, counts: list[int], now: float) -> None:
         if any(new < old for new, old in zip(counts, member.counts, strict=True)):
             swarm.forget_pieces(member.host, counts)
-            self.standing.sort(self.hosts[member.host], swarm)
+            self.reputation.sort(self.hosts[member.host], swarm)
             self.schedule.ask(swarm.key, "lost pieces", now + JOIN_BATCH_S)
             return
-        note_pace(swarm, member, counts, now=now)
+        note_rates(swarm, member, counts, now=now)
         whole = sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals))
         complete = swarm.advance(member.host, counts, now=now)
         if sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals)) > whole:
             self._tail.note(swarm.key)
-        self.standing.sort(self.hosts[member.host], swarm)
+        self.reputation.sort(self.hosts[member.host], swarm)
         if spare_origin(swarm, member.host):
             self.schedule.ask(swarm.key, "whole copy", now)
         if complete:
-            swarm.tell(now, f"{member.host} is complete")
+            swarm.record(now, f"{member.host} is complete")
             self.schedule.ask(swarm.key, "complete", now + JOIN_BATCH_S)
 
-    def _stand_in(self, swarm: Swarm, name: str, now: float) -> bool:
+    def _add_absent(self, swarm: Swarm, name: str, now: float) -> bool:
         """Take a host into a swarm because another receives from it; it is absent until it speaks
         for itself."""
         host = self.hosts.get(name)
@@ -311,13 +311,13 @@ class Fleet:
             host = self.hosts[name] = Host(name, absent_since=now)
         if host.leaving or host.key(swarm.blob) in host.swarms:  # in a swarm of the blob it speaks for itself
             return False
-        self.standing.join(host, swarm, [0] * swarm.stripes, now=now)
-        self._presence.stands_in(host, swarm, now)
+        self.reputation.join(host, swarm, [0] * swarm.stripes, now=now)
+        self._presence.assumed(host, swarm, now)
         return True
 
     def _report(self, name: str, report: Report, now: float) -> None:
         host = self.hosts[name]
-        for blob in self._presence.speaks(host):
+        for blob in self._presence.heard(host):
             self.schedule.ask(blob, "back", now)
         advanced = {host.key(advance.blob): list(advance.counts) for advance in report.blobs}
         for blob, counts in advanced.items():
@@ -347,42 +347,42 @@ class Fleet:
         `late`; `still`: nothing came; agents leave out what did not change."""
         member = swarm.members[name]
         if still:
-            note_pace(swarm, member, member.counts, now=now)
+            note_rates(swarm, member, member.counts, now=now)
         member.heard_at = now
         if name in swarm.swarming:
             return  # a swarm finds its own way around those who are slow
         if late:
             member.lags = [None] * swarm.stripes
             return
-        for parent in silent_parents(swarm, member, self.close_watch.asked_at, interval_s=self._interval_s, now=now):
+        for parent in silent_parents(swarm, member, self.probing.asked_at, interval_s=self._interval_s, now=now):
             self._presence.silent(self.hosts[parent], now)
             for blob in self.hosts[parent].swarms:
                 self.schedule.ask(blob, "silent", now)
         if self.policies.paced(swarm.blob):
             return  # who keeps to a policy's rate is not slow
-        member.fair_reports = member.fair_reports + 1 if member.light and gets_fair_share(swarm, member) else 0
+        member.fair_reports = member.fair_reports + 1 if member.slow_receiver and gets_fair_share(swarm, member) else 0
         if member.fair_reports >= FAIR_REPORTS:
-            self.standing.acquit(self.hosts[name], now=now)
+            self.reputation.clear_slow_receiver(self.hosts[name], now=now)
         found = limited(swarm, member, self.hosts[name].download_bytes_s) or slow_host(swarm, member, now=now)
-        if found is not None and self.standing.excused(swarm, now=now):
+        if found is not None and self.reputation.excused(swarm, now=now):
             found = None
-        if found is not None and self.capacities.condemn(found[0], found[1], downlink=found[2], now=now):
-            self.standing.relieve(self.hosts[found[0]], "lags" if found[2] else "children lag", now=now)
-            self.close_watch.judged(found[0], now=now)
+        if found is not None and self.capacities.mark_slow(found[0], found[1], downlink=found[2], now=now):
+            self.reputation.relieve(self.hosts[found[0]], "lags" if found[2] else "children lag", now=now)
+            self.probing.judged(found[0], now=now)
         else:
             self._part(swarm, member, now)
 
     def _part(self, swarm: Swarm, member: Member, now: float) -> None:
         """Take a host away from parents from whom it gets too little, though neither of the two is
         slow, or where it is in the way."""
-        if settle(swarm, member, now=now):
+        if relocate(swarm, member, now=now):
             self.schedule.ask(swarm.key, "in the way", now)
-        for stripe in slow_edges(swarm, member, now=now) if not member.light else ():
+        for stripe in slow_edges(swarm, member, now=now) if not member.slow_receiver else ():
             parent = member.parents[stripe] or ""
             if (member.host, parent) in swarm.parted:
                 continue  # it got no other parent, or no more from another
             swarm.parted[member.host, parent] = now + PARTED_S
-            swarm.tell(now, f"{member.host} gets too little of stripe {stripe} from {parent}")
+            swarm.record(now, f"{member.host} gets too little of stripe {stripe} from {parent}")
             swarm.avoided[member.host, parent] = now + AVOID_S
             swarm.detach(stripe, member.host)
             self.schedule.ask(swarm.key, "slow edge", now)
@@ -394,7 +394,7 @@ class Fleet:
         source, reason = complaint.source, complaint.reason
         if source != FROM_ORIGIN and (source == name or source not in swarm.members):
             return
-        swarm.tell(now, f"{name} complains of {source or 'the origin'} in stripe {complaint.stripe}: {reason}")
+        swarm.record(now, f"{name} complains of {source or 'the origin'} in stripe {complaint.stripe}: {reason}")
         if reason in {"stalled", "slow"} and self._late(now):
             return  # all stand still at once: it is nobody's fault
         if source == FROM_ORIGIN:
@@ -403,8 +403,8 @@ class Fleet:
         child, stripe = swarm.members[name], complaint.stripe
         if reason in {"stalled", "slow"} and self.report_interval_s > SELDOM_S:
             sisters, where = swarm.members[source].children[stripe], (swarm.key, stripe)
-            self.close_watch.complained(name, source, sisters, where, now=now)
-            self._pace(self.close_watch.begin(now=now), CLOSE_S, out)
+            self.probing.complained(name, source, sisters, where, now=now)
+            self._set_report_rate(self.probing.begin(now=now), PROBE_INTERVAL_S, out)
         if reason == "slow":
             return
         if complaint.nameless:
@@ -430,9 +430,9 @@ class Fleet:
         host = self.hosts.get(source)
         if host is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if host.session is None and source in swarm.members:
-                self.standing.leave(host, swarm, "dead", now=now)
-            elif reason != "reset" or not self.standing.excused(swarm, now=now):
-                self.standing.blame(host, name, reason, now=now)
+                self.reputation.leave(host, swarm, "dead", now=now)
+            elif reason != "reset" or not self.reputation.excused(swarm, now=now):
+                self.reputation.penalise(host, name, reason, now=now)
         self.schedule.ask(swarm.key, reason, now)
 
     def _nameless(self, swarm: Swarm, child: Member, now: float) -> None:
@@ -442,7 +442,7 @@ class Fleet:
         swarm.avoided.update({(child.host, name): now + NAMELESS_S for name in named if name != child.host})
         self.schedule.ask(swarm.key, "nameless", now)
 
-    def _pace(self, names: Iterable[str], interval_s: float, out: list[Command]) -> None:
+    def _set_report_rate(self, names: Iterable[str], interval_s: float, out: list[Command]) -> None:
         """Ask hosts to report at this interval."""
         sessions = (self.hosts[name].session for name in names if name in self.hosts)
         out += [Send(session, Pace(interval_s)) for session in sessions if session is not None]
@@ -453,7 +453,7 @@ class Fleet:
         """The holder of a lease cannot read the origin: somebody else may, or the swarm ends."""
         if name not in swarm.roots[stripe]:
             if reason != "unavailable" and name in swarm.readers():
-                swarm.undealt = True
+                swarm.sharing_failed = True
                 self.schedule.ask(swarm.key, reason, now)
             return  # only the holder of the lease reads there
         member = swarm.members[name]
@@ -474,10 +474,10 @@ class Fleet:
 
     def _tick(self, now: float, out: list[Command]) -> None:
         self._lateness.count(self.hosts, interval_s=self._interval_s, now=now)
-        self.standing.pardon(now=now)
+        self.reputation.expire(now=now)
         self._presence.expire(now)
         for host, blob in self._presence.overdue(now):
-            self.standing.leave(host, self.swarms[blob], "absent", now=now)
+            self.reputation.leave(host, self.swarms[blob], "absent", now=now)
             if host.session is not None:
                 # It is taken for gone and is not: in a new session it says again what it holds.
                 out.append(Drop(host.session))
@@ -488,15 +488,15 @@ class Fleet:
                 swarm.parted = {pair: until for pair, until in swarm.parted.items() if until > now}
             if swarm.unplanned:
                 self.schedule.retry(swarm.key, now + RETRY_S)
-            if swarm.strained and now - swarm.balanced_at >= PAUSE_S:
+            if swarm.strained and now - swarm.spread_at >= PAUSE_S:
                 swarm.now = now
-                self.standing.retry(swarm, now=now)
-                if balance(swarm, now=now):
+                self.reputation.retry(swarm, now=now)
+                if spread_overload(swarm, now=now):
                     self.schedule.ask(swarm.key, "balance", now)
         for blob in self._tail.catch_up(self.swarms, now=now):
             self.schedule.ask(blob, "late", now)
-        self._pace(self.close_watch.over(now), self.report_interval_s, out)
-        self._pace(self.close_watch.begin(now=now), CLOSE_S, out)
+        self._set_report_rate(self.probing.ended(now), self.report_interval_s, out)
+        self._set_report_rate(self.probing.begin(now=now), PROBE_INTERVAL_S, out)
 
     def _plan_due(self, now: float, out: list[Command]) -> None:
         due = self.schedule.take(self.swarms, now)
@@ -504,13 +504,13 @@ class Fleet:
         for swarm in due:
             swarm.now = now
             before = swarm.leases()
-            self.standing.fan_out(swarm, now=now)
+            self.reputation.set_fanout(swarm, now=now)
             may_be_out = now - self.started_at < GRACE_S and swarm.under_way
             self._planner.plan(swarm, leases=0 if may_be_out else leases.free(swarm))
-            deal(swarm, leases.room(swarm, before))
+            share_origin(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)
             if swarm.leases() > before and self.report_interval_s > SELDOM_S:  # a slow root holds everybody up
-                self._pace(self.close_watch.watch(chain(*swarm.roots), now=now), CLOSE_S, out)
+                self._set_report_rate(self.probing.probe(chain(*swarm.roots), now=now), PROBE_INTERVAL_S, out)
             out += assignments(swarm, self.hosts)
         if due:
-            out += shares(self.swarms.values(), self.hosts, self.origin_bytes_s)
+            out += origin_limits(self.swarms.values(), self.hosts, self.origin_bytes_s)

@@ -34,7 +34,7 @@ def report_interval_s(hosts: int, shortest_s: float = SHORTEST_S) -> float:
 
 
 @dataclass(slots=True)
-class Pacing:
+class ReportRate:
     """The pace of one tracker's agents. `slack` is how many times as long as usual they take
     between two reports."""
 

@@ -30,7 +30,7 @@ read for a swarm, by zone (dealing.py), and `undealt` says that this went wrong.
 budget of a host with a typical uplink, `typical_pace` how many pieces of a stripe hosts get in a
 second; `keepers` are names by zone, with how many they were chosen from; `held` are the bytes that
 each member holds, kept beside the counts because rankings (affinity.py) ask for those of all hosts
-at once; `now` is the time of the last event, `balanced_at` and `lined_up_at` those of the last such
+at once; `now` is the time of the last event, `spread_at` and `lined_up_at` those of the last such
 passes, and `rested_at` says when the next plan may be made.
 
 `key` names the swarm within the tracker. It is the blob's digest, or `key_of` where hosts say of
@@ -83,15 +83,15 @@ class Member:
 
     host: str
     counts: list[int]
-    seats: list[int]
+    allotted: list[int]
     parents: list[str | None]
     children: list[dict[str, None]]
     joined_at: float
-    budget: int
+    slots: int
     complaints: list[int]
     moved_at: list[float]
     attached_at: list[float]
-    pace: list[float]
+    rates: list[float]
     lags: list[Lag | None]
     order: int
     zone: str = ""
@@ -100,11 +100,11 @@ class Member:
     absent_since: float | None = None
     silent: bool = False
     heard_at: float = 0.0
-    light: bool = False
+    slow_receiver: bool = False
     relieved_at: float = -inf
     fair_reports: int = 0
     taken: list[int] = field(default_factory=list)
-    keepers: tuple[Source, ...] = ()
+    superpeers: tuple[Source, ...] = ()
 
     @property
     def present(self) -> bool:
@@ -112,12 +112,12 @@ class Member:
         return self.absent_since is None
 
     @property
-    def spare(self) -> int:
+    def unallotted(self) -> int:
         """Seats of the budget that are allotted to no stripe."""
-        return self.budget - sum(self.seats)
+        return self.slots - sum(self.allotted)
 
     def free(self, stripe: int) -> int:
-        return self.seats[stripe] - self.taken[stripe]
+        return self.allotted[stripe] - self.taken[stripe]
 
     @property
     def load(self) -> int:
@@ -152,21 +152,21 @@ class Swarm:
     starting: dict[str, None] = field(default_factory=dict)
     swarming: dict[str, None] = field(default_factory=dict)
     tree_seeds: dict[str, None] = field(default_factory=dict)
-    dealt: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    undealt: bool = False
+    shares: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    sharing_failed: bool = False
     under_way: bool = False
     drawn_for: int = 0
     kept_for: int = 0
     strained: bool = False
-    typical_pace: float = 0.0
+    typical_rate: float = 0.0
     now: float = 0.0
-    balanced_at: float = 0.0
+    spread_at: float = 0.0
     lined_up_at: float = float("-inf")
     rested_at: float = float("-inf")
     avoided: dict[tuple[str, str], float] = field(default_factory=dict)
     parted: dict[tuple[str, str], float] = field(default_factory=dict)
     origin_failures: dict[str, None] = field(default_factory=dict)
-    keepers: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
+    superpeers: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
     key: Digest = ""  # type: ignore[assignment]
     lease_moved_at: list[float] = field(default_factory=list)
     lease_pause_s: list[float] = field(default_factory=list)
@@ -186,7 +186,7 @@ class Swarm:
         if len(counts) != self.stripes or not all(possible):
             raise UsageError(f"impossible piece counts {counts} for {self.blob}")
 
-    def add(self, host: str, counts: list[int], *, budget: int, now: float, zone: str = "", rack: str = "") -> Member:
+    def add(self, host: str, counts: list[int], *, slots: int, now: float, zone: str = "", rack: str = "") -> Member:
         """A host joins with `counts` verified pieces per stripe. Racks of one name in two zones are
         two; names hold no white space, so a space keeps them apart."""
         member = Member(
@@ -196,13 +196,13 @@ class Swarm:
             [None] * self.stripes,
             [{} for _ in range(self.stripes)],
             now,
-            budget,
+            slots,
             [0] * self.stripes,
             [now] * self.stripes,
             [now] * self.stripes,
             [0.0] * self.stripes,
             [None] * self.stripes,
-            mixed(self.blob, host),
+            order_key(self.blob, host),
             zone,
             f"{zone} {rack}",
             seed=counts == self.totals,
@@ -231,21 +231,21 @@ class Swarm:
         """That of its most urgent receiver who is present; nobody present is in a hurry."""
         return "start" if any(self.members[host].present for host in self.starting) else "preseed"
 
-    def hurry(self, host: str, priority: Priority) -> None:
+    def set_priority(self, host: str, priority: Priority) -> None:
         """The host says how urgent its pull is; who has everything pulls nothing."""
         if priority == "start" and not self.members[host].seed:
             self.starting[host] = None
         else:
             self.starting.pop(host, None)
 
-    def take_way(self, host: str, swarm: bool) -> None:
+    def set_transport(self, host: str, swarm: bool) -> None:
         """The host says whether it receives by BitTorrent."""
         if swarm and not self.members[host].seed:
             self.swarming[host] = None
         else:
             self.swarming.pop(host, None)
 
-    def place(self, host: str, zone: str, rack: str) -> None:
+    def set_location(self, host: str, zone: str, rack: str) -> None:
         """The host says where it stands; its streams stay until they are planned anew."""
         member, name = self.members[host], f"{zone} {rack}"
         if (member.zone, member.rack) == (zone, name):
@@ -276,7 +276,7 @@ class Swarm:
         """`child` receives `stripe` from `parent` (FROM_ORIGIN: with the lease). A cycle is a bug
         of ours."""
         member = self.members[child]
-        assert not member.seed and not self.below(stripe, parent, child), f"cycle: {child} under {parent}"
+        assert not member.seed and not self.receives_through(stripe, parent, child), f"cycle: {child} under {parent}"
         self._unlink(stripe, member)
         member.parents[stripe] = parent
         member.moved_at[stripe] = member.attached_at[stripe] = self.now
@@ -286,7 +286,7 @@ class Swarm:
         else:
             above = self.members[parent]
             above.children[stripe][child] = None
-            above.taken[stripe] += not member.light
+            above.taken[stripe] += not member.slow_receiver
         self.unplanned.pop((stripe, child), None)
         self.changed[child, stripe] = None
 
@@ -309,7 +309,7 @@ class Swarm:
                 member.complaints[stripe] = 0
                 member.moved_at[stripe] = now
                 if new == self.totals[stripe]:
-                    self._settle(stripe, member)
+                    self._finish_stripe(stripe, member)
         member.counts = counts
         member.seed = counts == self.totals
         self._count(member)
@@ -333,29 +333,29 @@ class Swarm:
         self._count(member)
         for stripe in range(self.stripes):
             if counts[stripe] == self.totals[stripe]:
-                self._settle(stripe, member)
+                self._finish_stripe(stripe, member)
             elif member.parents[stripe] is None:
                 self.unplanned[stripe, host] = None
 
     def move(self, stripe: int, child: Member, parent: Member) -> None:
         """`child` leaves its parent, which is a host, for another, which gets a seat for it."""
         above = self.members[child.parents[stripe] or ""]
-        if not child.light and above.seats[stripe] >= above.taken[stripe]:
-            above.seats[stripe] -= 1
-        self.grant_seat(parent, stripe)
+        if not child.slow_receiver and above.allotted[stripe] >= above.taken[stripe]:
+            above.allotted[stripe] -= 1
+        self.grant_slot(parent, stripe)
         self.attach(stripe, child.host, parent.host)
 
-    def grant_seat(self, member: Member, stripe: int) -> None:
+    def grant_slot(self, member: Member, stripe: int) -> None:
         """Allot one more seat of `member` to `stripe`, from its spare ones or from a stripe where
         one stands idle; a host that has neither is overloaded and keeps its allotment."""
-        if member.spare <= 0:
+        if member.unallotted <= 0:
             donor = next((each for each in range(self.stripes) if each != stripe and member.free(each) > 0), None)
             if donor is None:
                 return
-            member.seats[donor] -= 1
-        member.seats[stripe] += 1
+            member.allotted[donor] -= 1
+        member.allotted[stripe] += 1
 
-    def below(self, stripe: int, host: str, ancestor: str) -> bool:
+    def receives_through(self, stripe: int, host: str, ancestor: str) -> bool:
         """Whether `host` is `ancestor` or receives the stripe through it."""
         at: str | None = host
         while at:
@@ -364,18 +364,18 @@ class Swarm:
             at = self.members[at].parents[stripe]
         return False
 
-    def set_light(self, member: Member, light: bool) -> None:
+    def set_slow_receiver(self, member: Member, slow_receiver: bool) -> None:
         """Whether a host's downlink is so slow that it takes next to nothing of its parents'
         uplinks."""
-        if member.light == light:
+        if member.slow_receiver == slow_receiver:
             return
-        member.light = light
+        member.slow_receiver = slow_receiver
         for stripe, parent in enumerate(member.parents):
             if above := self.members.get(parent or ""):
-                above.taken[stripe] += -1 if light else 1
-                self.strained = self.strained or 0 < above.budget < above.load
+                above.taken[stripe] += -1 if slow_receiver else 1
+                self.strained = self.strained or 0 < above.slots < above.load
 
-    def tell_children(self, host: str) -> None:
+    def notify_children(self, host: str) -> None:
         """The host is back, perhaps at another address: let its children know."""
         for stripe, children in enumerate(self.members[host].children):
             for child in children:
@@ -424,14 +424,14 @@ class Swarm:
 
     def readers(self) -> list[str]:
         """Who may read the origin, once for each lease."""
-        return list(chain(*self.dealt.values())) if self.dealt else list(chain(*self.roots))
+        return list(chain(*self.shares.values())) if self.shares else list(chain(*self.roots))
 
     def leases(self) -> int:
         """Origin leases that are out, or will be as soon as the reading is not dealt any more,
         which nobody is asked about."""
         return max(len(self.readers()), sum(map(len, self.roots)))
 
-    def tell(self, now: float, text: str) -> None:
+    def record(self, now: float, text: str) -> None:
         """Add a line to the swarm's story."""
         self.story.append((now, text))
 
@@ -451,7 +451,7 @@ class Swarm:
             if not places[name]:
                 del places[name]
 
-    def _settle(self, stripe: int, member: Member) -> None:
+    def _finish_stripe(self, stripe: int, member: Member) -> None:
         """A member has the whole of a stripe and needs no parent there."""
         self._unlink(stripe, member)
         self.unplanned.pop((stripe, member.host), None)
@@ -468,7 +468,7 @@ class Swarm:
         elif parent in self.members:
             above = self.members[parent]
             del above.children[stripe][member.host]
-            above.taken[stripe] -= not member.light
+            above.taken[stripe] -= not member.slow_receiver
 
 
 def only_leaves(swarm: Swarm, stripe: int, member: Member) -> bool:
@@ -476,7 +476,7 @@ def only_leaves(swarm: Swarm, stripe: int, member: Member) -> bool:
     return not any(swarm.members[child].children[stripe] for child in member.children[stripe])
 
 
-def mixed(blob: str, host: str) -> int:
+def order_key(blob: str, host: str) -> int:
     """A number that orders hosts differently for each blob, the same in every process."""
     return int.from_bytes(blake2b(f"{blob}/{host}".encode(), digest_size=8).digest(), "big")
 

@@ -59,7 +59,7 @@ class TrackerCollector(Collector):
         fleet = self._service.fleet
         slow = len(fleet.capacities.slow_hosts())
         yield GaugeMetricFamily("p2pdist_tracker_slow_hosts", "Hosts held to have a slow link", value=slow)
-        shunned = sum(host.shunned for host in fleet.hosts.values())
+        shunned = sum(host.banned for host in fleet.hosts.values())
         yield GaugeMetricFamily("p2pdist_tracker_shunned_hosts", "Hosts that nobody receives from", value=shunned)
 
         name, text = (

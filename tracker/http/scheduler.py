@@ -39,7 +39,7 @@ def _host(host: Host) -> dict[str, Any]:
         "absent_s": round(absent_s, 1) if absent_s is not None else None,
         "leaving": host.leaving,
         "blobs": len(host.swarms),
-        "blamed": {by: reason for by, (reason, _) in host.blamed.items()},
+        "blamed": {by: reason for by, (reason, _) in host.penalties.items()},
     }
 
 

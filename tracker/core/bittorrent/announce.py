@@ -235,7 +235,7 @@ class Announces:
         found = []
         for member in islice(swarm.members.values(), WEB_SEEDS_LOOK_MAX):
             host = self.hosts[member.host]
-            if member.seed and member.present and not host.shunned:
+            if member.seed and member.present and not host.banned:
                 near = (host.zone == zone != "") + (host.zone == zone and host.rack == rack != "")
                 found.append((-near, member.load, host.address))
         turn = chance % len(found) if found else 0

@@ -43,7 +43,7 @@ class Presence:
             member = self.swarms[blob].members[host.name]
             member.absent_since, member.silent = now, False
 
-    def stands_in(self, host: Host, swarm: Swarm, now: float) -> None:
+    def assumed(self, host: Host, swarm: Swarm, now: float) -> None:
         """Somebody receives from a host that has not spoken itself."""
         self._absent[host.name] = None
         swarm.members[host.name].absent_since = now
@@ -57,7 +57,7 @@ class Presence:
             member = swarm.members[host.name]
             if not member.present:
                 continue
-            swarm.tell(now, f"{host.name} is silent")
+            swarm.record(now, f"{host.name} is silent")
             member.absent_since, member.silent = now, True
             for stripe in range(swarm.stripes):
                 for child in list(member.children[stripe]):
@@ -65,7 +65,7 @@ class Presence:
                 if member.parents[stripe] is not None:
                     swarm.detach(stripe, host.name)
 
-    def speaks(self, host: Host) -> list[Digest]:
+    def heard(self, host: Host) -> list[Digest]:
         """A silent host reports again; returns the swarms in which it is to be planned anew."""
         back = []
         for blob in host.swarms:

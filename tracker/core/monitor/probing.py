@@ -21,12 +21,12 @@ from itertools import chain
 
 from p2pdist.model.digest import Digest
 
-CLOSE_S = 0.25
+PROBE_INTERVAL_S = 0.25
 SELDOM_S = 0.4
 """Hosts that report more often than this are not watched: it would not show anything sooner."""
 
-WATCH_S = 3.0
-WATCHED_MAX = 2000
+PROBE_S = 3.0
+PROBED_MAX = 2000
 """Two thousand hosts that report four times a second nearly double what a fleet of ten thousand
 says, for a second or two."""
 
@@ -38,7 +38,7 @@ Stripe = tuple[Digest, int]
 
 
 @dataclass(slots=True)
-class CloseWatch:
+class Probing:
     """`asked_at`: since when each host has been watched. `_held` says when hosts complained last,
     by stripe; `_groups` who is watched because of whom ("" for who is watched in any case),
     `_named` how many groups each is in, and `_waiting` which groups are not watched yet."""
@@ -50,22 +50,22 @@ class CloseWatch:
     _named: Counter[str] = field(default_factory=Counter)
     _waiting: dict[str, dict[str, None]] = field(default_factory=dict)
 
-    def watch(self, names: Iterable[str], *, now: float) -> list[str]:
+    def probe(self, names: Iterable[str], *, now: float) -> list[str]:
         """Watch hosts, whatever becomes known of others; returns those that are not watched yet and
         are to be told."""
         chosen = dict.fromkeys(names)
         self._group("", self._groups.get("", {}) | chosen)
-        return self._watch(chosen, now=now)
+        return self._probe(chosen, now=now)
 
-    def _watch(self, names: Iterable[str], *, now: float) -> list[str]:
+    def _probe(self, names: Iterable[str], *, now: float) -> list[str]:
         found = []
         for name in names:
             if name not in self.asked_at:
-                if len(self.asked_at) >= WATCHED_MAX:
+                if len(self.asked_at) >= PROBED_MAX:
                     break
                 self.asked_at[name] = now
                 found.append(name)
-            self._until[name] = now + WATCH_S
+            self._until[name] = now + PROBE_S
         return found
 
     def complained(self, child: str, parent: str, sisters: Iterable[str], stripe: Stripe, *, now: float) -> None:
@@ -80,8 +80,8 @@ class CloseWatch:
         """Watch those who wait for it, as far as there is room; returns whom to tell. Called often
         and regularly."""
         found: list[str] = []
-        while self._waiting and len(self.asked_at) < WATCHED_MAX:
-            found += self._watch(self._waiting.pop(next(iter(self._waiting))), now=now)
+        while self._waiting and len(self.asked_at) < PROBED_MAX:
+            found += self._probe(self._waiting.pop(next(iter(self._waiting))), now=now)
         return found
 
     def judged(self, host: str, *, now: float) -> None:
@@ -103,7 +103,7 @@ class CloseWatch:
         self._named.subtract(names.keys())
         return names
 
-    def over(self, now: float) -> list[str]:
+    def ended(self, now: float) -> list[str]:
         """Hosts that are watched no longer, and are to be told."""
         found = [name for name, until in self._until.items() if until <= now]
         for name in found:

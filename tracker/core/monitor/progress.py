@@ -48,7 +48,7 @@ FAIR_REPORTS = 3
 after the other, since over a slow one pieces may come in bursts."""
 
 TRICKLE_SHARE = 0.2
-PACE_MIN_S = 0.125
+REPORT_MIN_S = 0.125
 """Reports that were kept waiting come at once: pieces are taken to have come over at least so
 long."""
 
@@ -74,23 +74,23 @@ def silent_parents(
     return found
 
 
-def note_pace(swarm: Swarm, member: Member, counts: list[int], *, now: float) -> None:
+def note_rates(swarm: Swarm, member: Member, counts: list[int], *, now: float) -> None:
     """Take in how fast a host advances; call it before its counts are changed."""
     passed_s = now - member.heard_at
     if passed_s <= 0:
         return
-    passed_s = max(passed_s, PACE_MIN_S)
+    passed_s = max(passed_s, REPORT_MIN_S)
     # Who has whole stripes may get the others faster than anybody could while all of them came.
     unfinished = len(_unfinished(swarm, member)) / swarm.stripes
     for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
-        pace = member.pace[stripe] = (new - old) / passed_s
-        typical = swarm.typical_pace
-        if pace > (typical if member.light else 0.0):
-            shown = min(pace, max(typical, pace * unfinished))
+        rate = member.rates[stripe] = (new - old) / passed_s
+        typical = swarm.typical_rate
+        if rate > (typical if member.slow_receiver else 0.0):
+            shown = min(rate, max(typical, rate * unfinished))
             # Those who are slow count for little: in the end nobody else is left. One host alone
             # moves it by a sixteenth at most.
-            weight = TYPICAL_WEIGHT if pace > SLOW_SHARE * typical else TYPICAL_WEIGHT / 16
-            swarm.typical_pace += weight * (min(shown, 2 * typical) - typical) if typical else pace
+            weight = TYPICAL_WEIGHT if rate > SLOW_SHARE * typical else TYPICAL_WEIGHT / 16
+            swarm.typical_rate += weight * (min(shown, 2 * typical) - typical) if typical else rate
     for stripe, name in enumerate(member.parents):
         if name is None or not _lags(swarm, member, stripe, name, counts):
             member.lags[stripe] = None
@@ -101,20 +101,20 @@ def note_pace(swarm: Swarm, member: Member, counts: list[int], *, now: float) ->
 def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]) -> bool:
     if counts[stripe] >= swarm.totals[stripe]:
         return False
-    if sum(child.pace) > FULL_SHARE * swarm.typical_pace * swarm.stripes:
+    if sum(child.rates) > FULL_SHARE * swarm.typical_rate * swarm.stripes:
         return False  # its downlink is full: what it does not get of this stripe it gets of others
     if name == FROM_ORIGIN:
         # It reads no further ahead than its children follow, so it shows nothing but its pace; and
         # that jumps where pieces are few.
         behind = _waiting(swarm, child, stripe) > LAG_PIECES
-        return behind and child.pace[stripe] < SLOW_SHARE * _usual_pace(swarm, child, stripe)
+        return behind and child.rates[stripe] < SLOW_SHARE * _usual_rate(swarm, child, stripe)
     parent = swarm.members[name]
     children = len(parent.children[stripe])
-    share = min(1.0, parent.budget / max(1, parent.load)) if parent.budget else 1.0 / max(1, children)
+    share = min(1.0, parent.slots / max(1, parent.load)) if parent.slots else 1.0 / max(1, children)
     # Who has the whole stripe could give as much as anybody gets.
     whole = parent.counts[stripe] == swarm.totals[stripe]
-    expected = (swarm.typical_pace if whole else min(parent.pace[stripe], swarm.typical_pace)) * share
-    return parent.counts[stripe] - counts[stripe] > LAG_PIECES and child.pace[stripe] < SLOW_SHARE * expected
+    expected = (swarm.typical_rate if whole else min(parent.rates[stripe], swarm.typical_rate)) * share
+    return parent.counts[stripe] - counts[stripe] > LAG_PIECES and child.rates[stripe] < SLOW_SHARE * expected
 
 
 def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, bool] | None:
@@ -128,17 +128,17 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
     for stripe in late:
         if member.parents[stripe] == FROM_ORIGIN:
             if _other_roots_go_on(swarm, member, stripe):
-                return member.host, _pace(member, stripe, now) / max(_usual_pace(swarm, member, stripe), 1e-9), False
+                return member.host, _rate(member, stripe, now) / max(_usual_rate(swarm, member, stripe), 1e-9), False
             continue
         parent = swarm.members[member.parents[stripe] or ""]
         served = _served(swarm, parent)
-        if parent.load > parent.budget > 0 and served >= OVERLOADED_SHARE:
+        if parent.load > parent.slots > 0 and served >= OVERLOADED_SHARE:
             continue  # it carries too many, and some will be taken from it (balance.py)
         if _holds_up(swarm, parent, stripe):
             return parent.host, served, False
-    if not late or member.light or not _holds_itself_up(swarm, member, late):
+    if not late or member.slow_receiver or not _holds_itself_up(swarm, member, late):
         return None
-    share = sum(_pace(member, stripe, now) for stripe in late) / max(swarm.typical_pace * swarm.stripes, 1e-9)
+    share = sum(_rate(member, stripe, now) for stripe in late) / max(swarm.typical_rate * swarm.stripes, 1e-9)
     return (member.host, share, True) if now - member.relieved_at >= LAG_S else None
 
 
@@ -146,8 +146,8 @@ def limited(swarm: Swarm, member: Member, limit_bytes_s: float) -> tuple[str, fl
     """The same for a host that lets itself receive no more than `limit_bytes_s` (0: no limit),
     where others get far more: it is as good as a host with a slow downlink, and says nothing of its
     parents."""
-    typical_bytes_s = swarm.typical_pace * swarm.stripes * swarm.layout.piece_size
-    if member.light or not 0 < limit_bytes_s < SLOW_SHARE * typical_bytes_s:
+    typical_bytes_s = swarm.typical_rate * swarm.stripes * swarm.layout.piece_size
+    if member.slow_receiver or not 0 < limit_bytes_s < SLOW_SHARE * typical_bytes_s:
         return None
     return member.host, limit_bytes_s / typical_bytes_s, True
 
@@ -156,10 +156,10 @@ def _other_roots_go_on(swarm: Swarm, member: Member, stripe: int) -> bool:
     """Whether a root of another stripe was faster in what it reported since this one lags. One that
     reads several stripes, or feeds more children than it has seats, as in a swarm that is still
     small, has less for each."""
-    if member.parents.count(FROM_ORIGIN) > 1 or member.load > member.budget:
+    if member.parents.count(FROM_ORIGIN) > 1 or member.load > member.slots:
         return False
     return any(
-        _heard_since(root, member.lags[stripe]) and member.pace[stripe] < SLOW_SHARE * root.pace[each]
+        _heard_since(root, member.lags[stripe]) and member.rates[stripe] < SLOW_SHARE * root.rates[each]
         for each, root in _other_roots(swarm, member)
     )
 
@@ -178,7 +178,7 @@ def _holds_up(swarm: Swarm, parent: Member, stripe: int) -> bool:
     """Whether it is the host's uplink for which its children lag in a stripe: all of them do, and
     not for a reason of their own. One that lags elsewhere too may have two slow parents, and says
     nothing against its sisters; one alone must be seen to keep up elsewhere."""
-    children = [child for name in parent.children[stripe] if not (child := swarm.members[name]).light]
+    children = [child for name in parent.children[stripe] if not (child := swarm.members[name]).slow_receiver]
     if not children or any(child.lags[stripe] is None for child in children):
         return False
     return any(_keeps_up_elsewhere(swarm, child, stripe, sure=len(children) == 1) for child in children)
@@ -226,60 +226,62 @@ def slow_edges(swarm: Swarm, member: Member, *, now: float) -> list[int]:
         if lag is not None
         and member.parents[stripe]
         and now - lag.since >= (EDGE_S if _sisters(swarm, member, stripe) else LAG_S)
-        and _pace(member, stripe, now) < EDGE_SHARE * swarm.typical_pace
+        and _rate(member, stripe, now) < EDGE_SHARE * swarm.typical_rate
     ]
 
 
 def keeps_up(swarm: Swarm, member: Member) -> bool:
     """Whether a host gets about what others get in every stripe that it still lacks."""
     unfinished = _unfinished(swarm, member)
-    return bool(unfinished) and all(member.pace[stripe] > GOOD_SHARE * swarm.typical_pace for stripe in unfinished)
+    return bool(unfinished) and all(member.rates[stripe] > GOOD_SHARE * swarm.typical_rate for stripe in unfinished)
 
 
 def gets_fair_share(swarm: Swarm, member: Member) -> bool:
     """Whether so much comes to a host, in all stripes that it still lacks together, that its
     downlink cannot be slow."""
     unfinished = _unfinished(swarm, member)
-    return sum(member.pace[stripe] for stripe in unfinished) > SLOW_SHARE * swarm.typical_pace * max(1, len(unfinished))
+    return sum(member.rates[stripe] for stripe in unfinished) > SLOW_SHARE * swarm.typical_rate * max(
+        1, len(unfinished)
+    )
 
 
 def _served(swarm: Swarm, parent: Member) -> float:
     """What a host's children get of it, as a share of a typical uplink."""
-    paces = [swarm.members[each].pace[stripe] for stripe, names in enumerate(parent.children) for each in names]
-    return sum(paces) / max(swarm.typical_pace * swarm.stripes, 1e-9)
+    rates = [swarm.members[each].rates[stripe] for stripe, names in enumerate(parent.children) for each in names]
+    return sum(rates) / max(swarm.typical_rate * swarm.stripes, 1e-9)
 
 
 def _starves(swarm: Swarm, member: Member, stripe: int) -> bool:
     """Whether a host gets little of a stripe because its parent has no more: that says nothing of
     the host."""
-    return member.lags[stripe] is None and member.pace[stripe] < SLOW_SHARE * swarm.typical_pace
+    return member.lags[stripe] is None and member.rates[stripe] < SLOW_SHARE * swarm.typical_rate
 
 
-def _pace(member: Member, stripe: int, now: float) -> float:
+def _rate(member: Member, stripe: int, now: float) -> float:
     """Pieces a second since the host began to lag, or of late."""
     lag = member.lags[stripe]
-    return member.pace[stripe] if lag is None else (member.counts[stripe] - lag.count) / max(now - lag.since, 1e-3)
+    return member.rates[stripe] if lag is None else (member.counts[stripe] - lag.count) / max(now - lag.since, 1e-3)
 
 
 def _patience_s(swarm: Swarm, member: Member, stripe: int, now: float) -> float:
     """How long a host must lag before somebody is judged. Not long when pieces trickle in at a rate
     that only a slow link explains: a process that gets no time gives nothing. Nor where nothing
     else is in doubt but the downlink of a host that lost its children some time ago."""
-    trickles = 0 < _pace(member, stripe, now) < TRICKLE_SHARE * _usual_pace(swarm, member, stripe)
+    trickles = 0 < _rate(member, stripe, now) < TRICKLE_SHARE * _usual_rate(swarm, member, stripe)
     # A new parent's first piece comes after the one that is under way from the old, which may have
     # been slow.
     trickles = trickles and now - member.attached_at[stripe] >= LAG_S
     if trickles and _waiting(swarm, member, stripe) >= PLAIN_PIECES:
         return PLAIN_S
-    return LAG_S / 2 if trickles or not member.budget else LAG_S
+    return LAG_S / 2 if trickles or not member.slots else LAG_S
 
 
-def _usual_pace(swarm: Swarm, member: Member, stripe: int) -> float:
+def _usual_rate(swarm: Swarm, member: Member, stripe: int) -> float:
     """The pace to compare a host with: the typical one, or for a root that of the roots of other
     stripes. Should the origin be slow, they all are, and nobody is to blame."""
     if member.parents[stripe] != FROM_ORIGIN:
-        return swarm.typical_pace
-    return max((root.pace[each] for each, root in _other_roots(swarm, member)), default=0.0)
+        return swarm.typical_rate
+    return max((root.rates[each] for each, root in _other_roots(swarm, member)), default=0.0)
 
 
 def _waiting(swarm: Swarm, member: Member, stripe: int) -> int:
@@ -296,7 +298,7 @@ def _sisters(swarm: Swarm, member: Member, stripe: int) -> list[str]:
     be slow."""
     parent = member.parents[stripe]
     found = swarm.members[parent].children[stripe] if parent else ()
-    return [each for each in found if each != member.host and not swarm.members[each].light]
+    return [each for each in found if each != member.host and not swarm.members[each].slow_receiver]
 
 
 def _unfinished(swarm: Swarm, member: Member) -> list[int]:

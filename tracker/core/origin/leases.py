@@ -60,7 +60,7 @@ class Leases:
         return max(0, left)
 
 
-def shares(swarms: Iterable[Swarm], hosts: Mapping[str, Host], limit_bytes_s: float) -> list[Send]:
+def origin_limits(swarms: Iterable[Swarm], hosts: Mapping[str, Host], limit_bytes_s: float) -> list[Send]:
     """What holders of leases are to be told of what they may read; nothing without a limit (0)."""
     if not limit_bytes_s:
         return []
@@ -68,7 +68,7 @@ def shares(swarms: Iterable[Swarm], hosts: Mapping[str, Host], limit_bytes_s: fl
     found = []
     for name, leases in held.items():
         host, share = hosts[name], limit_bytes_s * leases / held.total()
-        if host.session is not None and host.origin_share != share:
-            host.origin_share = share
+        if host.session is not None and host.origin_limit_bytes_s != share:
+            host.origin_limit_bytes_s = share
             found.append(Send(host.session, OriginShare(share)))
     return found

@@ -37,22 +37,24 @@ from p2pdist.model.rendezvous import ranked
 from tracker.core.swarm import Swarm
 
 
-def deal(swarm: Swarm, room: int) -> None:
+def share_origin(swarm: Swarm, room: int) -> None:
     """Say who reads the parts of the blob, or that nobody does; `room` is how many leases the swarm
     may hold."""
     by_swarm = bool(swarm.swarming) and len(swarm.swarming) == swarm.receivers
-    by_keepers = by_swarm and not swarm.tree_seeds and not swarm.undealt and bool(swarm.dealt or not _whole(swarm))
+    by_keepers = (
+        by_swarm and not swarm.tree_seeds and not swarm.sharing_failed and bool(swarm.shares or not _whole(swarm))
+    )
     dealt: dict[str, tuple[str, ...]] = {}
     for zone in {swarm.members[host].zone for host in swarm.swarming} if by_keepers else ():
-        named = keepers(swarm, zone, READERS + SPARES)
+        named = superpeers(swarm, zone, READERS + RESERVES)
         present = tuple(name for name in named if swarm.members[name].present)[:READERS]
         if present:
             dealt[zone] = present
     if sum(map(len, dealt.values())) > room:
         dealt = {}
-    if dealt == swarm.dealt:
+    if dealt == swarm.shares:
         return
-    before, swarm.dealt = swarm.dealt, dealt
+    before, swarm.shares = swarm.shares, dealt
     for host in swarm.swarming:
         zone = swarm.members[host].zone
         if before.get(zone) != dealt.get(zone):
@@ -65,9 +67,9 @@ def _whole(swarm: Swarm) -> bool:
     return seeds and any(member.seed and member.present for member in swarm.members.values())
 
 
-KEEPERS = 8
+SUPERPEERS = 8
 READERS = 32
-SPARES = 8
+RESERVES = 8
 """Chosen beside the READERS, of whom some may be away (dealing.py)."""
 
 GROWTH = 1.25
@@ -75,21 +77,21 @@ ZONES_MAX = 1000
 """Zones of a swarm whose keepers are remembered."""
 
 
-def keepers(swarm: Swarm, zone: str, count: int = KEEPERS) -> tuple[str, ...]:
+def superpeers(swarm: Swarm, zone: str, count: int = SUPERPEERS) -> tuple[str, ...]:
     """The keepers of a zone; absent ones may be among them. O(count) where the choice stands, else
     O(members of the zone)."""
     members = swarm.zones.get(zone, {})
-    key = zone if count == KEEPERS else f"{zone} {count}"  # names of zones hold no space
-    names, among = swarm.keepers.get(key, ((), 0))
+    key = zone if count == SUPERPEERS else f"{zone} {count}"  # names of zones hold no space
+    names, among = swarm.superpeers.get(key, ((), 0))
     if len(members) >= GROWTH * among or not all(_fit(swarm, name, zone) for name in names):
         fit = (name for name in members if _fit(swarm, name, zone))
         names = tuple(ranked(swarm.blob.encode(), fit, count))
-        if len(swarm.keepers) >= ZONES_MAX:
-            swarm.keepers.clear()
-        swarm.keepers[key] = names, len(members)
+        if len(swarm.superpeers) >= ZONES_MAX:
+            swarm.superpeers.clear()
+        swarm.superpeers[key] = names, len(members)
     return names
 
 
 def _fit(swarm: Swarm, name: str, zone: str) -> bool:
     member = swarm.members.get(name)
-    return member is not None and member.zone == zone and member.budget > 0 and not member.light
+    return member is not None and member.zone == zone and member.slots > 0 and not member.slow_receiver

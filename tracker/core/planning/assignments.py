@@ -13,7 +13,7 @@ from p2pdist.model.messages import Assign
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 from tracker.core.events import Send
 from tracker.core.host import Host
-from tracker.core.origin.superpeers import keepers
+from tracker.core.origin.superpeers import superpeers
 from tracker.core.swarm import FROM_ORIGIN, Swarm
 
 ALTERNATES = 2
@@ -37,16 +37,18 @@ def assignments(swarm: Swarm, hosts: Mapping[str, Host]) -> list[Send]:
         session, member = hosts[name].session, swarm.members[name]
         if session is not None:
             if member.zone not in zones:
-                named = swarm.dealt.get(member.zone) or keepers(swarm, member.zone)
-                zones[member.zone] = present_keepers(swarm, named, source)
-            news = zones[member.zone] if zones[member.zone] != member.keepers else ()
-            member.keepers = news or member.keepers
-            dealt = name in swarm.swarming and member.zone in swarm.dealt
+                named = swarm.shares.get(member.zone) or superpeers(swarm, member.zone)
+                zones[member.zone] = present_superpeers(swarm, named, source)
+            news = zones[member.zone] if zones[member.zone] != member.superpeers else ()
+            member.superpeers = news or member.superpeers
+            dealt = name in swarm.swarming and member.zone in swarm.shares
             found.append(Send(session, Assign(Plan(swarm.blob, tuple(stripes), news, dealt))))
     return found
 
 
-def present_keepers(swarm: Swarm, names: tuple[str, ...], source: Callable[[str], Source | None]) -> tuple[Source, ...]:
+def present_superpeers(
+    swarm: Swarm, names: tuple[str, ...], source: Callable[[str], Source | None]
+) -> tuple[Source, ...]:
     """Those of the keepers that are there, and where they are reached."""
     found = (source(name) for name in names if name in swarm.members and swarm.members[name].present)
     return tuple(each for each in found if each is not None)
@@ -86,9 +88,9 @@ def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[s
             if len(found) >= ALTERNATES:
                 return found
             other = swarm.members[pool[(member.order + stripe + step * STEP) % len(pool)]]
-            if other.host in {host, parent, *found} or not other.present or not other.budget:
+            if other.host in {host, parent, *found} or not other.present or not other.slots:
                 continue
-            if swarm.below(stripe, other.host, host) or not swarm.rooted(stripe, other.host):
+            if swarm.receives_through(stripe, other.host, host) or not swarm.rooted(stripe, other.host):
                 continue
             found.append(other.host)
     return found

@@ -30,8 +30,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tracker.core.monitor.progress import GOOD_SHARE
-from tracker.core.planning.slot_index import Places
-from tracker.core.planning.slots import clear, deal, outgrown
+from tracker.core.planning.slot_index import SlotIndex
+from tracker.core.planning.slots import allot, clear, outgrown
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
 
 
@@ -60,8 +60,8 @@ class Planner:
         for stripe, host in swarm.unplanned:
             member = swarm.members[host]
             if member.present:
-                waiting[member.light].setdefault(stripe, []).append(host)
-        deal(swarm)
+                waiting[member.slow_receiver].setdefault(stripe, []).append(host)
+        allot(swarm)
         granted = 0
         # Those that take no seat come when all trees stand, and it shows where they cost least.
         for hosts_by_stripe in waiting.values():
@@ -88,7 +88,7 @@ class _StripePass:
         self.swarm, self.stripe = swarm, stripe
         self.zone_streams, self.leases = zone_streams, leases
         self.hosts = hosts
-        self.places = Places(swarm, stripe, hosts)
+        self.slots = SlotIndex(swarm, stripe, hosts)
         self.imported: dict[str, None] = {}
 
     def run(self, *, redraw: bool = False) -> None:
@@ -97,7 +97,7 @@ class _StripePass:
         queues = self._queues(redraw)
         while True:
             attached = self._import(queues)
-            importing = any(queue and not self.places.fed(rack) for rack, queue in queues.items())
+            importing = any(queue and not self.slots.fed(rack) for rack, queue in queues.items())
             for rack, queue in queues.items():
                 # One by one while other racks wait: their importers shall get the shallow seats.
                 attached += self._fill(rack, queue, 1 if importing and len(queues) > 1 else len(queue))
@@ -120,10 +120,10 @@ class _StripePass:
         def order(host: str) -> tuple[bool, bool, int, int, int, int]:
             member = members[host]
             if not redraw and (member.children[stripe] or member.counts[stripe]):
-                return False, not member.budget, -member.counts[stripe], -member.seats[stripe], 0, member.order
-            seats = member.seats[stripe]
+                return False, not member.slots, -member.counts[stripe], -member.allotted[stripe], 0, member.order
+            slots = member.allotted[stripe]
             apart = mixed and host not in self.swarm.swarming
-            return True, seats == 0, apart, member.parents.count(FROM_ORIGIN), -seats, member.order
+            return True, slots == 0, apart, member.parents.count(FROM_ORIGIN), -slots, member.order
 
         queues: dict[str, list[str]] = {}
         for host in sorted(self.hosts, key=order, reverse=True):
@@ -141,37 +141,37 @@ class _StripePass:
         no other stripe."""
         swarm, stripe = self.swarm, self.stripe
         member = swarm.members[host]
-        lost = bool(swarm.typical_pace) and not swarm.roots[stripe]
-        unproven = lost and max(member.pace) < GOOD_SHARE * swarm.typical_pace
+        lost = bool(swarm.typical_rate) and not swarm.roots[stripe]
+        unproven = lost and max(member.rates) < GOOD_SHARE * swarm.typical_rate
         imports = lost and any(self._from_elsewhere(each) for each in swarm.racks[rack])
-        over = self.places.over(rack) if len(swarm.racks) > 1 else 0
+        over = self.slots.over(rack) if len(swarm.racks) > 1 else 0
         new, _, apart, *_ = order(host)
-        return not member.budget, unproven, imports, over < 0, new and bool(apart), -over, order(host)
+        return not member.slots, unproven, imports, over < 0, new and bool(apart), -over, order(host)
 
     def _import(self, queues: dict[str, list[str]]) -> int:
         """Let the first of each rack that is not fed yet receive from outside; returns how many
         do."""
         count = 0
         for rack, queue in queues.items():
-            if queue and not self.places.fed(rack):
+            if queue and not self.slots.fed(rack):
                 member = self.swarm.members[queue[-1]]
                 parent = self._from_outside(member)
                 if parent is not None:
                     self._attach(queue.pop(), parent)
                     count += 1
-        self.places.settle()
+        self.slots.open_fed_racks()
         return count
 
     def _from_outside(self, member: Member) -> str | None:
-        if not self.places.whole and self._may_read(member):
+        if not self.slots.whole and self._may_read(member):
             return FROM_ORIGIN
-        zones = None if not self.places.zone_fed(member.zone) else (member.zone,)
-        return self.places.outside(member, zones)
+        zones = None if not self.slots.zone_fed(member.zone) else (member.zone,)
+        return self.slots.outside(member, zones)
 
     def _fill(self, rack: str, queue: list[str], limit: int) -> int:
         count = 0
         while queue and count < limit:
-            parent = self.places.inside(self.swarm.members[queue[-1]])
+            parent = self.slots.inside(self.swarm.members[queue[-1]])
             if parent is None:
                 break
             self._attach(queue.pop(), parent)
@@ -182,14 +182,14 @@ class _StripePass:
         """A parent beyond the seats that were dealt: in the rack, then outside, then the origin
         when all that could serve have failed."""
         member = self.swarm.members[host]
-        places = self.places
-        parent = places.inside(member) or places.spare(member, member.rack)
+        slots = self.slots
+        parent = slots.inside(member) or slots.extra_slot(member, member.rack)
         if parent is None:
             may_read = self._may_read(member)
-            if may_read and not places.whole:
+            if may_read and not slots.whole:
                 parent = FROM_ORIGIN
             else:
-                parent = places.outside(member) or places.spare(member, None) or self._again(member)
+                parent = slots.outside(member) or slots.extra_slot(member, None) or self._again(member)
                 if parent is None and may_read:
                     parent = FROM_ORIGIN
         if parent is None:
@@ -207,15 +207,17 @@ class _StripePass:
             if host == child.host and (member := swarm.members.get(parent)) is not None and member.present
         ]
         fit = [
-            each for each in found if swarm.rooted(stripe, each.host) and not swarm.below(stripe, each.host, child.host)
+            each
+            for each in found
+            if swarm.rooted(stripe, each.host) and not swarm.receives_through(stripe, each.host, child.host)
         ]
         return max(fit, key=lambda each: (each.counts[stripe], -each.load, each.order)).host if fit else None
 
     def _attach(self, host: str, parent: str) -> None:
         self.swarm.attach(self.stripe, host, parent)
-        self.places.attached(self.swarm.members[host], parent)
+        self.slots.attached(self.swarm.members[host], parent)
         above = self.swarm.members.get(parent)
-        self.swarm.strained = self.swarm.strained or (above is not None and above.load > above.budget)
+        self.swarm.strained = self.swarm.strained or (above is not None and above.load > above.slots)
         if parent == FROM_ORIGIN:
             self.leases -= 1
         if self._from_elsewhere(host) and len(self.swarm.racks) > 1:
@@ -235,11 +237,13 @@ class _StripePass:
         fit = [each for each in importers if each.present and self.swarm.rooted(self.stripe, each.host)]
         if not fit:
             return  # the second importer of another rack was above them
-        best = max(fit, key=lambda each: (bool(each.budget), each.counts[self.stripe], each.order))
+        best = max(fit, key=lambda each: (bool(each.slots), each.counts[self.stripe], each.order))
         for other in fit:
-            if other is best or not best.budget or (other.host, best.host) in self.swarm.avoided:
+            if other is best or not best.slots or (other.host, best.host) in self.swarm.avoided:
                 continue
-            if not self.swarm.below(self.stripe, best.host, other.host):  # it would wait for who waits for it
+            if not self.swarm.receives_through(
+                self.stripe, best.host, other.host
+            ):  # it would wait for who waits for it
                 self.swarm.detach(self.stripe, other.host)
 
     def _may_read(self, member: Member) -> bool:

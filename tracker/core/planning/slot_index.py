@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from tracker.core.planning.slow_receivers import Carriers
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, only_leaves
 
-Seat = tuple[int, int, int, str]
+FreeSlot = tuple[int, int, int, str]
 """Depth, seats of the host taken in this pass, its load, its name."""
 
-Spare = tuple[int, bool, float, int, str]
+ExtraSlot = tuple[int, bool, float, int, str]
 """How far from its seats a host is (0: it has some unused, 1: none, 2: it never had any), whether
 others hang below its children, its load, its depth, its name: the smallest is the best to take one
 more."""
@@ -27,18 +27,18 @@ class _Rack:
     """`reachable` and `seats` count free seats, of hosts with a way up and of all; `waiting` hosts
     without a parent."""
 
-    free: list[Seat] = field(default_factory=list)
+    free: list[FreeSlot] = field(default_factory=list)
     reachable: int = 0
-    seats: int = 0
+    slots: int = 0
     waiting: int = 0
     fed: bool = False
-    spares: list[Spare] | None = None
+    extras: list[ExtraSlot] | None = None
     carriers: Carriers | None = None
 
     @property
     def over(self) -> int:
         """Seats beyond those that the rack itself needs."""
-        return self.seats - self.waiting
+        return self.slots - self.waiting
 
     @property
     def open(self) -> bool:
@@ -46,7 +46,7 @@ class _Rack:
         return self.over > 0 and self.reachable > (1 if self.waiting else 0)
 
 
-class Places:
+class SlotIndex:
     """See the module's text. Those who wait are all light, or none is. `whole`: whether somebody
     present has the whole stripe."""
 
@@ -55,16 +55,16 @@ class Places:
         self._depths: dict[str, int] = {}
         self._racks: dict[str, _Rack] = {}
         self._exports: dict[str, list[tuple[int, str]]] | None = None
-        self._everywhere: list[tuple[Spare, str]] | None = None
+        self._everywhere: list[tuple[ExtraSlot, str]] | None = None
         self._fresh: list[str] = []
         self._zones: dict[str, None] | None = None
         total = swarm.totals[stripe]
         self.whole = any(each.counts[stripe] == total and each.present for each in swarm.members.values())
-        self._light = bool(waiting) and swarm.members[waiting[0]].light
+        self._light = bool(waiting) and swarm.members[waiting[0]].slow_receiver
         self._waiting: dict[str, int] = {}
         for host in waiting:
             member = swarm.members[host]
-            self._waiting[member.rack] = self._waiting.get(member.rack, 0) + (not member.light)
+            self._waiting[member.rack] = self._waiting.get(member.rack, 0) + (not member.slow_receiver)
 
     def fed(self, rack: str) -> bool:
         """Whether somebody in the rack receives the stripe, or has it. Light hosts count for light
@@ -79,7 +79,7 @@ class Places:
         """The shallowest free seat in the child's own rack; one that needs none hangs where it
         costs least."""
         rack = self._rack(child.rack)
-        if not child.light:
+        if not child.slow_receiver:
             return self._take(rack, child)
         if rack.carriers is None:
             rack.carriers = Carriers(self.swarm, self.stripe, child.rack)
@@ -117,19 +117,19 @@ class Places:
                 return found
         return None
 
-    def spare(self, child: Member, rack: str | None) -> str | None:
+    def extra_slot(self, child: Member, rack: str | None) -> str | None:
         """A parent beyond the allotted seats, in one rack or anywhere: unallotted budget, then
         seats that stand idle in other stripes, then the least loaded, of those first whose children
         are leaves."""
-        best = self._best_anywhere(child) if rack is None else self._best_spare(self._spares(rack), child)
+        best = self._best_anywhere(child) if rack is None else self._best_extra(self._extras(rack), child)
         if best is None:
             return None
         member = self.swarm.members[best[4]]
         found = self._rack(member.rack)
         free = member.free(self.stripe)
-        self.swarm.grant_seat(member, self.stripe)
+        self.swarm.grant_slot(member, self.stripe)
         granted = member.free(self.stripe) - free
-        found.seats += granted
+        found.slots += granted
         found.reachable += granted
         return member.host
 
@@ -138,11 +138,11 @@ class Places:
         rack, upper = self._rack(child.rack), None
         if parent != FROM_ORIGIN:
             upper = self.swarm.members[parent]
-            if not child.light:
+            if not child.slow_receiver:
                 above = self._rack(upper.rack)
-                above.seats -= 1
+                above.slots -= 1
                 above.reachable -= 1
-        rack.waiting -= not child.light
+        rack.waiting -= not child.slow_receiver
         if not rack.fed:
             rack.fed = True
             self._fresh.append(child.rack)
@@ -153,9 +153,9 @@ class Places:
         if free > 0 and child.present:
             rack.reachable += free
             heapq.heappush(rack.free, (depth, 0, child.load, child.host))
-        if rack.spares is not None:
-            key = self._spare_key(child)
-            heapq.heappush(rack.spares, key)
+        if rack.extras is not None:
+            key = self._extra_key(child)
+            heapq.heappush(rack.extras, key)
             if self._everywhere is not None:
                 heapq.heappush(self._everywhere, (key, child.rack))
         if rack.carriers is not None:
@@ -165,7 +165,7 @@ class Places:
         if upper is not None and upper.rack not in (child.rack, *self._fresh):
             self._offer(upper.rack)
 
-    def settle(self) -> None:
+    def open_fed_racks(self) -> None:
         """Racks that are fed since the last call feed others from now on. If they did at once,
         racks would form a chain."""
         fresh, self._fresh = self._fresh, []
@@ -184,11 +184,11 @@ class Places:
                     continue
                 free = member.free(self.stripe)
                 if (not rack.fed or free > 0) and self.swarm.rooted(self.stripe, host):
-                    rack.fed = rack.fed or self._light or not member.light
+                    rack.fed = rack.fed or self._light or not member.slow_receiver
                     if free > 0:
                         rack.reachable += free
                         rack.free.append((self._depth(member), 0, member.load, host))
-                rack.seats += max(0, free)
+                rack.slots += max(0, free)
             heapq.heapify(rack.free)
         return rack
 
@@ -213,7 +213,7 @@ class Places:
             heapq.heappush(self._exports.setdefault(zone, []), (rack.free[0][0], name))
 
     def _take(self, rack: _Rack, child: Member) -> str | None:
-        passed: list[Seat] = []
+        passed: list[FreeSlot] = []
         found = None
         while rack.free:
             seat = heapq.heappop(rack.free)
@@ -224,54 +224,54 @@ class Places:
                 passed.append(seat)
                 continue
             found = member.host
-            if member.free(self.stripe) > 1 or child.light:
+            if member.free(self.stripe) > 1 or child.slow_receiver:
                 heapq.heappush(rack.free, (seat[0], seat[1] + 1, seat[2] + 1, member.host))
             break
         for seat in passed:
             heapq.heappush(rack.free, seat)
         return found
 
-    def _best_anywhere(self, child: Member) -> Spare | None:
+    def _best_anywhere(self, child: Member) -> ExtraSlot | None:
         """The best of all racks, whose best are kept in a heap: looking at every rack for every
         host would take minutes."""
         if self._everywhere is None:
-            self._everywhere = [(found[0], name) for name in self.swarm.racks if (found := self._spares(name))]
+            self._everywhere = [(found[0], name) for name in self.swarm.racks if (found := self._extras(name))]
             heapq.heapify(self._everywhere)
         passed, best = [], None
         while self._everywhere and best is None:
             key, name = heapq.heappop(self._everywhere)
-            spares = self._spares(name)
-            best = self._best_spare(spares, child)
+            extras = self._extras(name)
+            best = self._best_extra(extras, child)
             if best is not None and best > key:
                 heapq.heappush(self._everywhere, (best, name))
                 best = None
-            elif spares:
-                passed.append((spares[0], name))
+            elif extras:
+                passed.append((extras[0], name))
         for entry in passed:
             heapq.heappush(self._everywhere, entry)
         return best
 
-    def _spares(self, rack: str) -> list[Spare]:
+    def _extras(self, rack: str) -> list[ExtraSlot]:
         found = self._rack(rack)
-        if found.spares is None:
-            found.spares = self._list_spares(rack)
-        return found.spares
+        if found.extras is None:
+            found.extras = self._list_extras(rack)
+        return found.extras
 
-    def _list_spares(self, rack: str) -> list[Spare]:
+    def _list_extras(self, rack: str) -> list[ExtraSlot]:
         found = []
         for host in self.swarm.racks[rack]:
             member = self.swarm.members[host]
             if member.present and self.swarm.rooted(self.stripe, host):
-                found.append(self._spare_key(member))
+                found.append(self._extra_key(member))
         heapq.heapify(found)
         return found
 
-    def _best_spare(self, heap: list[Spare], child: Member) -> Spare | None:
+    def _best_extra(self, heap: list[ExtraSlot], child: Member) -> ExtraSlot | None:
         passed, found = [], None
         while heap and found is None:
             key = heapq.heappop(heap)
             member = self.swarm.members[key[4]]
-            now = self._spare_key(member)
+            now = self._extra_key(member)
             if now > key:
                 heapq.heappush(heap, now)
                 continue
@@ -282,10 +282,10 @@ class Places:
             heapq.heappush(heap, key)
         return found
 
-    def _spare_key(self, member: Member) -> Spare:
-        idle = member.budget - member.load
-        rank = 0 if idle > 0 else 1 if member.budget else 2
-        load = -float(idle) if rank == 0 else member.load / max(member.budget, 0.25)
+    def _extra_key(self, member: Member) -> ExtraSlot:
+        idle = member.slots - member.load
+        rank = 0 if idle > 0 else 1 if member.slots else 2
+        load = -float(idle) if rank == 0 else member.load / max(member.slots, 0.25)
         inner = rank > 0 and not only_leaves(self.swarm, self.stripe, member)
         return rank, inner, load, self._depth(member), member.host
 

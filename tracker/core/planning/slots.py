@@ -36,13 +36,13 @@ PIECES_MIN = 64
 """A blob of fewer pieces is there before its trees could be drawn anew."""
 
 
-def deal(swarm: Swarm) -> None:
+def allot(swarm: Swarm) -> None:
     """Allot seats that belong to no stripe to the stripes that lack some."""
-    spare: dict[str, list[Member]] = {}
+    unallotted: dict[str, list[Member]] = {}
     for member in swarm.members.values():
-        if member.spare > 0 and member.present:
-            spare.setdefault(member.rack, []).append(member)
-    if not spare:
+        if member.unallotted > 0 and member.present:
+            unallotted.setdefault(member.rack, []).append(member)
+    if not unallotted:
         return
     exports: dict[str, list[int]] = {}
     sources: dict[str, list[bool]] = {}
@@ -51,8 +51,8 @@ def deal(swarm: Swarm) -> None:
         zone = members[0].zone
         whole = [any(each.counts[stripe] == total for each in members) for stripe, total in enumerate(swarm.totals)]
         lacking = _lacking(swarm, members, whole)
-        if rack in spare:
-            _deal_inside(swarm, rack, spare[rack], lacking)
+        if rack in unallotted:
+            _allot_inside(swarm, rack, unallotted[rack], lacking)
         counts = exports.setdefault(zone, [0] * swarm.stripes)
         found = sources.setdefault(zone, [False] * swarm.stripes)
         for stripe, roots in enumerate(swarm.roots):
@@ -64,7 +64,9 @@ def deal(swarm: Swarm) -> None:
             # Where nobody has the stripe yet, the first rack of the zone will read it from the
             # origin.
             needed = [count - (not found) for count, found in zip(counts, sources[zone], strict=True)]
-            _deal_exports(swarm, {rack: spare[rack] for rack in spare if spare[rack][0].zone == zone}, needed)
+            _allot_exports(
+                swarm, {rack: unallotted[rack] for rack in unallotted if unallotted[rack][0].zone == zone}, needed
+            )
 
 
 def _lacking(swarm: Swarm, members: list[Member], whole: list[bool]) -> list[int]:
@@ -73,63 +75,65 @@ def _lacking(swarm: Swarm, members: list[Member], whole: list[bool]) -> list[int
     found = [whole[stripe] - 1 for stripe in range(swarm.stripes)]
     for stripe, total in enumerate(swarm.totals):
         for member in members:
-            found[stripe] += (member.counts[stripe] < total and not member.light) - member.seats[stripe]
+            found[stripe] += (member.counts[stripe] < total and not member.slow_receiver) - member.allotted[stripe]
     return found
 
 
-def _deal_inside(swarm: Swarm, rack: str, spare: list[Member], lacking: list[int]) -> None:
+def _allot_inside(swarm: Swarm, rack: str, unallotted: list[Member], lacking: list[int]) -> None:
     present = [member for member in (swarm.members[name] for name in swarm.racks[rack]) if member.present]
     for stripe in range(swarm.stripes):
         if lacking[stripe] > 0 and not any(
             each.free(stripe) > 0 and _attached(swarm, each, stripe) for each in present
         ):
-            candidates = [each for each in spare if each.spare > 0 and _attached(swarm, each, stripe)]
-            best = max(candidates, key=lambda each: (each.host in swarm.roots[stripe], each.spare), default=None)
+            candidates = [each for each in unallotted if each.unallotted > 0 and _attached(swarm, each, stripe)]
+            best = max(candidates, key=lambda each: (each.host in swarm.roots[stripe], each.unallotted), default=None)
             if best is not None:
-                _give(best, stripe, lacking, 1)
+                _allot(best, stripe, lacking, 1)
     if swarm.mixed:
-        _seat_readers(swarm, spare, lacking)
+        _allot_readers(swarm, unallotted, lacking)
     for stripe, holders in enumerate(swarm.roots):
         for host in holders:
             if swarm.members[host].rack == rack:
-                _give(swarm.members[host], stripe, lacking, swarm.members[host].spare)
+                _allot(swarm.members[host], stripe, lacking, swarm.members[host].unallotted)
     # Taken from the end: members that serve a stripe already, then those with the largest budgets.
-    pool = [member for member in spare if member.spare > 0]
-    pool.sort(key=lambda member: (any(member.seats), member.budget, member.order))
+    pool = [member for member in unallotted if member.unallotted > 0]
+    pool.sort(key=lambda member: (any(member.allotted), member.slots, member.order))
     for stripe in sorted(range(swarm.stripes), key=lambda stripe: -lacking[stripe]):
         while lacking[stripe] > 0 and pool:
-            _give(pool[-1], stripe, lacking, pool[-1].spare)
-            if not pool[-1].spare:
+            _allot(pool[-1], stripe, lacking, pool[-1].unallotted)
+            if not pool[-1].unallotted:
                 pool.pop()
 
 
-def _seat_readers(swarm: Swarm, spare: list[Member], lacking: list[int]) -> None:
+def _allot_readers(swarm: Swarm, unallotted: list[Member], lacking: list[int]) -> None:
     """A seat of a host that receives by BitTorrent in each stripe without a root, of another host
     each time if possible."""
-    pool = [member for member in spare if member.host in swarm.swarming]
+    pool = [member for member in unallotted if member.host in swarm.swarming]
     for stripe, holders in enumerate(swarm.roots):
         if not holders and pool:
-            _give(max(pool, key=lambda each: (each.spare, each.order)), stripe, lacking, 1)
+            _allot(max(pool, key=lambda each: (each.unallotted, each.order)), stripe, lacking, 1)
 
 
-def _deal_exports(swarm: Swarm, spare: dict[str, list[Member]], lacking: list[int]) -> None:
+def _allot_exports(swarm: Swarm, unallotted: dict[str, list[Member]], lacking: list[int]) -> None:
     """Seats that racks have over, to the stripes that still have to reach other racks; those of a
     root's rack, or of one that shall have it, first, in its stripe."""
-    racks = sorted(spare, key=lambda rack: min(member.order for member in spare[rack]))
-    mixed = [rack for rack in racks if any(each.host in swarm.swarming for each in spare[rack])] if swarm.mixed else []
+    racks = sorted(unallotted, key=lambda rack: min(member.order for member in unallotted[rack]))
+    mixed = (
+        [rack for rack in racks if any(each.host in swarm.swarming for each in unallotted[rack])] if swarm.mixed else []
+    )
     homes = [{swarm.members[root].rack for root in roots} or set(mixed[:1]) for roots in swarm.roots]
-    for seats in (1, swarm.stripes):
+    for slots in (1, swarm.stripes):
         for stripe in range(swarm.stripes):
             for rack in racks:
                 if rack in homes[stripe]:
-                    member = max(spare[rack], key=lambda each: each.spare)
-                    _give(member, stripe, lacking, seats)
+                    member = max(unallotted[rack], key=lambda each: each.unallotted)
+                    _allot(member, stripe, lacking, slots)
     stripes = sorted(range(swarm.stripes), key=lambda stripe: -lacking[stripe])
     for rack in racks:
-        for member in sorted(spare[rack], key=lambda each: -each.order):
-            while member.spare > 0 and stripes:
+        for member in sorted(unallotted[rack], key=lambda each: -each.order):
+            while member.unallotted > 0 and stripes:
                 if lacking[stripes[0]] > 0:
-                    _give(member, stripes[0], lacking, member.spare)
+                    _allot(member, stripes[0], lacking, member.unallotted)
                 else:
                     stripes.pop(0)
 
@@ -191,7 +195,7 @@ def clear(swarm: Swarm) -> dict[tuple[str, int], str]:
     (host, stripe)."""
     parents: dict[tuple[str, int], str] = {}
     for member in swarm.members.values():
-        member.seats = [0] * swarm.stripes
+        member.allotted = [0] * swarm.stripes
         for stripe, parent in enumerate(member.parents):
             if parent is not None and parent != FROM_ORIGIN:
                 if (member.host, stripe) not in swarm.changed:
@@ -205,8 +209,8 @@ def _attached(swarm: Swarm, member: Member, stripe: int) -> bool:
     return member.parents[stripe] is not None or member.counts[stripe] == swarm.totals[stripe]
 
 
-def _give(member: Member, stripe: int, lacking: list[int], seats: int) -> None:
-    taken = min(seats, member.spare, lacking[stripe])
+def _allot(member: Member, stripe: int, lacking: list[int], slots: int) -> None:
+    taken = min(slots, member.unallotted, lacking[stripe])
     if taken > 0:
-        member.seats[stripe] += taken
+        member.allotted[stripe] += taken
         lacking[stripe] -= taken

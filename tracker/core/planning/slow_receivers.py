@@ -14,7 +14,7 @@ from collections import Counter
 
 from tracker.core.swarm import Member, Swarm
 
-SETTLE_S, SETTLE_MAX_S = 2.0, 10.0
+STAY_S, STAY_MAX_S = 2.0, 10.0
 """How long a light host stays where it is before it is looked at again; the second where it has got
 no piece meanwhile."""
 
@@ -36,7 +36,7 @@ class Carriers:
         self._heap = [
             self._carrier(each)
             for each in members
-            if each.present and not each.light and swarm.rooted(stripe, each.host)
+            if each.present and not each.slow_receiver and swarm.rooted(stripe, each.host)
         ]
         heapq.heapify(self._heap)
 
@@ -59,30 +59,30 @@ class Carriers:
 
     def add(self, member: Member) -> None:
         """A host of the rack has a way up now."""
-        if not member.light:
+        if not member.slow_receiver:
             heapq.heappush(self._heap, self._carrier(member))
 
     def _carrier(self, member: Member) -> Carrier:
-        swarm, full = self.swarm, member.load >= member.budget
-        inner, light = _inner(swarm, member), _light_children(swarm, member)
-        return not member.budget, inner, light, full, member.order, member.host
+        swarm, full = self.swarm, member.load >= member.slots
+        inner, slow_receiver = _inner(swarm, member), _slow_children(swarm, member)
+        return not member.slots, inner, slow_receiver, full, member.order, member.host
 
 
-def settle(swarm: Swarm, member: Member, *, now: float) -> bool:
+def relocate(swarm: Swarm, member: Member, *, now: float) -> bool:
     """Move a light host that has come to be in others' way, because of what happened around it
     since it got its place, or that brings a stripe into its rack for itself alone; returns whether
     it moved. Not from one such place to another: whoever gets it waits for its first blocks."""
     moved = False
-    for stripe, name in enumerate(member.parents if member.light and member.present else ()):
-        if not name or not _settled(member, stripe, now):
+    for stripe, name in enumerate(member.parents if member.slow_receiver and member.present else ()):
+        if not name or not _stayed(member, stripe, now):
             continue
         parent = swarm.members[name]
-        if parent.rack == member.rack and _bears(swarm, parent, light=1):
+        if parent.rack == member.rack and _can_carry(swarm, parent, slow_receiver=1):
             continue
         names = list(swarm.racks[member.rack])
         first = member.order % len(names)
         tried = (swarm.members[each] for each in (names[first:] + names[:first])[:TRIES])
-        found = next((each for each in tried if _would_do(swarm, stripe, member, each)), None)
+        found = next((each for each in tried if _fits(swarm, stripe, member, each)), None)
         if found is not None:
             swarm.now = now  # the report may have told nothing new of this swarm
             swarm.attach(stripe, member.host, found.host)
@@ -90,56 +90,56 @@ def settle(swarm: Swarm, member: Member, *, now: float) -> bool:
     return moved
 
 
-def become(swarm: Swarm, member: Member, *, light: bool) -> None:
+def reclassify(swarm: Swarm, member: Member, *, slow_receiver: bool) -> None:
     """A host is light from now on, or no longer. Where it does not fit then the planner finds it
     another place."""
-    if member.light == light:
+    if member.slow_receiver == slow_receiver:
         return
-    seats: Counter[str] = Counter()
+    slots: Counter[str] = Counter()
     for stripe, name in enumerate(member.parents):
         parent = swarm.members.get(name or "")
         if parent is None:
             continue
-        if light or parent.load + seats[parent.host] >= parent.budget:
+        if slow_receiver or parent.load + slots[parent.host] >= parent.slots:
             swarm.detach(stripe, member.host)
         else:
-            seats[parent.host] += 1
-    swarm.set_light(member, light)
+            slots[parent.host] += 1
+    swarm.set_slow_receiver(member, slow_receiver)
     # Else another child would get the seat that is left over in another stripe. All seats that it
     # takes count by now.
-    for stripe, name in enumerate(member.parents if not light else ()):
+    for stripe, name in enumerate(member.parents if not slow_receiver else ()):
         parent = swarm.members.get(name or "")
         if parent is not None and parent.free(stripe) < 0:
-            swarm.grant_seat(parent, stripe)
+            swarm.grant_slot(parent, stripe)
 
 
-def _settled(member: Member, stripe: int, now: float) -> bool:
+def _stayed(member: Member, stripe: int, now: float) -> bool:
     """Whether a light host has been long enough where it is, and has got a piece there: what has
     come of the next would be lost."""
     stayed_s = now - member.attached_at[stripe]
-    return stayed_s >= SETTLE_MAX_S or (stayed_s >= SETTLE_S and member.moved_at[stripe] > member.attached_at[stripe])
+    return stayed_s >= STAY_MAX_S or (stayed_s >= STAY_S and member.moved_at[stripe] > member.attached_at[stripe])
 
 
-def _would_do(swarm: Swarm, stripe: int, child: Member, parent: Member) -> bool:
-    if parent is child or not parent.present or parent.light or (child.host, parent.host) in swarm.avoided:
+def _fits(swarm: Swarm, stripe: int, child: Member, parent: Member) -> bool:
+    if parent is child or not parent.present or parent.slow_receiver or (child.host, parent.host) in swarm.avoided:
         return False
-    if not _bears(swarm, parent, light=0) or swarm.below(stripe, parent.host, child.host):
+    if not _can_carry(swarm, parent, slow_receiver=0) or swarm.receives_through(stripe, parent.host, child.host):
         return False
     return swarm.rooted(stripe, parent.host)
 
 
-def _bears(swarm: Swarm, parent: Member, *, light: int) -> bool:
+def _can_carry(swarm: Swarm, parent: Member, *, slow_receiver: int) -> bool:
     """Whether a host with seats has no more light children than that, and no others hang below its
     children."""
-    return bool(parent.budget) and _light_children(swarm, parent) <= light and not _inner(swarm, parent)
+    return bool(parent.slots) and _slow_children(swarm, parent) <= slow_receiver and not _inner(swarm, parent)
 
 
-def _light_children(swarm: Swarm, parent: Member) -> int:
+def _slow_children(swarm: Swarm, parent: Member) -> int:
     """In all stripes."""
-    return sum(swarm.members[child].light for names in parent.children for child in names)
+    return sum(swarm.members[child].slow_receiver for names in parent.children for child in names)
 
 
 def _inner(swarm: Swarm, parent: Member) -> bool:
     """Whether others hang below a host's children, light ones apart."""
     below = (swarm.members[child].children[stripe] for stripe, names in enumerate(parent.children) for child in names)
-    return any(not swarm.members[each].light for names in below for each in names)
+    return any(not swarm.members[each].slow_receiver for names in below for each in names)

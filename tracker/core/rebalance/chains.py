@@ -31,7 +31,7 @@ PIECES_MIN = 8
 GAIN_SHARE = 0.25
 """Of the time left that a move must save: what is reckoned is rough."""
 
-SETTLE_S = 0.5
+STAY_S = 0.5
 AHEAD_S = 1.5
 """A host is taken to go on at its last pace for so long after a report."""
 
@@ -44,7 +44,7 @@ MOVES_SHARE = 1 / 4
 MOVES_MIN, MOVES_MAX = 16, 500
 """Moves in one look: each of them is a message."""
 
-Place = tuple[float, int, str]
+Candidate = tuple[float, int, str]
 """When a host is done, its order, its name."""
 
 
@@ -94,8 +94,8 @@ class _Left:
     def _any_ends(self, member: Member) -> bool:
         """Whether a host has some stripe by now."""
         ahead_s = self._ahead_s(member)
-        for total, count, pace in zip(self.swarm.totals, member.counts, member.pace, strict=True):
-            if count + pace * ahead_s > total - 1:
+        for total, count, rate in zip(self.swarm.totals, member.counts, member.rates, strict=True):
+            if count + rate * ahead_s > total - 1:
                 return True
         return False
 
@@ -110,10 +110,10 @@ class _Left:
             return
         late = False
         for parent, lack in zip(member.parents, self.lacks(member), strict=True):
-            if parent and lack < 1 and not member.light:
+            if parent and lack < 1 and not member.slow_receiver:
                 self._ended[parent] = self._ended.get(parent, 0) + 1
             late = late or lack >= PIECES_MIN
-        if late and member.present and not member.light:
+        if late and member.present and not member.slow_receiver:
             self.late.append(member)
 
     def lacks(self, member: Member) -> list[float]:
@@ -122,8 +122,8 @@ class _Left:
         if known is None:
             ahead_s = self._ahead_s(member)
             known = self._lacks[member.host] = [
-                max(0.0, total - count - pace * ahead_s)
-                for total, count, pace in zip(self.swarm.totals, member.counts, member.pace, strict=True)
+                max(0.0, total - count - rate * ahead_s)
+                for total, count, rate in zip(self.swarm.totals, member.counts, member.rates, strict=True)
             ]
         return known
 
@@ -136,7 +136,7 @@ class _Left:
         uplink to itself."""
         if not member.parents[stripe] or self.lacks(member)[stripe] < PIECES_MIN:
             return False
-        if self.now - member.attached_at[stripe] < SETTLE_S:
+        if self.now - member.attached_at[stripe] < STAY_S:
             return False
         return _gains(self.ends(member, stripe), self.time(member, stripe, 0.0, 1))
 
@@ -210,10 +210,10 @@ class _Sources:
         self.zones: dict[str, list[tuple[int, int, str]]] = {}
         for rack, members in self.whole.items():
             members.sort(key=lambda each: (sum(map(len, each.children)), each.order), reverse=True)
-            place = left.exports.get(rack, 0), members[-1].order, rack
-            self.zones.setdefault(members[0].zone, []).append(place)
-        for places in self.zones.values():
-            heapq.heapify(places)
+            candidate = left.exports.get(rack, 0), members[-1].order, rack
+            self.zones.setdefault(members[0].zone, []).append(candidate)
+        for candidates in self.zones.values():
+            heapq.heapify(candidates)
 
     def take(self, child: Member) -> Member | None:
         """One for a host: of its own zone, or else of that of its parent. None where its rack has
@@ -222,14 +222,14 @@ class _Sources:
             return None
         above = self.swarm.members[child.parents[self.stripe] or ""]
         for zone in dict.fromkeys((child.zone, above.zone)):
-            places = self.zones.get(zone)
-            while places:
-                serving, order, rack = places[0]
+            candidates = self.zones.get(zone)
+            while candidates:
+                serving, order, rack = candidates[0]
                 members = self.whole[rack]
                 if not members:
-                    heapq.heappop(places)
+                    heapq.heappop(candidates)
                     continue
-                heapq.heapreplace(places, (serving + 1, order, rack))
+                heapq.heapreplace(candidates, (serving + 1, order, rack))
                 source = members.pop()
                 if _may_feed(self.swarm, self.stripe, child, source):
                     return source
@@ -245,11 +245,11 @@ class _Line:
     def __init__(self, swarm: Swarm, stripe: int, left: _Left, late: list[Member]) -> None:
         self.swarm, self.stripe, self.left = swarm, stripe, left
         known: dict[str, tuple[float, int]] = {}
-        self.late = sorted(late, key=lambda each: (*self._behind(each, known), each.budget < swarm.stripes, each.order))
+        self.late = sorted(late, key=lambda each: (*self._behind(each, known), each.slots < swarm.stripes, each.order))
         members = [swarm.members[name] for name in swarm.racks[late[0].rack]]
         self.loads = {each.host: left.load(each) for each in members}
-        self.seats = {each.host: each.load for each in members}
-        self.free: list[list[Place]] = [[] for _ in range(max(swarm.stripes, swarm.fanout))]
+        self.taken = {each.host: each.load for each in members}
+        self.free: list[list[Candidate]] = [[] for _ in range(max(swarm.stripes, swarm.fanout))]
         for each in self.late:
             self._count(each.parents[stripe] or "", -1)
         placed = {each.host for each in self.late}
@@ -277,14 +277,14 @@ class _Line:
         """A host, if it stands in the rack, has got or lost children."""
         if parent in self.loads:
             self.loads[parent] += children
-            self.seats[parent] += children
+            self.taken[parent] += children
 
     def _offer(self, member: Member) -> None:
         """Take a host into account as a parent."""
         load = self.loads[member.host]
-        if load < len(self.free) and _serves(self.swarm, member, self.seats[member.host]):
-            place = self.left.ends(member, self.stripe), member.order, member.host
-            heapq.heappush(self.free[load], place)
+        if load < len(self.free) and _serves(self.swarm, member, self.taken[member.host]):
+            candidate = self.left.ends(member, self.stripe), member.order, member.host
+            heapq.heappush(self.free[load], candidate)
 
     def run(self, limit: int) -> int:
         """Place the hosts; returns how many were moved. Beyond the limit those still move whose
@@ -311,7 +311,7 @@ class _Line:
         """When a host is done if it stays; who came before may have taken its seat."""
         if above.host not in self.loads:
             shared = max(1, self.left.load(above))
-        elif above.budget > self.seats[above.host]:
+        elif above.slots > self.taken[above.host]:
             shared = self.loads[above.host] + 1
         else:
             return inf
@@ -320,32 +320,32 @@ class _Line:
     def _best(self, child: Member, above: Member, stays: float) -> tuple[float, Member] | None:
         """When a host is done soonest, and where; None if it stays. Nobody goes where as many share
         an uplink as now."""
-        best: tuple[float, Place] | None = None
+        best: tuple[float, Candidate] | None = None
         loads = self.left.load(above) - 1 if stays < inf else len(self.free)
-        for load, places in enumerate(self.free[: max(1, loads)]):
-            place = self._first(child, above, load, places)
-            if place is not None:
-                ends = self.left.time(child, self.stripe, place[0], load + 1)
+        for load, candidates in enumerate(self.free[: max(1, loads)]):
+            candidate = self._first(child, above, load, candidates)
+            if candidate is not None:
+                ends = self.left.time(child, self.stripe, candidate[0], load + 1)
                 if best is None or ends < best[0]:
-                    best = ends, place
+                    best = ends, candidate
         if best is None or not _gains(stays, best[0]):
             return None
         return best[0], self.swarm.members[best[1][2]]
 
-    def _first(self, child: Member, above: Member, load: int, places: list[Place]) -> Place | None:
+    def _first(self, child: Member, above: Member, load: int, candidates: list[Candidate]) -> Candidate | None:
         """The first of those with a load that may feed the child."""
-        passed: list[Place] = []
+        passed: list[Candidate] = []
         found = None
-        while places and found is None and len(passed) < TRIES:
-            place = heapq.heappop(places)
-            name = place[2]
+        while candidates and found is None and len(passed) < TRIES:
+            candidate = heapq.heappop(candidates)
+            name = candidate[2]
             if self.loads[name] != load:
                 continue
-            passed.append(place)
+            passed.append(candidate)
             if name != above.host and _may_feed(self.swarm, self.stripe, child, self.swarm.members[name]):
-                found = place
-        for place in passed:
-            heapq.heappush(places, place)
+                found = candidate
+        for candidate in passed:
+            heapq.heappush(candidates, candidate)
         return found
 
 
@@ -357,10 +357,12 @@ def _gains(stays: float, goes: float) -> bool:
 def _serves(swarm: Swarm, member: Member, load: int) -> bool:
     """Whether a host with this load may feed another one: it is there, and its uplink is not held
     to be slow."""
-    return member.present and not member.light and swarm.stripes <= member.budget > load
+    return member.present and not member.slow_receiver and swarm.stripes <= member.slots > load
 
 
 def _may_feed(swarm: Swarm, stripe: int, child: Member, parent: Member) -> bool:
     """Whether a host may receive from another one: that did not fail it a moment ago, and does not
     receive from it."""
-    return (child.host, parent.host) not in swarm.avoided and not swarm.below(stripe, parent.host, child.host)
+    return (child.host, parent.host) not in swarm.avoided and not swarm.receives_through(
+        stripe, parent.host, child.host
+    )

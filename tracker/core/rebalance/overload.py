@@ -26,11 +26,11 @@ UNEVEN_S = 0.4
 TRIES = 64
 
 
-def balance(swarm: Swarm, *, now: float) -> int:
+def spread_overload(swarm: Swarm, *, now: float) -> int:
     """Move children away from overloaded hosts; returns how many moved. Clears `strained` when
     nobody is overloaded."""
-    swarm.balanced_at = now
-    overloaded = [member for member in swarm.members.values() if member.budget and member.load > member.budget]
+    swarm.spread_at = now
+    overloaded = [member for member in swarm.members.values() if member.slots and member.load > member.slots]
     if not overloaded:
         swarm.strained = False
         return 0
@@ -54,15 +54,15 @@ class _Rack:
 
     def __init__(self, swarm: Swarm, rack: str) -> None:
         self.swarm = swarm
-        present = [each for each in (swarm.members[name] for name in swarm.racks[rack]) if each.present and each.budget]
+        present = [each for each in (swarm.members[name] for name in swarm.racks[rack]) if each.present and each.slots]
         self.idle = sorted(
-            (each for each in present if each.load < each.budget),
-            key=lambda each: (each.load - each.budget, each.order),
+            (each for each in present if each.load < each.slots),
+            key=lambda each: (each.load - each.slots, each.order),
         )
         self.bearing = [
             each
             for each in present
-            if each.load == each.budget and all(only_leaves(swarm, stripe, each) for stripe in range(swarm.stripes))
+            if each.load == each.slots and all(only_leaves(swarm, stripe, each) for stripe in range(swarm.stripes))
         ]
         self.bearing.sort(key=lambda each: (-_lowest(swarm, each), each.order))
 
@@ -73,7 +73,7 @@ class _Rack:
             (stripe, self.swarm.members[name])
             for stripe, names in enumerate(member.children)
             for name in names
-            if not self.swarm.members[name].light
+            if not self.swarm.members[name].slow_receiver
         ]
         children.sort(key=lambda each: (len(each[1].children[each[0]]), -each[1].counts[each[0]], each[1].order))
         for stripe, child in children:
@@ -118,7 +118,7 @@ class _Rack:
                 continue
             early = max(leaves, key=lambda each: (each.counts[stripe], each.order))
             gain = early.counts[stripe] - late.counts[stripe]
-            if gain > max(BEHIND_PIECES, UNEVEN_S * swarm.typical_pace) and self._fits(stripe, early, upper):
+            if gain > max(BEHIND_PIECES, UNEVEN_S * swarm.typical_rate) and self._fits(stripe, early, upper):
                 swarm.attach(stripe, late.host, carrier.host)
                 swarm.attach(stripe, early.host, upper.host)
                 self.bearing.remove(carrier)
@@ -129,16 +129,16 @@ class _Rack:
         swarm = self.swarm
         if carrier is child or child.parents[stripe] == carrier.host or (child.host, carrier.host) in swarm.avoided:
             return False
-        if carrier.counts[stripe] + max(BEHIND_PIECES, BEHIND_S * swarm.typical_pace) < child.counts[stripe]:
+        if carrier.counts[stripe] + max(BEHIND_PIECES, BEHIND_S * swarm.typical_rate) < child.counts[stripe]:
             return False
-        return not swarm.below(stripe, carrier.host, child.host) and swarm.rooted(stripe, carrier.host)
+        return not swarm.receives_through(stripe, carrier.host, child.host) and swarm.rooted(stripe, carrier.host)
 
     def _move(self, stripe: int, child: Member, carrier: Member) -> None:
         """Change a child's parent."""
         self.swarm.move(stripe, child, carrier)
-        if carrier.load >= carrier.budget and carrier in self.idle:
+        if carrier.load >= carrier.slots and carrier in self.idle:
             self.idle.remove(carrier)
-        if carrier.load > carrier.budget and carrier in self.bearing:
+        if carrier.load > carrier.slots and carrier in self.bearing:
             self.bearing.remove(carrier)
 
 

@@ -54,7 +54,7 @@ def hand_over(swarm: Swarm) -> int:
     for names in swarm.racks.values():
         members = [swarm.members[name] for name in names]
         # Not those whose uplinks are held to be slow.
-        idle = [member for member in members if member.present and swarm.stripes <= member.budget > member.load]
+        idle = [member for member in members if member.present and swarm.stripes <= member.slots > member.load]
         if idle:
             for stripe in range(swarm.stripes):
                 moved += _hand_over(swarm, stripe, members, idle)
@@ -63,7 +63,7 @@ def hand_over(swarm: Swarm) -> int:
 
 def _hand_over(swarm: Swarm, stripe: int, members: list[Member], idle: list[Member]) -> int:
     total = swarm.totals[stripe]
-    whole = [member for member in idle if member.counts[stripe] == total and member.load < member.budget]
+    whole = [member for member in idle if member.counts[stripe] == total and member.load < member.slots]
     if not whole:
         return 0
     # The best one last. Children with slow downlinks count for nothing in the load, but they do
@@ -80,7 +80,7 @@ def _hand_over(swarm: Swarm, stripe: int, members: list[Member], idle: list[Memb
         if not gains:
             continue
         whole.pop()
-        if (child.host, parent.host) in swarm.avoided or swarm.below(stripe, parent.host, child.host):
+        if (child.host, parent.host) in swarm.avoided or swarm.receives_through(stripe, parent.host, child.host):
             continue
         swarm.move(stripe, child, parent)
         moved += 1
@@ -90,7 +90,12 @@ def _hand_over(swarm: Swarm, stripe: int, members: list[Member], idle: list[Memb
 def _may_move(swarm: Swarm, member: Member, stripe: int) -> bool:
     """Whether a host lacks much and does not yet have a source to itself that has everything."""
     parent = member.parents[stripe]
-    if not member.present or member.light or not parent or swarm.totals[stripe] - member.counts[stripe] < PIECES_MIN:
+    if (
+        not member.present
+        or member.slow_receiver
+        or not parent
+        or swarm.totals[stripe] - member.counts[stripe] < PIECES_MIN
+    ):
         return False
     above = swarm.members[parent]
     return above.counts[stripe] < swarm.totals[stripe] or above.load > 1

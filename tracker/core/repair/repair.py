@@ -30,12 +30,12 @@ from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
 from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
 
 
-def adopt(swarm: Swarm, member: Member, stripe: int, parent: str | None, stand_in: Callable[[str], bool]) -> None:
+def reattach(swarm: Swarm, member: Member, stripe: int, parent: str | None, add_absent: Callable[[str], bool]) -> None:
     """Take over a stream that runs already. A host without one is told its parent again, or given
     another when that is away. `stand_in` takes an unknown parent into the swarm and says whether it
     could."""
     host, known = member.host, member.parents[stripe]
-    member.keepers = ()  # its agent may have started anew
+    member.superpeers = ()  # its agent may have started anew
     if member.counts[stripe] == swarm.totals[stripe] or parent == known:
         return
     if known is not None:
@@ -45,13 +45,13 @@ def adopt(swarm: Swarm, member: Member, stripe: int, parent: str | None, stand_i
     if parent is None or (parent == FROM_ORIGIN and (_is_whole(swarm, stripe) or not yield_lease(swarm, stripe, host))):
         return
     if parent != FROM_ORIGIN:
-        if parent not in swarm.members and not stand_in(parent):
+        if parent not in swarm.members and not add_absent(parent):
             return
-        if swarm.below(stripe, parent, host):
+        if swarm.receives_through(stripe, parent, host):
             return
         upper = swarm.members[parent]
         if upper.free(stripe) <= 0:
-            swarm.grant_seat(upper, stripe)
+            swarm.grant_slot(upper, stripe)
     swarm.attach(stripe, host, parent)
     swarm.under_way = True
 
@@ -80,7 +80,7 @@ GIVING_COMPLAINTS = 5
 that double, so many complaints take 18 s; until then the planner takes it again rather than the
 origin, though rather any other parent."""
 
-LIGHT_COMPLAINTS = 3
+SLOW_RECEIVER_COMPLAINTS = 3
 """Over a slow downlink a piece takes long from whomever it comes, and what came of it is lost with
 every change: only once the host has complained so often since it last got a piece is its parent at
 fault."""
@@ -97,7 +97,9 @@ def at_fault(swarm: Swarm, child: Member, stripe: int) -> bool:
     """Whether it is for the parent, or for the edge to it, that a host stands still in a stripe."""
     parent = swarm.members.get(child.parents[stripe] or "")
     reads = parent is not None and parent.parents[stripe] == FROM_ORIGIN
-    if child.complaints[stripe] < (LIGHT_COMPLAINTS if child.light else STUCK_COMPLAINTS if reads else 1):
+    if child.complaints[stripe] < (
+        SLOW_RECEIVER_COMPLAINTS if child.slow_receiver else STUCK_COMPLAINTS if reads else 1
+    ):
         return False
     return swarm.blocked(stripe, child.host) == child.host
 
@@ -111,7 +113,7 @@ def free_blocked(swarm: Swarm, stripe: int, child: str, *, now: float) -> bool:
     member = swarm.members[host]
     if member.complaints[stripe] < STUCK_COMPLAINTS or not member.children[stripe]:
         return False
-    swarm.tell(now, f"{host} is stuck in stripe {stripe} and loses its children there")
+    swarm.record(now, f"{host} is stuck in stripe {stripe} and loses its children there")
     for each in list(member.children[stripe]):
         swarm.avoided[each, host] = now + AVOID_S
         swarm.detach(stripe, each)
@@ -182,17 +184,17 @@ def spare_origin(swarm: Swarm, host: str) -> bool:
     return found
 
 
-def relieve(swarm: Swarm, member: Member, budget: int, *, now: float) -> None:
+def relieve(swarm: Swarm, member: Member, slots: int, *, now: float) -> None:
     """Give a host a smaller budget. Its children wait for other parents, and it does too where it
     had any: its best child takes its place, and it becomes a leaf; as a root it makes room for
     another. Light ones stay until there is a better place (light.py)."""
-    member.budget, member.relieved_at = budget, now
-    member.seats = [0] * swarm.stripes
+    member.slots, member.relieved_at = slots, now
+    member.allotted = [0] * swarm.stripes
     for stripe in range(swarm.stripes):
         if member.children[stripe] and not member.seed:
             if member.parents[stripe] == FROM_ORIGIN:
                 swarm.avoided[member.host, FROM_ORIGIN] = now + AVOID_S
             swarm.detach(stripe, member.host)
         for child in list(member.children[stripe]):
-            if not swarm.members[child].light:
+            if not swarm.members[child].slow_receiver:
                 swarm.detach(stripe, child)

@@ -217,8 +217,8 @@ class View:
             flags |= AWAY
         if slow:
             flags |= SLOW
-        if host.blamed:
-            flags |= BLAMED | (SHUNNED if host.shunned else 0)
+        if host.penalties:
+            flags |= BLAMED | (SHUNNED if host.banned else 0)
         if flags & AWAY and not row.flags & AWAY:
             row.gone_at = now
             self._tell(now, "", f"{row.name} is away")
@@ -247,13 +247,13 @@ class View:
         if host.leaving:
             yield "leaving: its agent is about to end"
         if row.flags & SLOW:
-            which = "downlink" if self.fleet.capacities.light(host.name) else "uplink"
+            which = "downlink" if self.fleet.capacities.slow_receiver(host.name) else "uplink"
             rate = self.fleet.capacities.rate(host.name)
             yield f"slow {which}" + (f", sends {rate / 1e6:.1f} MB/s" if rate is not None else "")
-        if host.blamed:
-            reasons = Counter(reason for reason, _ in host.blamed.values())
+        if host.penalties:
+            reasons = Counter(reason for reason, _ in host.penalties.values())
             said = ", ".join(f"{reason} by {count}" for reason, count in reasons.most_common())
-            yield f"{'shunned' if host.shunned else 'blamed'}: {said}"
+            yield f"{'shunned' if host.banned else 'blamed'}: {said}"
 
     def _gone(self, row: HostRow, now: float) -> None:
         """The fleet knows the host no more."""
