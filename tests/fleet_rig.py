@@ -43,8 +43,16 @@ class Hosts:
     def close(self, name: str) -> None:
         self.fleet.handle(SessionClosed(self.sessions.pop(name)), now=self.now)
 
-    def hold(self, name: str, counts: tuple[int, ...] = (0, 0), blob: Digest = BLOB, pieces: int = PIECES) -> None:
-        self._say(name, Holding(blob, pieces * PIECE, PIECE, counts))
+    def hold(
+        self,
+        name: str,
+        counts: tuple[int, ...] = (0, 0),
+        blob: Digest = BLOB,
+        pieces: int = PIECES,
+        *,
+        swarm: bool = False,
+    ) -> None:
+        self._say(name, Holding(blob, pieces * PIECE, PIECE, counts, swarm=swarm))
 
     def report(self, name: str, counts: tuple[int, ...], blob: Digest = BLOB) -> None:
         self._say(name, Report((Advance(blob, counts),)))

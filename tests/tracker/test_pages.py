@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -21,6 +22,8 @@ from p2pdist.model.pieces import PieceLayout
 from tracker.core.events import Received
 from tracker.http import pages
 from tracker.http.pages import POLICY
+
+STATIC = Path(pages.__file__).parent / "static"
 
 
 @asynccontextmanager
@@ -50,11 +53,10 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 async def test_the_page_lets_the_browser_load_nothing_from_elsewhere(http: aiohttp.ClientSession) -> None:
     async with tracker_of(fleet_of(1)) as (_, url):
-        for path, kind in (
-            ("/", "text/html"),
-            ("/static/health.js", "text/javascript"),
-            ("/static/health.css", "text/css"),
-        ):
+        types = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+        files = {f"/static/{file.name}": types[file.suffix] for file in STATIC.iterdir() if file.suffix != ".html"}
+        assert len(files) == 7, "each file of the page is served"
+        for path, kind in {"/": "text/html", **files}.items():
             async with http.get(url + path) as answer:
                 body = await answer.text()
                 assert (answer.status, answer.content_type) == (200, kind)

@@ -1,0 +1,182 @@
+// The tree of one stripe: a node for each host, below its parent. A tree of another shape is laid out and drawn behind the visible canvas and
+// shown when it is whole; otherwise only the nodes that changed are drawn again.
+
+import { behind, element, ink, nearest, penOf, ROWS_PER_STEP, setText, shade, sizeOf } from "./canvas.js";
+import { AWAY, changedNodes, hosts, layouts, nodes, NO_PARENT, ORIGIN, WHOLE } from "./feed.js";
+
+const NAMED_MAX = 40; // nodes that have their names beside them
+const TOP_PX = 16;
+let shape = null; // {root, order, loose, width, height, rows, layout}: the tree as it was laid out last; null when all is to be drawn anew
+
+export function forgetShape() {
+  shape = null;
+  for (const node of nodes.values()) changedNodes.add(node);
+}
+
+// The tree as links between nodes (`above`, `below`), with depths, in the order of a walk from the top. The parent of a host that has the whole
+// stripe is its last one, and such parents may form circles with those of now: of nodes that no root reaches, one that has the whole stripe is
+// taken as the top.
+function* shapeTree() {
+  const root = { number: ORIGIN, depth: 0, below: [], above: null, x: 0, y: TOP_PX, low: 0, high: 0 };
+  const order = [], tops = [], visited = new Set(), loose = [];
+  for (const node of nodes.values()) {
+    node.above = null;
+    node.loose = false;
+    node.below.length = 0;
+  }
+  yield;
+  for (const node of nodes.values()) {
+    const parent = node.parent === ORIGIN ? root : nodes.get(node.parent);
+    if (parent) parent.below.push(node);
+    else tops.push(node);
+  }
+  yield;
+  const visit = (top) => {
+    const open = [top];
+    visited.add(top);
+    top.depth = 0;
+    while (open.length) {
+      const node = open.pop();
+      order.push(node);
+      for (let i = node.below.length - 1; i >= 0; i -= 1) {
+        const child = node.below[i];
+        if (visited.has(child)) continue;
+        visited.add(child);
+        child.above = node;
+        child.depth = node.depth + 1;
+        open.push(child);
+      }
+    }
+  };
+  visit(root);
+  yield;
+  for (const top of tops) {
+    if (top.below.length) visit(top);
+    else {
+      top.loose = true;
+      loose.push(top);
+    }
+  }
+  if (visited.size - 1 + loose.length < nodes.size) {
+    for (const whole of [true, false]) {
+      for (const node of nodes.values()) {
+        if (!node.loose && (node.done === WHOLE) === whole && !visited.has(node)) visit(node);
+      }
+    }
+  }
+  return { root, order, loose };
+}
+
+function* layTree(width, height) {
+  const { root, order, loose } = yield* shapeTree();
+  yield;
+  let deepest = 1, ends = 0;
+  for (const node of order) {
+    deepest = Math.max(deepest, node.depth);
+    node.low = Infinity;
+    node.high = -Infinity;
+  }
+  for (let i = order.length - 1; i >= 0; i -= 1) { // an end is a node without children
+    const node = order[i];
+    if (node.low === Infinity) ends += 1;
+    if (node.above) node.above.low = 0;
+  }
+  const across = Math.max(1, Math.floor((width - 130) / 7)), rows = Math.ceil(loose.length / across);
+  const rise = (height - TOP_PX - 14 - (rows ? rows * 7 + 12 : 0)) / deepest, pitch = (width - 16) / Math.max(1, ends);
+  for (const node of order) {
+    if (node.low === 0) node.low = Infinity;
+    else node.low = node.high = NaN;
+  }
+  yield;
+  let end = ends;
+  for (let i = order.length - 1; i >= 0; i -= 1) {
+    const node = order[i], above = node.above;
+    if (node.low !== node.low) node.x = 8 + pitch * ((end -= 1) + 0.5);
+    else node.x = (node.low + node.high) / 2;
+    node.y = TOP_PX + rise * node.depth;
+    if (!above) continue;
+    above.low = Math.min(above.low, node.x);
+    above.high = Math.max(above.high, node.x);
+  }
+  loose.forEach((node, i) => {
+    node.x = 130 + (i % across) * 7;
+    node.y = height - 7 * rows + Math.floor(i / across) * 7;
+  });
+  return { root, order, loose, width, height, rows };
+}
+
+// Draw what changed, in steps.
+export function* drawTree() {
+  const canvas = element("#tree canvas"), [width, height] = sizeOf(canvas), layout = layouts.tree;
+  const current = shape && shape.layout === layout && shape.width === width;
+  if (current && nodes.size > NAMED_MAX) {
+    const pen = penOf(canvas);
+    let drawn = 0;
+    for (const node of changedNodes) {
+      changedNodes.delete(node);
+      drawNode(pen, node);
+      if ((drawn += 1) % ROWS_PER_STEP === 0) yield;
+    }
+    return;
+  }
+  if (current && !changedNodes.size) return;
+  const tree = yield* layTree(width, height), [draft, reveal] = behind(canvas, width, height);
+  changedNodes.clear();
+  yield;
+  draft.lineWidth = nodes.size > 1000 ? 0.5 : 1;
+  for (const whole of [true, false]) {
+    draft.strokeStyle = whole ? ink.edge : ink.accent;
+    draft.beginPath();
+    let drawn = 0;
+    for (const node of tree.order) {
+      if (!node.above || (node.done === WHOLE) !== whole) continue;
+      draft.moveTo(node.above.x, node.above.y);
+      draft.lineTo(node.x, node.y);
+      if ((drawn += 1) % ROWS_PER_STEP === 0) {
+        draft.stroke();
+        draft.beginPath();
+        yield;
+      }
+    }
+    draft.stroke();
+    yield;
+  }
+  let drawn = 0;
+  for (const node of nodes.values()) {
+    drawNode(draft, node);
+    if ((drawn += 1) % ROWS_PER_STEP === 0) yield;
+  }
+  draft.fillStyle = ink.text;
+  draft.font = "600 12px system-ui, sans-serif";
+  if (tree.root.below.length) {
+    draft.textAlign = "center";
+    draft.fillText("origin", Math.max(20, Math.min(width - 20, tree.root.x)), 10);
+  }
+  if (tree.rows) {
+    draft.textAlign = "left";
+    draft.fillText("outside the tree", 0, height - 7 * tree.rows + 4);
+  }
+  reveal();
+  shape = { ...tree, layout };
+  canvas.setAttribute("aria-label", `tree of ${nodes.size} hosts`);
+}
+
+function drawNode(pen, node) {
+  const host = hosts.get(node.number), size = nodes.size <= 100 ? 9 : nodes.size <= 1000 ? 5 : 3;
+  pen.fillStyle = host && host.flags & AWAY ? ink.away : shade(node.done);
+  pen.fillRect(node.x - size / 2, node.y - size / 2, size, size);
+  if (nodes.size > NAMED_MAX || !host) return;
+  const name = host.name.slice(0, 16), left = node.x > treeWidth() - 90;
+  pen.fillStyle = ink.text;
+  pen.font = "11px system-ui, sans-serif";
+  pen.textAlign = left ? "right" : "left";
+  pen.fillText(name, node.x + (left ? -size : size), node.y + 4);
+}
+
+const treeWidth = () => sizeOf(element("#tree canvas"))[0];
+
+export function describeNode(event) {
+  const node = nearest(nodes.values(), event.offsetX, event.offsetY, 12), name = (number) => (hosts.get(number) || { name: "?" }).name;
+  const from = node && (node.parent === ORIGIN ? "the origin" : node.parent === NO_PARENT ? "no host" : name(node.parent));
+  setText(element("#tree output"), node ? `${name(node.number)}: ${node.done / 10} % of the stripe, from ${from}` : "");
+}
