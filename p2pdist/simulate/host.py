@@ -39,11 +39,10 @@ from p2pdist.model.plan import Source
 from p2pdist.simulate.context import Surroundings
 from p2pdist.simulate.network import Link, Network, Rack, Stream
 from p2pdist.simulate.processor import Processor
-from p2pdist.simulate.tracker import AgentSession
 from p2pdist.simulate.ways import Ways
 
 if TYPE_CHECKING:
-    from p2pdist.simulate.ways import Ways
+    from p2pdist.simulate.tracker import AgentSession
 
 
 class Intake:
@@ -212,6 +211,8 @@ class Host:
         self._sources = Sources()
         pieces = [blob.layout.piece_size for blob in blobs]
         self.processor = Processor(self.world, max(pieces, default=0) / link.up_bytes_s)
+        from p2pdist.simulate.tracker import AgentSession
+
         self.session = AgentSession(self, around.tracker)
         self._life = 0
         self._number = 0
