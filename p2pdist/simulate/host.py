@@ -15,7 +15,7 @@ What a simulated host tells the tracker of itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
 
 from p2pdist.core import download as dl
 from p2pdist.core import uplink as ul
@@ -24,9 +24,11 @@ from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, from_problem
 from p2pdist.model.messages import (
+    PROTOCOL_VERSION,
     Advance,
     Assign,
     Complaint,
+    Hello,
     Holding,
     Leaving,
     Left,
@@ -41,9 +43,6 @@ from p2pdist.simulate.network import Link, Network, Rack, Stream
 from p2pdist.simulate.processor import Processor
 from p2pdist.simulate.tracker import AgentSession
 from p2pdist.simulate.ways import Ways
-
-if TYPE_CHECKING:
-    from p2pdist.simulate.ways import Ways
 
 
 class Intake:
@@ -183,7 +182,7 @@ class Host:
     """See the module's text."""
 
     __slots__ = (
-        "_around", "_block_sent", "_intake", "_life", "_number", "_sources", "_watching", "address", "ahead", "checks", "leaving", "link",
+        "_around", "_block_sent", "_intake", "_life", "_number", "_sources", "_watching", "ahead", "checks", "leaving", "link",
         "name", "network", "outgoing", "processor", "pulls", "rack", "running", "sent_bytes", "session", "silent", "uplink", "world",
         "wrong_bytes", "zone",
     )  # fmt: skip
@@ -198,7 +197,6 @@ class Host:
         zone: str = "",
     ) -> None:
         self.name, self.link, self.rack, self.zone = name, link, rack, zone
-        self.address = f"{name}:7071"
         self.world, self.network, self.checks = around.world, around.network, around.checks
         self.pulls = {blob.digest: Pull(blob) for blob in blobs}
         self.running = self.leaving = self.silent = False
@@ -212,7 +210,15 @@ class Host:
         self._sources = Sources()
         pieces = [blob.layout.piece_size for blob in blobs]
         self.processor = Processor(self.world, max(pieces, default=0) / link.up_bytes_s)
-        self.session = AgentSession(self, around.tracker)
+        self.session = AgentSession(
+            Hello(PROTOCOL_VERSION, name, f"{name}:7071", zone, rack.name if rack is not None else ""),
+            around.tracker,
+            self.processor,
+            holdings=partial(holdings, self),
+            report=partial(report, self),
+            on_message=self.decided,
+            on_change=self.tracker_changed,
+        )
         self._life = 0
         self._number = 0
         self._watching = False

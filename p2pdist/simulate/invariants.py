@@ -149,11 +149,11 @@ class Invariants:
             self._granted.clear()
         for command in commands:
             if isinstance(command, Send) and isinstance(command.message, Assign):
-                self._assigned(fleet, command.message, sessions[command.session].host.name)
+                self._assigned(fleet, command.message, sessions[command.session].host)
         if isinstance(event, Received) and isinstance(event.message, Holding | Holdings):
             message = event.message
             holdings = message.blobs if isinstance(message, Holdings) else (message,)
-            name = sessions[event.session].host.name
+            name = sessions[event.session].host
             for holding in holdings:
                 self._paths(fleet.swarms.get(holding.blob), name)
         if self._world.now >= self._full_check_at:

@@ -223,7 +223,7 @@ class Network:
                 stream.cut_since = None
                 self._healed(stream)
         for session in list(self.sessions):
-            session.path_changed(whole=self.reachable(session.host.name, TRACKER_NAME))
+            session.path_changed(whole=self.reachable(session.host, TRACKER_NAME))
 
     def _healed(self, stream: Stream) -> None:
         if not stream.child_open or (stream.parent is not None and not stream.parent_open):

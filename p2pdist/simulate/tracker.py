@@ -1,63 +1,101 @@
-"""Sessions and the tracker's service: the shell around the fleet core, with messages that take time
-and tracker processes that die.
+"""A simulated tracker: the service around the real fleet core, and its sessions with the hosts.
 
-A host's side of its session: opened again whenever it breaks, with the agent's pauses; reports
-at the interval that the tracker asks.
+Model. Messages of a session arrive in order, each after the network's latency, and wait while the
+path is cut; a path that stays cut for SILENCE_S ends the session on both sides, as heartbeats do.
+A tracker's process can die, and every session with it; the next process knows nothing. A host
+opens its session again whenever it breaks, after the pauses that agents make, and reports at the
+interval that the tracker asks for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import TYPE_CHECKING
 
 from p2pdist.model.messages import (
-    PROTOCOL_VERSION,
     Assign,
     FromAgent,
     FromTracker,
     Hello,
+    Holding,
     Holdings,
     Pace,
     Reject,
+    Report,
     Welcome,
 )
 from p2pdist.simulate.clock import World
-from p2pdist.simulate.host import holdings, report
 from p2pdist.simulate.network import CONNECT_TIMEOUT_S, TRACKER_NAME, Network
 from p2pdist.simulate.processor import Processor
 from tracker.core.events import Command, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
-
-if TYPE_CHECKING:
-    from p2pdist.simulate.host import Host
-
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
 
 
 class AgentSession:
-    """See the module's text. `welcomed`: whether a tracker answers."""
+    """A host's side of its session with the tracker, over all lives of its process.
 
-    __slots__ = ("_interval_s", "_life", "_network", "_reporting", "_session", "_tracker", "_world", "host", "welcomed")
+    `holdings` says what the host holds and wants, `report` what is new since the last report (None:
+    nothing), `on_message` hears Assign and Reject, `on_change` whether a tracker answers.
+    """
 
-    def __init__(self, host: Host, tracker: Tracker) -> None:
-        self.host = host
+    __slots__ = (
+        "_hello",
+        "_holdings",
+        "_interval_s",
+        "_life",
+        "_network",
+        "_on_change",
+        "_on_message",
+        "_processor",
+        "_report",
+        "_reporting",
+        "_session",
+        "_tracker",
+        "_world",
+        "welcomed",
+    )
+
+    def __init__(
+        self,
+        hello: Hello,
+        tracker: Tracker,
+        processor: Processor,
+        *,
+        holdings: Callable[[], tuple[Holding, ...]],
+        report: Callable[[], Report | None],
+        on_message: Callable[[Assign | Reject], None],
+        on_change: Callable[[bool], None],
+    ) -> None:
+        self._hello, self._tracker, self._processor = hello, tracker, processor
+        self._world, self._network = tracker.world, tracker.network
+        self._holdings, self._report = holdings, report
+        self._on_message, self._on_change = on_message, on_change
+        #: Whether a tracker answers; set by the welcome, cleared when the session ends.
         self.welcomed = False
-        self._tracker, self._world, self._network = tracker, tracker.world, tracker.network
+        #: The session that is open or being opened.
         self._session: Session | None = None
+        #: Counts starts and stops of the process, so that a retry of an earlier life does nothing.
         self._life = 0
+        #: Time between reports, as the tracker asked last.
         self._interval_s = 0.0
+        #: Counts the intervals that were asked for, so that the reports of an earlier one end.
         self._reporting = 0
 
+    @property
+    def host(self) -> str:
+        """The name of the host."""
+        return self._hello.host
+
     def start(self) -> None:
-        """The host's process starts."""
+        """Connect: the host's process has started."""
         self._life += 1
         self._connect(self._life, RETRY_FIRST_S)
 
     def stop(self) -> None:
-        """The host's process is gone."""
+        """End the session, without a word: the host's process is gone."""
         self._life += 1
         if self._session is not None:
             self._session.close_from_host()
@@ -65,55 +103,53 @@ class AgentSession:
         self.welcomed = False
 
     def tell(self, message: FromAgent) -> None:
-        """Say something to the tracker, if there is one."""
+        """Send a message to the tracker; without a tracker it is dropped."""
         if self._session is not None and self.welcomed:
             self._session.to_tracker(message)
 
     def report(self) -> None:
-        """Tell at once what is new."""
-        news = report(self.host)
-        if news is not None:
-            self.tell(news)
+        """Report at once what is new."""
+        report = self._report()
+        if report is not None:
+            self.tell(report)
 
     def ended(self, session: Session) -> None:
-        """The session broke: what runs goes on, and another session is tried for."""
+        """The session broke: the host's pulls go on, and it tries to open another session."""
         session.closed(host=True)
         if session is not self._session:
             return
         self._session = None
         self.welcomed = False
-        self.host.tracker_changed(False)
+        self._on_change(False)
         self._retry(self._life, RETRY_FIRST_S)
 
-    def told(self, session: Session, message: FromTracker) -> None:
-        """A message of the tracker has arrived."""
-        self.host.processor.run(self._told, session, message)
+    def received(self, session: Session, message: FromTracker) -> None:
+        """A message of the tracker has arrived; the process handles it when it gets to it."""
+        self._processor.run(self._handle, session, message)
 
-    def _told(self, session: Session, message: FromTracker) -> None:
+    def _handle(self, session: Session, message: FromTracker) -> None:
         if session is not self._session:
             return
         match message:
             case Welcome(_, interval_s):
                 self.welcomed = True
-                self.host.tracker_changed(True)
-                held = holdings(self.host)
-                if held:
-                    self.tell(Holdings(held))
+                self._on_change(True)
+                holdings = self._holdings()
+                if holdings:
+                    self.tell(Holdings(holdings))
                 self._report_every(session, interval_s)
             case Pace(interval_s):
                 self._report_every(session, interval_s)
             case Assign() | Reject():
-                self.host.decided(message)
+                self._on_message(message)
 
     def _connect(self, life: int, pause_s: float) -> None:
         if life != self._life or self._session is not None:
             return
-        if not self._network.reachable(self.host.name, TRACKER_NAME):
+        if not self._network.reachable(self.host, TRACKER_NAME):
             self._world.after(CONNECT_TIMEOUT_S, self._retry, life, pause_s)
             return
-        host = self.host
-        hello = Hello(PROTOCOL_VERSION, host.name, host.address, host.zone, host.rack.name if host.rack else "")
-        self._session = self._tracker.connect(self, hello)
+        self._session = self._tracker.connect(self, self._hello)
         if self._session is None:
             self._retry(life, pause_s)
 
@@ -124,48 +160,52 @@ class AgentSession:
     def _report_every(self, session: Session, interval_s: float) -> None:
         self._interval_s = interval_s
         self._reporting += 1
-        self._world.after(self._world.random.uniform(0, interval_s), self._report, session, self._reporting)
+        self._world.after(self._world.random.uniform(0, interval_s), self._report_due, session, self._reporting)
 
-    def _report(self, session: Session, number: int) -> None:
-        self.host.processor.run(self._report_now, session, number)
+    def _report_due(self, session: Session, number: int) -> None:
+        self._processor.run(self._report_now, session, number)
 
     def _report_now(self, session: Session, number: int) -> None:
         if session is not self._session or number != self._reporting:
             return
         self.report()
-        self._world.after(self._interval_s, self._report, session, number)
+        self._world.after(self._interval_s, self._report_due, session, number)
 
 
 TICK_S = 0.05
 USUAL_S = 0.0001
-"""A message takes a tracker about so long."""
+"""What a tracker's process takes for a message, about."""
 
 SILENCE_S = 5.0
-"""A session over a path that has been silent for so long is given up by both sides (heartbeats)."""
+"""Both sides end a session when its path has been silent for so long (heartbeats)."""
 
 Watcher = Callable[[Fleet, Event, list[Command], Mapping[int, "Session"]], None]
 """Sees each event that a fleet core has handled, what it commanded, and the open sessions."""
 
 
 class Session:
-    """One session; messages arrive in order after the latency, and wait while the path is cut."""
+    """One session between a host and a tracker's process, with the messages on their way."""
 
     __slots__ = ("_cut_since", "_waiting", "agent", "host", "host_open", "number", "tracker", "tracker_open")
 
     def __init__(self, tracker: Tracker, agent: AgentSession, number: int) -> None:
         self.tracker, self.agent, self.number = tracker, agent, number
+        #: The name of the host.
         self.host = agent.host
+        #: Whether each side is open; closed() changes them.
         self.host_open = self.tracker_open = True
+        #: Since when the path is cut, in seconds; path_changed() keeps it.
         self._cut_since: float | None = None
+        #: Messages and ends sent since then.
         self._waiting: list[tuple[Callable[..., object], tuple[object, ...]]] = []
 
     def to_tracker(self, message: FromAgent) -> None:
-        """The host says something."""
+        """Carry a message of the host."""
         self._carry(self.tracker.received, self, message)
 
     def to_host(self, message: FromTracker) -> None:
-        """The tracker says something."""
-        self._carry(self.agent.told, self, message)
+        """Carry a message of the tracker."""
+        self._carry(self.agent.received, self, message)
 
     def _carry(self, deliver: Callable[..., object], *arguments: object) -> None:
         if self._cut_since is None:
@@ -174,17 +214,17 @@ class Session:
             self._waiting.append((deliver, arguments))
 
     def close_from_host(self) -> None:
-        """The host's side is gone."""
+        """Close the host's side; the tracker learns it, unless the path is cut."""
         self.closed(host=True)
         self._carry(self.tracker.session_ended, self)
 
     def close_from_tracker(self) -> None:
-        """The tracker's side is gone."""
+        """Close the tracker's side; the host learns it, unless the path is cut."""
         self.closed(host=False)
         self._carry(self.agent.ended, self)
 
     def closed(self, *, host: bool) -> None:
-        """One side is closed. Once both are, cuts no longer matter."""
+        """One side is closed. Once both are, the network reports no cuts to the session."""
         if host:
             self.host_open = False
         else:
@@ -193,7 +233,7 @@ class Session:
             self.tracker.network.sessions.pop(self, None)
 
     def path_changed(self, *, whole: bool) -> None:
-        """The path between host and tracker was cut or healed."""
+        """The path between host and tracker was cut, or is whole again."""
         world = self.tracker.world
         if not whole and self._cut_since is None:
             self._cut_since = world.now
@@ -212,36 +252,41 @@ class Session:
 
 
 class Tracker:
-    """The tracker's process: one fleet core at a time, none while it is away."""
+    """The tracker's process around one fleet core at a time. `watcher` sees each event that the core
+    has handled; `make_fleet` makes a core, given the time."""
 
     def __init__(self, world: World, network: Network, watcher: Watcher, make_fleet: Callable[[float], Fleet]) -> None:
         self.world, self.network = world, network
+        #: The core of the process that runs, None while none does; start() and kill() set it.
         self.fleet: Fleet | None = None
+        #: How many messages of hosts have been handled, by all processes.
         self.messages = 0
         self._watcher, self._make_fleet = watcher, make_fleet
         self._sessions: dict[int, Session] = {}
         self._number = 0
+        #: Counts processes, so that a timer of an earlier one does nothing.
         self._life = 0
+        #: When the core is to be woken next, in seconds.
         self._due_at = inf
         self.processor = Processor(world, USUAL_S)
 
     def start(self) -> None:
-        """A new process, which knows nothing."""
+        """Start a new process, which knows nothing."""
         self._life += 1
         self._due_at = inf
         self.fleet = self._make_fleet(self.world.now)
         self.world.after(TICK_S, self._tick, self._life)
 
     def kill(self) -> None:
-        """The process dies, and every session with it."""
+        """Kill the process, and every session with it."""
         self.fleet = None
         for session in list(self._sessions.values()):
             session.close_from_tracker()
         self._sessions.clear()
 
     def connect(self, agent: AgentSession, hello: Hello) -> Session | None:
-        """A host opens a session; None when no process listens. The first message is on its way to
-        the host when this returns."""
+        """Open a session for a host; None when no process listens. The first message is on its way
+        to the host when this returns."""
         if self.fleet is None:
             return None
         self._number += 1
@@ -252,7 +297,7 @@ class Tracker:
         return session
 
     def received(self, session: Session, message: FromAgent) -> None:
-        """A host's message has arrived."""
+        """A host's message has arrived; the process handles it when it gets to it."""
         self.processor.run(self._received, session, message)
 
     def _received(self, session: Session, message: FromAgent) -> None:
@@ -261,7 +306,7 @@ class Tracker:
             self._handle(Received(session.number, message))
 
     def session_ended(self, session: Session) -> None:
-        """The other side of a session is gone."""
+        """The host's side of a session is gone."""
         if session.tracker_open:
             session.closed(host=False)
             self._handle(SessionClosed(session.number))
