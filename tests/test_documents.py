@@ -60,6 +60,23 @@ def test_a_wrong_command_is_noticed() -> None:
     assert [unknown(words) for words in commands(text)] == [["conjure"], ["blob lose x"], ["--magic"]]
 
 
+PATH = re.compile(r"`([\w./-]+\.(?:py|sh|js|toml|yml))`")
+PLACES = ("", "p2pdist", "p2pdist/package", "p2pdist/transfer/stream", "tracker", "tracker/core", "bench")
+"""Where a path that a document names may begin."""
+
+
+def lost(text: str) -> list[str]:
+    """Paths of a document that lead to no file."""
+    return [path for path in PATH.findall(text) if not any((ROOT / place / path).exists() for place in PLACES)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_in_a_document_exists(document: Path) -> None:
+    """A module that moves takes its name in the documents along."""
+    assert [path for path in lost(document.read_text()) if path != "p2pdist.toml"] == []
+    assert lost("`core/there_is_none.py` and `core/uplink.py`") == ["core/there_is_none.py"]
+
+
 def test_metrics_and_their_documentation_agree() -> None:
     """Every metric has its row in operations.md, and every name there is a metric."""
     sources = [*(ROOT / "p2pdist" / "agent").rglob("*.py"), *(ROOT / "tracker").rglob("*.py")]
