@@ -19,7 +19,7 @@ PIECES = 96
 SEEDS = 500
 CHUNK = 25
 FEW = 8
-"""Of `make test`; `make test-slow` runs all."""
+"""Of `make test`; `make test-long` runs all."""
 
 DUPLICATES_MAX = 30
 """Of the 5,760 pieces of a run, so many may arrive twice at most: those under way when a host
@@ -42,7 +42,7 @@ def outcome(seed: int) -> tuple[Simulation, Report]:
     [
         range(FEW),
         *(
-            pytest.param(range(first, first + CHUNK), marks=pytest.mark.slow)
+            pytest.param(range(first, first + CHUNK), marks=pytest.mark.long)
             for first in range(FEW, SEEDS + FEW, CHUNK)
         ),
     ],
