@@ -435,25 +435,25 @@ class Entries(Sequence[Entry]):
         return len(self) == len(other) and all(one == another for one, another in zip(self, other, strict=True))
 
 
-HOLE = 4096
+HOLE_BYTES = 4096
 """Bytes of zeros, at a multiple of it, that become a hole."""
 
-_ZEROS = bytes(HOLE)
+_ZEROS = bytes(HOLE_BYTES)
 
 
-def filled(offset: int, data: bytes | memoryview) -> Iterator[tuple[int, int]]:
+def data_ranges(offset: int, data: bytes | memoryview) -> Iterator[tuple[int, int]]:
     """Ranges (begin, end) of `data`, which belongs at `offset` of a new file, that must be written.
     Zeros at the ends, in blocks that neighbours share, need not be either: or a hole of many chunks
     would have a block at every seam."""
     view = memoryview(data)
-    first = min(-offset % HOLE, len(view))
-    last = max(first, len(view) - (offset + len(view)) % HOLE)
+    first = min(-offset % HOLE_BYTES, len(view))
+    last = max(first, len(view) - (offset + len(view)) % HOLE_BYTES)
     begin = 0 if any(view[:first]) else first
     end = len(view) if any(view[last:]) else last
     for at in _holes(offset, data):
         if begin < at:
             yield begin, at
-        begin = at + HOLE
+        begin = at + HOLE_BYTES
     if begin < end:
         yield begin, end
 
@@ -465,15 +465,15 @@ def has_hole(offset: int, data: bytes | memoryview) -> bool:
 
 def _holes(offset: int, data: bytes | memoryview) -> Iterator[int]:
     """Where in `data` whole blocks of the file are zeros. The first byte of most blocks tells."""
-    start = -offset % HOLE
-    for number, byte in enumerate(data[start::HOLE]):
-        at = start + number * HOLE
-        if byte == 0 and bytes(data[at : at + HOLE]) == _ZEROS:
+    start = -offset % HOLE_BYTES
+    for number, byte in enumerate(data[start::HOLE_BYTES]):
+        at = start + number * HOLE_BYTES
+        if byte == 0 and bytes(data[at : at + HOLE_BYTES]) == _ZEROS:
             yield at
 
 
-BLOCK = 4096
-_NAME = re.compile(r"([0-9a-f]{64})\.[0-7]{3,4}\.-?[0-9]{1,20}")
+VARIANT_BLOCK_BYTES = 4096
+_VARIANT_NAME = re.compile(r"([0-9a-f]{64})\.[0-7]{3,4}\.-?[0-9]{1,20}")
 
 
 def variant_name(content: bytes, mode: int, mtime_ns: int) -> str:
@@ -481,13 +481,13 @@ def variant_name(content: bytes, mode: int, mtime_ns: int) -> str:
     return f"{content.hex()}.{mode:03o}.{mtime_ns}"
 
 
-def content_of(name: str) -> bytes | None:
+def variant_content(name: str) -> bytes | None:
     """The BLAKE3 of what a variant must hold; None for what is no name of one."""
-    found = _NAME.fullmatch(name)
+    found = _VARIANT_NAME.fullmatch(name)
     return bytes.fromhex(found[1]) if found else None
 
 
-def bytes_counted(size: int) -> int:
+def variant_bytes(size: int) -> int:
     """What a variant of `size` bytes counts: whole blocks, since there may be many of a small
     content."""
-    return -(-size // BLOCK) * BLOCK
+    return -(-size // VARIANT_BLOCK_BYTES) * VARIANT_BLOCK_BYTES
