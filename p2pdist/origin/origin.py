@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UsageError
-from p2pdist.model.manifest import SMALL_BYTES_MAX, Descriptor, Reference
+from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, Descriptor, Reference
 from p2pdist.model.url import redacted
 
 BUCKET_SCHEMES = ("s3", "gs", "az")
@@ -33,7 +33,7 @@ class Origin(Protocol):
     async def resolve(self, reference: Reference) -> Descriptor:
         """The manifest that a reference names. Raises NotFound."""
 
-    async def read(self, digest: Digest, *, limit: int = SMALL_BYTES_MAX) -> bytes:
+    async def read(self, digest: Digest, *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:
         """A whole small blob, verified. Raises NotFound, Corrupt, or TooLarge over `limit`
         bytes."""
 

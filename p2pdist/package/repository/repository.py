@@ -21,11 +21,11 @@ from typing import BinaryIO, Protocol, cast
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import (
+    DOCUMENT_BYTES_MAX,
     MANIFEST_BYTES_MAX,
     PIECES_DIGEST,
     PIECES_SIZE,
     PIECES_TYPE,
-    SMALL_BYTES_MAX,
     Descriptor,
     Manifest,
     Reference,
@@ -110,7 +110,7 @@ class Depot(Protocol):
 
     async def resolve(self, reference: Reference) -> Descriptor: ...
 
-    async def read(self, digest: Digest, *, limit: int = SMALL_BYTES_MAX) -> bytes: ...
+    async def read(self, digest: Digest, *, limit: int = DOCUMENT_BYTES_MAX) -> bytes: ...
 
     async def size(self, digest: Digest) -> int | None: ...
 
@@ -158,7 +158,7 @@ async def read_manifest(reference: Reference, depots: list[Depot]) -> tuple[Desc
     )
 
 
-async def read_small(digest: Digest, depots: list[Depot], *, limit: int = SMALL_BYTES_MAX) -> bytes:
+async def read_small(digest: Digest, depots: list[Depot], *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:
     """A small blob from the first depot that has it. Raises NotFound naming all of them."""
     for depot in depots:
         if await depot.size(digest) is not None:
