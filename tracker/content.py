@@ -29,9 +29,9 @@ from p2pdist.model.manifest import (
     Manifest,
     Reference,
     blob_reference,
+    bundle_documents,
     decode_manifest,
     encode_bundle,
-    fitting,
 )
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_reference
@@ -189,7 +189,7 @@ class Content:
 
     async def _bundle(self, digest: Digest) -> bytes:
         manifest = await self.manifest(digest)
-        chosen = fitting(decode_manifest(manifest), len(manifest))
+        chosen = bundle_documents(decode_manifest(manifest), len(manifest))
         slots = asyncio.Semaphore(READS_AT_ONCE)
 
         async def read(small: Descriptor) -> bytes | None:

@@ -1,19 +1,18 @@
-"""Packages: OCI manifests (image specification 1.0), their descriptors, configs and references.
+"""Packages: OCI manifests (image specification 1.0), their descriptors, configs and references, and
+the bundle in which a tracker sends the documents of a package.
 
 A package is an OCI manifest whose layers are, bottom to top, the content layers, followed by the
 parts that tree layers draw on (catalogs and packs, see catalog.py) and by one piece list for each
-layer and part. The descriptor of a layer or part names its piece list in two annotations, so
-whoever trusts the manifest can trust every piece. Keeping all of it among the layers lets any OCI
-tool copy a package whole. A blob pushed on its own is a package of one layer that is tagged
+layer and part. The descriptor of a layer or part names its piece list in two annotations, so trust
+in the manifest extends to every piece. All of it is among the layers, so any OCI tool copies a
+package whole. A blob pushed on its own is a package of one layer that is tagged
 `blob:sha256-<hex>`.
 
-Bundles: everything small that a pull of one reference needs, in one answer of a tracker.
-
-A bundle is one MessagePack map: `digest`, the digest of the manifest, and `documents`, an array of
-byte strings: the manifest, its config and its piece lists, as many as fit BUNDLE_BYTES_MAX. Which
-is which follows from their digests, so nothing else is stated; what is left out is asked for by
-digest. The reader trusts a tracker for what a tag means, as always, and for nothing else
-(`Bundle.verified`).
+Documents are the blobs that are read whole: a manifest, its config and its piece lists. A bundle is
+one MessagePack map: `digest`, the digest of a manifest, and `documents`, an array of byte strings:
+the manifest and its documents, as many as fit BUNDLE_BYTES_MAX. Their digests tell which is which;
+agents request by digest what is left out. An agent trusts a tracker for what a tag means, and for
+nothing else (`Bundle.verified`).
 """
 
 from __future__ import annotations
@@ -30,58 +29,6 @@ from p2pdist.model.digest import Digest, WireDigest, digest_of, hex_of, is_diges
 from p2pdist.model.errors import UNDECODABLE, Corrupt, UsageError
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PieceLayout, encoded_size
 
-BUNDLE_TYPE = "application/vnd.p2pdist.bundle.v1+msgpack"
-BUNDLE_BYTES_MAX = 8 << 20
-"""Bytes of the documents of a bundle, together."""
-
-DOCUMENTS_MAX = 1024
-
-
-class Bundle(msgspec.Struct, frozen=True):
-    """See the module's text. `documents` are unverified."""
-
-    digest: WireDigest
-    documents: Annotated[tuple[bytes, ...], Meta(max_length=DOCUMENTS_MAX)] = ()
-
-    def verified(self, stored: Callable[[Digest], bytes | None]) -> list[bytes]:
-        """The documents, each found to be the manifest or one that the manifest names. `stored` is
-        asked for a manifest that was not sent. Raises Corrupt."""
-        found = {digest_of(document): document for document in self.documents}
-        data = found.get(self.digest) or stored(self.digest)
-        named = {small.digest for small in decode_manifest(data).small_blobs()} if data is not None else set()
-        if not found.keys() <= named | {self.digest}:
-            raise Corrupt(f"documents were sent with {self.digest} that it does not name")
-        return list(found.values())
-
-
-def fitting(manifest: Manifest, size: int) -> list[Descriptor]:
-    """The documents that go into a bundle beside the manifest of `size` bytes: in the manifest's
-    order, whichever still fits."""
-    room = BUNDLE_BYTES_MAX - size
-    chosen: dict[Digest, Descriptor] = {}
-    for small in manifest.small_blobs():
-        if small.size <= room and small.digest not in chosen and len(chosen) < DOCUMENTS_MAX - 1:
-            chosen[small.digest] = small
-            room -= small.size
-    return list(chosen.values())
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Bundle] = msgspec.msgpack.Decoder(Bundle)
-
-
-def encode_bundle(bundle: Bundle) -> bytes:
-    return _encoder.encode(bundle)
-
-
-def decode_bundle(data: bytes) -> Bundle:
-    """Raises Corrupt when `data` is no bundle."""
-    try:
-        return _decoder.decode(data)
-    except UNDECODABLE as error:
-        raise Corrupt(f"what was sent is no bundle: {' '.join(str(error).split())[:300]}") from error
-
-
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.p2pdist.config.v1+json"
 SQUASHFS_TYPE = "application/vnd.p2pdist.layer.v1.squashfs"
@@ -95,14 +42,21 @@ PIECES_DIGEST = "org.p2pdist.pieces.digest"
 PIECES_SIZE = "org.p2pdist.pieces.piece-size"
 
 ROOT_VARIABLE = "P2PDIST_ROOT"
-"""In a program's environment: the directory where its package is seen."""
+"""The environment variable that names the directory where a program sees its package."""
 
 LAYERS_MAX = 128
 PARTS_MAX = 1024
 CATALOGS_MAX = 256
 MANIFEST_BYTES_MAX = 4 << 20
-SMALL_BYTES_MAX = 64 << 20
-"""Manifests, configs and piece lists are read whole; none may be larger than this."""
+DOCUMENT_BYTES_MAX = 64 << 20
+"""Of any one document."""
+
+BUNDLE_TYPE = "application/vnd.p2pdist.bundle.v1+msgpack"
+BUNDLE_BYTES_MAX = 8 << 20
+"""Of the documents of a bundle together."""
+
+DOCUMENTS_MAX = 1024
+"""Documents of a bundle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +71,10 @@ class Descriptor:
     @property
     def pieces_digest(self) -> Digest:
         """Digest of the blob's piece list; raises Corrupt when the descriptor names none."""
-        found = self.annotations.get(PIECES_DIGEST, "")
-        if not is_digest(found):
+        digest = self.annotations.get(PIECES_DIGEST, "")
+        if not is_digest(digest):
             raise Corrupt(f"the manifest names no piece list for {self.digest}", remedy="Pack and push it again")
-        return Digest(found)
+        return Digest(digest)
 
     @property
     def layout(self) -> PieceLayout:
@@ -135,8 +89,8 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What to run: argument lists and environment. `${P2PDIST_ROOT}` in them stands for the
-    directory where the package is shown."""
+    """What to run: argument lists and environment. `${P2PDIST_ROOT}` in them is replaced by the
+    directory where the package is mounted."""
 
     entrypoint: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
@@ -155,11 +109,11 @@ class Manifest:
 
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
-        """What is moved piece by piece: layers and parts, each once."""
+        """The blobs that are moved piece by piece: layers and parts, each once."""
         return tuple({blob.digest: blob for blob in (*self.layers, *self.parts)}.values())
 
-    def small_blobs(self) -> tuple[Descriptor, ...]:
-        """Blobs that are read whole: config and piece lists."""
+    def documents(self) -> tuple[Descriptor, ...]:
+        """The blobs that are read whole: config and piece lists."""
         return (self.config, *self.piece_lists)
 
 
@@ -199,7 +153,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def blob_reference(digest: Digest) -> Reference:
-    """The reference under which a blob that was pushed on its own is found."""
+    """The reference of a blob that was pushed on its own."""
     return Reference("blob", f"sha256-{hex_of(digest)}")
 
 
@@ -264,10 +218,10 @@ def decode_manifest(data: bytes) -> Manifest:
         raise Corrupt(f"{digest_of(data)} is not a manifest: {error}") from error
     if plain.schema_version != 2 or plain.media_type != MANIFEST_TYPE:
         raise Corrupt(f"{digest_of(data)} is not an OCI image manifest")
-    found = [_descriptor(layer) for layer in plain.layers]
-    parts = tuple(layer for layer in found if layer.media_type in {CATALOG_TYPE, PACK_TYPE})
-    layers = tuple(layer for layer in found if layer.media_type not in {CATALOG_TYPE, PACK_TYPE, PIECES_TYPE})
-    piece_lists = {layer.digest: layer for layer in found if layer.media_type == PIECES_TYPE}
+    listed = [_descriptor(layer) for layer in plain.layers]
+    parts = tuple(layer for layer in listed if layer.media_type in {CATALOG_TYPE, PACK_TYPE})
+    layers = tuple(layer for layer in listed if layer.media_type not in {CATALOG_TYPE, PACK_TYPE, PIECES_TYPE})
+    piece_lists = {layer.digest: layer for layer in listed if layer.media_type == PIECES_TYPE}
     if len(layers) > LAYERS_MAX:
         raise Corrupt(f"{digest_of(data)} has {len(layers)} layers, over the limit of {LAYERS_MAX}")
     catalogs = sum(part.media_type == CATALOG_TYPE for part in parts)
@@ -278,7 +232,7 @@ def decode_manifest(data: bytes) -> Manifest:
         )
     for layer in (*layers, *parts):
         pieces = piece_lists.get(layer.pieces_digest)
-        if pieces is None or pieces.size != encoded_size(layer.layout) or pieces.size > SMALL_BYTES_MAX:
+        if pieces is None or pieces.size != encoded_size(layer.layout) or pieces.size > DOCUMENT_BYTES_MAX:
             raise Corrupt(f"the manifest {digest_of(data)} carries no fitting piece list for layer {layer.digest}")
     config = _descriptor(plain.config)
     if config.size > MANIFEST_BYTES_MAX:
@@ -287,9 +241,9 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def search_path(value: str) -> str:
-    """A package's PATH as its program gets it: first what is in the package, below ${P2PDIST_ROOT},
-    then directories of the host. A package that was made as a root, such as a container image,
-    names both in one way: /usr/local/bin is in it, and on the host."""
+    """A package's PATH as its program gets it: first the directories of the package, below
+    ${P2PDIST_ROOT}, then the host's. A package that was made as a root, such as a container image,
+    names both by one path: /usr/local/bin is in it, and on the host."""
     root = "${" + ROOT_VARIABLE + "}"
     entries = value.split(":")
     packaged = [root + entry if entry.startswith("/") else entry for entry in entries]
@@ -310,3 +264,48 @@ def decode_config(data: bytes) -> Config:
     if any("=" not in entry or "\0" in entry for entry in plain.env):
         raise Corrupt(f"the config {digest_of(data)} holds an impossible environment entry")
     return Config(tuple(plain.entrypoint), tuple(plain.env), plain.working_dir)
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """A manifest's digest, and the manifest and its documents, unverified."""
+
+    digest: WireDigest
+    documents: Annotated[tuple[bytes, ...], Meta(max_length=DOCUMENTS_MAX)] = ()
+
+    def verified(self, stored: Callable[[Digest], bytes | None]) -> list[bytes]:
+        """The documents, each of which is the manifest or is named by it. `stored` is called for a
+        manifest that is not in the bundle. Raises Corrupt."""
+        documents = {digest_of(document): document for document in self.documents}
+        data = documents.get(self.digest) or stored(self.digest)
+        named = {document.digest for document in decode_manifest(data).documents()} if data is not None else set()
+        if not documents.keys() <= named | {self.digest}:
+            raise Corrupt(f"documents were sent with {self.digest} that it does not name")
+        return list(documents.values())
+
+
+def bundle_documents(manifest: Manifest, size: int) -> list[Descriptor]:
+    """The documents that go into a bundle beside the manifest of `size` bytes: in the manifest's
+    order, each one that still fits."""
+    room = BUNDLE_BYTES_MAX - size
+    chosen: dict[Digest, Descriptor] = {}
+    for document in manifest.documents():
+        if document.size <= room and document.digest not in chosen and len(chosen) < DOCUMENTS_MAX - 1:
+            chosen[document.digest] = document
+            room -= document.size
+    return list(chosen.values())
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Bundle] = msgspec.msgpack.Decoder(Bundle)
+
+
+def encode_bundle(bundle: Bundle) -> bytes:
+    return _encoder.encode(bundle)
+
+
+def decode_bundle(data: bytes) -> Bundle:
+    """Raises Corrupt when `data` is no bundle."""
+    try:
+        return _decoder.decode(data)
+    except UNDECODABLE as error:
+        raise Corrupt(f"what was sent is no bundle: {' '.join(str(error).split())[:300]}") from error

@@ -337,14 +337,14 @@ class PullStatus(msgspec.Struct, frozen=True):
     warning: str = ""
 
 
-WAYS_TO_SHOW = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")
+MOUNT_METHODS = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")
 """How a package may be asked to be shown: "overlay" stands for anything that is mounted, "unpack"
 for the best that is not."""
 
 
 class MountRequest(msgspec.Struct, frozen=True):
     """Body of POST /v1/mounts. An empty path lets the agent choose one below its store. `how`
-    forces a way (WAYS_TO_SHOW), or asks for the layer images, for a caller that can show them to
+    forces a way (MOUNT_METHODS), or asks for the layer images, for a caller that can show them to
     itself: "userns" always, "images" only when the agent cannot mount. With `until_exit` the view
     belongs to the process that asks: it goes when that process, and the programs that were started
     from the view, have ended. Otherwise it stays until it is unmounted."""

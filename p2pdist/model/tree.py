@@ -3,32 +3,25 @@
 A tree is a list of entries in walking order: by path, compared component by component as bytes, so
 that what is in a directory follows it at once. The directory itself has no entry: it is shown with
 mode 0755. Regular files name their content by its BLAKE3; owners are left out. Equal trees have
-equal bytes, whoever packed them, where and when.
+equal bytes, wherever and whenever they were packed.
 
 The list is cut into pages, so that an edit changes one of them: a page ends behind an entry whose
 path hashes to a certain value, one in PAGE_ENTRIES, and at PAGE_ENTRIES_MAX. A page is the
 MessagePack of its entries, each an array that begins with its kind. The root, which is the layer's
-blob, is the MessagePack of counts and the BLAKE3 of every page. Where pages and contents lie is
-said by catalogs (catalog.py), not by the root: it depends on what was packed before.
+blob, is the MessagePack of counts and the BLAKE3 of every page. Catalogs (catalog.py) say where
+pages and contents lie, not the root: it depends on what was packed before. Versions of a tree share
+the pages that they have in common, also in memory (Entries).
 
 The content of a file of more than WHOLE_MAX bytes is a list of chunks (ChunkList); that of a
 smaller one is one chunk.
 
-The entries of a tree, page by page: versions of a tree share the pages that they have in common,
-and nothing is copied for it.
+Holes: a tree does not state where the holes of a file were, since equal contents are equal however
+they were stored. So every whole block of zeros becomes a hole when a content is written to a file
+(`data_ranges`).
 
-Holes: which bytes of a content are written to a new file, so that its blocks of zeros take no
-space.
-
-What a tree states of a file does not say where its holes were: equal contents are equal however
-they were stored. So every whole block of zeros becomes one.
-
-Variants: files with the content of an object and another mode or time than the object has, kept
-with one tree.
-
-Names: <64 hex: BLAKE3 of the content>.<mode in octal>.<modification time in nanoseconds>
-
-So all that a variant must be can be verified by its name, and files of a tree that look the same
+Variants: a variant is a file with the content of an object and another mode or time than the object
+has, kept with one tree. Its name is <64 hex: BLAKE3 of the content>.<mode in octal>.<modification
+time in nanoseconds>: by its name a variant is verified, and files of a tree that look the same
 share one.
 """
 
@@ -53,12 +46,12 @@ PAGE_BYTES_MAX = 32 << 20
 PAGES_MAX = 1 << 18
 ENTRIES_MAX = 1 << 24
 ENTRY_BYTES = 300
-"""Memory that an entry takes in an agent besides its encoded bytes, measured: values, places in
-lists and in the contents of its page."""
+"""Memory that an entry takes in an agent besides its encoded bytes: values, and its slots in lists
+and in the contents of its page."""
 PAGE_BYTES = 1500
 """Memory that a page takes besides its entries."""
 TREE_BYTES_MAX = 640 << 20
-"""Of memory for one tree, estimated: 1,000,000 files with paths of 30 bytes take 380 MB."""
+"""Of memory for one tree, estimated."""
 PATH_BYTES_MAX = 4095
 NAME_BYTES_MAX = 255
 DEPTH_MAX = 1000
@@ -99,7 +92,7 @@ class File(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=0
 
 
 class Directory(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=1, gc=False):
-    """A directory. `opaque`: what lower layers have in it is not seen."""
+    """A directory. `opaque`: it hides what lower layers have in it."""
 
     path: bytes
     mode: int
@@ -124,8 +117,8 @@ class HardLink(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", t
 
 
 class Whiteout(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", tag=4, gc=False):
-    """What lower layers have at this path is not seen (a character device 0/0 where an overlay
-    wrote it)."""
+    """Hides what lower layers have at this path (a character device 0/0 where an overlay wrote
+    it)."""
 
     path: bytes
 
@@ -163,8 +156,8 @@ def content_hash(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def walking_order(path: bytes) -> bytes:
-    """The key by which entries are sorted: no byte of a name is smaller than the one put for the
-    slash."""
+    """The key by which entries are sorted: no byte of a name is smaller than the one that replaces
+    the slash."""
     return path.replace(b"/", b"\0")
 
 
@@ -209,8 +202,8 @@ def check_memory(size: int) -> None:
 
 
 def decode_page(data: bytes) -> list[Entry]:
-    """Parse one page; raises Corrupt unless it is in canonical form. What entries say of each other
-    is checked by `check_page` and `check_pages`."""
+    """Parse one page; raises Corrupt unless it is in canonical form. `check_page` and `check_pages`
+    check what entries say of each other."""
     if len(data) > PAGE_BYTES_MAX:
         raise Corrupt(f"a page of {len(data)} bytes is over the limit of {PAGE_BYTES_MAX}")
     try:
@@ -240,9 +233,9 @@ def check_entries(entries: Sequence[Entry]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Page:
-    """Entries, at least one, that are right in themselves, and what they ask of other pages of a
-    tree: to come between those with keys (walking_order) below `first` and above `last`, and to
-    have the directories `parents` and the files that `links` lead to.
+    """Entries, at least one, that are right in themselves, and what they require of other pages of
+    a tree: keys (walking_order) below `first` in the pages before and above `last` in the pages
+    after, the directories `parents`, and the files that `links` lead to.
 
     `files` regular files have `bytes_total` bytes. Pages are compared by identity: an equal page is
     no reason to trust another one.
@@ -301,8 +294,8 @@ def check_page(entries: Sequence[Entry]) -> Page:
 
 def check_pages(root: Root, pages: Sequence[Page], before: Sequence[Page] = ()) -> None:
     """Raises Corrupt unless the pages make the tree of this root. `before` are the pages of a tree
-    that has passed: what pages of both ask of each other is not looked at again, so that the work
-    goes with the pages that differ."""
+    that has passed: what pages of both require of each other is not checked again, so that the work
+    grows with the pages that differ."""
     _check_joined(pages, before)
     counts = (sum(len(page.entries) for page in pages), sum(page.files for page in pages))
     if (*counts, sum(page.bytes_total for page in pages)) != (root.entries, root.files, root.bytes_total):
@@ -310,8 +303,9 @@ def check_pages(root: Root, pages: Sequence[Page], before: Sequence[Page] = ()) 
 
 
 def _check_joined(pages: Sequence[Page], before: Sequence[Page]) -> None:
-    """In order, a directory precedes what is in it. A page of `before` asks for nothing that was
-    not there; so it can lack only what stood in pages that are gone."""
+    """Check what pages require of each other. In walking order a directory precedes its entries. A
+    page of `before` required nothing that was missing; so it can miss only entries of pages that
+    are gone."""
     last = b""
     for page in pages:
         if page.first <= last:
@@ -321,12 +315,12 @@ def _check_joined(pages: Sequence[Page], before: Sequence[Page]) -> None:
     gone = {entry.path for page in before if page not in common for entry in page.entries}
     firsts = [page.first for page in pages]
     for page in pages:
-        known = page in common
-        for path in page.parents & gone if known else page.parents:
+        passed = page in common
+        for path in page.parents & gone if passed else page.parents:
             if type(_find(path, pages, firsts)) is not Directory:
                 raise _wrong(path, "is not a directory of the tree, but has entries")
         for link in page.links:
-            if known and link.target not in gone:
+            if passed and link.target not in gone:
                 continue
             target = _find(link.target, pages, firsts)
             if type(target) is not File or walking_order(link.target) > walking_order(link.path):
@@ -340,8 +334,8 @@ def _find(path: bytes, pages: Sequence[Page], firsts: Sequence[bytes]) -> Entry 
     if number < 0:
         return None
     entries = pages[number].entries
-    at = bisect_left(entries, key, key=lambda entry: walking_order(entry.path))
-    return entries[at] if at < len(entries) and entries[at].path == path else None
+    index = bisect_left(entries, key, key=lambda entry: walking_order(entry.path))
+    return entries[index] if index < len(entries) and entries[index].path == path else None
 
 
 def _check_file(entry: File) -> None:
@@ -400,8 +394,8 @@ class ChunkList:
 
 
 class Entries(Sequence[Entry]):
-    """The entries of all `pages`, in order. Equal to any sequence of equal entries. Several users
-    share one as long as there is one."""
+    """The entries of all `pages`, in order, without a copy. Equal to any sequence of equal entries.
+    Several readers of a tree share one while any of them uses it."""
 
     __hash__ = None  # type: ignore[assignment]  # it is compared by what is in it
     __slots__ = ("__weakref__", "_ends", "pages")
@@ -425,9 +419,9 @@ class Entries(Sequence[Entry]):
     def __getitem__(self, index: int | slice) -> Entry | Sequence[Entry]:
         if isinstance(index, slice):
             return list(self)[index]
-        at = range(len(self))[index]
-        page = bisect_right(self._ends, at)
-        return self.pages[page][at - self._ends[page]]
+        position = range(len(self))[index]
+        page = bisect_right(self._ends, position)
+        return self.pages[page][position - self._ends[page]]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
@@ -435,25 +429,25 @@ class Entries(Sequence[Entry]):
         return len(self) == len(other) and all(one == another for one, another in zip(self, other, strict=True))
 
 
-HOLE = 4096
+HOLE_BYTES = 4096
 """Bytes of zeros, at a multiple of it, that become a hole."""
 
-_ZEROS = bytes(HOLE)
+_ZEROS = bytes(HOLE_BYTES)
 
 
-def filled(offset: int, data: bytes | memoryview) -> Iterator[tuple[int, int]]:
+def data_ranges(offset: int, data: bytes | memoryview) -> Iterator[tuple[int, int]]:
     """Ranges (begin, end) of `data`, which belongs at `offset` of a new file, that must be written.
-    Zeros at the ends, in blocks that neighbours share, need not be either: or a hole of many chunks
-    would have a block at every seam."""
+    Zeros at both ends, in blocks that adjacent data shares, are not written either: else a hole of
+    many chunks would have a block at every seam."""
     view = memoryview(data)
-    first = min(-offset % HOLE, len(view))
-    last = max(first, len(view) - (offset + len(view)) % HOLE)
+    first = min(-offset % HOLE_BYTES, len(view))
+    last = max(first, len(view) - (offset + len(view)) % HOLE_BYTES)
     begin = 0 if any(view[:first]) else first
     end = len(view) if any(view[last:]) else last
     for at in _holes(offset, data):
         if begin < at:
             yield begin, at
-        begin = at + HOLE
+        begin = at + HOLE_BYTES
     if begin < end:
         yield begin, end
 
@@ -464,16 +458,19 @@ def has_hole(offset: int, data: bytes | memoryview) -> bool:
 
 
 def _holes(offset: int, data: bytes | memoryview) -> Iterator[int]:
-    """Where in `data` whole blocks of the file are zeros. The first byte of most blocks tells."""
-    start = -offset % HOLE
-    for number, byte in enumerate(data[start::HOLE]):
-        at = start + number * HOLE
-        if byte == 0 and bytes(data[at : at + HOLE]) == _ZEROS:
+    """Where in `data` whole blocks of the file are zeros. The first byte of a block mostly rules it
+    out."""
+    start = -offset % HOLE_BYTES
+    for number, byte in enumerate(data[start::HOLE_BYTES]):
+        at = start + number * HOLE_BYTES
+        if byte == 0 and bytes(data[at : at + HOLE_BYTES]) == _ZEROS:
             yield at
 
 
-BLOCK = 4096
-_NAME = re.compile(r"([0-9a-f]{64})\.[0-7]{3,4}\.-?[0-9]{1,20}")
+VARIANT_BLOCK_BYTES = 4096
+"""Variants are counted in blocks of so many bytes."""
+
+_VARIANT_NAME = re.compile(r"([0-9a-f]{64})\.[0-7]{3,4}\.-?[0-9]{1,20}")
 
 
 def variant_name(content: bytes, mode: int, mtime_ns: int) -> str:
@@ -481,13 +478,13 @@ def variant_name(content: bytes, mode: int, mtime_ns: int) -> str:
     return f"{content.hex()}.{mode:03o}.{mtime_ns}"
 
 
-def content_of(name: str) -> bytes | None:
-    """The BLAKE3 of what a variant must hold; None for what is no name of one."""
-    found = _NAME.fullmatch(name)
-    return bytes.fromhex(found[1]) if found else None
+def variant_content(name: str) -> bytes | None:
+    """The BLAKE3 of the content that a variant must have; None for a name that is no variant's."""
+    match = _VARIANT_NAME.fullmatch(name)
+    return bytes.fromhex(match[1]) if match else None
 
 
-def bytes_counted(size: int) -> int:
-    """What a variant of `size` bytes counts: whole blocks, since there may be many of a small
-    content."""
-    return -(-size // BLOCK) * BLOCK
+def variant_bytes(size: int) -> int:
+    """The bytes that a variant of `size` bytes counts: whole blocks, since a small content may have
+    many variants."""
+    return -(-size // VARIANT_BLOCK_BYTES) * VARIANT_BLOCK_BYTES

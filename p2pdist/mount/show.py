@@ -20,7 +20,7 @@ from pathlib import Path
 
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused, UsageError
 from p2pdist.model.manifest import LAYERS_MAX
-from p2pdist.model.messages import WAYS_TO_SHOW
+from p2pdist.model.messages import MOUNT_METHODS
 from p2pdist.mount import kernel
 from p2pdist.mount.files import materialize
 from p2pdist.mount.files.remove import remove_tree
@@ -55,7 +55,7 @@ layers (before 6.5), and of file systems that these cannot be on."""
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A package is visible at `path`. `how` is squashfs or one of WAYS_TO_SHOW; `why` is one line
+    """A package is visible at `path`. `how` is squashfs or one of MOUNT_METHODS; `why` is one line
     saying which way and why."""
 
     path: Path
@@ -103,8 +103,8 @@ def show(
     target in use, UsageError, NotFound, Refused where nothing can be mounted `at` a place, DiskFull
     or P2PDistError; then nothing is left behind.
     """
-    if how not in (None, *WAYS_TO_SHOW):
-        raise UsageError(f"{how!r} is no way to show a package here", remedy=f"Use one of {', '.join(WAYS_TO_SHOW)}")
+    if how not in (None, *MOUNT_METHODS):
+        raise UsageError(f"{how!r} is no way to show a package here", remedy=f"Use one of {', '.join(MOUNT_METHODS)}")
     if not 1 <= len(layers) <= LAYERS_MAX:
         raise UsageError(f"a package of {len(layers)} layers cannot be shown", remedy=f"It must have 1 to {LAYERS_MAX}")
     trees = any(isinstance(layer, TreeLayer) for layer in layers)

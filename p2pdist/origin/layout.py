@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 
 from p2pdist.model.digest import Digest, digest_of, hex_of, is_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, TooLarge
-from p2pdist.model.manifest import MANIFEST_BYTES_MAX, MANIFEST_TYPE, SMALL_BYTES_MAX, Descriptor, Reference
+from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, MANIFEST_BYTES_MAX, MANIFEST_TYPE, Descriptor, Reference
 from p2pdist.origin.directory import Directory
 from p2pdist.origin.drafts import staging
 from p2pdist.origin.index import INDEX_BYTES_MAX, Index
@@ -66,7 +66,7 @@ class LayoutOrigin:
             raise self._missing(str(reference))
         return found
 
-    async def read(self, digest: Digest, *, limit: int = SMALL_BYTES_MAX) -> bytes:
+    async def read(self, digest: Digest, *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:
         data = await self._call(self._objects.read, blob_key(digest), limit)
         if data is None:
             raise self._missing(digest)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.manifest import SMALL_BYTES_MAX, Descriptor, Reference
+from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, Descriptor, Reference
 
 WEB_SCHEMES = ("http", "https")
 """URLs of origins that are only read."""
@@ -29,7 +29,7 @@ class Origin(Protocol):
     async def resolve(self, reference: Reference) -> Descriptor:
         """The manifest that a reference names. Raises NotFound."""
 
-    async def read(self, digest: Digest, *, limit: int = SMALL_BYTES_MAX) -> bytes:
+    async def read(self, digest: Digest, *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:
         """A whole small blob, verified. Raises NotFound, Corrupt, or TooLarge over `limit`
         bytes."""
 

@@ -377,7 +377,7 @@ class BlobStore:
             data = self._documents.read(record.manifest_digest)
             if data is not None:
                 try:
-                    wanted.update(small.digest for small in decode_manifest(data).small_blobs())
+                    wanted.update(small.digest for small in decode_manifest(data).documents())
                 except Corrupt as error:
                     logger.warning("%s: %s", record.reference, error)
         return wanted

@@ -63,8 +63,8 @@ class Rig:
         if self.taking:
             self.arrive(piece)
 
-    def look_around(self, tell: Callable[[list[int]], object]) -> None:
-        tell([int(piece in self.peers_have) for piece in range(COUNT)])
+    def count_copies(self, report: Callable[[list[int]], object]) -> None:
+        report([int(piece in self.peers_have) for piece in range(COUNT)])
 
     def arrive(self, piece: int) -> None:
         assert self.blob.write(piece, DATA[piece * PIECE : (piece + 1) * PIECE])

@@ -64,7 +64,7 @@ def test_layers_name_their_piece_lists() -> None:
     top = decode_manifest(encode_manifest(found)).layers[1]
     assert top.pieces_digest == found.piece_lists[1].digest
     assert top.layout == PieceLayout(3 * PIECE_SIZE_MIN + 1, PIECE_SIZE_MIN)
-    assert found.small_blobs() == (found.config, *found.piece_lists)
+    assert found.documents() == (found.config, *found.piece_lists)
 
 
 def test_a_manifest_is_oci() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from shown_trees import Store, expected, random_tree, walk, without_groups
 
-from p2pdist.model.tree import Entry, content_of
+from p2pdist.model.tree import Entry, variant_content
 from p2pdist.mount.files import tree as tree_files
 from p2pdist.mount.files.variants import varied
 from p2pdist.mount.layers import TreeLayer
@@ -68,7 +68,7 @@ def test_they_are_made_once_and_linked(store: Store, tmp_path: Path, work: Path,
         assert not (places[0] / name).samefile(places[1] / name)
     assert (places[0] / "alone").samefile(store.object(entries[6].content))  # type: ignore[union-attr]
     assert len(list(kept.iterdir())) == 3
-    assert {content_of(path.name) for path in kept.iterdir()} == {entries[0].content}  # type: ignore[union-attr]
+    assert {variant_content(path.name) for path in kept.iterdir()} == {entries[0].content}  # type: ignore[union-attr]
     for place in places:
         unshow(place, work=work)
     assert {path.stat().st_nlink for path in kept.iterdir()} == {1}

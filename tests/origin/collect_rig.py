@@ -59,7 +59,7 @@ async def missing(origin: LayoutOrigin) -> list[str]:
         lost: list[str] = []
         try:
             manifest = decode_manifest(await origin.read(described.digest))
-            blobs = (*manifest.blobs, *manifest.small_blobs())
+            blobs = (*manifest.blobs, *manifest.documents())
             lost += [blob.digest for blob in blobs if await origin.size(blob.digest) != blob.size]
         except NotFound:
             lost.append(described.digest)
@@ -73,7 +73,7 @@ async def check_contents(origin: LayoutOrigin) -> int:
     tags = await origin.tags()
     for _, described in tags:
         manifest = decode_manifest(await origin.read(described.digest))
-        for blob in (*manifest.blobs, *manifest.small_blobs()):
+        for blob in (*manifest.blobs, *manifest.documents()):
             await origin.read(blob.digest)
     return len(tags)
 

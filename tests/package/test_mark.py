@@ -13,10 +13,10 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, NotFound, TooLarge, Unavailable
 from p2pdist.model.manifest import (
     CONFIG_TYPE,
+    DOCUMENT_BYTES_MAX,
     MANIFEST_TYPE,
     PACK_TYPE,
     PIECES_DIGEST,
-    SMALL_BYTES_MAX,
     TREE_TYPE,
     Descriptor,
 )
@@ -47,7 +47,7 @@ class Shelf:
     async def roots(self) -> list[tuple[str, Descriptor]]:
         return list(self.index)
 
-    async def read(self, digest: Digest, *, limit: int = SMALL_BYTES_MAX) -> bytes:
+    async def read(self, digest: Digest, *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:
         self.reads += 1
         if digest not in self.blobs:
             raise NotFound(f"{digest} is not there")
@@ -159,7 +159,7 @@ async def test_a_tag_that_was_removed_while_its_manifest_was_looked_for_does_not
     """Another collection may have taken what the tag led to."""
 
     class Moving(Shelf):
-        async def read(self, digest: Digest, *, limit: int = SMALL_BYTES_MAX) -> bytes:
+        async def read(self, digest: Digest, *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:
             if digest == removed["digest"]:
                 self.index[:] = [entry for entry in self.index if entry[0] != "app:removed"]
                 self.blobs.pop(digest, None)
@@ -176,7 +176,7 @@ async def test_a_tag_that_was_removed_while_its_manifest_was_looked_for_does_not
 
 async def test_an_outage_below_a_tag_stops_the_marking_too() -> None:
     class Broken(Shelf):
-        async def read(self, digest: Digest, *, limit: int = SMALL_BYTES_MAX) -> bytes:
+        async def read(self, digest: Digest, *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:
             if digest == manifest["digest"]:
                 raise Unavailable("no answer")
             return await super().read(digest, limit=limit)

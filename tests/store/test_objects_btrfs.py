@@ -19,7 +19,7 @@ from store_tree_rig import CHUNK, Publisher, check, noise, pull, text
 from p2pdist.model.catalog import BLOCK_SIZE, ChunkEncoder
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, DiskFull
-from p2pdist.model.tree import HOLE, WHOLE_MAX, content_hash
+from p2pdist.model.tree import HOLE_BYTES, WHOLE_MAX, content_hash
 from p2pdist.store.objects.btrfs import TOGETHER, EncodedWriter, on_btrfs, write_content
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import Decoder
@@ -303,9 +303,9 @@ def test_holes_stay_holes_and_other_zeros_are_taken_as_they_are(btrfs: Path) -> 
     """A chunk with a whole block of zeros is written around it; one with as many zeros across two
     blocks is taken as it is."""
     hole = bytearray(text(1, CHUNK))
-    hole[8192 : 8192 + HOLE] = bytes(HOLE)
+    hole[8192 : 8192 + HOLE_BYTES] = bytes(HOLE_BYTES)
     across = bytearray(text(2, CHUNK))
-    across[8193 : 8193 + HOLE] = bytes(HOLE)
+    across[8193 : 8193 + HOLE_BYTES] = bytes(HOLE_BYTES)
     filler = [text(seed, CHUNK) for seed in range(3, 3 + WHOLE_MAX // CHUNK)]
     packed = Publisher().pack({b"big": b"".join([bytes(hole), bytes(across), *filler])})
     store = BlobStore(btrfs / "store")
@@ -315,7 +315,7 @@ def test_holes_stay_holes_and_other_zeros_are_taken_as_they_are(btrfs: Path) -> 
         assert store.objects.encoded.encoded_bytes == (1 + len(filler)) * CHUNK
         fd = os.open(store.objects.path(next(iter(packed.contents))), os.O_RDONLY)
         try:
-            assert os.lseek(fd, 0, os.SEEK_HOLE) == 8192 and os.lseek(fd, 8192, os.SEEK_DATA) == 8192 + HOLE
+            assert os.lseek(fd, 0, os.SEEK_HOLE) == 8192 and os.lseek(fd, 8192, os.SEEK_DATA) == 8192 + HOLE_BYTES
         finally:
             os.close(fd)
     finally:

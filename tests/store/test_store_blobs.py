@@ -18,7 +18,7 @@ from store_rig import PIECE, complete_file, data_file, files, fill, flip, in_ind
 from p2pdist.core.eviction import choose
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError, TooLarge, UsageError
-from p2pdist.model.manifest import SMALL_BYTES_MAX, Config, Descriptor, Manifest, encode_config, encode_manifest
+from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, Config, Descriptor, Manifest, encode_config, encode_manifest
 from p2pdist.model.pieces import PieceList, encoded_size
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.documents import ROW_BYTES_MAX
@@ -274,7 +274,7 @@ def test_small_blobs_are_checked_at_reading(tmp_path: Path, open_store: Any, siz
     assert store.read_document(digest_of(b"other")) is None
     assert store.put_document(b"") == digest_of(b"") and store.read_document(digest_of(b"")) == b""
     with pytest.raises(TooLarge):
-        store.put_document(bytes(SMALL_BYTES_MAX + 1))
+        store.put_document(bytes(DOCUMENT_BYTES_MAX + 1))
 
 
 def test_old_small_blobs_that_nothing_refers_to_are_swept(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from store_tree_rig import Packed, Publisher, check, noise, pull
 
 from p2pdist.core.eviction import choose
 from p2pdist.model.errors import NotFound
-from p2pdist.model.tree import bytes_counted, content_of, variant_name
+from p2pdist.model.tree import variant_bytes, variant_content, variant_name
 from p2pdist.store.store import BlobStore
 
 OpenStore = Callable[..., BlobStore]
@@ -28,7 +28,7 @@ def packed_tree(seed: int = 1) -> Packed:
 def keep(store: BlobStore, packed: Packed, count: int = 2) -> list[Path]:
     """So many variants of the small content, written as whoever shows the tree does."""
     content, data = next((name, data) for name, data in packed.contents.items() if len(data) == 100_000)
-    directory = store.trees.keep_variants(packed.root, count * bytes_counted(len(data)))
+    directory = store.trees.keep_variants(packed.root, count * variant_bytes(len(data)))
     assert directory is not None
     paths = [directory / variant_name(content, 0o644, number) for number in range(count)]
     for number, path in enumerate(paths):
@@ -155,7 +155,7 @@ def test_those_of_a_damaged_object_go_with_it(store: BlobStore) -> None:
     large = next(name for name, data in packed.contents.items() if len(data) == MIB)
     store.trees.drop_object(large)
     assert all(path.exists() for path in kept)
-    store.trees.drop_object(content_of(kept[0].name) or b"")
+    store.trees.drop_object(variant_content(kept[0].name) or b"")
     assert not any(path.exists() for path in kept)
 
 
@@ -164,5 +164,5 @@ def test_names() -> None:
     content = bytes(range(32))
     looks = [(0o644, 5), (0o755, 5), (0o644, -6), (0, 5)]
     names = {variant_name(content, *look) for look in looks}
-    assert len(names) == 4 and {content_of(name) for name in names} == {content}
-    assert content_of("../" + names.pop()) is content_of("x") is None
+    assert len(names) == 4 and {variant_content(name) for name in names} == {content}
+    assert variant_content("../" + names.pop()) is variant_content("x") is None

@@ -10,7 +10,7 @@ from swarm_rig import Events, Peer, sample, wait_until
 
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.torrent.session import TorrentSession
-from p2pdist.transfer.torrent.settings import PEERS_MAX, TorrentSettings
+from p2pdist.transfer.torrent.settings import FETCH_PEERS_MAX, TorrentSettings
 from p2pdist.transfer.torrent.swarm import Swarm
 from p2pdist.transfer.torrent.transfer import TorrentTransfer
 
@@ -38,11 +38,11 @@ def test_silent_neighbours_are_few_at_first_and_keep_nobody_waiting_for_long(tmp
             events,
         )
         transfer.start()
-        wait_until(lambda: sum(peer.connections for peer in silent) == PEERS_MAX, "neighbours")
+        wait_until(lambda: sum(peer.connections for peer in silent) == FETCH_PEERS_MAX, "neighbours")
         giver = Peer(found.torrent, found.data, "127.0.0.77")
         stack.callback(giver.stop)
         transfer.add_peers([giver.address])
         assert not transfer.join(0.5), "there is a place for it at once"
-        assert sum(peer.connections for peer in silent) == PEERS_MAX
+        assert sum(peer.connections for peer in silent) == FETCH_PEERS_MAX
         assert events.closed().reason == "done"
         assert giver.pieces == set(range(48))

@@ -47,7 +47,7 @@ class Receiver(Protocol):
     """What is needed of a TorrentTransfer."""
 
     def give_piece(self, piece: int, data: bytes) -> None: ...
-    def look_around(self, tell: Callable[[list[int]], object]) -> None: ...
+    def count_copies(self, report: Callable[[list[int]], object]) -> None: ...
 
 
 class FeedSide(Protocol):
@@ -111,7 +111,7 @@ class OriginFeed:
             if not answer.done():
                 answer.set_result(counts)
 
-        self._receiver.look_around(lambda counts: loop.call_soon_threadsafe(told, counts))
+        self._receiver.count_copies(lambda counts: loop.call_soon_threadsafe(told, counts))
         await asyncio.wait([answer], timeout=ANSWER_S)
         return answer.result() if answer.done() else self._core.seen
 

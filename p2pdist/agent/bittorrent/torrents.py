@@ -17,7 +17,7 @@ from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.bencode import decode
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable
-from p2pdist.model.manifest import SMALL_BYTES_MAX, Descriptor
+from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, Descriptor
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.torrent import TORRENT_TYPE, Torrent, decode_torrent, torrent_reference
 from p2pdist.origin.origin import Origin
@@ -111,7 +111,7 @@ class Torrents:
         raise missing or Unavailable("no tracker answers that could know a torrent")
 
     async def _document(self, described: Descriptor, read: Callable[[Digest], Awaitable[bytes]]) -> Torrent:
-        if described.media_type != TORRENT_TYPE or described.size > SMALL_BYTES_MAX:
+        if described.media_type != TORRENT_TYPE or described.size > DOCUMENT_BYTES_MAX:
             raise Corrupt(f"{described.digest} is no torrent document", remedy="Make it again: p2pdist torrent")
         data = await asyncio.to_thread(self._agent.store.read_document, described.digest)
         if data is None:

@@ -31,7 +31,7 @@ import msgspec
 from p2pdist.agent.tracker.address import address_for_others
 from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Unavailable, UsageError, from_problem
-from p2pdist.model.manifest import SMALL_BYTES_MAX, Bundle, Descriptor, Reference, decode_bundle
+from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, Bundle, Descriptor, Reference, decode_bundle
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
     MESSAGE_BYTES_MAX,
@@ -473,7 +473,7 @@ async def _limited(answer: aiohttp.ClientResponse) -> bytes:
     body = bytearray()
     async for chunk in answer.content.iter_chunked(1 << 16):
         body += chunk
-        if len(body) > SMALL_BYTES_MAX:
+        if len(body) > DOCUMENT_BYTES_MAX:
             raise Corrupt("the tracker sent more than a small blob may hold")
     return bytes(body)
 

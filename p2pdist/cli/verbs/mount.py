@@ -10,7 +10,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.connect import HOW_HELP, check_seen, follow_pull, pulled_name, socket_option
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
-from p2pdist.model.messages import WAYS_TO_SHOW, MountRequest, MountStatus
+from p2pdist.model.messages import MOUNT_METHODS, MountRequest, MountStatus
 
 _OTHER_DIRECTORY = "Name a directory that the agent and this process share, or mount it among the host's mounts"
 
@@ -19,7 +19,7 @@ _OTHER_DIRECTORY = "Name a directory that the agent and this process share, or m
 @click.argument("reference", metavar="REF")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--writable", is_flag=True, help="Let programs write there; what they write goes with the mount.")
-@click.option("--how", type=click.Choice(WAYS_TO_SHOW), help=HOW_HELP)
+@click.option("--how", type=click.Choice(MOUNT_METHODS), help=HOW_HELP)
 @socket_option
 @output.json_option
 def command(reference: str, directory: Path, writable: bool, how: str | None, socket: Path, as_json: bool) -> None:

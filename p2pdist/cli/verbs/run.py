@@ -15,7 +15,7 @@ from p2pdist.cli import output
 from p2pdist.cli.connect import HOW_HELP, check_seen, follow_pull, pulled_name, socket_option
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
 from p2pdist.model.manifest import Config
-from p2pdist.model.messages import WAYS_TO_SHOW, MountRequest, MountStatus
+from p2pdist.model.messages import MOUNT_METHODS, MountRequest, MountStatus
 
 if TYPE_CHECKING:
     from p2pdist.agent.api.client import LocalClient
@@ -31,7 +31,7 @@ _OTHER_MOUNTS = (
 @click.option("--writable", is_flag=True, help="Let the program write to its view; what it writes goes with it.")
 @click.option(
     "--how",
-    type=click.Choice([*WAYS_TO_SHOW, "userns"]),
+    type=click.Choice([*MOUNT_METHODS, "userns"]),
     help=f"{HOW_HELP} userns: to the program only, for squashfs layers.",
 )
 @socket_option

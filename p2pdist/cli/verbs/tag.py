@@ -47,7 +47,7 @@ async def _tag(ref: str, alias: str, layout: Path, origin: str | None) -> dict[s
     async with opened_layout(layout) as local, opened_origin(origin) as central:
         repository = central or local
         described, manifest, _ = await read_manifest(reference, [repository])
-        blobs = (*manifest.blobs, *manifest.small_blobs())
+        blobs = (*manifest.blobs, *manifest.documents())
         async with Lease(repository, [described.digest, *(blob.digest for blob in blobs)]):
             for blob in (described, *blobs):  # no tag had to lead to them so far
                 if await repository.size(blob.digest) is None:

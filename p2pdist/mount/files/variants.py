@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from p2pdist.model.tree import Entry, File, bytes_counted
+from p2pdist.model.tree import Entry, File, variant_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,5 +57,5 @@ def varied(entries: Iterable[Entry], *, root: bool) -> Varied:
                 assert before is not None, "it was looked at"
                 looks.setdefault(entry.content, {(before, other.mtime_ns)}).add((mode, entry.mtime_ns))
     several = {content: found for content, found in looks.items() if len(found) > 1}
-    needed = sum(len(found) * bytes_counted(first[content].size) for content, found in several.items())
+    needed = sum(len(found) * variant_bytes(first[content].size) for content, found in several.items())
     return Varied(several.keys(), needed)

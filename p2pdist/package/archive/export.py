@@ -32,7 +32,7 @@ from typing import IO, BinaryIO, cast
 
 from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
 from p2pdist.model.manifest import Config, search_path
-from p2pdist.model.tree import HOLE, filled
+from p2pdist.model.tree import HOLE_BYTES, data_ranges
 
 BLOCK = 4096
 HEADER_BYTES_MAX = 1 << 20
@@ -306,7 +306,7 @@ def _ranges(file: BinaryIO, size: int) -> list[tuple[int, int]]:
     for begin, end in _stored(file.fileno(), size):
         for at in range(begin, end, CHUNK_BYTES):
             data = os.pread(file.fileno(), min(CHUNK_BYTES, end - at), at)
-            for first, last in filled(at, data):
+            for first, last in data_ranges(at, data):
                 gap = at + first - (found[-1][1] if found else 0)
                 if gap < HOLE_BYTES_MIN or len(found) >= RANGES_MAX:
                     start = found.pop()[0] if found else 0
@@ -328,8 +328,8 @@ def _stored(handle: int, size: int) -> Iterator[tuple[int, int]]:
             if error.errno == errno.ENXIO:
                 return
             raise
-        at = min(-(-os.lseek(handle, begin, os.SEEK_HOLE) // HOLE) * HOLE, size)
-        yield begin // HOLE * HOLE, at
+        at = min(-(-os.lseek(handle, begin, os.SEEK_HOLE) // HOLE_BYTES) * HOLE_BYTES, size)
+        yield begin // HOLE_BYTES * HOLE_BYTES, at
 
 
 class _Parts:

@@ -15,7 +15,7 @@ from p2pdist.model.catalog import Catalog, Stored, decode_chunk
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError
 from p2pdist.model.manifest import CATALOG_TYPE, Descriptor, Manifest
-from p2pdist.model.tree import WHOLE_MAX, ChunkList, Entry, File, content_hash, decode_root, decode_tree, filled
+from p2pdist.model.tree import WHOLE_MAX, ChunkList, Entry, File, content_hash, decode_root, decode_tree, data_ranges
 from p2pdist.package.repository.repository import LocalRepository
 from p2pdist.package.tree.pool import read_catalog
 
@@ -122,7 +122,7 @@ def _write(
             data = _decoded(os.pread(handles[digest], stored.stored, stored.offset), stored)
             if data is None:
                 raise Corrupt(f"pack {digest} at {layout.url} is damaged", remedy="Delete it there and pack again")
-            for begin, end in filled(size, data):
+            for begin, end in data_ranges(size, data):
                 file.seek(size + begin)
                 file.write(memoryview(data)[begin:end])
             whole.update(data)

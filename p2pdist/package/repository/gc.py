@@ -39,11 +39,11 @@ from p2pdist.model.manifest import (
     BLOB_TYPE,
     CATALOG_TYPE,
     CONFIG_TYPE,
+    DOCUMENT_BYTES_MAX,
     MANIFEST_BYTES_MAX,
     MANIFEST_TYPE,
     PACK_TYPE,
     PIECES_TYPE,
-    SMALL_BYTES_MAX,
     SQUASHFS_TYPE,
     TREE_TYPE,
     Descriptor,
@@ -91,7 +91,7 @@ class Marked(Protocol):
 
     async def roots(self) -> list[tuple[str, Descriptor]]: ...
 
-    async def read(self, digest: Digest, *, limit: int = SMALL_BYTES_MAX) -> bytes: ...
+    async def read(self, digest: Digest, *, limit: int = DOCUMENT_BYTES_MAX) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ async def push(
     """
     started = time.monotonic()
     described, manifest, _ = await read_manifest(reference, [layout])
-    blobs = {blob.digest: blob for blob in (*manifest.blobs, *manifest.small_blobs())}
+    blobs = {blob.digest: blob for blob in (*manifest.blobs, *manifest.documents())}
     total = sum(blob.size for blob in blobs.values()) + described.size
     sender = _Sender(origin, layout.url, total, on_progress)
     items = [_Item(blob, layout.blob_path(blob.digest)) for blob in (*blobs.values(), described)]

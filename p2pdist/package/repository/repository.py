@@ -21,11 +21,11 @@ from typing import BinaryIO, Protocol, cast
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import (
+    DOCUMENT_BYTES_MAX,
     MANIFEST_BYTES_MAX,
     PIECES_DIGEST,
     PIECES_SIZE,
     PIECES_TYPE,
-    SMALL_BYTES_MAX,
     Descriptor,
     Manifest,
     Reference,
@@ -113,7 +113,7 @@ class Repository(Protocol):
 
     async def resolve(self, reference: Reference) -> Descriptor: ...
 
-    async def read(self, digest: Digest, *, limit: int = SMALL_BYTES_MAX) -> bytes: ...
+    async def read(self, digest: Digest, *, limit: int = DOCUMENT_BYTES_MAX) -> bytes: ...
 
     async def size(self, digest: Digest) -> int | None: ...
 
@@ -163,7 +163,7 @@ async def read_manifest(
     )
 
 
-async def read_small(digest: Digest, repositories: list[Repository], *, limit: int = SMALL_BYTES_MAX) -> bytes:
+async def read_small(digest: Digest, repositories: list[Repository], *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:
     """A small blob from the first repository that has it. Raises NotFound naming all of them."""
     for repository in repositories:
         if await repository.size(digest) is not None:

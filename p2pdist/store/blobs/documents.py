@@ -18,7 +18,7 @@ from pathlib import Path
 
 from p2pdist.model.digest import Digest, digest_of, hex_of
 from p2pdist.model.errors import TooLarge
-from p2pdist.model.manifest import SMALL_BYTES_MAX
+from p2pdist.model.manifest import DOCUMENT_BYTES_MAX
 from p2pdist.store.disk import failures
 from p2pdist.store.index import Index
 from p2pdist.store.layout import Paths
@@ -37,10 +37,10 @@ class Documents:
         self.bytes_total = sum(self._rows.values()) + sum(self._files.values())
 
     def put(self, documents: Sequence[bytes]) -> list[Digest]:
-        """Store documents; raises TooLarge over SMALL_BYTES_MAX, DiskFull."""
+        """Store documents; raises TooLarge over DOCUMENT_BYTES_MAX, DiskFull."""
         for data in documents:
-            if len(data) > SMALL_BYTES_MAX:
-                raise TooLarge(f"a small blob of {len(data)} bytes is over the limit of {SMALL_BYTES_MAX}")
+            if len(data) > DOCUMENT_BYTES_MAX:
+                raise TooLarge(f"a small blob of {len(data)} bytes is over the limit of {DOCUMENT_BYTES_MAX}")
         digests = list(map(digest_of, documents))
         rows = {}
         for digest, data in zip(digests, documents, strict=True):
@@ -107,7 +107,7 @@ class Documents:
                 return None
             try:
                 size = os.fstat(file).st_size
-                return os.read(file, size) if size <= SMALL_BYTES_MAX else None
+                return os.read(file, size) if size <= DOCUMENT_BYTES_MAX else None
             finally:
                 os.close(file)
 

@@ -29,7 +29,7 @@ from uuid import UUID
 
 from p2pdist.model.catalog import decode_chunk
 from p2pdist.model.errors import NotFound
-from p2pdist.model.tree import HOLE, ChunkList, content_hash
+from p2pdist.model.tree import HOLE_BYTES, ChunkList, content_hash
 from p2pdist.store.disk import failure, failures, sync_filesystem
 from p2pdist.store.index import Index, ObjectsState
 from p2pdist.store.layout import Paths
@@ -54,7 +54,7 @@ def bytes_taken(size: int, chunks: bytes) -> int:
     """What an object of `size` bytes with this encoded chunk list takes. Of a hole each chunk
     counts a block: it costs memory and time to make, and what is claimed of these must have a
     limit, too."""
-    return size - chunks.count(_HOLE_RECORD) * (HOLE_CHUNK - HOLE)
+    return size - chunks.count(_HOLE_RECORD) * (HOLE_CHUNK - HOLE_BYTES)
 
 
 class Draft:

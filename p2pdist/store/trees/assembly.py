@@ -21,7 +21,7 @@ from p2pdist.model.catalog import BLOCK_SIZE, chunk_blocks, one_frame
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound
 from p2pdist.model.selection import Selection
-from p2pdist.model.tree import CHUNK_MAX, HOLE, content_hash, filled, has_hole
+from p2pdist.model.tree import CHUNK_MAX, HOLE_BYTES, content_hash, data_ranges, has_hole
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import pwrite_all
 from p2pdist.store.objects.objects import Draft, Objects
@@ -242,9 +242,9 @@ class Assembly:
     def _write_old(draft: Draft, part: Part, source: int, data: bytes) -> None:
         """Write a chunk of an older object; where both have it at the same place in a block, the
         filesystem may share the blocks."""
-        first = -part.offset % HOLE
-        last = part.length - (part.offset + part.length) % HOLE
-        if (part.at - part.offset) % HOLE or last - first < HOLE or has_hole(part.offset, data):
+        first = -part.offset % HOLE_BYTES
+        last = part.length - (part.offset + part.length) % HOLE_BYTES
+        if (part.at - part.offset) % HOLE_BYTES or last - first < HOLE_BYTES or has_hole(part.offset, data):
             _write_around_holes(draft.fd, part.offset, data)
             return
         pwrite_all(draft.fd, data[:first], part.offset)
@@ -295,5 +295,5 @@ SOURCES_MAX = 64
 def _write_around_holes(fd: int, offset: int, data: bytes | memoryview) -> None:
     """Write what is not zero, block by block of the file; the file has holes there."""
     view = memoryview(data)
-    for begin, end in filled(offset, view):
+    for begin, end in data_ranges(offset, view):
         pwrite_all(fd, view[begin:end], offset + begin)

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from p2pdist.model.digest import Digest, hex_of, is_digest
 from p2pdist.model.errors import DiskFull
-from p2pdist.model.tree import bytes_counted, content_of, variant_name
+from p2pdist.model.tree import variant_bytes, variant_content, variant_name
 from p2pdist.store.disk import failures
 from p2pdist.store.objects.recovery import file_hash
 
@@ -64,7 +64,7 @@ class Variants:
         """Remove those of one content, which may have been copied from a damaged object."""
         with failures(self._directory), suppress(FileNotFoundError):
             for path in self._path(root).iterdir():
-                if content_of(path.name) == content:
+                if variant_content(path.name) == content:
                     _remove(path)
 
     def open(self, needed: Callable[[Digest], bool]) -> None:
@@ -108,7 +108,7 @@ class Variants:
 
 
 def _is_good(path: Path) -> bool:
-    content, found = content_of(path.name), path.lstat()
+    content, found = variant_content(path.name), path.lstat()
     try:
         looks = content is not None and path.name == variant_name(content, found.st_mode & 0o7777, found.st_mtime_ns)
         return looks and path.is_file() and not path.is_symlink() and file_hash(path) == content
@@ -121,10 +121,10 @@ def _count(directory: Path) -> int:
     it."""
     total = 0
     for path in directory.iterdir():
-        if content_of(path.name) is None or not path.is_file():
+        if variant_content(path.name) is None or not path.is_file():
             _remove(path)
         else:
-            total += bytes_counted(path.lstat().st_size)
+            total += variant_bytes(path.lstat().st_size)
     return total
 
 

@@ -1,11 +1,9 @@
-"""Opening a connection to another agent, with time limits for its name and for the connection, and
-TLS where it is spoken.
+"""Connections to other agents: opening one, with TLS or without, and a pool of idle ones.
 
-Connections to other agents that have done their work and wait for more.
-
-A package of hundreds of small blobs would otherwise cost a connection for each, with its handshake
-and, with TLS, its certificates. Only a stream that came to its end leaves a connection in order;
-and the other side may close it at any time while it waits, which whoever takes it finds out.
+A connection is opened within one time limit for the look-up of its name, one for TCP and one for
+TLS. The pool spares a package of hundreds of small blobs a connection, and a handshake, for each.
+Only a stream that came to its end leaves its connection fit for the next; and the peer may close an
+idle connection at any time, which the next stream finds out when it sends its request.
 """
 
 from __future__ import annotations
@@ -22,25 +20,28 @@ from p2pdist.transfer.names import NAMES
 from p2pdist.transfer.tls import Tls
 
 IDLE_S = 10.0
-"""Far less than a server waits for a request, so that hardly ever both decide at the same
-moment."""
+"""An idle connection is closed after so long: far less than a server waits for a request, so that
+both ends seldom decide at the same moment."""
 
 CONNECTIONS_MAX = 64
 PER_PEER_MAX = 16
 
 
 class ConnectionPool:
-    """Thread-safe. Up to PER_PEER_MAX connections for each address, CONNECTIONS_MAX in all, each for
-    IDLE_S; who owns this calls `expire` now and then."""
+    """Idle connections, up to PER_PEER_MAX for each address and CONNECTIONS_MAX in all. Thread-safe.
+    The owner calls `expire` now and then, which closes a connection after IDLE_S."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[tuple[float, socket.socket]]] = {}
+        """By address: since when each has been idle (time.monotonic), oldest first."""
         self._count = 0
+        """Of all idle connections."""
         self._closed = False
 
     def take(self, address: str) -> socket.socket | None:
-        """A connection to `address`, the one that was used last; the caller's from now on."""
+        """Remove the connection to `address` that was used last from the pool, and return it; None
+        when there is none that is still open."""
         with self._lock:
             waiting = self._waiting.get(address)
             while waiting:
@@ -52,7 +53,7 @@ class ConnectionPool:
         return None
 
     def give(self, address: str, connection: socket.socket) -> None:
-        """Keep a connection, or close it where there are enough."""
+        """Add a connection to the pool, or close it when the pool is full or closed."""
         with self._lock:
             waiting = self._waiting.setdefault(address, deque())
             if self._closed or len(waiting) >= PER_PEER_MAX or self._count >= CONNECTIONS_MAX:
@@ -62,7 +63,7 @@ class ConnectionPool:
                 self._count += 1
 
     def expire(self) -> bool:
-        """Close what has waited too long; returns whether something still waits."""
+        """Close the connections that have been idle for IDLE_S; returns whether any is left."""
         oldest = time.monotonic() - IDLE_S
         with self._lock:
             for address, waiting in list(self._waiting.items()):
@@ -74,7 +75,7 @@ class ConnectionPool:
             return self._count > 0
 
     def close(self) -> None:
-        """Close all of them, and whatever is given from now on."""
+        """Close all connections, and every one that is given from now on."""
         with self._lock:
             self._closed = True
             for waiting in self._waiting.values():
@@ -85,7 +86,7 @@ class ConnectionPool:
 
 
 def _quiet(connection: socket.socket) -> bool:
-    """Whether the other side has neither closed the connection nor said what nobody asked for."""
+    """Whether the peer has neither closed the connection nor sent anything without a request."""
     if isinstance(connection, ssl.SSLSocket) and connection.pending():
         return False
     try:
@@ -99,14 +100,15 @@ def _quiet(connection: socket.socket) -> bool:
 
 
 KEEPALIVE_S = 3
+"""The kernel probes a connection on which nothing came for so long, and then as often."""
 
 Adopt = Callable[[socket.socket], None]
-"""Is told of each socket before it is waited for, so that another thread can shut it down; may
-raise."""
+"""Called with each socket before a thread waits for it, so that another thread can shut it down;
+may raise."""
 
 
 class Unreachable(Exception):
-    """No connection came about; the text says why."""
+    """No connection could be opened; the text says why."""
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -122,15 +124,15 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def connect(source: Source, adopt: Adopt, *, timeout_s: float, dead_after_s: float) -> socket.socket:
-    """A connection to `source`, whose kernel may be silent for `dead_after_s`; raises
-    Unreachable."""
+    """Open a connection to `source` within `timeout_s`. The kernel drops it when the peer
+    acknowledges nothing for `dead_after_s`. Raises Unreachable, and what `adopt` raises."""
     try:
         host, port = parse_address(source.address)
         candidates = NAMES.find(host)
     except (OSError, ValueError) as error:
         raise Unreachable(f"{source} at {source.address} cannot be reached: {error}") from None
     deadline = time.monotonic() + timeout_s
-    last: OSError = TimeoutError(f"no answer within {timeout_s:g} s")
+    failure: OSError = TimeoutError(f"no answer within {timeout_s:g} s")
     for family, address in candidates:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -143,13 +145,13 @@ def connect(source: Source, adopt: Adopt, *, timeout_s: float, dead_after_s: flo
             _configure(connection, dead_after_s)
             return connection
         except OSError as error:
-            last = error
-    raise Unreachable(f"{source} at {source.address} cannot be reached: {last.strerror or last}")
+            failure = error
+    raise Unreachable(f"{source} at {source.address} cannot be reached: {failure.strerror or failure}")
 
 
 def secure(connection: socket.socket, source: Source, tls: Tls, adopt: Adopt, *, timeout_s: float) -> ssl.SSLSocket:
-    """Speak TLS from here on; what is wrong with the peer's certificate is told. Raises
-    Unreachable."""
+    """Start TLS on `connection`, and check the peer's certificate. Raises Unreachable, which says
+    what is wrong with it, and what `adopt` raises."""
     host, _ = parse_address(source.address)
     name = tls.host_to_check(host)
     try:
@@ -167,7 +169,7 @@ def secure(connection: socket.socket, source: Source, tls: Tls, adopt: Adopt, *,
 
 
 def why(error: ssl.SSLError) -> str:
-    """What is wrong, as short as can be said."""
+    """The cause of a TLS failure, in a few words."""
     return getattr(error, "verify_message", "") or error.reason or str(error)
 
 

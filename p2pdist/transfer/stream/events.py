@@ -1,6 +1,5 @@
-"""What is told of a stream that is being received, and how it ends.
-
-A mailbox between receiver threads and an event loop: many posts, few wake-ups.
+"""The events of a stream that is being received, and the mailbox that carries them from receiver
+threads to an event loop: many posts, few wake-ups.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from p2pdist.transfer.stream.response import Head, MalformedResponse, read_probl
 Letter = TypeVar("Letter")
 
 PAUSE_S = 0.001
-"""How long letters are gathered when they come fast. Longer saves no more, and uvloop's timers know
-no shorter time."""
+"""How long the mailbox gathers letters when they come fast. uvloop's timers cannot be shorter."""
 
 
 class Mailbox(Generic[Letter]):
@@ -31,12 +29,11 @@ class Mailbox(Generic[Letter]):
     batches.
 
     A wake-up of the loop costs a system call and two switches of threads. So a letter that comes
-    after a silence is delivered at once and the loop is left alone after it; one that comes within
-    `pause_s` of the last delivery waits for the rest of that time, and as long as letters come that
-    fast the loop's own timer looks for them, and nobody is woken. What waits is bounded by what is
-    posted: a stream posts one event for each piece and one when it closes. `deliver` never gets an
-    empty batch, and runs in `context`, that of whoever set this up: what it does is done, and
-    logged, for the same request.
+    after a silence is delivered at once; one that comes within `pause_s` of the last delivery waits
+    for the rest of that time, and as long as letters come that fast a timer of the loop collects
+    them, and posting wakes nothing. The queue is bounded by its writers: a stream posts one event
+    for each piece and one when it closes. `deliver` never gets an empty batch, and runs in
+    `context`, that of the mailbox's creator, so that it works and logs for the same request.
     """
 
     def __init__(
@@ -48,12 +45,14 @@ class Mailbox(Generic[Letter]):
         self.context = contextvars.copy_context()
         self._letters: deque[Letter] = deque()
         self._awake = False
+        """Whether the loop will look at the letters without being woken; written by any thread."""
         self._gathering = False
+        """Whether a timer collects the letters."""
         self._quiet_until = 0.0
+        """Loop time before which no batch is delivered."""
 
     def post(self, letter: Letter) -> None:
-        """Add a letter; called from any thread. After the loop has closed letters are dropped:
-        nobody is left to read them."""
+        """Add a letter; called from any thread. Letters are dropped once the loop has closed."""
         self._letters.append(letter)
         # Without a lock two threads may both see False and wake the loop twice, which costs a look
         # at an empty queue. None is lost: the loop looks once more after it has cleared the flag.
@@ -66,8 +65,8 @@ class Mailbox(Generic[Letter]):
                     raise
 
     def deliver(self, letter: Letter) -> None:
-        """Hand over a letter now, after those posted before; called on the loop, in `context`, and
-        not from `deliver` itself."""
+        """Deliver a letter now, after the ones that were posted before; called on the loop, in
+        `context`, and not from `deliver` itself."""
         if self._letters:
             self._letters.append(letter)
             self._open()
@@ -81,7 +80,7 @@ class Mailbox(Generic[Letter]):
             self._gathering = True
             self.loop.call_at(self._quiet_until, self._gathered)
             return
-        self._awake = False  # before the letters are taken: who posts from now on wakes the loop again
+        self._awake = False  # before the letters are taken: a post from now on wakes the loop again
         self._open()
 
     def _gathered(self) -> None:
@@ -104,13 +103,13 @@ class Mailbox(Generic[Letter]):
 PROBLEM_TIMEOUT_S = 2.0
 
 Ending = Literal["done", "closed", "refused", "reset", "short", "corrupt", "missing", "busy", "protocol", "failed"]
-"""Why a stream ended: all was received; it was closed from this side; the peer refused, or could
-not be reached; broke the connection; ended early; sent wrong bytes; lacks the blob; is over its
-limits; broke the protocol; this side failed."""
+"""Why a stream ended: all was received; this side closed it; the peer refused, or could not be
+reached; broke the connection; ended early; sent wrong bytes; lacks the blob; is over its limits;
+broke the protocol; this side failed."""
 
 
 class PieceReceived(Struct, frozen=True, gc=False):
-    """A piece has come in whole; `ok` says whether it was verified and stored."""
+    """A whole piece was received; `ok` says whether it was verified and stored."""
 
     stream: int
     piece: int
@@ -132,7 +131,7 @@ StreamEvent = PieceReceived | StreamClosed
 
 
 class Ended(Exception):
-    """Ends a stream from within, wherever it is being received."""
+    """Ends a stream from within the thread or loop that receives it."""
 
     def __init__(self, reason: Ending, detail: str = "", error: P2PDistError | None = None) -> None:
         super().__init__(detail)
@@ -141,17 +140,17 @@ class Ended(Exception):
         self.error = error
 
 
-def refusal(connection: socket.socket, answer: Head, source: Source) -> Ended:
-    """How a stream ends that `source` answers with a problem. Raises MalformedResponse, and
+def refusal(connection: socket.socket, response: Head, source: Source) -> Ended:
+    """How a stream ends when `source` responds with a problem. Raises MalformedResponse and
     OSError."""
     connection.settimeout(PROBLEM_TIMEOUT_S)
-    problem = read_problem(connection, answer)
+    problem = read_problem(connection, response)
     detail = f"{source}: {problem.what[:500]}"
-    match answer.status:
+    match response.status:
         case 404:
             return Ended("missing", detail, problem)
         case 429 | 503:
             return Ended("busy", detail, problem)
         case status if status >= 400:
             return Ended("refused", detail, Refused(detail) if status in (401, 403) else problem)
-    raise MalformedResponse(f"the answer has status {answer.status}")
+    raise MalformedResponse(f"the answer has status {response.status}")

@@ -1,5 +1,5 @@
-"""Takes the frames of a stream from a blocking socket, each into one buffer, with few system calls
-and few wake-ups.
+"""The frames of a stripe stream (StreamRequest in model/messages.py), and reading them from a
+blocking socket into one buffer, with few system calls and few wake-ups.
 
 Theory: a thread that waits in recv is woken by every segment that comes; at low rates these
 wake-ups cost more than hashing and storing. So the thread waits in poll, with SO_RCVLOWAT
@@ -16,9 +16,8 @@ adjusting. So the first mark is ROOM times what will be waited for.
 A fast sender should not wait until the thread has woken up and made room. So when frames come
 faster than FAST_BYTES_S, what is there is taken at once and recv waits for the rest of the frame.
 
-Invariants: never waits for bytes that may not come, and never takes a byte beyond the frame.
-
-The form of a stripe stream (see StreamRequest in model/messages.py), shared by both ends.
+Invariants: a reader never waits for bytes that may not come, and never takes a byte beyond the
+frame.
 """
 
 from __future__ import annotations
@@ -47,10 +46,13 @@ def stream_length(layout: PieceLayout, pieces: Iterable[int]) -> int:
 
 
 STEP_BYTES = 256 << 10
-"""Most that is waited for at once: larger pieces are taken while they arrive."""
+"""Most bytes that a reader waits for at once: it takes larger pieces while they arrive."""
 
 ROOM = 4
+"""The first mark of a connection is this many times the bytes that will be waited for."""
+
 FAST_BYTES_S = 100e6
+"""From this rate on a reader takes what is there and waits in recv."""
 
 _DATA_AT = 64
 _HEAD_AT = _DATA_AT - FRAME.size
@@ -65,17 +67,21 @@ class CutShort(Exception):
 
 
 class FrameReader:
-    """The frames that come over `connection`, with at most `data_max` bytes of data each. For one
-    thread, but for `receiving`."""
+    """Reads the frames that come over `connection`, with at most `data_max` bytes of data each. For
+    one thread, except `receiving`."""
 
     def __init__(self, connection: socket.socket, data_max: int) -> None:
         self._connection = connection
         self._buffer = memoryview(bytearray(_DATA_AT + data_max))
         self._lock = threading.Lock()
         self._taken = 0
+        """Bytes of the current frame in the buffer; written by `_take` and `done`."""
         self._mark = 1
+        """SO_RCVLOWAT in bytes; written by `_set_mark`."""
         self._fast = False
+        """Whether the last frame came faster than FAST_BYTES_S; written by `done`."""
         self._since = time.monotonic()
+        """When the last frame was done with."""
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._set_mark(ROOM * min(FRAME.size + data_max, STEP_BYTES))
@@ -107,12 +113,13 @@ class FrameReader:
         return self._buffer[_DATA_AT : _DATA_AT + length]
 
     def expect(self, shortest: int) -> None:
-        """For who does not wait here: the connection is readable when the next frame, or much of
-        it, has come."""
+        """Make the connection readable when the next frame, or much of it, has come; for an event
+        loop, which does not wait in `head`."""
         self._set_mark(min(FRAME.size + shortest, STEP_BYTES))
 
     def head_if_there(self, shortest: int) -> tuple[int, int] | None:
-        """As `head`, but None while it has not come."""
+        """The next frame's piece and length, without waiting: None while they have not come. Raises
+        CutShort and OSError."""
         if self._taken < FRAME.size:
             with self._lock:
                 self._take(FRAME.size + shortest, socket.MSG_DONTWAIT)
@@ -122,8 +129,8 @@ class FrameReader:
         return piece, length
 
     def data_if_there(self, length: int) -> memoryview | None:
-        """As `data`, but None while it has not come whole: the connection is readable when the
-        rest, or much of it, has."""
+        """The data of that frame, without waiting: None while it is not whole. The connection is
+        readable when the rest, or much of it, has come. Raises CutShort and OSError."""
         end = FRAME.size + length
         if self._taken < end:
             self._take(end, socket.MSG_DONTWAIT)
@@ -138,7 +145,7 @@ class FrameReader:
         return any(events & (select.POLLERR | select.POLLHUP) for _, events in self._poll.poll(0))
 
     def done(self) -> None:
-        """The frame has been dealt with."""
+        """End the frame: `data` is invalid from now on, and `head` waits for the next one."""
         now = time.monotonic()
         fast = self._taken > FAST_BYTES_S * (now - self._since)
         if fast and not self._fast:
@@ -146,7 +153,7 @@ class FrameReader:
         self._fast, self._since, self._taken = fast, now, 0
 
     def leave(self) -> None:
-        """Nothing more is taken here: the connection is as it was."""
+        """Bring the connection to the state in which the reader found it, for other uses."""
         self._set_mark(1)
 
     def receiving(self) -> int | None:
@@ -191,8 +198,8 @@ class FrameReader:
 
 
 class TlsFrameReader:
-    """The same over TLS, which hands out what it has decrypted: at most one record of 16 KiB at a
-    time."""
+    """Reads the frames that come over TLS, with at most `data_max` bytes of data each. TLS hands
+    out what it has decrypted: at most one record of 16 KiB at a time."""
 
     def __init__(self, connection: ssl.SSLSocket, data_max: int) -> None:
         self._connection = connection
@@ -200,7 +207,8 @@ class TlsFrameReader:
         self._taken = 0
 
     def head(self, shortest: int, timeout_s: float | None = None) -> tuple[int, int]:
-        """See FrameReader."""
+        """Wait for the next frame, which has at least `shortest` bytes of data: its piece and
+        length. Raises CutShort and OSError, and TimeoutError when nothing comes for `timeout_s`."""
         if timeout_s is not None:
             self._connection.settimeout(timeout_s)
         while self._taken < FRAME.size:
@@ -209,21 +217,21 @@ class TlsFrameReader:
         return piece, length
 
     def data(self, length: int) -> memoryview:
-        """See FrameReader."""
+        """The data of that frame, valid until `done`. Raises CutShort and OSError."""
         while self._taken < FRAME.size + length:
             self._take(FRAME.size + length)
         return self._buffer[_DATA_AT : _DATA_AT + length]
 
     def done(self) -> None:
-        """See FrameReader."""
+        """End the frame: `data` is invalid from now on, and `head` waits for the next one."""
         self._taken = 0
 
     def leave(self) -> None:
-        """See FrameReader."""
+        """Bring the connection to the state in which the reader found it, for other uses."""
         self._connection.settimeout(None)
 
     def receiving(self) -> int | None:
-        """See FrameReader; here a piece begins to come when its head has been decrypted."""
+        """The piece whose frame's head has been decrypted and that is not done; from any thread."""
         if self._taken < FRAME.size:
             return None
         piece = int(FRAME.unpack_from(self._buffer, _HEAD_AT)[0])

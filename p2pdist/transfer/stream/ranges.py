@@ -1,4 +1,4 @@
-"""Serving a blob, or a range of it, to any HTTP client (RFC 9110: ranges, conditional requests)."""
+"""Serves a blob, or a range of it, to any HTTP client (RFC 9110: ranges, conditional requests)."""
 
 from __future__ import annotations
 

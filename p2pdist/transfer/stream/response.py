@@ -1,10 +1,9 @@
-"""The head of an HTTP/1.1 answer, read from a blocking socket without taking one byte of what
+"""The head of an HTTP/1.1 response, read from a blocking socket without taking one byte of what
 follows it (RFC 9112).
 
-Only what a peer of ours sends is understood: no folded lines, no chunked bodies. The bytes after
-the head are looked at with MSG_PEEK before they are taken, so the frames that may have arrived with
-the head stay in the socket. TLS has no such look: there only as much is taken at a time as the
-blank line must still have.
+Only what an agent sends is understood: no folded lines, no chunked bodies. MSG_PEEK looks at bytes
+before they are taken, so frames that have arrived with the head stay in the socket. TLS has no such
+look: there the reader takes only as many bytes at a time as the blank line must still have.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
 
 
 class MalformedResponse(Exception):
-    """What came is not an HTTP/1.x answer that fits the limits."""
+    """What came is not an HTTP/1.x response that fits the limits."""
 
 
 class EndOfConnection(Exception):
@@ -49,24 +48,24 @@ class Head:
 
 
 def read_head(connection: socket.socket) -> Head:
-    """Take exactly the head of an answer from a blocking socket; raises MalformedResponse,
+    """Take exactly the head of a response from a blocking socket; raises MalformedResponse,
     EndOfConnection and OSError."""
     taken = b""
     while not taken.endswith(_END):
         if len(taken) >= HEAD_BYTES_MAX:
             raise MalformedResponse(f"the head of the answer is longer than {HEAD_BYTES_MAX} bytes")
-        wanted = _until_end(taken) if isinstance(connection, ssl.SSLSocket) else _seen_of_head(connection, taken)
-        taken += _take(connection, wanted)
+        count = _until_end(taken) if isinstance(connection, ssl.SSLSocket) else _seen_of_head(connection, taken)
+        taken += _take(connection, count)
     return parse_head(taken)
 
 
 def _until_end(taken: bytes) -> int:
-    """How many bytes the head has at least, beyond those that were taken."""
-    return next(len(_END) - found for found in range(len(_END) - 1, -1, -1) if taken.endswith(_END[:found]))
+    """How many bytes the head has at least, beyond the ones that were taken."""
+    return next(len(_END) - length for length in range(len(_END) - 1, -1, -1) if taken.endswith(_END[:length]))
 
 
 def _seen_of_head(connection: socket.socket, taken: bytes) -> int:
-    """How many bytes of the head are there to be taken."""
+    """How many bytes of the head have come and were not taken."""
     seen = connection.recv(HEAD_BYTES_MAX, socket.MSG_PEEK)
     if not seen:
         raise EndOfConnection
@@ -103,8 +102,8 @@ def parse_head(data: bytes) -> Head:
 
 
 def read_problem(connection: socket.socket, head: Head) -> P2PDistError:
-    """The failure that an answer with an error status describes. A body that is no problem
-    document, is over the limit or does not come in time is replaced by the bare status."""
+    """The failure that a response with an error status describes. The bare status replaces a body
+    that is no problem document, is over the limit or does not come in time."""
     bare = Unavailable(f"the peer answered with status {head.status}")
     length = head.fields.get("content-length", "")
     if head.media_type() != "application/problem+json" or not length.isdecimal() or len(length) > 6:

@@ -1,31 +1,24 @@
-"""The connection under one aiohttp request, written to with sendfile past the transport; or through
-it, when it speaks TLS.
+"""Writes the body of an aiohttp response with sendfile, past the transport, and sizes the socket's
+send buffer; with TLS it writes through the transport.
 
 Theory: asyncio's own `loop.sendfile` pauses reading, waits for writability after every block even
 when the kernel took all of it, and moves the file's position: several system calls a block. A
-duplicate of the socket's descriptor lets us call sendfile ourselves and wait only when the kernel
-is full. The transport goes on reading, so the end of the connection is noticed by it and by us.
+duplicate of the socket's descriptor lets Connection call sendfile itself and wait only when the
+kernel is full. The transport goes on reading, so both notice the end of the connection. Sendfile
+cannot encrypt, so TLS goes through the transport: read, write, and wait until the transport holds
+nothing. Blocks, limits and waking are the same for both.
 
-Sendfile cannot encrypt, so TLS goes through the transport: read, write, and wait until the
-transport holds nothing. uvloop's transport does that fast enough (asyncio's own a tenth of it), and
-turns, limits and waking stay the same for both.
+What a socket's send buffer holds is out of the sender's hands: the uplink's schedule means nothing
+beyond it, and on a slow path it only lengthens the queue in front of the receiver, where that
+host's own acknowledgements wait too. So a stream begins with SEND_BUFFER_MIN and gets twice what
+its rate fills in a round trip (plus SLACK_S for this process to be scheduled), never less than
+before. Round trips are short in a data centre, but bytes also wait before the receiver's link,
+behind the bytes of its other streams; while all of a stream's bytes do, none is left for this
+host's own link. So a fast stream gets what it fills in COVER_S, up to COVER_MAX. A slow one does
+not: its bytes would fill the queue before this host's link, and acknowledgements wait behind them.
 
-Invariants: while a plain Connection is open nobody writes through the transport, except the head of
-the response before `flushed`; the duplicate is closed on leaving, whatever happens.
-
-The send buffer of one stream: small where the path is slow, grown where it is fast or long.
-
-What a socket's buffer holds is out of the sender's hands: turns among a host's children mean
-nothing beyond it, and on a slow path it only lengthens the queue in front of the receiver, where
-that host's own acknowledgements wait too. So a stream begins with SEND_BUFFER_MIN and gets twice
-what its rate fills in a round trip (plus SLACK_S for this process to be scheduled), never less than
-before.
-
-Round trips are short in a data centre, but bytes also wait before the receiver's link, where those
-of its other streams are; while all of a stream's bytes do, none of them is left for this host's own
-link. So a stream that is quick enough gets what it fills in COVER_S, up to COVER_MAX. A slow one
-does not: its bytes would fill the queue before this host's link, and acknowledgements wait behind
-them.
+Invariants: while a plain Connection is open nothing writes through the transport, except the head
+of the response before `flushed`; the duplicate is closed on leaving, whatever happens.
 """
 
 from __future__ import annotations
@@ -50,13 +43,15 @@ SEND_BUFFER_MAX = 8 << 20
 SLACK_S = 0.002
 COVER_S, COVER_MAX = 0.1, 128 << 10
 CHECK_BYTES = 1 << 20
+"""Bytes after which the size of a send buffer is computed again."""
 
 _SO_SNDBUFFORCE = 32  # socket(7): beyond net.core.wmem_max, with CAP_NET_ADMIN
 _MIN_RTT = struct.Struct("=148xI")  # struct tcp_info, tcpi_min_rtt in microseconds (linux/tcp.h)
 
 
 class SendBuffer:
-    """Sizes the buffer of `connection` from what `sent` hears."""
+    """Sizes the send buffer of `connection`, in bytes, from the rate at which the kernel takes
+    bytes."""
 
     def __init__(self, connection: socket.socket, size: int = SEND_BUFFER_MIN) -> None:
         self._connection = connection
@@ -73,10 +68,10 @@ class SendBuffer:
         now = time.monotonic()
         rate_bytes_s = self._bytes / max(now - self._since, 1e-6)
         self._bytes, self._since = 0, now
-        wanted = int(2 * rate_bytes_s * (self._round_trip_s() + SLACK_S))
-        wanted = max(wanted, min(COVER_MAX, int(COVER_S * rate_bytes_s)))
-        if wanted > self.size * 5 // 4:
-            self.size = min(wanted, SEND_BUFFER_MAX)
+        size = int(2 * rate_bytes_s * (self._round_trip_s() + SLACK_S))
+        size = max(size, min(COVER_MAX, int(COVER_S * rate_bytes_s)))
+        if size > self.size * 5 // 4:
+            self.size = min(size, SEND_BUFFER_MAX)
             self._apply()
 
     def _round_trip_s(self) -> float:
@@ -96,19 +91,20 @@ class SendBuffer:
 
 
 TURN_BYTES = 1 << 20
-"""Bytes after which a connection that never had to wait lets the event loop serve others."""
+"""Bytes after which a connection that never had to wait lets the event loop run other tasks."""
 
 TLS_BLOCK_BYTES = 256 << 10
 """Most that is read and encrypted in one go; the event loop does nothing else meanwhile."""
 
 LOOK_AGAIN_S = 0.1
+"""After so long the end of a TLS connection is looked for again, once the transport has had time to
+read a record."""
 
 _readers = ThreadPoolExecutor(8, thread_name_prefix="disk-read")
-"""Threads that wait for the disk: their own, so that on a disk that hangs they keep no others from
-working."""
+"""Threads that wait for the disk. A pool of their own: a disk that hangs blocks no other work."""
 
 _BYTE = (bytearray(1),)
-"""Where a byte goes that is read to see whether it can be; what it is does not matter."""
+"""Receives the byte that `_in_page_cache` reads; its value does not matter."""
 
 _BROKEN = {
     errno.EPIPE,
@@ -123,14 +119,14 @@ _BROKEN = {
 
 
 class Connection:
-    """A context manager around the body of a response. When the client goes away, the task that
-    entered is woken wherever it waits inside, and the context is left quietly with `gone` true.
+    """A context manager around the body of a response. When the client goes away, it wakes the task
+    that entered, wherever that waits inside, and leaves the context quietly with `gone` true.
 
     `unsent_max` (bytes) bounds what the kernel holds unsent (TCP_NOTSENT_LOWAT, tcp(7)); with
-    `small_buffer` so does a send buffer that grows with the rate (see SendBuffer); a client that
-    acknowledges nothing for `dead_after_s` is dropped by the kernel (TCP_USER_TIMEOUT). With
-    `strict`, bytes that the client sends meanwhile break a plain connection. Without `disk` the
-    files that are sent lie in memory, and need not be waited for.
+    `small_buffer` so does a send buffer that grows with the rate (see SendBuffer); the kernel drops
+    a client that acknowledges nothing for `dead_after_s` (TCP_USER_TIMEOUT). With `strict`, bytes
+    that the client sends meanwhile break a plain connection. Without `disk` the files that are sent
+    lie in memory, and reading them never waits.
     """
 
     def __init__(
@@ -146,6 +142,7 @@ class Connection:
         self.gone = False
         self._tls = request.get_extra_info("sslcontext") is not None
         self._unwritten = b""
+        """What `send` holds back for the next write through the transport (TLS)."""
         self._request = request
         self._loop = asyncio.get_running_loop()
         self._options = (unsent_max, dead_after_s)
@@ -154,7 +151,9 @@ class Connection:
         self._strict = strict
         self._disk = disk
         self._since_wait = 0
+        """Bytes sent since the loop last ran other tasks."""
         self._watching: asyncio.TimerHandle | None = None
+        """Looks for the end of a TLS connection again; written by `_readable` and `_watch`."""
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> Connection:
@@ -230,7 +229,8 @@ class Connection:
             self._request.transport.abort()
 
     async def flushed(self) -> None:
-        """Wait until the transport holds nothing, so that our writes follow its own."""
+        """Wait until the transport holds nothing, so that `send` and `send_file` follow its own
+        writes."""
         transport = self._request.transport
         if transport is None:
             raise ConnectionResetError("the client has closed the connection")
@@ -302,8 +302,8 @@ class Connection:
                 await asyncio.sleep(0)
 
     async def _ready(self, file: int, offset: int, count: int) -> int:
-        """Have bytes of a file brought to memory, by a thread if the disk must be waited for: it
-        may hang, and the loop must not hang with it. Returns how many of `count` are there. Raises
+        """Bring bytes of a file to memory, in a thread where the disk must be read: it may hang,
+        and the loop must not hang with it. Returns how many of `count` are in memory. Raises
         OSError."""
         if not self._disk or _in_page_cache(file, offset, count):
             return count
@@ -347,12 +347,12 @@ class Connection:
 
 
 def _in_page_cache(file: int, offset: int, count: int) -> bool:
-    """Whether these bytes can be read without waiting for the disk: looks at both ends, with which
-    what is between has come. False where the file system does not say (preadv2(2), RWF_NOWAIT), as
-    FUSE, NFS and overlays do not."""
+    """Whether these bytes can be read without waiting for the disk: both ends are in memory, with
+    which the bytes between were read. False where the file system does not say (preadv2(2),
+    RWF_NOWAIT), as FUSE, NFS and overlays do not."""
     try:
-        for place in (offset + count - 1, offset):
-            os.preadv(file, _BYTE, place, os.RWF_NOWAIT)
+        for position in (offset + count - 1, offset):
+            os.preadv(file, _BYTE, position, os.RWF_NOWAIT)
     except BlockingIOError:
         return False
     except OSError as error:
@@ -366,8 +366,8 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 def _as_connection_error(error: OSError) -> OSError:
-    """What the client's going away raises, as a ConnectionError; anything else, such as a failing
-    disk, as it is."""
+    """An error by which the kernel says that the client is gone, as a ConnectionError; any other
+    error, such as of a failing disk, as it is."""
     if error.errno in _BROKEN and not isinstance(error, ConnectionError):
         return ConnectionResetError(error.errno, error.strerror)
     return error

@@ -1,8 +1,8 @@
-"""Serving stripe streams: the pieces of one stripe as frames, with sendfile (see StreamRequest in
+"""Serves stripe streams: the pieces of one stripe as frames, with sendfile (StreamRequest in
 model/messages.py).
 
-What to send next, and when, is decided elsewhere: the shell hands in an Outgoing that waits for the
-stream's turn on the uplink.
+The caller decides what to send next, and when: it passes an Outgoing, which waits until the uplink
+schedules the stream.
 """
 
 from __future__ import annotations
@@ -45,16 +45,17 @@ class Outgoing(Protocol):
     """Decides what one stream sends."""
 
     async def next_block(self) -> Block | None:
-        """Wait for this stream's turn. None: everything asked for has been sent. A P2PDistError
-        ends the stream as truncated. May be cancelled at any time, when the child goes away."""
+        """Wait until the uplink schedules this stream. None: everything asked for has been sent. A
+        P2PDistError ends the stream as truncated. May be cancelled at any time, when the child goes
+        away."""
 
     def block_sent(self, length: int) -> None:
         """The kernel has taken the last block, of `length` bytes."""
 
     def at_once(self, send: Callable[[Block], bool] | None) -> None:
-        """While somebody waits in `next_block`, a block may be given to `send` instead, which says
-        whether the kernel took all of it; if not, `next_block` returns that block. None: no
-        longer."""
+        """Allow, while a task waits in `next_block`, to call `send` with a block instead, which
+        returns whether the kernel took all of it; if not, `next_block` returns that block. None:
+        forbid it again."""
 
 
 class _FrameResponse(web.StreamResponse):
@@ -65,21 +66,21 @@ class _FrameResponse(web.StreamResponse):
 
 
 async def read_stream_request(request: web.Request) -> StreamRequest:
-    """Decode the body of POST /v1/streams; raises UsageError, or TooLarge. Whether `have` fits the
-    blob is for PieceSet to say."""
+    """Decode the body of POST /v1/streams; raises UsageError, or TooLarge. PieceSet checks later
+    whether `have` fits the blob."""
     body = bytearray()
     async for chunk in request.content.iter_any():
         body += chunk
         if len(body) > REQUEST_BYTES_MAX:
             raise TooLarge(f"a stream request is longer than {REQUEST_BYTES_MAX} bytes")
     try:
-        wanted = msgspec.json.decode(body, type=StreamRequest)
+        decoded = msgspec.json.decode(body, type=StreamRequest)
     except UNDECODABLE as error:
         raise UsageError(f"malformed stream request: {error}") from error
-    parse_digest(wanted.blob)
-    if not 0 <= wanted.stripe < wanted.stripes <= STRIPES_MAX or len(wanted.host) > 255:
-        raise UsageError(f"a stream request asks for stripe {wanted.stripe} of {wanted.stripes}")
-    return wanted
+    parse_digest(decoded.blob)
+    if not 0 <= decoded.stripe < decoded.stripes <= STRIPES_MAX or len(decoded.host) > 255:
+        raise UsageError(f"a stream request asks for stripe {decoded.stripe} of {decoded.stripes}")
+    return decoded
 
 
 def descriptor_of(blob_file: BinaryIO | int) -> int:
@@ -97,14 +98,15 @@ async def serve_stream(
     dead_after_s: float = 30.0,
     disk: bool = True,
 ) -> web.StreamResponse:
-    """Answer a stream request with the blocks that `stream` names, until it names no more or the
-    child goes away.
+    """Respond to a stream request with the blocks that `stream` names, until it names no more or
+    the child goes away.
 
-    `length` is that of the whole stream (frames.py) where the connection is to be kept for further
+    `length` is how many bytes the whole stream has (frames.py), where the connection serves further
     requests; without it the stream ends with the connection. `blob_file` stays open until this
-    returns. `unsent_max` (bytes) and a small send buffer keep what the kernel holds small, or turns
-    mean nothing, and `disk` says whether the file is on one: see Connection. Never raises for what
-    the network does; a failure on our side is logged, and the child sees a truncated stream.
+    returns. The kernel holds at most `unsent_max` bytes unsent and a small send buffer, since what
+    it holds is out of the uplink's hands; it drops a child that acknowledges nothing for
+    `dead_after_s`. `disk`: the file is on a disk, whose reads may hang. Never raises for what the
+    network does; a failure on this side is logged, and the child sees a truncated stream.
     """
     response = _FrameResponse(headers={"Content-Type": STREAM_TYPE, "Cache-Control": "no-store"})
     if length is None:
@@ -158,8 +160,8 @@ class _Frames:
         self._offset = self._left = 0
 
     def send_now(self, block: Block) -> bool:
-        """Without waiting. False when it was not taken as a whole, or cannot be: `send` goes on
-        then, or raises why."""
+        """Give a block to the kernel without waiting. False when the kernel did not take all of it,
+        or cannot: `send` goes on then, or raises why."""
         self._begin(block)
         try:
             if self._head:
@@ -173,7 +175,7 @@ class _Frames:
         return not self._left
 
     async def send(self, block: Block) -> None:
-        """All of a block, or the rest of it. Raises what Connection.send_file raises."""
+        """Send all of a block, or the rest of it. Raises what Connection.send_file raises."""
         if not self._left:
             self._begin(block)
         if self._head:

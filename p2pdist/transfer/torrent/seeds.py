@@ -1,13 +1,13 @@
-"""Complete blobs of the store, given to whoever speaks BitTorrent.
+"""Seeds complete blobs of the store to BitTorrent peers.
 
-Theory. The store's own files are what is read; there is no second copy, and nothing is read before
-somebody asks. libtorrent is told that it has everything and may only upload, so it never opens a
-file for writing, not even if one were damaged: peers check what they get. An open file keeps its
-bytes on the disk after it was removed, so whoever evicts a blob releases it here first.
+Theory. libtorrent reads the store's own files; there is no second copy, and nothing is read before
+a peer requests it. libtorrent is set up to have everything and only to upload, so it never opens a
+file for writing, not even a damaged one: peers check what they get. An open file keeps its bytes on
+the disk after it was removed, so the store's eviction releases a blob here first.
 
-Invariants: at most `count_max` seeds; those that were used last. A blob that is fetched by
-BitTorrent at the moment is not seeded: the session has one member for an info hash. One blob may be
-seeded by several torrents, such as one of version 1 for old clients.
+Invariants: at most `count_max` seeds, the blobs that were used last. A blob that is being fetched
+by BitTorrent is not seeded: the session has one member for an info hash. Several torrents may seed
+one blob, such as one of version 1 for old clients.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A complete blob: its file, its torrent, when it was used last (any clock, the same for
-    all)."""
+    """A complete blob: its file, its torrent, and when it was used last (by one clock for all
+    seeds)."""
 
     digest: Digest
     path: Path
@@ -48,7 +48,7 @@ class Seed:
 
 
 class TorrentSeeds:
-    """See the module's text. Methods may be called from any thread."""
+    """The seeds of a session. Methods may be called from any thread."""
 
     def __init__(self, session: TorrentSession, *, count_max: int = SEEDS_MAX) -> None:
         self._session = session
@@ -63,9 +63,9 @@ class TorrentSeeds:
             return {active.seed.digest for active in self._active.values()}
 
     def keep(self, seeds: Iterable[Seed]) -> None:
-        """Seed the `count_max` of these that were used last, and nothing else; returns at once."""
-        wanted = sorted(seeds, key=lambda seed: seed.last_used, reverse=True)[: self._count_max]
-        made = {active.info_hash: active for active in (_ActiveSeed(self, self._session, seed) for seed in wanted)}
+        """Seed the `count_max` of `seeds` that were used last, and nothing else; returns at once."""
+        newest = sorted(seeds, key=lambda seed: seed.last_used, reverse=True)[: self._count_max]
+        made = {active.info_hash: active for active in (_ActiveSeed(self, self._session, seed) for seed in newest)}
         with self._lock:
             gone = [active for info_hash, active in self._active.items() if info_hash not in made]
             new = [active for info_hash, active in made.items() if info_hash not in self._active]
@@ -76,7 +76,7 @@ class TorrentSeeds:
             self._session.add(active)
 
     def take_over(self, seed: Seed, transfer: TorrentTransfer) -> None:
-        """Go on with the torrent of a transfer that is done, without a pause for its peers."""
+        """Seed the torrent of a transfer that is done, without a pause for its peers."""
         active = _ActiveSeed(self, self._session, seed)
         with self._lock:
             if active.info_hash in self._active:
@@ -85,18 +85,18 @@ class TorrentSeeds:
         transfer.hand_over(active.take, lambda: active.removed(None))
 
     def release(self, digest: Digest, timeout_s: float = RELEASE_TIMEOUT_S) -> bool:
-        """Seed a blob no longer and wait until its file is closed; True at once for one that is not
-        seeded, False when libtorrent has not let go of the file within `timeout_s`. Blocks; not for
-        the session's thread, which it waits for."""
+        """Stop seeding a blob and wait until its file is closed; True at once for a blob that is
+        not seeded, False when libtorrent has not closed the file within `timeout_s`. Blocks; not
+        for the session's thread, which it waits for."""
         with self._lock:
-            found = [active for active in self._active.values() if active.seed.digest == digest]
-        for active in found:
+            seeding = [active for active in self._active.values() if active.seed.digest == digest]
+        for active in seeding:
             active.close()
         deadline = time.monotonic() + timeout_s
-        return all(active.over.wait(max(0.0, deadline - time.monotonic())) for active in found)
+        return all(active.over.wait(max(0.0, deadline - time.monotonic())) for active in seeding)
 
     def forget(self, active: _ActiveSeed) -> None:
-        """libtorrent has let go of a file."""
+        """Remove a seed whose file libtorrent has closed."""
         with self._lock:
             if self._active.get(active.info_hash) is active:
                 del self._active[active.info_hash]
@@ -126,13 +126,13 @@ class _ActiveSeed:
             raise Unavailable("it was released before")
         self._lt = lt
         params = torrent_parameters(lt, seed.torrent, seed.path, seed.swarm)
-        # All that it has is verified, so it need not hash pieces when they are asked for first.
+        # All pieces are verified, so libtorrent need not hash one when a peer first requests it.
         params.verified_pieces = [True] * -(-seed.torrent.size // seed.torrent.piece_size)
         params.flags |= lt.torrent_flags.seed_mode | lt.torrent_flags.upload_mode
         return params
 
     def take(self, lt: Any, file: OpenFile) -> _ActiveSeed:
-        """It is seeded already, from this open file."""
+        """Make this the member of a torrent that libtorrent reads from `file`."""
         self._lt, self._file = lt, file
         return self
 
@@ -148,7 +148,7 @@ class _ActiveSeed:
             self._finish()
 
     def overlooked(self) -> None:
-        """A seed waits for nothing but its removal, which the session sees for itself."""
+        """Do nothing: a seed waits only for its removal, which the session notices."""
 
     def tick(self, now: float) -> float | None:
         return None

@@ -1,20 +1,19 @@
-"""The BitTorrent session of an agent: one libtorrent session, and the one thread that speaks with
-it.
+"""The BitTorrent session of an agent: one libtorrent session, and the one thread that calls it.
 
-Theory. libtorrent runs in threads of its own and tells what happens in alerts. The thread here
-waits for alerts and for calls from outside, and hands each alert to the member, a torrent that
-fetches or seeds, whose it is. So members need no locks: all their methods but those that say
-otherwise run in this thread. What they have to tell the event loop they post to a Mailbox. Peers
-get a piece from libtorrent before anything is heard of it here, so there is no hurry before the
-last ones: alerts are gathered for GATHER_S, and many pieces share a wake-up.
+Theory. libtorrent runs in threads of its own and reports in alerts. The session's thread waits for
+alerts and for calls from other threads, and passes each alert to its member: a torrent that fetches
+or seeds. So members need no locks: their methods run in this thread unless they say otherwise. They
+post events for the event loop to a Mailbox. libtorrent gives a piece to peers before it reports it,
+so only a transfer's last pieces are urgent: alerts are gathered for GATHER_S, and many pieces share
+a wake-up.
 
-Invariants: at most one member for an info hash. Whoever is added hears `removed` exactly once, as
-the last thing, when libtorrent has let go of the file, which may then be renamed or deleted. Alerts
-that wait are bounded (ALERTS_MAX); when some were dropped, members look themselves at how things
-stand (`overlooked`). Addresses of peers in data centres are local ones; the rate limits hold for
-these as well, which libtorrent would exempt.
+Invariants: at most one member for an info hash. The session calls `removed` of each added member
+exactly once, last, when libtorrent has closed the file, which may then be renamed or deleted.
+Waiting alerts are bounded (ALERTS_MAX); when libtorrent dropped some, members query the state of
+their torrents (`overlooked`). Peers in data centres have local addresses, which libtorrent would
+exempt from the rate limits; the session does not.
 
-libtorrent is imported when a session starts: it takes some time and 20 MB that agents without
+libtorrent is imported when a session starts, since it takes time and memory that agents without
 BitTorrent should not pay.
 """
 
@@ -39,58 +38,60 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 5.0
 GATHER_S, GATHER_LAST_S = 0.2, 0.02
-"""How long alerts are gathered; the second while a member waits for its last pieces, and somebody
-for it."""
+"""How long alerts are gathered: at most, and while a member waits for its last pieces."""
 
 STATS_S = 1.0
-"""How often counters are asked for."""
+"""How often the session queries libtorrent's counters."""
 
 logger = logging.getLogger(__name__)
 
 
 class Member(Protocol):
-    """A torrent of a session. The session's thread calls everything but `info_hash`."""
+    """A torrent of a session. The session's thread calls all methods but `info_hash` and
+    `close`."""
 
     @property
     def info_hash(self) -> bytes:
-        """Of version 1, 20 bytes."""
+        """The info hash of version 1, 20 bytes."""
 
     def parameters(self, lt: Any) -> lt.add_torrent_params:
-        """What to add; raises P2PDistError."""
+        """What libtorrent is to add; raises P2PDistError."""
 
     def added(self, handle: lt.torrent_handle) -> None: ...
     def alert(self, alert: lt.alert) -> None: ...
     def overlooked(self) -> None:
-        """Alerts were lost."""
+        """Query the torrent's state: libtorrent dropped some alerts."""
 
     def tick(self, now: float) -> float | None:
-        """Do what is due at `now` (time.monotonic); returns when to come again."""
+        """Do what is due at `now` (time.monotonic); returns when the next tick is due."""
 
     @property
     def nearly_done(self) -> bool:
-        """Whether it waits for its last pieces."""
+        """Whether the torrent waits for its last pieces."""
 
     def close(self) -> None:
-        """The session ends. `removed` must come of it, sooner or later. May be called from any
-        thread."""
+        """Have the torrent removed, since the session ends; `removed` follows. May be called from
+        any thread."""
 
     def removed(self, error: P2PDistError | None) -> None:
-        """libtorrent has nothing to do with it any more; `error` says why it did not get to add
-        it."""
+        """Clean up: libtorrent no longer has the torrent. `error` says why it was never added."""
 
 
 class TorrentSession:
-    """See the module's text. start() and close() block; the rest returns at once, from any
-    thread."""
+    """One libtorrent session and its members. start() and close() block; the other methods return
+    at once, in any thread."""
 
     def __init__(self, settings: TorrentSettings) -> None:
         self._settings = settings
         self._calls: deque[Callable[[], None]] = deque()
+        """What other threads want run in the session's thread; written by `call`."""
         self._lock = threading.Lock()
         self._open = False
+        """Whether `call` is possible; written under the lock."""
         self._closing = False
         self._members: dict[bytes, Member] = {}
         self._handles: dict[bytes, lt.torrent_handle] = {}
+        """By info hash, as are the members."""
         self._session: lt.session | None = None
         self._ready = threading.Event()
         self._failure: P2PDistError | None = None
@@ -98,12 +99,15 @@ class TorrentSession:
         self._alert_in, self._alert_out = -1, -1
         self._poll, self._poll_all = select.poll(), select.poll()
         self._heard_at = 0.0
+        """When the last alert came (time.monotonic)."""
         self._stats_at = 0.0
+        """When counters are queried next."""
         self._watchers = 0
+        """How many members need an alert for every block; written by `watch_blocks`."""
         self._thread = threading.Thread(target=self._run, name="bittorrent", daemon=True)
         self.port = 0
         self.sent_bytes = self.received_bytes = 0
-        """Payload over all torrents, looked at every STATS_S."""
+        """Payload over all torrents, read every STATS_S."""
         self.peers_banned = 0
 
     def start(self) -> None:
@@ -126,15 +130,15 @@ class TorrentSession:
             raise self._failure
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Remove all torrents, then end; False when libtorrent has not let go of all files within
+        """Remove all torrents, then end; False when libtorrent has not closed all files within
         `timeout_s`. Idempotent."""
         if self.call(self._begin_close) or self._thread.is_alive():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def add(self, member: Member) -> None:
-        """Take part in a swarm. What becomes of it the member is told; where the session is closed
-        that is `removed`, in this thread."""
+        """Add a torrent. The session calls the member's methods from then on; a closed session
+        calls only `removed`, in the caller's thread."""
         if not self.call(lambda: self._add(member)):
             member.removed(Unavailable("BitTorrent is not running"))
 
@@ -163,7 +167,7 @@ class TorrentSession:
 
     @property
     def peers_max(self) -> int:
-        """How many connections a torrent may have while it is fetched; -1 for as many as come."""
+        """How many connections a torrent may have while it is fetched; -1 for no limit."""
         return self._settings.peers_max
 
     @property
@@ -172,14 +176,14 @@ class TorrentSession:
         return self._closing
 
     def replace(self, member: Member) -> None:
-        """Another member takes over the torrent that has its info hash; the one before hears
-        nothing more."""
+        """Make `member` the member of the torrent with its info hash. The session calls the former
+        one no more."""
         self._members[member.info_hash] = member
         member.added(self._handles[member.info_hash])
 
     def watch_blocks(self, watch: bool) -> None:
-        """Whether one more member, or one less, wants to hear of every block. That costs: there are
-        thousands a second."""
+        """Count one member more, or one less, that needs an alert for every block. Blocks come by
+        the thousand a second, so without such a member their alerts are off."""
         self._watchers += 1 if watch else -1
         self._apply({"alert_mask": self._mask()})
 
@@ -189,7 +193,7 @@ class TorrentSession:
         try:
             self._begin()
             while not (self._closing and not self._members):
-                self._turn()
+                self._step()
         except Exception as error:
             logger.exception("BitTorrent fails")
             self._failure = Unavailable(f"BitTorrent has failed: {error!r}", remedy="See the agent's log")
@@ -201,16 +205,17 @@ class TorrentSession:
 
         self._lt = lt
         self._session = lt.session({**self._settings.pack(), "alert_mask": self._mask()})
-        everybody = lt.ip_filter()
-        everybody.add_rule("0.0.0.0", "255.255.255.255", 1 << lt.session.global_peer_class_id)
-        everybody.add_rule("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", 1 << lt.session.global_peer_class_id)
-        self._session.set_peer_class_filter(everybody)
+        addresses = lt.ip_filter()
+        addresses.add_rule("0.0.0.0", "255.255.255.255", 1 << lt.session.global_peer_class_id)
+        addresses.add_rule("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", 1 << lt.session.global_peer_class_id)
+        self._session.set_peer_class_filter(addresses)
         self._session.set_alert_fd(self._alert_out)
 
     def _mask(self) -> int:
-        wanted = self._lt.alert_category
-        mask = wanted.error | wanted.status | wanted.storage | wanted.piece_progress | wanted.peer | wanted.tracker
-        return mask | wanted.block_progress if self._watchers else mask
+        category = self._lt.alert_category
+        mask = category.error | category.status | category.storage | category.piece_progress
+        mask |= category.peer | category.tracker
+        return mask | category.block_progress if self._watchers else mask
 
     def _end(self) -> None:
         self._session = None  # waits for libtorrent's threads
@@ -227,7 +232,8 @@ class TorrentSession:
             os.close(descriptor)
         self._ready.set()
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
+        """Tick the members, wait, and run the calls and alerts that have come."""
         assert self._session is not None
         now = time.monotonic()
         if now >= self._stats_at:
@@ -244,10 +250,11 @@ class TorrentSession:
             self._dispatch(alert)
 
     def _wait(self, due: float) -> None:
-        """Until there are calls, or alerts that have been gathered for a while, or it is `due`. Who
-        hears of blocks looks at connections that may be gone a moment later."""
-        hurry = any(member.nearly_done for member in self._members.values())
-        gather_s = 0.0 if self._watchers else GATHER_LAST_S if hurry else GATHER_S
+        """Wait until there are calls, or alerts that have been gathered for a while, or it is
+        `due`. A member that gets an alert for every block looks at the block's connection, which
+        may be gone a moment later; so nothing is gathered then."""
+        last_pieces = any(member.nearly_done for member in self._members.values())
+        gather_s = 0.0 if self._watchers else GATHER_LAST_S if last_pieces else GATHER_S
         for poll, until in ((self._poll, min(due, self._heard_at + gather_s)), (self._poll_all, due)):
             if not self._calls:
                 poll.poll(max(0.0, until - time.monotonic()) * 1000)

@@ -1,22 +1,22 @@
-"""How the BitTorrent session of an agent is set up, in libtorrent's words (its settings_pack
+"""The settings of an agent's BitTorrent session, in libtorrent's words (its settings_pack
 reference).
 
-Theory. In a data centre many hosts want the same at once, over short and clean paths. What counts
-is to fill uplinks early and to leave nobody waiting: TCP, connections made at once and given up
+Theory. In a data centre many hosts fetch the same content at once, over short and clean paths. The
+settings fill uplinks early and leave no host waiting: TCP, connections opened at once and given up
 soon, requests no deeper than a second, little in buffers, where it would fill the queues in front
-of others (BUFFER_BYTES), and blocks asked for again elsewhere after seconds. All links are full, so
-a host that is choked for a while never makes up for it. Hence a host has few connections for a
-torrent that it fetches (PEERS_MAX), and more upload slots than that. As everybody has as many,
-picked by a hash of both addresses (BEP 40), all get the same share of as many uplinks; and a piece
-is told of to those few only, which is much of the CPU. Two hosts that call each other close one of
-the two connections; the caller tries again after two seconds, not sooner, which would cost CPU all
-the time, and not much later, since who came early may have found nobody. Over a WAN the defaults of
-libtorrent are right; there uTP (BEP 29) yields to other traffic, and connections are obfuscated
-where the peer can do so, which keeps middleboxes from slowing them. That is no security: peers are
-not known by it, and what they send is verified anyway.
+of other hosts (BUFFER_BYTES), and blocks requested from another peer after seconds. All links are
+full, so a host that is choked for a while never makes up for it. Hence a host has few connections
+for a torrent that it fetches (FETCH_PEERS_MAX), and more upload slots than that. Each host has as many,
+picked by a hash of both addresses (BEP 40), so all get the same share of as many uplinks; and a
+host announces its pieces to those few peers only, which saves much of the CPU. Two hosts that
+connect to each other close one of the two connections; the caller tries again after two seconds:
+sooner would cost CPU all the time, and much later would leave a host that joined early without
+peers. Over a WAN the defaults of libtorrent are right; there uTP (BEP 29) yields to other traffic,
+and connections are obfuscated where the peer can do so, which keeps middleboxes from slowing them.
+That is no security: it authenticates no peer, and pieces are verified anyway.
 
-Nothing is found by broadcast or asked of routers: peers come from trackers and from whoever adds
-them, from the DHT (BEP 5) only if asked.
+Nothing is discovered by broadcast or asked of routers: peers come from trackers and from the
+caller, from the DHT (BEP 5) only if it is switched on.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 Network = Literal["datacenter", "wan"]
 
 ALERTS_MAX = 20_000
-"""Alerts that may wait for the session's thread. Of those beyond it libtorrent only says that they
-were dropped."""
+"""Alerts that may wait for the session's thread. libtorrent drops the ones beyond it, and says
+so."""
 
 QUEUED_DISK_BYTES_MAX = 64 << 20
-"""What may wait to be written before peers are read no further."""
+"""Bytes that may wait for the disk before libtorrent stops reading from peers."""
 
 PEERS_LISTED_MAX = 2000
-"""Peers that are remembered for a torrent, connected or not."""
+"""Peers that libtorrent remembers for a torrent, connected or not."""
 
 BUFFER_BYTES = 64 << 10
-"""What waits to be sent to one peer, in libtorrent and once more in the kernel; enough for 5 Gbit/s
-where a round trip takes 0.1 ms."""
+"""Bytes that wait to be sent to one peer, in libtorrent and once more in the kernel; enough for 5
+Gbit/s where a round trip takes 0.1 ms."""
 
-PEERS_MAX = 8
+FETCH_PEERS_MAX = 8
 """Connections for one torrent while it is fetched, in a data centre."""
 
 _PLAIN_ONLY, _ENCRYPTION_POSSIBLE = 2, 1  # settings_pack::enc_policy: pe_disabled, pe_enabled
@@ -61,7 +61,7 @@ _DATACENTER: lt.settings_pack = {
     "min_reconnect_time": 2,
     "peer_connect_timeout": 3,
     "handshake_timeout": 5,
-    "unchoke_slots_limit": 2 * PEERS_MAX,
+    "unchoke_slots_limit": 2 * FETCH_PEERS_MAX,
     "unchoke_interval": 1,
     "optimistic_unchoke_interval": 2,
     "peer_timeout": 15,
@@ -89,8 +89,8 @@ _WAN: lt.settings_pack = {
 
 @dataclass(frozen=True, slots=True)
 class TorrentSettings:
-    """Where a session listens (an IP address; port 0: any that is free), what network it is for and
-    what it may use. Rates are in bytes per second over all torrents; 0 is no limit."""
+    """Where a session listens (an IP address; port 0: any free port), the network it is for, and
+    its limits. Rates are in bytes per second over all torrents; 0 is no limit."""
 
     listen_address: str
     listen_port: int
@@ -117,7 +117,7 @@ class TorrentSettings:
     def peers_max(self) -> int:
         """Connections for one torrent while it is fetched; -1 for no limit but
         `connections_max`."""
-        return PEERS_MAX if self.network == "datacenter" else -1
+        return FETCH_PEERS_MAX if self.network == "datacenter" else -1
 
     def pack(self) -> lt.settings_pack:
         """The settings_pack, without the alert mask."""

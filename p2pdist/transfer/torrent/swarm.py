@@ -1,4 +1,4 @@
-"""A torrent and where its peers are found, as libtorrent is told."""
+"""A torrent and where its peers are found, in libtorrent's form."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Swarm:
 
 
 class OpenFile:
-    """A file that libtorrent is to open whatever becomes of its name, by way of a descriptor of
-    this process (/proc/self/fd, proc(5))."""
+    """A file that libtorrent opens even after it was renamed, by way of a descriptor of this
+    process (/proc/self/fd, proc(5))."""
 
     def __init__(self) -> None:
         self._fd = -1
 
     def open(self, path: Path) -> Path:
-        """A path that stands for this file until `close`. Raises NotFound and P2PDistError."""
+        """A path that names this file until `close`. Raises NotFound and P2PDistError."""
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError as error:
@@ -62,7 +62,7 @@ class OpenFile:
         return Path(f"/proc/self/fd/{self._fd}")
 
     def close(self) -> None:
-        """libtorrent has let go of it. Idempotent."""
+        """Close the descriptor, once libtorrent has closed the file. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -79,8 +79,7 @@ def _check_url(url: str, kind: str, schemes: tuple[str, ...]) -> None:
 
 
 def check_peers(peers: Sequence[Address]) -> None:
-    """Raises UsageError for too many peers, and for one that is not given by IP address and
-    port."""
+    """Raises UsageError for too many peers, and for a peer without an IP address and port."""
     if len(peers) > PEERS_MAX:
         raise UsageError(f"a swarm is given with up to {PEERS_MAX} peers")
     for host, port in peers:
@@ -93,16 +92,16 @@ def check_peers(peers: Sequence[Address]) -> None:
 
 
 def priorities(count: int) -> list[int]:
-    """How urgent each piece of a blob is to libtorrent, from 7 at the beginning to 4 at the end:
-    the scarcest piece still comes first, among others the earlier one. What comes roughly in order
-    can be hashed as a whole while it comes, not only when all is there."""
+    """libtorrent's priority of each piece of a blob, from 7 at the beginning to 4 at the end: the
+    scarcest piece still comes first, among equals the earlier one. Content that comes roughly in
+    order can be hashed as a whole while it comes."""
     return [7 - 4 * piece // count for piece in range(count)]
 
 
 def torrent_parameters(lt: Any, torrent: Torrent, path: Path, swarm: Swarm) -> add_torrent_params:
-    """What libtorrent is to add: a torrent of one file, which is the one at `path` whatever the
-    torrent calls it. It starts at once, and libtorrent believes what is said of pieces: it reads
-    nothing to check that."""
+    """What libtorrent is to add: a torrent of one file, which is at `path` whatever the torrent
+    calls it. It starts at once; libtorrent believes which pieces are there, and reads nothing to
+    check that."""
     params: add_torrent_params = lt.load_torrent_buffer(torrent.metainfo(""))
     params.save_path = str(path.parent)
     params.renamed_files = {0: path.name}

@@ -1,33 +1,29 @@
 """One blob fetched from a BitTorrent swarm, straight into the file of the store's partial blob.
 
 Theory. The torrent's one file is mapped onto the blob's data file, so there is no second copy.
-Pieces that the blob holds are given to libtorrent as held, without a look at them; it fetches the
-others and writes them in place. When it says that a piece has passed its own hashes (SHA-1 and
-SHA-256), the piece is read back and verified by the blob's piece list (BLAKE3), and only that makes
-it held here. libtorrent may say so before the bytes have left its own cache. So a piece that does
-not verify yet is looked at again, a little later each time, then libtorrent is told to write out
-what it has; what is wrong after that (FLUSHES) was never right: the torrent lies, and the transfer
-ends as corrupt.
+libtorrent takes the blob's pieces as held, without reading them; it fetches the others and writes
+them in place. When a piece has passed libtorrent's hashes (SHA-1 and SHA-256), the transfer reads
+it back and verifies it by the blob's piece list (BLAKE3), and only then the blob holds it.
+libtorrent may report the piece before the bytes have left its own cache. So the transfer looks
+again at a piece that does not verify yet, a little later each time, then has libtorrent flush its
+cache; a piece that is wrong after FLUSHES was never right: the torrent lies, and the transfer ends
+as corrupt. The torrent's hashes come from the document that a manifest names, so a torrent that
+lies was published so.
 
-Whoever leaves a swarm at its last piece takes a source from those who lack theirs, and they need a
-while to find it again. So a transfer may stay when it is done: libtorrent goes on giving, and
-writes no more, until the torrent is given to another member of the session (`hand_over`), or for
-STAY_S. The file is opened by a descriptor of this process (/proc/self/fd, proc(5)), whatever it is
-called meanwhile.
+A host that leaves a swarm at its last piece takes a source from peers that miss pieces, and they
+need a while to find another. So a transfer may stay when it is done: libtorrent goes on uploading,
+and writes no more, until another member of the session gets the torrent (`hand_over`), or for
+STAY_S. libtorrent opens the file by a descriptor of this process (/proc/self/fd, proc(5)), whatever
+it is called meanwhile.
 
-Invariants: nothing else writes into the blob from start() until StreamClosed, and no piece counts
-but through Blob.import_piece. Exactly one StreamClosed is posted, as the last event, after libtorrent has
-let go of the file, or only reads it: then it may be renamed, or written by others. Pieces that were
-under way are garbage in the file by then, and are not held. What peers of the same torrent get from
-libtorrent has passed the torrent's hashes, which is what they check as well; the blob's own piece
-list counts for all that leaves by other ways.
+A transfer begins with few peers (settings.py), and gets more while next to nothing comes
+(PeerLimit). WebSeeds counts how much of it web seeds gave (BEP 19).
 
-The hashes of the torrent come from the document that a manifest names, so a torrent that lies was
-published so.
-
-How many neighbours a transfer by BitTorrent may have.
-
-How much of a torrent comes from its web seeds (BEP 19).
+Invariants: nothing else writes into the blob from start() until StreamClosed, and a piece counts
+only through Blob.import_piece. Exactly one StreamClosed is posted, as the last event, after libtorrent has
+closed the file, or only reads it: then others may rename or write it. Pieces that were under way
+are garbage in the file by then, and are not held. What libtorrent uploads has passed the torrent's
+hashes, which its peers check as well; the blob's own piece list counts for all other uploads.
 """
 
 from __future__ import annotations
@@ -57,15 +53,16 @@ if TYPE_CHECKING:
 
 
 STILL_S = 2.0
-"""A transfer to which no piece has come for so long may have twice as many neighbours: those that
-it has may all be silent."""
+"""A transfer to which no piece has come for so long may have twice as many peers: the ones that it
+has may all be silent."""
 
 DOUBLED_BELOW = 1000
-"""From so many on there is no limit but the session's."""
+"""From so many peers on only the session's limit holds."""
 
 
 class PeerLimit:
-    """Begins with `count` connections, -1 for no limit; times are time.monotonic()."""
+    """How many connections a transfer may have: `count`, -1 for no limit. Times are
+    time.monotonic()."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -73,12 +70,12 @@ class PeerLimit:
         self._bytes = 0
 
     def came(self, now: float) -> None:
-        """A piece has come, or the transfer begins."""
+        """Note that a piece has come, or that the transfer begins."""
         self._came_at = now
 
     def raise_if_still(self, handle: lt.torrent_handle, now: float) -> float | None:
-        """Have more neighbours when next to nothing comes, less than a block from each; says when
-        to look again."""
+        """Double the limit when next to nothing has come, less than a block from each peer;
+        returns when to look again."""
         if self.count < 0:
             return None
         if now - self._came_at >= STILL_S:
@@ -96,9 +93,9 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class WebSeeds:
-    """Remembers which blocks web seeds were asked for. Whoever was asked last is taken for the one
-    that gave a block: when one has come libtorrent does not say so reliably. A web seed is known by
-    its address, or by what libtorrent says of the connection."""
+    """Remembers which blocks were requested from web seeds. The source of a block is taken to be
+    the one that it was last requested from: libtorrent does not reliably say where one came from. A
+    web seed is known by its address, or by the type of its connection."""
 
     def __init__(self, swarm: Swarm) -> None:
         self._addresses = {(url.hostname, url.port or _PORTS.get(url.scheme)) for url in map(urlsplit, swarm.web_seeds)}
@@ -106,7 +103,7 @@ class WebSeeds:
         self._blocks: dict[int, set[int]] = {}
 
     def asked(self, lt: Any, block: lt.block_downloading_alert) -> None:
-        """Somebody was asked for a block."""
+        """Note where libtorrent has requested a block."""
         asked = self._blocks.setdefault(block.piece_index, set())
         (asked.add if self._is_one(lt, block) else asked.discard)(block.block_index)
 
@@ -116,21 +113,21 @@ class WebSeeds:
 
     def _is_one(self, lt: Any, block: lt.block_downloading_alert) -> bool:
         endpoint = block.endpoint
-        found = self._endpoints.get(endpoint)
-        if found is None:
-            found = endpoint in self._addresses
-            if not found and block.handle.is_valid():
+        is_one = self._endpoints.get(endpoint)
+        if is_one is None:
+            is_one = endpoint in self._addresses
+            if not is_one and block.handle.is_valid():
                 ordinary = lt.peer_info.standard_bittorrent
-                connections = block.handle.get_peer_info()
-                found = any(each.ip == endpoint and each.connection_type != ordinary for each in connections)
+                peers = block.handle.get_peer_info()
+                is_one = any(peer.ip == endpoint and peer.connection_type != ordinary for peer in peers)
             if len(self._endpoints) >= ENDPOINTS_MAX:
                 self._endpoints.clear()
-            self._endpoints[endpoint] = found
-        return found
+            self._endpoints[endpoint] = is_one
+        return is_one
 
 
 LOOK_AGAIN_S = 0.01
-"""After so long a piece is looked at again that was not there yet; doubled each time."""
+"""After so long the transfer looks again at a piece that was not there yet; doubled each time."""
 
 FLUSH_AFTER_S = 1.0
 FLUSHES = 3
@@ -138,19 +135,19 @@ FLUSHES = 3
 before the piece, may end late."""
 
 LAST_PIECES = 16
-"""With no more than these to come a transfer hears of each soon."""
+"""With no more than these missing the session gathers alerts for a short time only."""
 
 STAY_S = 5.0
-"""How long a transfer that is done waits for somebody to take its torrent over."""
+"""How long a transfer that is done waits for another member to take its torrent over."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 logger = logging.getLogger(__name__)
 _numbers = itertools.count(1 << 32)
-"""Apart from the numbers that a download core gives to its streams."""
+"""Far from the numbers that a download core gives to its streams."""
 
 
 class PartialBlob(Protocol):
-    """What is needed of the store's Blob."""
+    """What a transfer needs of the store's Blob."""
 
     digest: Digest
     layout: PieceLayout
@@ -165,8 +162,8 @@ class PartialBlob(Protocol):
 
 @dataclass(slots=True)
 class _Unseen:
-    """A piece that libtorrent has and that did not verify yet: when it was first looked at, when
-    next, how many flushes it has seen."""
+    """A piece that libtorrent has and that did not verify yet: when the transfer first looked at
+    it, when it looks next, and how many flushes have ended since."""
 
     since: float
     due: float
@@ -175,9 +172,9 @@ class _Unseen:
 
 
 class TorrentTransfer:
-    """See the module's text. `on_event` is called in the session's thread (see Mailbox); `number`
-    names the transfer in its events, by default one that no stream has; `stay`: the torrent stays
-    when it is done. Raises UsageError when the torrent is not one of this blob."""
+    """Fetches `blob` by `torrent`. `on_event` is called in the session's thread (see Mailbox);
+    `number` names the transfer in its events, by default one that no stream has; `stay`: the
+    torrent stays when it is done. Raises UsageError when the torrent does not fit the blob."""
 
     def __init__(
         self,
@@ -199,20 +196,23 @@ class TorrentTransfer:
         self.number = next(_numbers) if number is None else number
         self.info_hash = torrent.info_hash_v1
         self.bytes_origin = 0
-        """Of what was verified, the bytes that web seeds sent."""
+        """Verified bytes that web seeds sent; written by `_count`, as is `bytes_verified`."""
         self.bytes_verified = 0
         self.pieces_failed = 0
-        """Pieces that peers sent wrong; libtorrent fetches them again and bans who is to blame."""
+        """Pieces that peers sent wrong; libtorrent fetches them again and bans the sender."""
         self.torrent = torrent
         self._session, self._blob, self._swarm = session, blob, swarm
         self._file = OpenFile() if stay else None
         self._leaves_at: float | None = None
+        """When a transfer that stays leaves the swarm; None before it is done, and once it left."""
         self._on_event = on_event
         self._handle: lt.torrent_handle | None = None
         self._lt: Any = None
         self._unseen: dict[int, _Unseen] = {}
         self._flushing = self._watching = False
+        """A flush of libtorrent's cache is under way; the session sends an alert for each block."""
         self._closed: StreamClosed | None = None
+        """The last event, once the end is decided; written by `_finish`, `_done` and `removed`."""
         self._web_seeds = WebSeeds(swarm)
         self._neighbours = PeerLimit(session.peers_max)
         self._over = threading.Event()
@@ -230,12 +230,12 @@ class TorrentTransfer:
         self._session.add(self)
 
     def close(self) -> None:
-        """End soon: StreamClosed follows when the file is free."""
+        """End soon: StreamClosed follows when libtorrent has closed the file."""
         self._session.call(lambda: self._finish("closed"))
 
     def finish_piece_and_close(self) -> None:
-        """As close: pieces under way have come from many peers in parts, and are fetched again by
-        whoever goes on."""
+        """Close now: the parts of a piece under way have come from many peers, and the next
+        transfer fetches them again."""
         self.close()
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -243,37 +243,37 @@ class TorrentTransfer:
         return self._over.wait(timeout_s)
 
     def stop(self, timeout_s: float | None = 5.0) -> bool:
-        """Close and wait until libtorrent has let go of the file; False when it has not within
+        """Close and wait until libtorrent has closed the file; False when it has not within
         `timeout_s`. Blocks."""
         self.close()
         return self.join(timeout_s)
 
     def hand_over(self, take: Callable[[Any, OpenFile], Member], otherwise: Callable[[], object]) -> None:
         """Give the torrent to the member that `take` makes, in the session's thread, of libtorrent
-        and the file that it reads, which is to be closed by that member; `otherwise` is called
-        where this transfer has gone."""
+        and the open file, which that member closes. `otherwise` is called when this transfer has
+        left the swarm."""
         if not self._session.call(lambda: self._hand_over(take, otherwise)):
             otherwise()
 
     def give_piece(self, piece: int, data: bytes) -> None:
-        """Bring a piece that came from elsewhere into the swarm. It is told of like any other once
-        it has verified."""
+        """Bring a piece that came from elsewhere into the swarm. PieceReceived follows once it has
+        verified."""
         self._session.call(lambda: self._give(piece, data))
 
-    def look_around(self, tell: Callable[[list[int]], object]) -> None:
-        """Call `tell` in the session's thread with how many of the peers that are connected have
-        each piece."""
-        self._session.call(lambda: self._look_around(tell))
+    def count_copies(self, report: Callable[[list[int]], object]) -> None:
+        """Call `report` in the session's thread with how many of the connected peers have each
+        piece."""
+        self._session.call(lambda: self._count_copies(report))
 
     def add_peers(self, peers: Sequence[Address]) -> None:
-        """Try these too. Raises UsageError."""
+        """Connect to these peers too. Raises UsageError."""
         check_peers(peers)
         self._session.call(lambda: self._connect(peers))
 
     # -- as a member of the session, in its thread
 
     def parameters(self, lt: Any) -> lt.add_torrent_params:
-        """What libtorrent is to fetch, and where to put it."""
+        """What libtorrent is to fetch, and where it writes."""
         if self._closed is not None:
             raise Unavailable(f"the transfer of {self._blob.digest} was closed before it began")
         self._lt = lt
@@ -289,18 +289,18 @@ class TorrentTransfer:
 
     @property
     def nearly_done(self) -> bool:
-        """Whether it waits for its last pieces."""
+        """Whether the transfer waits for its last pieces."""
         return self._closed is None and self._blob.have.count - len(self._blob.have) <= LAST_PIECES
 
     def added(self, handle: lt.torrent_handle) -> None:
-        """It runs."""
+        """Begin: libtorrent has added the torrent."""
         self._handle = handle
         self._neighbours.came(time.monotonic())
         if self._blob.have.complete:
             self._done()
 
     def alert(self, alert: lt.alert) -> None:
-        """What libtorrent tells of the torrent."""
+        """Handle an alert of libtorrent about the torrent."""
         lt = self._lt
         match alert:
             case lt.piece_finished_alert():
@@ -321,7 +321,7 @@ class TorrentTransfer:
                 self._fail(P2PDistError(f"BitTorrent cannot fetch {self._blob.digest}: {alert.error.message()}"))
 
     def overlooked(self) -> None:
-        """Ask which pieces are there: some alerts were lost."""
+        """Query which pieces libtorrent has: it dropped some alerts."""
         if self._closed is not None or self._handle is None:
             return
         status = self._handle.status(self._lt.status_flags_t.query_pieces)
@@ -331,7 +331,7 @@ class TorrentTransfer:
         self._flushing = False
 
     def tick(self, now: float) -> float | None:
-        """Look again at the pieces whose time has come."""
+        """Look again at the pieces that are due, and leave the swarm when that is due."""
         if self._leaves_at is not None and (now >= self._leaves_at or self._session.closing):
             self._leave()
         if self._closed is not None:
@@ -347,7 +347,7 @@ class TorrentTransfer:
         return min((unseen.due for unseen in self._unseen.values()), default=still_at)
 
     def removed(self, error: P2PDistError | None) -> None:
-        """libtorrent has let go of the file: take what had passed till then, and tell."""
+        """Verify the last pieces and post StreamClosed: libtorrent has closed the file."""
         if self._closed is None:
             failure = error or P2PDistError(f"libtorrent has dropped the torrent of {self._blob.digest}")
             self._closed = StreamClosed(self.number, "failed", failure.what, failure)
@@ -368,8 +368,8 @@ class TorrentTransfer:
     # -- pieces
 
     def _passed(self, piece: int) -> None:
-        """libtorrent has the piece, by the torrent's hashes; it says so of those, too, that it was
-        given."""
+        """Look at a piece that has passed the torrent's hashes. libtorrent reports pieces that came
+        by `give_piece` as well."""
         if piece in self._blob.have or piece in self._unseen:
             return
         now = time.monotonic()
@@ -378,7 +378,7 @@ class TorrentTransfer:
         self._look(piece)
 
     def _look(self, piece: int) -> bool:
-        """Whether the piece lies in the file, verified: then it is held from now on."""
+        """Verify a piece in the file; True when the blob holds it from now on."""
         try:
             if not self._blob.import_piece(piece):
                 return False
@@ -398,7 +398,7 @@ class TorrentTransfer:
             self._handle.flush_cache()
 
     def _flushed(self) -> None:
-        """libtorrent has written out what it had, or what it had a moment ago."""
+        """Look again at all pieces: a flush has ended, perhaps one that began before this piece."""
         self._flushing = False
         for piece, unseen in list(self._unseen.items()):
             if self._look(piece) or self._closed is not None:
@@ -416,9 +416,9 @@ class TorrentTransfer:
         self.bytes_verified += length
         self.bytes_origin += self._web_seeds.came(piece, length)
 
-    def _look_around(self, tell: Callable[[list[int]], object]) -> None:
+    def _count_copies(self, report: Callable[[list[int]], object]) -> None:
         if self._handle is not None:
-            tell(self._handle.piece_availability())
+            report(self._handle.piece_availability())
 
     def _give(self, piece: int, data: bytes) -> None:
         if self._handle is not None and self._closed is None:
@@ -432,7 +432,7 @@ class TorrentTransfer:
                 self._handle.connect_peer(peer)
 
     def _done(self) -> None:
-        """Everything is there: end, or stay."""
+        """End, or stay in the swarm: all pieces are verified."""
         if self._file is None or self._handle is None or self._closed is not None:
             self._finish("done")
             return
@@ -459,7 +459,7 @@ class TorrentTransfer:
             self._session.watch_blocks(False)
 
     def _finish(self, reason: Ending, detail: str = "", error: P2PDistError | None = None) -> None:
-        """Let libtorrent remove the torrent: it ends all connections, writes out what it has and
+        """Have libtorrent remove the torrent: it closes all connections, writes its cache and
         closes the file."""
         if self._closed is not None:
             return
