@@ -1,5 +1,5 @@
-"""A tree on its way from a scan to pages: an unchanged directory stands as the files cache remembers
-it, a scanned one as its entries.
+"""A tree on its way from a scan to pages: an unchanged directory stands as the files cache
+remembers it, a scanned one as its entries.
 
 The entries of a directory come in runs; the entries of its subdirectories lie between two runs
 (walking order). Pages end behind entries that their paths choose, and where they are full
@@ -119,7 +119,8 @@ class Scanned:
     stable: bool = True
     """Whether an equal fingerprint will mean equal entries."""
     linked: bool = False
-    """Whether a file in it has several names; which one is the first depends on other directories."""
+    """Whether a file in it has several names; which one is the first depends on other
+    directories."""
     ends: tuple[int, ...] = ()
     """Positions behind which a page ends; set by TreeBuilder.fill."""
 
@@ -133,8 +134,8 @@ class Scanned:
         return tuple((at, entry.chunks) for at, entry in large)
 
     def chunks(self, chunk_list: Callable[[bytes], bytes]) -> dict[bytes, None]:
-        """The BLAKE3 of the chunks of its files; `chunk_list` returns the encoded chunk list of a large
-        file."""
+        """The BLAKE3 of the chunks of its files; `chunk_list` returns the encoded chunk list of a
+        large file."""
         found: dict[bytes, None] = {}
         for entry in self.entries:
             if type(entry) is not File or not entry.size:
@@ -212,8 +213,8 @@ class TreeBuilder:
         )
 
     def fill(self, results: list[Read]) -> None:
-        """Enter the contents of the unread files, in their order, and check the tree, which is complete
-        then. Raises Corrupt."""
+        """Enter the contents of the unread files, in their order, and check the tree, which is
+        complete then. Raises Corrupt."""
         for (directory, position, stamp), read in zip(self.positions, results, strict=True):
             file = directory.entries[position]
             assert isinstance(file, File)
@@ -274,8 +275,8 @@ class TreeBuilder:
     def pages(
         self, cached: CachedTree, available: Callable[[bytes], bool]
     ) -> tuple[dict[bytes, bytes | None], list[Section]]:
-        """The pages of the tree by BLAKE3, and its sections for the files cache. A page is None where
-        a section of the last packing has it and it is `available` in a catalog."""
+        """The pages of the tree by BLAKE3, and its sections for the files cache. A page is None
+        where a section of the last packing has it and it is `available` in a catalog."""
         numbers = {id(directory): number for number, directory in enumerate(self.directories)}
         pages: dict[bytes, bytes | None] = {}
         sections: list[Section] = []

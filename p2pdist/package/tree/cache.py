@@ -115,8 +115,8 @@ class Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CachedCatalog(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The contents of a catalog: BLAKE3 and size of each page and chunk list, digest and size of each
-    pack; sizes in bytes."""
+    """The contents of a catalog: BLAKE3 and size of each page and chunk list, digest and size of
+    each pack; sizes in bytes."""
 
     pages: tuple[tuple[bytes, int], ...]
     chunk_lists: tuple[tuple[bytes, int], ...]
@@ -124,8 +124,8 @@ class CachedCatalog(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CachedPack(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The records of a pack's chunks, and `live`: the stored bytes of the chunks that the tree needs
-    and no other pack has."""
+    """The records of a pack's chunks, and `live`: the stored bytes of the chunks that the tree
+    needs and no other pack has."""
 
     records: Block
     live: int
@@ -207,8 +207,8 @@ class FilesCache:
 
 
 class CacheBuilder:
-    """Collects the blocks of the next cache: `add` appends new ones, `keep` takes them from the last
-    cache. With `anew` all of them go into a new volume."""
+    """Collects the blocks of the next cache: `add` appends new ones, `keep` takes them from the
+    last cache. With `anew` all of them go into a new volume."""
 
     def __init__(self, files_cache: FilesCache, *, anew: bool) -> None:
         self._files_cache, self.anew = files_cache, anew
@@ -230,7 +230,8 @@ class CacheBuilder:
 
 
 class CacheFile:
-    """The file of the cache for one source and set of options (`key`) in the layout at `directory`."""
+    """The file of the cache for one source and set of options (`key`) in the layout at
+    `directory`."""
 
     def __init__(self, directory: Path, key: tuple[object, ...]) -> None:
         self._folder = directory / ".pack"
@@ -242,7 +243,8 @@ class CacheFile:
             return _read_head(stream)[0] if stream else None
 
     def load(self) -> FilesCache:
-        """The cache, which the caller closes; an empty one when there is no file. Raises Damaged."""
+        """The cache, which the caller closes; an empty one when there is no file. Raises
+        Damaged."""
         with self._locked(fcntl.LOCK_SH), self._opened() as stream:
             if stream is None:
                 return FilesCache()
@@ -260,9 +262,9 @@ class CacheFile:
         return CacheBuilder(files_cache, anew=much or not volume or not self._volume(files_cache.index.volume).exists())
 
     def save(self, head: Head, index: Index, builder: CacheBuilder) -> None:
-        """Replace the file by `head`, `index` and the blocks of `builder`, and delete the oldest files
-        over STATES_MAX. Another packing may have deleted the volume that `builder` continues; then
-        the file of that packing stays. Raises P2PDistError."""
+        """Replace the file by `head`, `index` and the blocks of `builder`, and delete the oldest
+        files over STATES_MAX. Another packing may have deleted the volume that `builder` continues;
+        then the file of that packing stays. Raises P2PDistError."""
         try:
             self._folder.mkdir(exist_ok=True)
             with self._locked(fcntl.LOCK_EX):

@@ -80,8 +80,8 @@ class Assembler:
         return self._builder
 
     def _enter(self, path: bytes) -> tuple[Unchanged | Scanned, Iterator[tuple[int, bytes]]]:
-        """A directory, and the positions and paths of its subdirectories; the caller enters each one
-        before it takes the next."""
+        """A directory, and the positions and paths of its subdirectories; the caller enters each
+        one before it takes the next."""
         fingerprint = self._scan.digests[path]
         number = self._cached.numbers.get(path, -1)
         before = self._cached.directory(number) if number >= 0 else None

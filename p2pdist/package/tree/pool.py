@@ -1,5 +1,5 @@
-"""The pack pool: the catalogs at hand and what they have, so that a new tree stores only what none of
-them has.
+"""The pack pool: the catalogs at hand and what they have, so that a new tree stores only what none
+of them has.
 
 At hand are the catalogs of the base, and those of the newest PACKAGES_MAX packages with trees in
 the local layout. A pack counts only while it can be sent: when it lies in the layout, or belongs to
@@ -11,9 +11,9 @@ A tree could draw on all catalogs that have a page or chunk of it, and each vers
 catalog and one pack. Two rules keep manifests small and spare new hosts dead bytes:
 
 - The needed chunks of a pack are written anew when they are less than a quarter of it.
-- A tree that would draw on more than CATALOGS_MAX catalogs gets a new one in place of those of which
-  it needs least, with the chunks of their packs, until CATALOGS_KEPT are left. So this happens once
-  in many versions, and the large catalogs stay.
+- A tree that would draw on more than CATALOGS_MAX catalogs gets a new one in place of those of
+  which it needs least, with the chunks of their packs, until CATALOGS_KEPT are left. So this
+  happens once in many versions, and the large catalogs stay.
 
 The base's catalogs and packs stay as they are. Chunks that are written anew come from packs, not
 from files, and go into packs and a catalog of their own, behind the new ones in the manifest: a
@@ -117,8 +117,8 @@ def _weights(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A catalog or pack as manifests name it, with its piece list. `of_base`: it belongs to the base,
-    so the package draws on it in any case."""
+    """A catalog or pack as manifests name it, with its piece list. `of_base`: it belongs to the
+    base, so the package draws on it in any case."""
 
     described: Descriptor
     pieces: Descriptor
@@ -138,8 +138,8 @@ class PooledPack:
 
 @dataclass(slots=True)
 class PackPool:
-    """Catalogs and packs by number. Keys of type bytes are BLAKE3. `add` fills all fields; a catalog
-    is decoded at the first read of a page, chunk list or record in it."""
+    """Catalogs and packs by number. Keys of type bytes are BLAKE3. `add` fills all fields; a
+    catalog is decoded at the first read of a page, chunk list or record in it."""
 
     catalogs: list[Part] = field(default_factory=list)
     packs: list[PooledPack] = field(default_factory=list)

@@ -2,8 +2,8 @@
 
 A tree has hundreds of thousands of chunks and an edit changes a few of them, so nothing is made for
 each chunk: a chunk is searched for in the packs' records as they are, and only for many searches a
-table is built. For each pack the index keeps the sum of the stored bytes of the chunks that the tree
-needs and no other pack has, which does not depend on the order of packs. The few chunks that
+table is built. For each pack the index keeps the sum of the stored bytes of the chunks that the
+tree needs and no other pack has, which does not depend on the order of packs. The few chunks that
 several packs have are `shared`, and count for the pack that comes first.
 
 Usage brings these sums forward from the last packing: it accounts for packs that went and came,
@@ -262,7 +262,8 @@ class Usage:
         return self._lists[name]
 
     def update(self, builder: TreeBuilder, chunk_lists: dict[bytes, bytes]) -> None:
-        """Count the complete tree of `builder`; `chunk_lists` are the new ones of its large files."""
+        """Count the complete tree of `builder`; `chunk_lists` are the new ones of its large
+        files."""
         self._lists.update(chunk_lists)
         fresh: dict[bytes, None] = {}
         for scanned in builder.scanned:
@@ -295,8 +296,8 @@ class Usage:
     def remember(
         self, builder: TreeBuilder, written: tuple[PackWriter, PackWriter], cache_builder: CacheBuilder
     ) -> tuple[list[CachedDirectory], dict[str, CachedPack], dict[bytes, Block]]:
-        """What the files cache keeps: directories, packs, chunk lists. `written` are the packs of new
-        chunks and of chunks that moved."""
+        """What the files cache keeps: directories, packs, chunk lists. `written` are the packs of
+        new chunks and of chunks that moved."""
         for pack in written[0].packs:
             self.chunk_index.add_new(pack.pack.digest, pack.pack.records, pack.pack.size)
         for pack in written[1].packs:
@@ -323,7 +324,8 @@ class Usage:
 
 
 class UsedBy:
-    """Says whether some directories of the last packing need a chunk; reads them at the first call."""
+    """Says whether some directories of the last packing need a chunk; reads them at the first
+    call."""
 
     def __init__(self, cached: CachedTree, numbers: Iterable[int]) -> None:
         self._cached, self._numbers = cached, numbers

@@ -54,8 +54,8 @@ class Built:
 async def store_tree(
     built: Built, pool: PackPool, layout: LocalRepository, stopped: threading.Event
 ) -> tuple[Outcome, int]:
-    """Store the blobs that the pool does not have. Returns the outcome, and how many bytes were written.
-    Raises UsageError, DiskFull, Corrupt and P2PDistError."""
+    """Store the blobs that the pool does not have. Returns the outcome, and how many bytes were
+    written. Raises UsageError, DiskFull, Corrupt and P2PDistError."""
     catalogs, plan = await stoppable(stopped, _prepare, built, pool, stopped)
     written = 0
     added: list[tuple[str, Content]] = []
@@ -104,8 +104,8 @@ def remember(built: Built, pool: PackPool, cache_file: CacheFile, files_cache: F
 
 
 def _prepare(built: Built, pool: PackPool, stopped: threading.Event) -> tuple[tuple[Catalog, Catalog], Plan]:
-    """On a thread: the catalogs of new chunks and of chunks that move, after writing the packs of the
-    latter."""
+    """On a thread: the catalogs of new chunks and of chunks that move, after writing the packs of
+    the latter."""
     lists, chunk_index = built.builder.chunk_lists(), built.usage.chunk_index
     plan = plan_parts(pool, chunk_index.live_bytes(pool.order), built.pages, lists, adds=bool(built.new.packs))
     if plan.rewritten:
@@ -153,8 +153,8 @@ def _outcome(
 
 
 def _rewrite(pool: PackPool, plan: Plan, built: Built, stopped: threading.Event) -> None:
-    """Copy the needed chunks of the packs that the plan rewrites. Raises Corrupt naming a pack that was
-    altered."""
+    """Copy the needed chunks of the packs that the plan rewrites. Raises Corrupt naming a pack that
+    was altered."""
     chunks, order, writer = built.usage.needed(built.builder), pool.order, built.moved
     chunk_index = built.usage.chunk_index
     for number in sorted(plan.rewritten):
@@ -231,7 +231,8 @@ async def write_small(layout: LocalRepository, data: bytes) -> int:
 async def stoppable(
     stopped: threading.Event, function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
 ) -> Result:
-    """Run a function on a thread. A cancellation sets `stopped`, and waits for the function to end."""
+    """Run a function on a thread. A cancellation sets `stopped`, and waits for the function to
+    end."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(work)
