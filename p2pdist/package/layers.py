@@ -1,4 +1,4 @@
-"""Packing several layers as one package: each is packed on top of those before it, and only the
+"""Packing several layers as one package: packed is packed on top of those before it, and only the
 last packing tags.
 
 A layer is packed from its directory where pack() alone can show what is wanted of it. A stand-in
@@ -23,42 +23,43 @@ from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.manifest import LAYERS_MAX, Descriptor, Reference
 from p2pdist.package.image.reproducible import recompile
 from p2pdist.package.image.squashfs import LEVEL, check_apart
-from p2pdist.package.pack import Packed, Settings, Shown, examples, pack
+from p2pdist.package.pack import Packed, Provenance, Settings, examples, pack
 from p2pdist.package.repository.repository import LocalRepository, OnProgress, Repository
 from p2pdist.package.source.ignore import Ignore, matcher, read_patterns
 from p2pdist.package.source.links import FOLLOWED, Followed, followed_links, snapshot_blobs
 from p2pdist.package.source.project import Format, Project, ProjectFile
-from p2pdist.package.source.scan import Dropped, Link, check_unchanged, scan_tree, source_directory
+from p2pdist.package.source.scan import Dropped, Link, check_unchanged, scan_tree, source_directory, with_parents
 from p2pdist.package.source.split import split
-from p2pdist.package.source.staging import stage, walk, with_parents
+from p2pdist.package.source.staging import stage, walk
 from p2pdist.package.source.trace import Trace, select
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What goes into a layer: of the directory `source` what `ignore` does not leave out and, if
-    there is an `only`, what is in it, below the directory `target` of the package."""
+    """What goes into a layer."""
 
     source: Path
     form: Format
     ignore: Ignore | None = None
+    """Which entries of the source to leave out."""
     only: frozenset[bytes] | None = None
+    """The paths to keep, directories included; None keeps all."""
     target: str = ""
+    """The directory of the package below which the source appears."""
     split: bool = False
-    """The rest of the directory is in other layers: sources of compiled files may be there, and the
-    times of directories, which change with what is written for the other layers, are 0."""
-    told: bool = True
-    """The user hears of links and permissions that mean something else on a host."""
+    """The rest of the source is in other layers: sources of compiled files may be there, and
+    directories have the time 0, since their times change with entries of other layers."""
+    warn: bool = True
+    """Warn of links and permissions that mean something else on a host."""
     modes: Mapping[bytes, int] = field(default_factory=dict)
-    """Those that entries get, by path, in the place of their own: of a source that is packed
-    itself, not a stand-in."""
+    """Modes by path that replace those of the source; not for a layer that is staged."""
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
-    """How all layers are made. `mtime` and `world_readable` as pack takes them; `reproducible`
-    replaces compiled Python; `follow_links` packs files in the place of links that lead out of the
-    package."""
+class PackOptions:
+    """What holds for all layers of a package. `mtime` and `world_readable` as pack takes them;
+    `reproducible` replaces compiled Python; `follow_links` packs files in the place of links that
+    lead out of the package."""
 
     base: Reference | None = None
     settings: Settings = field(default_factory=Settings)
@@ -71,7 +72,7 @@ class Making:
 
 
 def project_layers(file: ProjectFile, form: Format, patterns: Sequence[str] = ()) -> list[Layer]:
-    """The layers of a project; `patterns` are left out of each of them, as what the project and
+    """The layers of a project; `patterns` are left out of packed of them, as what the project and
     `.p2pdistignore` say."""
     project = file.project
     if not project.layer:
@@ -92,28 +93,28 @@ def project_layers(file: ProjectFile, form: Format, patterns: Sequence[str] = ()
 def plain_layer(source: Path, form: Format, patterns: Sequence[str] = (), project: Project | None = None) -> Layer:
     """One layer of all that is in `source` but what the patterns leave out."""
     source = source_directory(source)
-    told = project.ignore if project else ()
-    return Layer(source, form, matcher([*told, *read_patterns(source), *patterns]))
+    ignored = project.ignore if project else ()
+    return Layer(source, form, matcher([*ignored, *read_patterns(source), *patterns]))
 
 
 def chosen_paths(source: Path, chosen: Ignore, ignore: Ignore | None) -> frozenset[bytes]:
     """What of `source` matches, with all that is in matching directories, and the directories
     above. Raises UsageError when that is nothing."""
-    found: set[bytes] = set()
+    paths: set[bytes] = set()
     for entry in walk(source, ignore=ignore):
-        if os.path.dirname(entry.path) in found or chosen(entry.path, entry.is_directory):
-            found.add(entry.path)
-    if not found:
+        if os.path.dirname(entry.path) in paths or chosen(entry.path, entry.is_directory):
+            paths.add(entry.path)
+    if not paths:
         raise UsageError(f"nothing in {source} matches `only`", remedy="Write patterns as in a .gitignore file")
-    return with_parents(found)
+    return with_parents(paths)
 
 
 def used_layer(layer: Layer, trace: Trace) -> tuple[Layer, list[str]]:
-    """What of a layer was used in a run, and a note when the run used more. Raises UsageError when
-    nothing was."""
-    found = select(layer.source, trace)
-    only = found.paths if layer.only is None else found.paths & layer.only
-    notes = [f"{found.missing} files of the trace are not in {layer.source}"] if found.missing else []
+    """The part of a layer that a run used, and a note when the run used more. Raises UsageError
+    when it used nothing of it."""
+    used = select(layer.source, trace)
+    only = used.paths if layer.only is None else used.paths & layer.only
+    notes = [f"{used.missing} files of the trace are not in {layer.source}"] if used.missing else []
     return replace(layer, only=only), notes
 
 
@@ -133,38 +134,38 @@ async def pack_layers(
     layers: Sequence[Layer],
     reference: Reference,
     layout: LocalRepository,
-    making: Making,
+    options: PackOptions,
     *,
     origin: Repository | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[Packed, list[str]]:
-    """Pack `layers`, bottom to top, as `reference`. Returns what came of it, with the sums over all
-    layers, and notes for the user. Raises what pack raises; then no tag has moved."""
+    """Pack `layers`, bottom to top, as `reference`. Returns the package, with sums over all layers,
+    and notes for the user. Raises what pack raises; then no tag has moved."""
     if not 1 <= len(layers) <= LAYERS_MAX:
         raise UsageError(f"{reference} would have {len(layers)} layers", remedy=f"It must have 1 to {LAYERS_MAX}")
-    below, sums, notes = making.base, list[Packed](), list[str]()
-    whole = making.base is None and all(each.split and each.source == layers[0].source for each in layers)
+    below, sums, notes = options.base, list[Packed](), list[str]()
+    whole = options.base is None and all(layer.split and layer.source == layers[0].source for layer in layers)
     async with layout.packing():  # no tag leads to the lower layers yet
         for number, layer in enumerate(layers, 1):
             last = number == len(layers)
-            async with _shown(layer, number, layout, making, on_progress) as (source, staged):
+            async with _packable(layer, number, layout, options, on_progress) as (source, staged):
                 packed = await pack(
                     source,
                     reference,
                     layout if last else cast(LocalRepository, _Untagged(layout)),
                     base=below,
                     origin=origin,
-                    settings=making.settings if last else None,
-                    level=making.level,
-                    mtime=making.mtime,
+                    settings=options.settings if last else None,
+                    level=options.level,
+                    mtime=options.mtime,
                     format=layer.form,
-                    xattrs=making.xattrs,
+                    xattrs=options.xattrs,
                     ignore=None if staged else layer.ignore,
                     only=None if staged else layer.only,
                     modes=layer.modes,
                     timeless=layer.split and not staged,
-                    world_readable=making.world_readable,
-                    shown=Shown(layer.source, layer.target, layer.told, whole=whole),
+                    world_readable=options.world_readable,
+                    provenance=Provenance(layer.source, layer.target, layer.warn, whole=whole),
                     on_progress=on_progress,
                 )
             if staged:
@@ -183,23 +184,23 @@ async def pack_layers(
 def _summed(sums: Sequence[Packed]) -> Packed:
     return replace(
         sums[-1],
-        files=sum(each.files for each in sums),
-        bytes_total=sum(each.bytes_total for each in sums),
-        seconds=sum(each.seconds for each in sums),
-        dropped=tuple(item for each in sums for item in each.dropped),
-        dropped_total=sum(each.dropped_total for each in sums),
-        bytes_written=sum(each.bytes_written for each in sums),
-        warnings=tuple(dict.fromkeys(warning for each in sums for warning in each.warnings)),
-        links=tuple(link for each in sums for link in each.links),
-        followed=tuple(link for each in sums for link in each.followed),
-        narrow=tuple(path for each in sums for path in each.narrow),
+        files=sum(packed.files for packed in sums),
+        bytes_total=sum(packed.bytes_total for packed in sums),
+        seconds=sum(packed.seconds for packed in sums),
+        dropped=tuple(item for packed in sums for item in packed.dropped),
+        dropped_total=sum(packed.dropped_total for packed in sums),
+        bytes_written=sum(packed.bytes_written for packed in sums),
+        warnings=tuple(dict.fromkeys(warning for packed in sums for warning in packed.warnings)),
+        links=tuple(link for packed in sums for link in packed.links),
+        followed=tuple(link for packed in sums for link in packed.followed),
+        narrow=tuple(path for packed in sums for path in packed.narrow),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """What came of a stand-in: what of the source it could not carry, notes, and the links in whose
-    place files stand."""
+    """A staged copy: the entries that it cannot carry, notes, and the links that were replaced by
+    files."""
 
     lost: list[Dropped]
     notes: list[str]
@@ -207,29 +208,29 @@ class _Staged:
 
 
 @contextlib.asynccontextmanager
-async def _shown(
-    layer: Layer, number: int, layout: LocalRepository, making: Making, on_progress: OnProgress | None
+async def _packable(
+    layer: Layer, number: int, layout: LocalRepository, options: PackOptions, on_progress: OnProgress | None
 ) -> AsyncIterator[tuple[Path, _Staged | None]]:
-    """The directory to pack for a layer, and what came of it where that is a stand-in."""
+    """The directory to pack for a layer, and the staged copy where it is one."""
     image_of_part = layer.form == "squashfs" and (layer.ignore is not None or layer.only is not None)
-    followed = await asyncio.to_thread(_followed, layer, making)
-    if not (layer.target or making.reproducible or image_of_part or followed):
+    followed = await asyncio.to_thread(_followed, layer, options)
+    if not (layer.target or options.reproducible or image_of_part or followed):
         yield layer.source, None
         return
     check_apart(layer.source, layout.directory)
     purpose = f"{layer.source.absolute()} as layer {number}"
     with layout.staging(purpose) as work:
-        staged = await asyncio.to_thread(_stage, layer, work, making.reproducible, followed, on_progress)
+        staged = await asyncio.to_thread(_stage, layer, work, options.reproducible, followed, on_progress)
         yield work / "tree", staged
 
 
-def _followed(layer: Layer, making: Making) -> dict[bytes, Followed]:
+def _followed(layer: Layer, options: PackOptions) -> dict[bytes, Followed]:
     """What is packed in the place of links. Raises UsageError."""
-    if not layer.told or not (making.follow_links or snapshot_blobs(layer.source)):
+    if not layer.warn or not (options.follow_links or snapshot_blobs(layer.source)):
         return {}
     walked = walk(layer.source, ignore=layer.ignore, only=layer.only)
     links = [found.path for found in walked if stat.S_ISLNK(found.status.st_mode)]
-    return followed_links(layer.source, links, target=layer.target, wanted=making.follow_links)
+    return followed_links(layer.source, links, target=layer.target, wanted=options.follow_links)
 
 
 def _stage(
@@ -239,17 +240,17 @@ def _stage(
     followed: dict[bytes, Followed],
     on_progress: OnProgress | None,
 ) -> _Staged:
-    """Make the stand-in for a layer in `work`/tree. Raises Corrupt when something in its source
+    """Make the copy for a layer in `work`/tree. Raises Corrupt naming an entry of the source that
     changes meanwhile."""
     before = scan_tree(layer.source, ignore=layer.ignore, only=layer.only)
     whole = layer.ignore is None and layer.only is None
-    look_again = partial(check_unchanged, before, ignore=layer.ignore, only=layer.only, times_of_directories=whole)
+    scan_again = partial(check_unchanged, before, ignore=layer.ignore, only=layer.only, times_of_directories=whole)
     try:
         made = _make(layer, work, reproducible, followed, on_progress)
     except P2PDistError:
-        look_again()  # what has vanished is the better reason
+        scan_again()  # what has vanished is the better reason
         raise
-    look_again()
+    scan_again()
     return made
 
 
@@ -305,4 +306,4 @@ class _Untagged:
         return getattr(self._layout, name)
 
     async def tag(self, reference: Reference, descriptor: Descriptor) -> None:
-        """The last layer's packing does that."""
+        """Set no tag; the packing of the last layer does."""

@@ -1,5 +1,5 @@
-"""Packing: a directory becomes the top layer of a package in the local layout. Content, then
-manifest, then tag."""
+"""Packs a directory as the top layer of a package in the local layout: content, then manifest, then
+tag."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from p2pdist.model.manifest import (
     encode_config,
     encode_manifest,
 )
-from p2pdist.package.image.preflight import survey
+from p2pdist.package.image.preflight import preflight
 from p2pdist.package.image.squashfs import LEVEL, build_image, check_apart
 from p2pdist.package.repository.repository import (
     LocalRepository,
@@ -51,14 +51,15 @@ EXAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to run. None keeps what the base says; entries of `env` (NAME=value) replace the base's
-    of the same name."""
+    """How to run the program of a package. None keeps the base's value; an entry of `env`
+    (NAME=value) replaces the base's of the same name."""
 
     entrypoint: Sequence[str] | None = None
     env: Sequence[str] = ()
     working_dir: str | None = None
 
     def over(self, base: Config) -> Config:
+        """The config of a package on top of one with the config `base`. Raises UsageError."""
         for entry in self.env:
             if not entry.partition("=")[0] or "=" not in entry or "\0" in entry:
                 raise UsageError(f"{entry[:100]!r} is not an environment entry", remedy="Write NAME=value")
@@ -72,42 +73,46 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What came of it. `files` and `bytes_total` count the regular files of the source, for a tree
-    those without further hard links; `layers` are the content layers, bottom to top, and `parts`
-    the catalogs and packs that trees among them draw on. `bytes_written` went to the layout: what
-    it had already does not count. `dropped` holds the first of the `dropped_total` things that the
-    layer does not carry."""
+    """A package that was packed."""
 
     reference: Reference
     digest: str
     layers: tuple[Descriptor, ...]
+    """All layers, bottom to top."""
     files: int
+    """Regular files of the source; a tree counts a file with several names once."""
     bytes_total: int
+    """Bytes in these files."""
     seconds: float
     dropped: tuple[Dropped, ...]
+    """The first things that the layer does not carry."""
     dropped_total: int
     parts: tuple[Descriptor, ...] = ()
+    """The catalogs and packs that trees among the layers draw on."""
     bytes_written: int = 0
+    """Bytes that the layout did not have before."""
     warnings: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
     """Symbolic links that lead out of the package or nowhere."""
     followed: tuple[Link, ...] = ()
-    """Those in whose place the files are packed that they lead to."""
+    """Symbolic links that were replaced by the files that they lead to."""
     narrow: tuple[str, ...] = ()
-    """Files and directories that their owner may read or execute and others may not; owners become
-    root."""
+    """Files and directories that their owner may read or execute and other users may not; owners
+    become root."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What the directory that is packed stands for: a source that appears below `target` of the
-    package. `told`: the user hears of links and permissions that mean something else on a host.
-    `whole`: the layers below come from the same source."""
+class Provenance:
+    """Where a directory that is packed comes from."""
 
     source: Path
+    """The user's directory; the packed one may be a copy of a part of it."""
     target: str = ""
-    told: bool = True
+    """The directory of the package below which the source appears."""
+    warn: bool = True
+    """Warn of links and permissions that mean something else on a host."""
     whole: bool = False
+    """The layers below come from the same source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,25 +159,24 @@ async def pack(
     modes: Mapping[bytes, int] | None = None,
     timeless: bool = False,
     world_readable: bool = False,
-    shown: Shown | None = None,
+    provenance: Provenance | None = None,
     on_progress: OnProgress | None = None,
 ) -> Packed:
-    """Pack the directory `source` as `reference` into `layout`, on top of `base` (looked up in the
+    """Pack the directory `source` as `reference` into `layout`, on top of `base` (scan up in the
     layout, then at the origin).
 
     `mtime`, in seconds since 1970, replaces all modification times of an image, and the later ones
-    of a tree. Without it an image keeps times from 1970 to 2106, and UsageError names what has
-    another one. Corrupt names what changes in the source meanwhile. `ignore` leaves entries out by
-    path below the source; `only` keeps these paths and the directories above them (a directory
-    named there is kept without what is in it). With `timeless` the directories of a tree have the
-    time 0. `xattrs` carries extended attributes `user.*`, in trees alone; `level` is for images
-    alone. `modes` are those that files and directories get in the package, by path below the
-    source, in the place of their own; `world_readable` then gives everybody the right to read, and
-    to execute what anybody may execute. `shown` is what `source` stands for, by default itself.
+    of a tree; without it an image holds times from 1970 to 2106 only. `level` is zstd's, for
+    images. `ignore` leaves entries out by path below the source. `only` keeps these paths and the
+    directories above them; a directory stands for itself, not for its entries. `modes` replace the
+    modes of entries, by path below the source; `world_readable` is chmod a+rX. `xattrs` carries
+    extended attributes `user.*`, in trees only; `timeless` gives the directories of a tree the time
+    0. `provenance` is by default the source itself.
 
-    The base's layers and parts are named, not copied; its piece lists and catalogs are copied. No
-    collection runs in the layout meanwhile. Raises NotFound, UsageError, DiskFull, Conflict during
-    a collection, and what build_image and pack_tree raise.
+    The package names the base's layers and parts; only its piece lists and catalogs are copied. No
+    garbage collection runs in the layout meanwhile. Raises NotFound, UsageError, DiskFull, Conflict
+    during a collection, Corrupt naming an entry that changes meanwhile, and what build_image and
+    pack_tree raise.
     """
     started, source = time.monotonic(), source_directory(source)
     if not reference.tag:
@@ -190,17 +194,14 @@ async def pack(
             timeless=timeless,
             world_readable=world_readable,
         )
-        if format == "tree":
-            layer = await _add_tree(source, reference, layout, base, below, options, on_progress)
-        else:
-            if xattrs:
-                raise UsageError("an image carries no extended attributes", remedy="Pack a tree with --format tree")
-            layer = await _add_image(source, layout, level, options, on_progress, whiteouts=below is not None)
+        layer = await _add_layer(source, reference, layout, base, below, format, level, options, on_progress)
         manifest, written = await _add_manifest(reference, layout, below, config, layer)
-        told = await asyncio.to_thread(_remarks, layer.scan, shown or Shown(source), below is None, world_readable)
+        remarks = await asyncio.to_thread(
+            _remarks, layer.scan, provenance or Provenance(source), below is None, world_readable
+        )
         described, count = await _name(reference, layout, manifest)
     written += count + layer.written + (below.written if below else 0)
-    return _packed(reference, described.digest, manifest, layer, written, time.monotonic() - started, *told)
+    return _packed(reference, described.digest, manifest, layer, written, time.monotonic() - started, *remarks)
 
 
 def _packed(
@@ -232,34 +233,34 @@ def _packed(
 
 
 def _remarks(
-    scan: TreeScan, shown: Shown, whole: bool, world_readable: bool
+    scan: TreeScan, provenance: Provenance, whole: bool, world_readable: bool
 ) -> tuple[tuple[Link, ...], tuple[str, ...]]:
-    """Links and permissions that a user is to hear of."""
-    if not shown.told:
+    """Links and paths of narrow permissions to warn of."""
+    if not provenance.warn:
         return (), ()
-    above = os.fsencode(shown.target) + b"/" if shown.target else b""
+    above = os.fsencode(provenance.target) + b"/" if provenance.target else b""
     paths = [path[len(above) :] for path in scan.links if path.startswith(above)]
-    links = strange_links(shown.source, paths, target=shown.target, whole=whole or shown.whole)
+    links = strange_links(provenance.source, paths, target=provenance.target, whole=whole or provenance.whole)
     return tuple(links), () if world_readable else tuple(map(os.fsdecode, scan.narrow))
 
 
 def _warnings(links: Sequence[Link], narrow: Sequence[str]) -> list[str]:
-    """What a user hears of links and permissions, a line a kind."""
-    found = []
+    """Warnings of links and permissions, a line for each kind."""
+    warnings = []
     for what, advice in (
         (OUT, "on hosts such a link may lead nowhere; --follow-links packs files instead"),
         (NOWHERE, "they are packed as they are"),
     ):
         if some := [f"{link.path} -> {link.target}" for link in links if link.what == what]:
-            found.append(
+            warnings.append(
                 f"{len(some)} symbolic {'links' if len(some) > 1 else 'link'} {what}: {examples(some)}; {advice}"
             )
     if narrow:
-        found.append(
+        warnings.append(
             f"{len(narrow)} {'entries have' if len(narrow) > 1 else 'entry has'} no rights for others: {examples(narrow)}; owners become "
             "root, so users of hosts whose agent is root are shut out; --world-readable lets everybody read"
         )
-    return found
+    return warnings
 
 
 def examples(names: Sequence[str]) -> str:
@@ -317,6 +318,24 @@ async def _tagged(reference: Reference, layout: LocalRepository) -> Digest | Non
         return None
 
 
+async def _add_layer(
+    source: Path,
+    reference: Reference,
+    layout: LocalRepository,
+    base: Reference | None,
+    below: _Below | None,
+    format: Literal["squashfs", "tree"],
+    level: int,
+    options: Options,
+    on_progress: OnProgress | None,
+) -> _Layer:
+    if format == "tree":
+        return await _add_tree(source, reference, layout, base, below, options, on_progress)
+    if options.xattrs:
+        raise UsageError("an image carries no extended attributes", remedy="Pack a tree with --format tree")
+    return await _add_image(source, layout, level, options, on_progress, whiteouts=below is not None)
+
+
 async def _add_tree(
     source: Path,
     reference: Reference,
@@ -337,16 +356,16 @@ async def _add_tree(
 
     under = Base(below.digest, base.name, below.manifest, below.repositories) if base and below else None
     tree = await pack_tree(source, reference.name, layout, base=under, options=options, on_bytes=report)
-    found = tree.outcome
-    dropped = tuple(Dropped(os.fsdecode(path), what) for path, what in found.dropped)
+    outcome = tree.outcome
+    dropped = tuple(Dropped(os.fsdecode(path), what) for path, what in outcome.dropped)
     return _Layer(
-        found.root,
-        found.parts,
-        found.lists,
-        found.files,
-        found.bytes_total,
+        outcome.root,
+        outcome.parts,
+        outcome.lists,
+        outcome.files,
+        outcome.bytes_total,
         dropped,
-        found.dropped_total,
+        outcome.dropped_total,
         tree.bytes_written,
         tree.scan,
         tree.warnings,
@@ -364,10 +383,10 @@ async def _add_image(
 ) -> _Layer:
     """Build the image, hash it and move it into the layout. `whiteouts`: there is something below
     that they hide. Raises Corrupt when something in the source changes meanwhile."""
-    looked = await asyncio.to_thread(scan_tree, source, ignore=options.ignore, only=options.only)
-    look_again = partial(check_unchanged, looked, ignore=options.ignore, only=options.only)
-    found = await asyncio.to_thread(survey, looked, times_kept=options.mtime is None, whiteouts=whiteouts)
-    report = _reporter(on_progress, found.bytes_total)
+    scan = await asyncio.to_thread(scan_tree, source, ignore=options.ignore, only=options.only)
+    scan_again = partial(check_unchanged, scan, ignore=options.ignore, only=options.only)
+    counts = await asyncio.to_thread(preflight, scan, times_kept=options.mtime is None, whiteouts=whiteouts)
+    report = _reporter(on_progress, counts.bytes_total)
     stopped = threading.Event()
     with layout.drafting() as drafts:
         image = drafts / "image"
@@ -378,16 +397,16 @@ async def _add_image(
                     image,
                     level=level,
                     mtime=options.mtime,
-                    exclude=found.excluded,
+                    exclude=counts.excluded,
                     modes=options.modes,
                     world_readable=options.world_readable,
-                    size_estimate=found.bytes_total,
+                    size_estimate=counts.bytes_total,
                     on_bytes=lambda count: report("packing", count),
                 )
             except P2PDistError:
-                await asyncio.to_thread(look_again)  # what has vanished is the better reason
+                await asyncio.to_thread(scan_again)  # what has vanished is the better reason
                 raise
-            await asyncio.to_thread(look_again)
+            await asyncio.to_thread(scan_again)
             content = await asyncio.to_thread(read_content, image, stopped=stopped)
             await asyncio.to_thread(_sync, image)
             written = 0 if await layout.size(content.digest) == content.size else content.size
@@ -399,12 +418,12 @@ async def _add_image(
         content.descriptor(SQUASHFS_TYPE),
         (),
         (content.pieces_descriptor(),),
-        found.files,
-        found.bytes_total,
-        tuple(found.dropped),
-        found.dropped_total,
+        counts.files,
+        counts.bytes_total,
+        tuple(counts.dropped),
+        counts.dropped_total,
         written,
-        looked,
+        scan,
     )
 
 

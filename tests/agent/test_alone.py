@@ -19,7 +19,7 @@ from p2pdist.model.errors import Conflict, DiskFull, NotFound, Unavailable, Usag
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import PullRequest
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.layers import Making, pack_layers, plain_layer
+from p2pdist.package.layers import PackOptions, pack_layers, plain_layer
 from p2pdist.package.repository.push import push_blob
 
 Start = Callable[..., Awaitable[Agent]]
@@ -74,7 +74,7 @@ async def pack_tree(place: Path, origin: LocalLayout, contents: list[bytes]) -> 
     source.mkdir()
     for number, content in enumerate(contents):
         (source / f"f{number}").write_bytes(content)
-    await pack_layers([plain_layer(source, "tree", ())], TAG, origin, Making())
+    await pack_layers([plain_layer(source, "tree", ())], TAG, origin, PackOptions())
 
 
 async def test_alone_it_reads_its_own_origin(start: Start, origin: LocalLayout, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LayoutOrigin, LocalLayout
 from p2pdist.package.pack import pack
 from p2pdist.package.repository import gc as collect_module
-from p2pdist.package.repository.gc import collect
+from p2pdist.package.repository.gc import sweep
 from p2pdist.package.repository.push import push
 
 
@@ -43,7 +43,7 @@ async def collect_until(place: LayoutOrigin, age_s: float, stop: Path) -> None:
     removed = 0
     while not stop.exists():
         try:
-            removed += (await collect(place, older_than_s=age_s)).blobs_removed
+            removed += (await sweep(place, older_than_s=age_s)).blobs_removed
         except Conflict:
             continue  # somebody packs all the time
     print(removed, file=sys.stderr)
@@ -89,7 +89,7 @@ async def main(verb: str, words: list[str]) -> None:
         case "push-and-die", [layout, origin_directory, tag, after]:
             await push_and_die(LocalLayout(Path(layout)), LocalLayout(Path(origin_directory)), tag, int(after))
         case "collect-and-die", [directory]:
-            await collect(Dying(Path(directory)), older_than_s=-1)
+            await sweep(Dying(Path(directory)), older_than_s=-1)
         case _:
             raise SystemExit(2)
 

@@ -23,7 +23,7 @@ from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LayoutOrigin, LocalLayout
 from p2pdist.package.repository import gc as collect_module
 from p2pdist.package.repository import leases as lease_module
-from p2pdist.package.repository.gc import collect
+from p2pdist.package.repository.gc import sweep
 from p2pdist.package.repository.leases import LEASE_S, Lease, encode_note, note_name
 from p2pdist.package.repository.push import push, push_blob
 
@@ -49,16 +49,16 @@ async def test_what_no_tag_leads_to_goes_and_the_rest_stays(place: Place, layout
     for tag in ("app:1", "app:2"):
         await push(named(tag), layout, origin)
     alone = await push_blob(tmp_path / "file", origin)
-    assert (await collect(origin, older_than_s=-1)).blobs_removed == 0
+    assert (await sweep(origin, older_than_s=-1)).blobs_removed == 0
     assert (await origin.untag(named("app:1"))).digest == first[-1]
     with pytest.raises(NotFound, match="app:1"):
         await origin.untag(named("app:1"))
     gone = set(first) - set(second) - {digest_of(b"single")}
     sizes = {digest: size for digest, size, _ in await origin.blobs()}
-    assert (await collect(origin)).blobs_removed == 0, "what is a day old or younger stays"
-    counted = await collect(origin, older_than_s=-1, dry_run=True)
+    assert (await sweep(origin)).blobs_removed == 0, "what is a day old or younger stays"
+    counted = await sweep(origin, older_than_s=-1, dry_run=True)
     assert {digest: size for digest, size, _ in await origin.blobs()} == sizes
-    done = await collect(origin, older_than_s=-1)
+    done = await sweep(origin, older_than_s=-1)
     assert done == counted
     assert (done.blobs_removed, done.blobs_kept) == (len(gone), len(sizes) - len(gone))
     assert done.bytes_freed == sum(sizes[digest] for digest in gone)
@@ -72,9 +72,9 @@ async def test_what_no_tag_leads_to_goes_and_the_rest_stays(place: Place, layout
 async def test_age_counts_from_the_last_writing(layout: LocalLayout) -> None:
     digests = await make_package(layout, [b"layer"], "app:1")
     orphan = await layout.write_small(ORPHAN)
-    assert (await collect(layout, older_than_s=3600)).blobs_removed == 0
+    assert (await sweep(layout, older_than_s=3600)).blobs_removed == 0
     backdate(layout.directory, 7200, kind="blobs")
-    assert (await collect(layout, older_than_s=3600)).blobs_removed == 1
+    assert (await sweep(layout, older_than_s=3600)).blobs_removed == 1
     assert not holds(layout.directory, orphan)
     assert all(holds(layout.directory, digest) for digest in digests)
 
@@ -83,15 +83,15 @@ async def test_a_lease_keeps_blobs_until_it_is_given_up_or_void(layout: LocalLay
     await make_package(layout, [b"layer"], "app:1")
     orphan = await layout.write_small(ORPHAN)
     async with Lease(layout, [orphan]):
-        assert (await collect(layout, older_than_s=-1)).blobs_removed == 0
+        assert (await sweep(layout, older_than_s=-1)).blobs_removed == 0
         backdate(layout.directory, LEASE_S - 60, kind="notes")
-        assert (await collect(layout, older_than_s=-1)).blobs_removed == 0
+        assert (await sweep(layout, older_than_s=-1)).blobs_removed == 0
         backdate(layout.directory, LEASE_S + 60, kind="notes")
-        assert (await collect(layout, older_than_s=-1)).blobs_removed == 1
+        assert (await sweep(layout, older_than_s=-1)).blobs_removed == 1
         assert await layout.notes() == [], "void notes are removed"
     await layout.write_small(ORPHAN)
     async with Lease(layout, [digest_of(b"something else")]):
-        assert (await collect(layout, older_than_s=-1)).blobs_removed == 1
+        assert (await sweep(layout, older_than_s=-1)).blobs_removed == 1
 
 
 async def test_a_lease_taken_after_the_marking_still_counts(layout: LocalLayout) -> None:
@@ -110,7 +110,7 @@ async def test_a_lease_taken_after_the_marking_still_counts(layout: LocalLayout)
     await make_package(layout, [b"layer"], "app:1")
     orphan = await layout.write_small(ORPHAN)
     slow = Slow(layout.directory)
-    assert (await collect(slow, older_than_s=-1)).blobs_removed == 0
+    assert (await sweep(slow, older_than_s=-1)).blobs_removed == 0
     assert len(looks) > 2
     assert holds(layout.directory, orphan)
     await slow.close()
@@ -133,7 +133,7 @@ async def test_a_tag_set_after_the_marking_still_counts(layout: LocalLayout) -> 
     digests = await make_package(layout, [b"another"], "app:2")
     described = await layout.untag(named("app:2"))
     slow = Slow(layout.directory)
-    assert (await collect(slow, older_than_s=-1)).blobs_removed == 0
+    assert (await sweep(slow, older_than_s=-1)).blobs_removed == 0
     assert slow.rounds > 2
     assert all(holds(layout.directory, digest) for digest in digests)
     await slow.close()
@@ -229,7 +229,7 @@ async def test_a_failed_deletion_leaves_its_note(layout: LocalLayout) -> None:
     orphan = await layout.write_small(ORPHAN)
     failing = Failing(layout.directory)
     with pytest.raises(Unavailable):
-        await collect(failing, older_than_s=-1)
+        await sweep(failing, older_than_s=-1)
     ((name, _),) = await layout.notes()
     assert name.startswith("removal-")
     assert await layout.read_note(name) == encode_note([orphan])
@@ -250,22 +250,22 @@ async def test_an_unreadable_manifest_of_a_tag_stops_everything(
         lost = Descriptor(MANIFEST_TYPE, await origin.write_small(data), len(data))
     await origin.tag(named("app:broken"), lost)
     with pytest.raises((NotFound, Corrupt), match="app:broken") as caught:
-        await collect(origin, older_than_s=-1)
+        await sweep(origin, older_than_s=-1)
     assert caught.value.details["tag"] == "app:broken"
     assert await origin.size(orphan) == len(ORPHAN)
     assert await origin.notes() == []
     await origin.untag(named("app:broken"))
-    assert (await collect(origin, older_than_s=-1)).blobs_removed == (1 if data is None else 2)
+    assert (await sweep(origin, older_than_s=-1)).blobs_removed == (1 if data is None else 2)
 
 
 async def test_where_there_is_no_layout_nothing_is_removed_or_made(place: Place, tmp_path: Path) -> None:
     orphan = await place.origin.write_small(ORPHAN)
     with pytest.raises(NotFound, match=r"no index\.json"):
-        await collect(place.origin, older_than_s=-1)
+        await sweep(place.origin, older_than_s=-1)
     assert await place.origin.size(orphan) == len(ORPHAN)
     absent = open_origin((tmp_path / "absent").as_uri())
     with pytest.raises(NotFound, match="there is no directory"):
-        await collect(absent)
+        await sweep(absent)
     with pytest.raises(NotFound, match="there is no directory"):
         await absent.untag(named("app:1"))
     assert not (tmp_path / "absent").exists()
@@ -277,7 +277,7 @@ async def test_a_web_server_is_not_collected_in(web: object, layout: LocalLayout
     served: Web = web(layout.directory)  # type: ignore[operator]
     origin = open_origin(served.url)
     with pytest.raises(UsageError, match="cannot be written to"):
-        await collect(origin)
+        await sweep(origin)
     await origin.close()
 
 
@@ -286,7 +286,7 @@ async def test_a_malformed_lease_stops_everything(layout: LocalLayout) -> None:
     await layout.write_small(ORPHAN)
     await layout.write_note(note_name("lease-"), b"what is this\n")
     with pytest.raises(Corrupt, match="lease-"):
-        await collect(layout, older_than_s=-1)
+        await sweep(layout, older_than_s=-1)
     assert len(await layout.blobs()) == 5
 
 
@@ -296,7 +296,7 @@ async def test_files_of_other_tools_are_not_touched(layout: LocalLayout) -> None
         path = layout.directory / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x")
-    await collect(layout, older_than_s=-1)
+    await sweep(layout, older_than_s=-1)
     assert (layout.directory / "blobs/sha512" / ("0" * 128)).exists()
     assert (layout.directory / "blobs/sha256/README").exists()
     assert (layout.directory / "other").exists()
@@ -311,12 +311,12 @@ async def test_a_packing_keeps_collections_out_and_the_other_way_round(
     await layout.write_small(ORPHAN)
     async with layout.packing(), layout.packing():
         with pytest.raises(Conflict, match="being packed"):
-            await collect(layout, older_than_s=-1)
+            await sweep(layout, older_than_s=-1)
     async with layout.packing(alone=True):
         with pytest.raises(Conflict, match="being removed"):
             async with layout.packing():
                 pass
-    assert (await collect(layout, older_than_s=-1)).blobs_removed == 1
+    assert (await sweep(layout, older_than_s=-1)).blobs_removed == 1
 
 
 @pytest.mark.slow
@@ -335,7 +335,7 @@ async def test_more_blobs_than_one_batch_or_page_holds(
     else:
         for data in orphans:
             place.overwrite(f"blobs/sha256/{digest_of(data)[7:]}", data)
-    done = await collect(place.origin, older_than_s=-1)
+    done = await sweep(place.origin, older_than_s=-1)
     assert (done.blobs_removed, done.blobs_kept) == (150, 4)
     assert await check_contents(place.origin) == 1
 
@@ -375,7 +375,7 @@ async def test_images_that_skopeo_wrote_stay_whole(tmp_path: Path, layout: Local
         assert isinstance(origin, LayoutOrigin)
         before = {digest for digest, _, _ in await origin.blobs()}
         await origin.write_small(ORPHAN)
-        assert (await collect(origin, older_than_s=-1)).blobs_removed == 1
+        assert (await sweep(origin, older_than_s=-1)).blobs_removed == 1
         assert {digest for digest, _, _ in await origin.blobs()} == before
         kinds = [described.media_type for _, described in await origin.roots()]
         assert kinds == [kind if target == "all" else MANIFEST_TYPE]

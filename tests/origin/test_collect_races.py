@@ -17,7 +17,7 @@ from collect_rig import backdate, check_contents, holds, make_package, missing, 
 from origin_rig import Place
 
 from p2pdist.origin.layout import NOTES, LocalLayout
-from p2pdist.package.repository.gc import collect
+from p2pdist.package.repository.gc import sweep
 from p2pdist.package.repository.leases import LEASE_S, REMOVAL_S
 from p2pdist.package.repository.push import push
 
@@ -78,7 +78,7 @@ async def test_no_push_loses_a_blob_to_a_collection(
     assert sum(removed) > 0, "nothing was ever collected: the test shows nothing"
     assert await missing(place.origin) == []
     assert await check_contents(place.origin) == PUSHERS + 1
-    await collect(place.origin, older_than_s=-1)
+    await sweep(place.origin, older_than_s=-1)
     assert await check_contents(place.origin) == PUSHERS + 1
     assert await place.origin.notes() == []
     await layout.close()
@@ -112,7 +112,7 @@ async def test_no_packing_loses_a_chunk_to_a_collection(tmp_path: Path, children
         await ended(child)
     stop.touch()
     await ended(collector)
-    await collect(layout, older_than_s=-1)
+    await sweep(layout, older_than_s=-1)
     assert await check_contents(layout) == 4
     await layout.close()
 
@@ -134,14 +134,14 @@ async def test_what_a_killed_push_leaves_is_removed_its_file_at_once_the_rest_wh
     assert child.returncode == -signal.SIGKILL
     assert len(await origin.notes()) == 1
     # Its lease still holds; its unfinished file is no longer locked.
-    counted = await collect(origin, older_than_s=-1, dry_run=True)
-    done = await collect(origin, older_than_s=-1)
+    counted = await sweep(origin, older_than_s=-1, dry_run=True)
+    done = await sweep(origin, older_than_s=-1)
     assert counted == done
     assert done.unfinished >= 1
     assert done.bytes_freed >= 4 << 20
     assert holds(origin.directory, digests[0])
     backdate(origin.directory, LEASE_S + 10, kind="notes")
-    done = await collect(origin, older_than_s=-1)
+    done = await sweep(origin, older_than_s=-1)
     assert done.blobs_removed >= 1
     assert done.unfinished == 0
     assert not holds(origin.directory, digests[0])
@@ -185,7 +185,7 @@ async def test_a_push_waits_for_what_a_killed_collection_may_still_be_deleting(
     os.utime(origin.directory / NOTES / left, (old, old))
     await asyncio.wait_for(pushing, 20)
     assert await check_contents(origin) == 3
-    await collect(origin, older_than_s=-1)
+    await sweep(origin, older_than_s=-1)
     assert await origin.notes() == []
     assert await check_contents(origin) == 3
     await layout.close()

@@ -18,7 +18,7 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.tree import Directory, File
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.layers import Layer, Making, pack_layers, plain_layer
+from p2pdist.package.layers import Layer, PackOptions, pack_layers, plain_layer
 from p2pdist.package.pack import Packed, pack
 from p2pdist.package.source.links import NOWHERE, OUT, strange_links
 from p2pdist.package.source.scan import Link
@@ -97,7 +97,7 @@ async def test_a_snapshot_is_packed_as_what_it_shows(layout: LocalLayout, hub: P
     (tmp_path / "secret").write_text("secret")
     (hub / "secret").symlink_to("../../../../secret")
     (tmp_path / "model").symlink_to(hub)
-    packed, notes = await pack_layers([plain_layer(tmp_path / "model", form)], REFERENCE, layout, Making())
+    packed, notes = await pack_layers([plain_layer(tmp_path / "model", form)], REFERENCE, layout, PackOptions())
     assert (packed.files, packed.bytes_total) == (2, len("configweights"))
     assert [link.path for link in packed.followed] == ["config.json", "onnx/model.bin"]
     assert packed.links == (Link("secret", "../../../../secret", OUT),)
@@ -114,15 +114,15 @@ async def test_links_out_of_a_package_are_named_or_followed(layout: LocalLayout,
     (source / "model").symlink_to("../data")
     (source / "own").symlink_to("model")
     for _ in range(2):
-        packed, _ = await pack_layers([plain_layer(source, form)], REFERENCE, layout, Making())
+        packed, _ = await pack_layers([plain_layer(source, form)], REFERENCE, layout, PackOptions())
         assert (packed.files, packed.links) == (0, (Link("model", "../data", OUT),))
         assert len(packed.warnings) == 1
-    packed, _ = await pack_layers([plain_layer(source, form)], REFERENCE, layout, Making(follow_links=True))
+    packed, _ = await pack_layers([plain_layer(source, form)], REFERENCE, layout, PackOptions(follow_links=True))
     assert (packed.files, packed.bytes_total, packed.links, packed.warnings) == (1, 7, (), ())
     assert packed.followed[0].path == "model"
     (source / "directory").symlink_to("..")
     with pytest.raises(UsageError, match=r"directory -> \.\. leads to a directory"):
-        await pack_layers([plain_layer(source, form)], REFERENCE, layout, Making(follow_links=True))
+        await pack_layers([plain_layer(source, form)], REFERENCE, layout, PackOptions(follow_links=True))
 
 
 async def test_a_link_into_another_layer_is_none_of_these(layout: LocalLayout, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ async def test_a_link_into_another_layer_is_none_of_these(layout: LocalLayout, t
     (tmp_path / "src").mkdir()
     (tmp_path / "src/link").symlink_to("../venv/file")
     layers = [Layer(tmp_path / name, "squashfs", target=target) for name, target in (("venv", "venv"), ("src", "app"))]
-    packed, _ = await pack_layers(layers, REFERENCE, layout, Making())
+    packed, _ = await pack_layers(layers, REFERENCE, layout, PackOptions())
     assert (packed.links, packed.warnings) == ((), ())
 
 
@@ -172,9 +172,9 @@ async def test_who_will_be_shut_out_is_said(layout: LocalLayout, private: Path, 
 async def test_a_source_that_is_closed_itself(layout: LocalLayout, private: Path, form: Any) -> None:
     """Where it appears below a directory its own permissions count as well."""
     layer = Layer(private, form, target="app")
-    packed, _ = await pack_layers([layer], REFERENCE, layout, Making())
+    packed, _ = await pack_layers([layer], REFERENCE, layout, PackOptions())
     assert "app" in packed.narrow
-    packed, _ = await pack_layers([layer], REFERENCE, layout, Making(world_readable=True))
+    packed, _ = await pack_layers([layer], REFERENCE, layout, PackOptions(world_readable=True))
     assert packed.narrow == ()
-    packed, _ = await pack_layers([layer], REFERENCE, layout, Making(reproducible=True))
+    packed, _ = await pack_layers([layer], REFERENCE, layout, PackOptions(reproducible=True))
     assert packed.narrow == ()

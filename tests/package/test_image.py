@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, UsageError, printable
-from p2pdist.package.image.preflight import survey
+from p2pdist.package.image.preflight import preflight
 from p2pdist.package.image.squashfs import build_image
 from p2pdist.package.source.scan import Scan, scan_tree
 
@@ -26,7 +26,7 @@ TIME = 1_600_000_000
 
 
 def scan(source: Path, **chosen: Any) -> Scan:
-    return survey(scan_tree(source, **chosen), times_kept=True)
+    return preflight(scan_tree(source, **chosen), times_kept=True)
 
 
 def fill(root: Path, *, backwards: bool = False, links: bool = False) -> None:
@@ -231,7 +231,7 @@ async def test_whiteouts_are_carried_where_something_is_below_and_opaque_marks_a
         (False, [("gone", "character device"), ("null", "character device"), mark]),
         (True, [("null", "character device"), mark]),
     ):
-        found = survey(scan_tree(root), whiteouts=whiteouts)
+        found = preflight(scan_tree(root), whiteouts=whiteouts)
         assert [(item.path, item.what) for item in found.dropped] == dropped
         image = tmp_path / f"image{whiteouts}"
         await build_image(root, image, exclude=found.excluded)

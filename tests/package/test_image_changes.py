@@ -17,7 +17,7 @@ from p2pdist.model.errors import Corrupt, NotFound, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.image.squashfs import MTIME_MAX
-from p2pdist.package.layers import Layer, Making, pack_layers
+from p2pdist.package.layers import Layer, PackOptions, pack_layers
 from p2pdist.package.pack import pack
 
 V1 = parse_reference("trainer:v1")
@@ -133,7 +133,7 @@ async def test_what_changes_while_a_part_is_copied_is_named(
         return path.endswith(b".log")
 
     (source / "00").write_bytes(b"0")
-    packing = pack_layers([Layer(source, "squashfs", ignore=ignore)], V1, layout, Making())
+    packing = pack_layers([Layer(source, "squashfs", ignore=ignore)], V1, layout, PackOptions())
     if not named:
         await packing
         return

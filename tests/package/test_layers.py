@@ -13,7 +13,7 @@ from p2pdist.model.manifest import Manifest, decode_manifest, parse_reference
 from p2pdist.model.tree import WHOLE_MAX, File
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.archive.extract import read_entries, read_packs, write_objects
-from p2pdist.package.layers import Layer, Making, pack_layers, plain_layer, project_layers
+from p2pdist.package.layers import Layer, PackOptions, pack_layers, plain_layer, project_layers
 from p2pdist.package.source.project import read_project
 
 REFERENCE = parse_reference("app:v1")
@@ -43,11 +43,11 @@ async def manifest_of(layout: LocalLayout) -> Manifest:
 async def test_no_tag_moves_before_the_last_layer(layout: LocalLayout, source: Path, tmp_path: Path) -> None:
     layers = [Layer(source, "tree"), Layer(tmp_path / "absent", "tree")]
     with pytest.raises(NotFound):
-        await pack_layers(layers, REFERENCE, layout, Making())
+        await pack_layers(layers, REFERENCE, layout, PackOptions())
     assert await layout.tags() == []
     with pytest.raises(UsageError):
-        await pack_layers([], REFERENCE, layout, Making())
-    done, _ = await pack_layers([Layer(source, "tree"), Layer(source, "squashfs")], REFERENCE, layout, Making())
+        await pack_layers([], REFERENCE, layout, PackOptions())
+    done, _ = await pack_layers([Layer(source, "tree"), Layer(source, "squashfs")], REFERENCE, layout, PackOptions())
     assert [name for name, _ in await layout.tags()] == ["app:v1"]
     assert done.layers == (await manifest_of(layout)).layers
     assert (done.files, done.bytes_total) == (6, 2 * (WHOLE_MAX + 300_005))
@@ -55,8 +55,8 @@ async def test_no_tag_moves_before_the_last_layer(layout: LocalLayout, source: P
 
 async def test_a_layer_below_a_target_is_the_same_each_time(layout: LocalLayout, source: Path) -> None:
     layer = Layer(source, "squashfs", target="deep/er")
-    first, _ = await pack_layers([layer], REFERENCE, layout, Making())
-    again, _ = await pack_layers([layer], REFERENCE, layout, Making())
+    first, _ = await pack_layers([layer], REFERENCE, layout, PackOptions())
+    again, _ = await pack_layers([layer], REFERENCE, layout, PackOptions())
     assert first.digest == again.digest
 
 
@@ -76,7 +76,7 @@ async def test_contents_come_out_of_packs_again(layout: LocalLayout, source: Pat
     with (source / "holes").open("wb") as file:
         file.write(b"begin")
         file.truncate(16 << 20)
-    await pack_layers([Layer(source, "tree")], REFERENCE, layout, Making())
+    await pack_layers([Layer(source, "tree")], REFERENCE, layout, PackOptions())
     manifest = await manifest_of(layout)
     packs = await read_packs(manifest, layout)
     entries = await read_entries(manifest.layers[0], packs, layout)

@@ -21,7 +21,7 @@ from p2pdist.model.manifest import (
     Descriptor,
 )
 from p2pdist.model.torrent import TORRENT_TYPE
-from p2pdist.package.repository.gc import DOCUMENT_TYPES, Marks, read_document
+from p2pdist.package.repository.gc import DOCUMENT_TYPES, Marker, read_document
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 UNKNOWN_TYPE = "application/vnd.example.bundle+json"
@@ -95,11 +95,11 @@ def shelves(draw: st.DrawFn) -> Shelf:
 
 @given(shelves())
 async def test_marking_finds_what_an_obvious_walk_finds(shelf: Shelf) -> None:
-    marks = Marks(shelf)
-    found = await marks.reached()
+    marks = Marker(shelf)
+    found = await marks.mark()
     assert found == obvious(shelf)
     reads = shelf.reads
-    assert await marks.reached() == found
+    assert await marks.mark() == found
     assert shelf.reads == reads, "documents were read twice"
 
 
@@ -108,9 +108,9 @@ async def test_the_same_digest_may_be_content_here_and_a_manifest_there() -> Non
     layer = shelf.put(b"layer", TREE_TYPE)
     manifest = shelf.put({"layers": [layer]}, MANIFEST_TYPE)
     shelf.tag("app:1", shelf.put({"layers": [{**manifest, "mediaType": "what/ever"}]}, MANIFEST_TYPE))
-    assert layer["digest"] not in await Marks(shelf).reached()
+    assert layer["digest"] not in await Marker(shelf).mark()
     shelf.tag("app:2", shelf.put({"manifests": [manifest]}, INDEX_TYPE))
-    assert layer["digest"] in await Marks(shelf).reached()
+    assert layer["digest"] in await Marker(shelf).mark()
 
 
 async def test_what_arrives_later_is_found_by_the_same_marks() -> None:
@@ -120,17 +120,17 @@ async def test_what_arrives_later_is_found_by_the_same_marks() -> None:
     manifest = shelf.put({"layers": [layer]}, MANIFEST_TYPE)
     body = shelf.blobs.pop(manifest["digest"])
     shelf.tag("app:1", shelf.put({"manifests": [manifest]}, INDEX_TYPE))
-    marks = Marks(shelf)
-    assert manifest["digest"] in await marks.reached()
+    marks = Marker(shelf)
+    assert manifest["digest"] in await marks.mark()
     shelf.blobs[manifest["digest"]] = body
-    assert layer["digest"] in await marks.reached()
+    assert layer["digest"] in await marks.mark()
 
 
 async def test_a_torrent_document_of_any_size_is_no_manifest() -> None:
     shelf = Shelf()
     document = shelf.put(b"d" * (5 << 20), TORRENT_TYPE)
     shelf.tag("torrent:1", document)
-    assert await Marks(shelf).reached() == {document["digest"]}
+    assert await Marker(shelf).mark() == {document["digest"]}
 
 
 @pytest.mark.parametrize("kind", sorted(DOCUMENT_TYPES))
@@ -139,7 +139,7 @@ async def test_a_tag_that_cannot_be_read_stops_the_marking_and_is_named(kind: st
     shelf.tag("app:good", shelf.put({"layers": []}, MANIFEST_TYPE))
     shelf.tag("app:bad", shelf.put(b"not json", kind))
     with pytest.raises(Corrupt, match="app:bad"):
-        await Marks(shelf).reached()
+        await Marker(shelf).mark()
 
 
 async def test_a_missing_or_a_large_root_stops_the_marking() -> None:
@@ -148,11 +148,11 @@ async def test_a_missing_or_a_large_root_stops_the_marking() -> None:
     del shelf.blobs[manifest["digest"]]
     shelf.tag("app:gone", manifest)
     with pytest.raises(NotFound, match="app:gone"):
-        await Marks(shelf).reached()
+        await Marker(shelf).mark()
     shelf.index.clear()
     shelf.tag("app:large", shelf.put(b" " * (5 << 20), "what/ever"))
     with pytest.raises(Corrupt, match="app:large"):
-        await Marks(shelf).reached()
+        await Marker(shelf).mark()
 
 
 async def test_a_tag_that_was_removed_while_its_manifest_was_looked_for_does_not_stop_the_marking() -> None:
@@ -171,7 +171,7 @@ async def test_a_tag_that_was_removed_while_its_manifest_was_looked_for_does_not
     shelf.tag("app:removed", removed)
     kept = shelf.put({"layers": [layer]}, MANIFEST_TYPE)
     shelf.tag("app:kept", kept)
-    assert await Marks(shelf).reached() == {kept["digest"], layer["digest"]}
+    assert await Marker(shelf).mark() == {kept["digest"], layer["digest"]}
 
 
 async def test_an_outage_below_a_tag_stops_the_marking_too() -> None:
@@ -185,7 +185,7 @@ async def test_an_outage_below_a_tag_stops_the_marking_too() -> None:
     manifest = shelf.put({"layers": []}, MANIFEST_TYPE)
     shelf.tag("app:1", shelf.put({"manifests": [manifest]}, INDEX_TYPE))
     with pytest.raises(Unavailable, match="app:1"):
-        await Marks(shelf).reached()
+        await Marker(shelf).mark()
 
 
 def test_a_document_listed_by_another_digest_cannot_be_followed() -> None:

@@ -16,7 +16,7 @@ import pytest
 from p2pdist.model.errors import NotFound, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.layers import Making, pack_layers, plain_layer, project_layers
+from p2pdist.package.layers import PackOptions, pack_layers, plain_layer, project_layers
 from p2pdist.package.pack import Packed, pack
 from p2pdist.package.source.project import read_project
 from p2pdist.package.source.scan import source_directory
@@ -86,7 +86,7 @@ async def test_a_link_to_a_directory_is_packed_as_the_directory(
     assert (await pack(tmp_path / "newest", REFERENCE, layout, format=form)).digest == plain.digest
     (tmp_path / "p2pdist.toml").write_text('[[layer]]\nsource = "current"\n[[layer]]\nsource = "newest/"\n')
     both, _ = await pack_layers(
-        project_layers(read_project(tmp_path / "p2pdist.toml"), form), REFERENCE, layout, Making()
+        project_layers(read_project(tmp_path / "p2pdist.toml"), form), REFERENCE, layout, PackOptions()
     )
     assert both.layers == 2 * plain.layers
 
@@ -101,7 +101,7 @@ async def test_reproducible_layers_do_not_depend_on_how_a_directory_is_named(
     for source, place in ((release, tmp_path / "one"), (Path("releases/7"), Path("two")), (Path("current"), Path("3"))):
         layout = LocalLayout(place)
         try:
-            making = Making(mtime=0, reproducible=True)
+            making = PackOptions(mtime=0, reproducible=True)
             found.append(await pack_layers([plain_layer(source, "squashfs")], REFERENCE, layout, making))
         finally:
             await layout.close()

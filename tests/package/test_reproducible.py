@@ -17,7 +17,7 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.image.reproducible import TIME_DEFAULT_S, clamp_time, recompile
-from p2pdist.package.layers import Layer, Making, pack_layers
+from p2pdist.package.layers import Layer, PackOptions, pack_layers
 from p2pdist.package.source.project import Format
 from p2pdist.package.source.staging import walk
 
@@ -53,7 +53,7 @@ def checkout(place: Path, *, time_s: int, umask: int = 0o022) -> Path:
 
 
 async def packed(source: Path, layout: LocalLayout, form: Format) -> tuple[str, list[str]]:
-    making = Making(mtime=TIME_DEFAULT_S, reproducible=True)
+    making = PackOptions(mtime=TIME_DEFAULT_S, reproducible=True)
     done, notes = await pack_layers([Layer(source, form)], REFERENCE, layout, making)
     return done.layers[0].digest, notes
 

@@ -15,7 +15,7 @@ from environments import install, install_editable, make_environment, make_wheel
 from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.layers import Making, pack_layers, plain_layer, split_layer
+from p2pdist.package.layers import PackOptions, pack_layers, plain_layer, split_layer
 from p2pdist.package.pack import Packed
 from p2pdist.package.source.split import split
 
@@ -137,7 +137,7 @@ async def test_only_the_upper_layer_changes_with_ones_own_code(
 
     async def packed(tag: str) -> Packed:
         layers, _ = split_layer(plain_layer(copy, form), ["our_lib"])  # type: ignore[arg-type]
-        return (await pack_layers(layers, parse_reference(f"app:{tag}"), layout, Making(mtime=0)))[0]
+        return (await pack_layers(layers, parse_reference(f"app:{tag}"), layout, PackOptions(mtime=0)))[0]
 
     first = await packed("v1")
     (site_of(copy) / "our_lib/new.py").write_text("y = 2\n")
@@ -173,7 +173,7 @@ async def test_a_first_run_leaves_the_lower_layer_as_it_is(
     found = []
     for tag in ("v1", "v2"):
         layers, _ = split_layer(plain_layer(made, form), [])
-        making = Making(reproducible=reproducible, mtime=315_532_800 if reproducible else None)
+        making = PackOptions(reproducible=reproducible, mtime=315_532_800 if reproducible else None)
         packed, notes = await pack_layers(layers, parse_reference(f"app:{tag}"), layout, making)
         assert notes == []
         found.append(packed)

@@ -1,6 +1,6 @@
-"""A packing that goes by the notes of the one before, against one of the same directory into a copy
-of the same layout without notes: the same manifest, so the same root, catalogs and packs, whatever
-was edited, and whatever became of the layout meanwhile."""
+"""A packing with the files cache of the one before, against one of the same directory into a copy of
+the layout without a cache: the same manifest, so the same root, catalogs and packs, whatever was
+edited, and whatever became of the layout meanwhile."""
 
 from __future__ import annotations
 
@@ -51,14 +51,16 @@ def settle(source: Path) -> None:
 def taken_over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many pages each packing took over as they were; -1 where it began from nothing."""
     counts: list[int] = []
-    pages = builder.Draft.pages
+    pages = builder.TreeBuilder.pages
 
-    def counting(draft: builder.Draft, known: builder.Known, available: Callable[[bytes], bool]) -> Any:
-        found = pages(draft, known, available)
-        counts.append(sum(page is None for page in found[0].values()) if known.numbers else -1)
+    def counting(
+        tree_builder: builder.TreeBuilder, cached: builder.CachedTree, available: Callable[[bytes], bool]
+    ) -> Any:
+        found = pages(tree_builder, cached, available)
+        counts.append(sum(page is None for page in found[0].values()) if cached.numbers else -1)
         return found
 
-    monkeypatch.setattr(builder.Draft, "pages", counting)
+    monkeypatch.setattr(builder.TreeBuilder, "pages", counting)
     return counts
 
 
@@ -66,9 +68,9 @@ async def pack_tree(source: Path, name: str, layout: LocalLayout, **options: Any
     return await pack(source, parse_reference(name), layout, format="tree", **options)
 
 
-async def without_notes(source: Path, name: str, layout: LocalLayout, aside: Path, **options: Any) -> Packed:
+async def without_cache(source: Path, name: str, layout: LocalLayout, aside: Path, **options: Any) -> Packed:
     """The same packing into a copy of the layout, with all that decides the order of the pool, but
-    without notes."""
+    without a files cache."""
     shutil.copytree(layout.directory, aside, ignore=shutil.ignore_patterns(".pack"))
     copy = LocalLayout(aside)
     packed = await pack_tree(source, name, copy, **options)
@@ -93,7 +95,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("variant", VARIANTS)
-async def test_the_same_comes_of_it_as_without_notes(
+async def test_the_same_comes_of_it_as_without_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str, seed: int
 ) -> None:
     small(monkeypatch)
@@ -108,7 +110,7 @@ async def test_the_same_comes_of_it_as_without_notes(
     below = Edits(tmp_path / "below", seed + 100)
     below.some(20)
     await pack_tree(tmp_path / "below", "base:1", layout)
-    packed, by_notes = await pack_tree(source, "app:0", layout, **options), 0
+    packed, by_cache = await pack_tree(source, "app:0", layout, **options), 0
     for step in range(STEPS):
         name = f"app:{step if seed else 1}"
         what = edits.some(edits.choose.randrange(1, 5))
@@ -128,18 +130,18 @@ async def test_the_same_comes_of_it_as_without_notes(
             kept = [os.fsencode(path.relative_to(source)) for path in edits.paths()]
             given = options | {"only": [path for path in kept if hash_of(path) % 3]}
         counts.clear()
-        expected = await without_notes(source, name, layout, tmp_path / "aside", **given)
+        expected = await without_cache(source, name, layout, tmp_path / "aside", **given)
         packed = await pack_tree(source, name, layout, **given)
         assert set(packed.warnings) <= set(expected.warnings)
         assert packed.layers == expected.layers, (step, what)
         if len(counts) == 2:  # else the edit was of nothing that is packed, and what was packed last is named again
             assert (packed.digest, packed.parts) == (expected.digest, expected.parts), (step, what)
-            by_notes += counts[1] > 0
+            by_cache += counts[1] > 0
         assert (packed.files, packed.bytes_total) == (expected.files, expected.bytes_total)
         assert (packed.dropped, packed.dropped_total) == (expected.dropped, expected.dropped_total)
     package = await read_back(layout, packed)
     assert package.trees
-    assert by_notes > 1, "the notes were of no use"
+    assert by_cache > 1, "the cache was of no use"
     await layout.close()
 
 
@@ -163,7 +165,7 @@ async def test_a_page_whose_catalog_is_gone_is_made_again(tmp_path: Path, monkey
     await pack_tree(source, "app:2", layout)
     await layout.untag(parse_reference("app:2"))
     (source / "09/199").write_bytes(b"edited")
-    expected = await without_notes(source, "app:3", layout, tmp_path / "aside")
+    expected = await without_cache(source, "app:3", layout, tmp_path / "aside")
     counts = taken_over(monkeypatch)
     packed = await pack_tree(source, "app:3", layout)
     assert packed.digest == expected.digest
@@ -189,8 +191,10 @@ async def test_an_edit_reads_little_of_what_is_known(
     await pack_tree(source, "app:1", layout)
     (source / f"{(number := choose.randrange(12_000)) // 2000}/{number // 100}/{number}").write_bytes(b"edited")
     bodies: list[int] = []
-    read = builder.Known._body
-    monkeypatch.setattr(builder.Known, "_body", lambda known, number: (bodies.append(number), read(known, number))[1])
+    read = builder.CachedTree._body
+    monkeypatch.setattr(
+        builder.CachedTree, "_body", lambda cached, number: (bodies.append(number), read(cached, number))[1]
+    )
     monkeypatch.setattr(Rows, "table", lambda _: pytest.fail("a table of all chunks was made"))
     monkeypatch.setattr(pool, "decode_catalog", lambda _: pytest.fail("a catalog was decoded"))
     expected = tmp_path / "aside"

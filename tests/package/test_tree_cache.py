@@ -1,5 +1,5 @@
-"""Notes of packings that run side by side in one layout: a packing never fails for them, and what
-it finds is whole."""
+"""Files caches of packings that run side by side in one layout: a packing never fails for them, and
+what it finds is whole."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from pathlib import Path
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.manifest import Descriptor
-from p2pdist.package.tree.cache import Draft, Head, Index, Notes, Outcome, StateFile
+from p2pdist.package.tree.cache import CacheBuilder, CacheFile, FilesCache, Head, Index, Outcome
 
 ROUNDS = 40
 HEAD = Head(b"", "", Outcome(Descriptor("a/tree", digest_of(b""), 0), (), (), 0, 0, (), 0))
 
 
-def save(state: StateFile, notes: Notes, data: bytes, *, anew: bool) -> None:
-    """What a packing does at its end; `notes` are those that it began with."""
-    draft = Draft(notes, anew=anew)
-    block = draft.add(data)
-    state.save(HEAD, Index(notes.index.volume, notes.index.length, chunk_lists={b"data": block}), draft)
+def save(cache_file: CacheFile, files_cache: FilesCache, data: bytes, *, anew: bool) -> None:
+    """What a packing does at its end; `files_cache` is the one that it began with."""
+    cache_builder = CacheBuilder(files_cache, anew=anew)
+    block = cache_builder.add(data)
+    cache_file.save(
+        HEAD, Index(files_cache.index.volume, files_cache.index.length, chunk_lists={b"data": block}), cache_builder
+    )
 
 
 def side_by_side(*works: Callable[[], None]) -> None:
@@ -44,38 +46,38 @@ def side_by_side(*works: Callable[[], None]) -> None:
         raise failed[0]
 
 
-def test_the_volume_of_notes_is_there_whoever_saved_last(tmp_path: Path) -> None:
+def test_the_volume_of_a_cache_is_there_whichever_packing_saved_last(tmp_path: Path) -> None:
     """Two packings of one directory end at the same time: neither takes away the volume that the
     other names."""
 
     def packing(data: bytes) -> Callable[[], None]:
         def work() -> None:
-            state = StateFile(tmp_path, ("one",))
+            cache_file = CacheFile(tmp_path, ("one",))
             for _ in range(ROUNDS):
-                with contextlib.closing(state.notes()) as notes:
-                    save(state, notes, data, anew=True)
+                with contextlib.closing(cache_file.load()) as files_cache:
+                    save(cache_file, files_cache, data, anew=True)
 
         return work
 
     datas = [b"%d" % number * 200_000 for number in range(3)]
     side_by_side(*map(packing, datas))
-    with contextlib.closing(StateFile(tmp_path, ("one",)).notes()) as notes:
-        assert notes.read(notes.index.chunk_lists[b"data"]) in datas
+    with contextlib.closing(CacheFile(tmp_path, ("one",)).load()) as files_cache:
+        assert files_cache.read(files_cache.index.chunk_lists[b"data"]) in datas
     assert len(list((tmp_path / ".pack").iterdir())) == 2
 
 
-def test_notes_whose_volume_was_replaced_meanwhile_are_not_saved(tmp_path: Path) -> None:
-    state = StateFile(tmp_path, ("one",))
-    save(state, Notes(), b"first", anew=True)
-    with contextlib.closing(state.notes()) as early:
-        with contextlib.closing(state.notes()) as late:
-            save(state, late, b"second", anew=True)
-        save(state, early, b"third", anew=False)
-    with contextlib.closing(state.notes()) as notes:
-        assert notes.read(notes.index.chunk_lists[b"data"]) == b"second"
+def test_a_cache_whose_volume_was_replaced_meanwhile_is_not_saved(tmp_path: Path) -> None:
+    cache_file = CacheFile(tmp_path, ("one",))
+    save(cache_file, FilesCache(), b"first", anew=True)
+    with contextlib.closing(cache_file.load()) as early:
+        with contextlib.closing(cache_file.load()) as late:
+            save(cache_file, late, b"second", anew=True)
+        save(cache_file, early, b"third", anew=False)
+    with contextlib.closing(cache_file.load()) as files_cache:
+        assert files_cache.read(files_cache.index.chunk_lists[b"data"]) == b"second"
 
 
-def test_drafts_of_others_come_and_go_while_notes_are_saved(tmp_path: Path) -> None:
+def test_drafts_of_others_come_and_go_while_a_cache_is_saved(tmp_path: Path) -> None:
     """As they do where nothing can be locked."""
     folder, ended = tmp_path / ".pack", threading.Event()
     folder.mkdir()
@@ -90,9 +92,9 @@ def test_drafts_of_others_come_and_go_while_notes_are_saved(tmp_path: Path) -> N
 
     def packing() -> None:
         try:
-            state = StateFile(tmp_path, ("one",))
+            cache_file = CacheFile(tmp_path, ("one",))
             for _ in range(10 * ROUNDS):
-                save(state, Notes(), b"data", anew=True)
+                save(cache_file, FilesCache(), b"data", anew=True)
         finally:
             ended.set()
 

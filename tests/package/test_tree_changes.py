@@ -23,10 +23,10 @@ from p2pdist.model.tree import PAGE_ENTRIES_MAX, WHOLE_MAX, Entry, File, HardLin
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import Packed, Settings, pack
 from p2pdist.package.repository.push import push
-from p2pdist.package.tree.builder import Draft, Known, Looked
-from p2pdist.package.tree.cache import Notes
-from p2pdist.package.tree.pool import CATALOGS_KEPT, CATALOGS_MAX, Part, Pool, choose
-from p2pdist.package.tree.usage import Holdings
+from p2pdist.package.tree.builder import CachedTree, Scanned, TreeBuilder
+from p2pdist.package.tree.cache import FilesCache
+from p2pdist.package.tree.pool import CATALOGS_KEPT, CATALOGS_MAX, PackPool, Part, plan_parts
+from p2pdist.package.tree.usage import ChunkIndex
 
 BASE, V1, V2, V3 = (parse_reference(text) for text in ("team/env:1", "trainer:v1", "trainer:v2", "trainer:v3"))
 
@@ -69,7 +69,7 @@ def lying(layout: LocalLayout) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 
-def state_files(layout: LocalLayout) -> tuple[Path, Path]:
+def cache_files(layout: LocalLayout) -> tuple[Path, Path]:
     """The only state of a layout: the file that is replaced, and its volume."""
     file, volume = sorted((layout.directory / ".pack").iterdir(), key=lambda path: len(path.name))
     return file, volume
@@ -157,12 +157,12 @@ async def test_versions_have_the_digests_that_they_have_alone(
     assert len(root.pages) > root.entries // PAGE_ENTRIES_MAX + 1
 
 
-async def test_notes_of_an_earlier_release_are_not_used(layout: LocalLayout, source: Path) -> None:
+async def test_the_cache_of_an_earlier_release_is_not_used(layout: LocalLayout, source: Path) -> None:
     """Nobody is told of damage, and what takes their place is used again."""
     age(source)
     first = await pack_tree(source, V1, layout)
-    notes, _ = state_files(layout)
-    notes.write_bytes(b"p2pdist-pack-state-1\n" + notes.read_bytes()[21:])
+    cache_file, _ = cache_files(layout)
+    cache_file.write_bytes(b"p2pdist-pack-state-1\n" + cache_file.read_bytes()[21:])
     seen = reads()
     packed = await pack_tree(source, V1, layout)
     assert (packed.layers, packed.warnings) == (first.layers, ())
@@ -180,10 +180,10 @@ def test_pages_are_cut_as_the_format_says(seed: int) -> None:
     entries: list[Entry] = [Whiteout(name) for name in names]
     if seed % 2:  # nothing but the largest pages
         entries = [entry for entry in entries if not ends_page(entry.path)]
-    top = Looked(b"", b"", entries)
-    draft = Draft([top], [(top, 0, len(entries))] if entries else [])
-    draft.fill([])
-    pages, _ = draft.pages(Known(Notes()), lambda _: True)
+    top = Scanned(b"", b"", entries)
+    builder = TreeBuilder([top], [(top, 0, len(entries))] if entries else [])
+    builder.fill([])
+    pages, _ = builder.pages(CachedTree(FilesCache()), lambda _: True)
     assert list(pages.values()) == list(encode_pages(entries))
 
 
@@ -273,19 +273,19 @@ async def test_a_file_that_is_written_to_right_after_packing_is_read_again(layou
 
 
 @pytest.mark.parametrize("where", [0, 30, 60, 1000, -1])
-async def test_damaged_notes_are_ignored_and_told(layout: LocalLayout, source: Path, where: int) -> None:
+async def test_a_damaged_cache_is_ignored_and_reported(layout: LocalLayout, source: Path, where: int) -> None:
     age(source)
     first = await pack_tree(source, V1, layout)
-    notes, _ = state_files(layout)
-    data = bytearray(notes.read_bytes())
+    cache_file, _ = cache_files(layout)
+    data = bytearray(cache_file.read_bytes())
     data[where] ^= 1
-    notes.write_bytes(data)
+    cache_file.write_bytes(data)
     (source / "more").write_bytes(b"more")
     packed = await pack_tree(source, V1, layout)
     assert len(packed.warnings) == 1
     assert "damaged" in packed.warnings[0]
     assert (await read_back(layout, packed)).trees[0] == listed(source)
-    notes.write_bytes(data[:40])
+    cache_file.write_bytes(data[:40])
     (source / "more").unlink()
     os.utime(source, ns=(1, 1))
     packed = await pack_tree(source, V1, layout)
@@ -298,7 +298,7 @@ async def test_damaged_notes_are_ignored_and_told(layout: LocalLayout, source: P
 async def test_damage_of_what_is_needed_of_the_volume_is_told(layout: LocalLayout, source: Path, damage: str) -> None:
     age(source)
     await pack_tree(source, V1, layout)
-    _, volume = state_files(layout)
+    _, volume = cache_files(layout)
     data = volume.read_bytes()
     if damage == "gone":
         volume.unlink()
@@ -359,7 +359,7 @@ async def test_an_edit_costs_the_file_and_little_more(
 def test_a_chunk_counts_for_the_first_pack_that_has_it() -> None:
     """A tree does not draw on two packs for the same bytes, and one that is dead but for what
     others have is not needed at all."""
-    pool, holdings = Pool(), Holdings()
+    pool, chunk_index = PackPool(), ChunkIndex()
     names = [bytes([number]) * 32 for number in range(4)]
     for number, chunks in enumerate((names[:2], names[1:], names[:3])):
         records = b"".join(record(name, 100, 50) for name in chunks)
@@ -367,21 +367,21 @@ def test_a_chunk_counts_for_the_first_pack_that_has_it() -> None:
         described = Descriptor(PACK_TYPE, found.digest, found.size)
         part = Part(described, described, False)
         pool.add(part, Path(), Catalog(packs=(found,)), {found.digest: (part, None)})
-        holdings.learn(found.digest, records, lambda _: False)
+        chunk_index.add(found.digest, records, lambda _: False)
     order = pool.order
-    holdings.need(names)
-    assert holdings.live_bytes(order) == {0: 100, 1: 100}
-    assert holdings.live_bytes(order[::-1]) == {0: 150, 1: 50}
-    assert choose(pool, holdings.live_bytes(order), (), (), adds=False).packs == {0, 1}
-    assert [holdings.is_first(digest, names[1], order) for digest in order] == [True, False, False]
-    holdings.spare([names[0], names[2], names[3]])
-    assert choose(pool, holdings.live_bytes(order), (), (), adds=False).packs == {0}
-    assert holdings.forget([order[0]])
-    assert holdings.live_bytes(order) == {1: 50}
-    assert holdings.forget([order[2]])
-    assert holdings.shared == {}
-    assert holdings.live_bytes(order) == {1: 50}
-    assert not holdings.forget([order[1]])
+    chunk_index.need(names)
+    assert chunk_index.live_bytes(order) == {0: 100, 1: 100}
+    assert chunk_index.live_bytes(order[::-1]) == {0: 150, 1: 50}
+    assert plan_parts(pool, chunk_index.live_bytes(order), (), (), adds=False).packs == {0, 1}
+    assert [chunk_index.is_first(digest, names[1], order) for digest in order] == [True, False, False]
+    chunk_index.release([names[0], names[2], names[3]])
+    assert plan_parts(pool, chunk_index.live_bytes(order), (), (), adds=False).packs == {0}
+    assert chunk_index.forget([order[0]])
+    assert chunk_index.live_bytes(order) == {1: 50}
+    assert chunk_index.forget([order[2]])
+    assert chunk_index.shared == {}
+    assert chunk_index.live_bytes(order) == {1: 50}
+    assert not chunk_index.forget([order[1]])
 
 
 async def test_packs_that_are_mostly_dead_are_left_behind(layout: LocalLayout, source: Path) -> None:

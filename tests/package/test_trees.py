@@ -52,8 +52,8 @@ def age(root: Path) -> None:
 
 
 def blobs(layout: LocalLayout) -> dict[str, int]:
-    """What lies in the layout, tags and notes included, with a size that changes when it is written
-    again."""
+    """What lies in the layout, tags and files caches included, with a size that changes when it is
+    written again."""
     return {str(path): path.stat().st_mtime_ns for path in layout.directory.rglob("*") if path.is_file()}
 
 

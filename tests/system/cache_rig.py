@@ -24,7 +24,7 @@ from p2pdist.model.errors import Conflict, DiskFull, NotFound, P2PDistError, Una
 from p2pdist.model.manifest import TREE_TYPE, parse_reference
 from p2pdist.model.messages import MountRequest, PullRequest, VerifyRequest
 from p2pdist.model.tree import content_hash
-from p2pdist.package.layers import Making, pack_layers, plain_layer
+from p2pdist.package.layers import PackOptions, pack_layers, plain_layer
 
 KIB, MIB = 1 << 10, 1 << 20
 COUNTED = ("complete", "partial", "small", "objects", "expected", "images", "variants")
@@ -105,7 +105,7 @@ class Publisher:
 
     async def _pack(self, reference: str, form: Any, source: Path, base: str) -> Any:
         async with opened_layout(self._layout) as layout:
-            making = Making(base=parse_reference(base) if base else None, mtime=1, level=1)
+            making = PackOptions(base=parse_reference(base) if base else None, mtime=1, level=1)
             return (await pack_layers([plain_layer(source, form)], parse_reference(reference), layout, making))[0]
 
 

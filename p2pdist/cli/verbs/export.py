@@ -105,12 +105,12 @@ class _Export:
 
     async def _image(self, tree: Path, image: Path) -> Path:
         from p2pdist.package.archive.export import make_readable
-        from p2pdist.package.image.preflight import survey
+        from p2pdist.package.image.preflight import preflight
         from p2pdist.package.image.squashfs import LEVEL, build_image
         from p2pdist.package.source.scan import scan_tree
 
         modes = await asyncio.to_thread(make_readable, tree)
-        found = survey(await asyncio.to_thread(scan_tree, tree), times_kept=True)
+        found = preflight(await asyncio.to_thread(scan_tree, tree), times_kept=True)
         level = LEVEL if self._level is None else self._level
         await build_image(
             tree, image, level=level, exclude=found.excluded, modes=modes, size_estimate=found.bytes_total
@@ -133,11 +133,11 @@ class _Export:
 
     def _write_tar(self, tree: Path) -> None:
         from p2pdist.package.archive.export import make_readable, new_file, write_tar
-        from p2pdist.package.image.preflight import survey
+        from p2pdist.package.image.preflight import preflight
         from p2pdist.package.source.scan import scan_tree
 
         modes = make_readable(tree)
-        found, done = survey(scan_tree(tree)), 0
+        found, done = preflight(scan_tree(tree)), 0
 
         def report(count: int) -> None:
             nonlocal done

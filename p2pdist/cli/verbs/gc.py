@@ -14,7 +14,7 @@ from p2pdist.cli.connect import elsewhere_options, opened_elsewhere, origin_opti
 from p2pdist.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from p2pdist.package.repository.gc import Collected
+    from p2pdist.package.repository.gc import Swept
 
 DAY_S = 86_400.0
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S, "w": 7 * DAY_S}
@@ -82,8 +82,8 @@ def command(
                 remedy="Give a longer age, or --force-age when nothing but p2pdist writes there",
             )
         with output.Progress(quiet=as_json) as progress:
-            collected = asyncio.run(_collect_elsewhere(at_origin, origin, layout, age, dry_run, progress))
-        _show(collected, dry_run=dry_run, as_json=as_json)
+            swept = asyncio.run(_sweep_elsewhere(at_origin, origin, layout, age, dry_run, progress))
+        _show(swept, dry_run=dry_run, as_json=as_json)
         return
     if older_than is not None or force_age or dry_run:
         raise UsageError(
@@ -99,7 +99,7 @@ def command(
     click.echo(f"{output.amount(removed.bytes_freed)} freed")
 
 
-def _show(done: Collected, *, dry_run: bool, as_json: bool) -> None:
+def _show(done: Swept, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         output.print_json(
             {
@@ -118,10 +118,10 @@ def _show(done: Collected, *, dry_run: bool, as_json: bool) -> None:
     )
 
 
-async def _collect_elsewhere(
+async def _sweep_elsewhere(
     at_origin: bool, origin: str | None, layout: Path | None, age: float, dry_run: bool, progress: output.Progress
-) -> Collected:
-    from p2pdist.package.repository.gc import collect
+) -> Swept:
+    from p2pdist.package.repository.gc import sweep
 
-    async with opened_elsewhere(at_origin, origin, layout) as place:
-        return await collect(place, older_than_s=age, dry_run=dry_run, on_progress=progress)
+    async with opened_elsewhere(at_origin, origin, layout) as repository:
+        return await sweep(repository, older_than_s=age, dry_run=dry_run, on_progress=progress)

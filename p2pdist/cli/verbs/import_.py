@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,10 @@ from p2pdist.cli import output
 from p2pdist.cli.connect import layout_option, opened_layout
 from p2pdist.cli.verbs.pack import content_options, format_option, parse_entrypoint, settings_options, show_packed
 from p2pdist.model.errors import P2PDistError, UsageError
-from p2pdist.model.manifest import Config, parse_reference
+from p2pdist.model.manifest import Config, Reference, parse_reference
 
 if TYPE_CHECKING:
+    from p2pdist.origin.layout import LocalLayout
     from p2pdist.package.archive.importing import Unpacked
     from p2pdist.package.pack import Packed, Settings
     from p2pdist.package.source.project import Format
@@ -64,55 +65,85 @@ def command(
       docker save team/trainer:v3 -o trainer.tar
       p2pdist import trainer.tar -t team/trainer:v3 --format tree
     """
-    from p2pdist.package.archive.importing import unpack_source
-    from p2pdist.package.layers import Layer, Making, pack_layers
-    from p2pdist.package.source.scan import source_directory, source_path
+    from p2pdist.package.source.scan import source_path
 
-    reference = parse_reference(tag)
     parse_entrypoint(settings["entrypoint"])
-    source = source_path(source, "directory or archive")
-
-    async def work(progress: output.Progress) -> tuple[Packed, list[str], str]:
-        async with opened_layout(layout) as local:
-            with local.staging(f"{source.absolute()} imported") as stage:
-                found = await asyncio.to_thread(
-                    unpack_source, source, stage, image=image, platform=platform, report=progress
-                )
-                if follow_links and found.kind != "directory":
-                    raise UsageError(
-                        f"the links of an archive ({source}) are not followed", remedy="Leave --follow-links away"
-                    )
-                said = await asyncio.to_thread(_notes, found, replaced=settings["entrypoint"] is not None)
-                making = Making(
-                    settings=_settings(found, **settings),
-                    world_readable=world_readable,
-                    follow_links=follow_links,
-                )
-                # In an image modes and absolute links are meant for a system of its own.
-                told = found.kind in ("directory", "tar")
-                layer = Layer(source_directory(found.root), form or "squashfs", told=told, modes=found.modes)
-                packed, notes = await pack_layers([layer], reference, local, making, on_progress=progress)
-        dropped = (*found.seen.dropped, *packed.dropped)
-        total = found.seen.dropped_total + packed.dropped_total
-        return replace(packed, dropped=dropped, dropped_total=total), [*found.notes, *said, *notes], found.kind
-
+    importing = _Import(
+        source_path(source, "directory or archive"),
+        parse_reference(tag),
+        form or "squashfs",
+        follow_links=follow_links,
+        world_readable=world_readable,
+        settings=settings,
+    )
     with output.Progress(quiet=as_json) as progress:
-        packed, notes, kind = asyncio.run(work(progress))
+        packed, notes, kind = asyncio.run(importing.run(layout, image, platform, progress))
     show_packed(packed, notes, as_json=as_json, kind=kind)
 
 
-def _notes(found: Unpacked, *, replaced: bool) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Import:
+    """A source that becomes a package; `settings` are the options that say what to run."""
+
+    source: Path
+    reference: Reference
+    form: Format
+    follow_links: bool
+    world_readable: bool
+    settings: dict[str, Any]
+
+    async def run(
+        self, layout: Path, image: str, platform: str, progress: output.Progress
+    ) -> tuple[Packed, list[str], str]:
+        """The package, notes for the user, and the kind of source. Raises UsageError and what
+        unpacking and packing raise."""
+        from p2pdist.package.archive.importing import unpack_source
+
+        async with opened_layout(layout) as local:
+            with local.staging(f"{self.source.absolute()} imported") as stage:
+                unpacked = await asyncio.to_thread(
+                    unpack_source, self.source, stage, image=image, platform=platform, report=progress
+                )
+                if self.follow_links and unpacked.kind != "directory":
+                    raise UsageError(
+                        f"the links of an archive ({self.source}) are not followed", remedy="Leave --follow-links away"
+                    )
+                replaced = self.settings["entrypoint"] is not None
+                notes = [*unpacked.notes, *await asyncio.to_thread(_notes, unpacked, replaced=replaced)]
+                packed, more = await self._pack(unpacked, local, progress)
+        dropped = (*unpacked.seen.dropped, *packed.dropped)
+        total = unpacked.seen.dropped_total + packed.dropped_total
+        return replace(packed, dropped=dropped, dropped_total=total), [*notes, *more], unpacked.kind
+
+    async def _pack(
+        self, unpacked: Unpacked, local: LocalLayout, progress: output.Progress
+    ) -> tuple[Packed, list[str]]:
+        from p2pdist.package.layers import Layer, PackOptions, pack_layers
+        from p2pdist.package.source.scan import source_directory
+
+        options = PackOptions(
+            settings=_settings(unpacked, **self.settings),
+            world_readable=self.world_readable,
+            follow_links=self.follow_links,
+        )
+        # In an image modes and absolute links are meant for a system of its own.
+        warn = unpacked.kind in ("directory", "tar")
+        layer = Layer(source_directory(unpacked.root), self.form, warn=warn, modes=unpacked.modes)
+        return await pack_layers([layer], self.reference, local, options, on_progress=progress)
+
+
+def _notes(unpacked: Unpacked, *, replaced: bool) -> list[str]:
     """What of an image is not as it is in a container; `replaced`: another program was named."""
     notes = []
-    if found.config.entrypoint and not replaced:
+    if unpacked.config.entrypoint and not replaced:
         notes.append(
             "p2pdist run starts the image's program from where the package is seen, and does not enter the image: files and libraries that "
             "the program names by absolute paths are this host's"
         )
-        notes += _program_notes(str(found.root.resolve()), found.config)
-    if found.user.partition(":")[0] not in ("", "0", "root"):
+        notes += _program_notes(str(unpacked.root.resolve()), unpacked.config)
+    if unpacked.user.partition(":")[0] not in ("", "0", "root"):
         notes.append(
-            f"the image's user {found.user} is not kept: p2pdist run starts the program as the user who calls it"
+            f"the image's user {unpacked.user} is not kept: p2pdist run starts the program as the user who calls it"
         )
     return notes
 
@@ -133,11 +164,11 @@ def _program_notes(root: str, config: Config) -> list[str]:
     return [f"the image's program {config.entrypoint[0]} is not in it: p2pdist run takes {program} of the host"]
 
 
-def _settings(found: Unpacked, *, entrypoint: str | None, env: tuple[str, ...], working_dir: str | None) -> Settings:
+def _settings(unpacked: Unpacked, *, entrypoint: str | None, env: tuple[str, ...], working_dir: str | None) -> Settings:
     from p2pdist.package.pack import Settings
 
-    program, config = parse_entrypoint(entrypoint), found.config
-    image = found.kind not in ("directory", "tar")
+    program, config = parse_entrypoint(entrypoint), unpacked.config
+    image = unpacked.kind not in ("directory", "tar")
     path = (_PATH,) if image and not any(entry.startswith("PATH=") for entry in config.env) else ()
     return Settings(
         config.entrypoint if program is None else program,

@@ -18,7 +18,7 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import Descriptor, Reference, parse_reference
 
 if TYPE_CHECKING:
-    from p2pdist.package.layers import Layer, Making
+    from p2pdist.package.layers import Layer, PackOptions
     from p2pdist.package.pack import Packed, Settings
     from p2pdist.package.source.project import Format, Project, ProjectFile
     from p2pdist.package.source.scan import Link
@@ -166,12 +166,12 @@ def command(
     file = find_project(source, project)
     said = file.project if file else None
     reference = _reference(wanted, said)
-    making = _making(wanted, said)
+    options = _pack_options(wanted, said)
     layers, notes = _layers(source, wanted, file)
 
     async def work(progress: output.Progress) -> tuple[Packed, list[str]]:
         async with opened_layout(layout) as local, opened_origin(origin) as central:
-            return await pack_layers(layers, reference, local, making, origin=central, on_progress=progress)
+            return await pack_layers(layers, reference, local, options, origin=central, on_progress=progress)
 
     with output.Progress(quiet=as_json) as progress:
         packed, more = asyncio.run(work(progress))
@@ -185,16 +185,16 @@ def _reference(wanted: _Wanted, said: Project | None) -> Reference:
     return parse_reference(name)
 
 
-def _making(wanted: _Wanted, said: Project | None) -> Making:
+def _pack_options(wanted: _Wanted, said: Project | None) -> PackOptions:
     from p2pdist.package.image.reproducible import clamp_time
     from p2pdist.package.image.squashfs import LEVEL
-    from p2pdist.package.layers import Making
+    from p2pdist.package.layers import PackOptions
 
     base = wanted.base or (said.base if said else None)
     mtime = wanted.mtime
     if wanted.reproducible and mtime is None:
         mtime = clamp_time(os.environ)
-    return Making(
+    return PackOptions(
         base=parse_reference(base) if base else None,
         settings=_settings(wanted, said),
         level=LEVEL if wanted.level is None else wanted.level,

@@ -1,5 +1,5 @@
-"""What a look at a source directory says before an image is made of it: how much there is, what
-cannot go in, and what cannot be read."""
+"""The check of a scanned source before an image is made of it: how much there is, what an image
+cannot carry, and what cannot be read."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from p2pdist.package.source.scan import KINDS_DROPPED, Row, Scan, TreeScan, chan
 _MTIME_END_NS = (MTIME_MAX + 1) * 1_000_000_000
 
 
-def survey(looked: TreeScan, *, times_kept: bool = False, whiteouts: bool = False) -> Scan:
-    """Count what was seen. An image carries `whiteouts`, character devices 0/0 that hide what is
-    below it, if there is something below it; it cannot carry the mark of a directory that hides all
-    of what is in the one below (overlayfs, "whiteouts and opaque directories"). Other character
-    devices are among what is `excluded`.
+def preflight(scan: TreeScan, *, times_kept: bool = False, whiteouts: bool = False) -> Scan:
+    """Count the entries of a scan. An image on top of others carries `whiteouts`, character devices
+    0/0 that hide an entry below; it cannot carry the mark of an opaque directory, which hides all
+    entries below (overlayfs, "whiteouts and opaque directories"). The paths of other character
+    devices are `excluded`.
 
     Raises P2PDistError naming the first file that cannot be read and, if an image is to keep the
     times of entries, UsageError naming the first that has one outside 1970 to 2106: mksquashfs
     would write another one without a word."""
-    found = Scan(excluded=[*looked.excluded])
-    for directory in sorted(looked.directories):
+    counts = Scan(excluded=[*scan.excluded])
+    for directory in sorted(scan.directories):
         prefix = directory + b"/" if directory else b""
-        for row in looked.rows(directory):
+        for row in scan.rows(directory):
             path = prefix + row.name
-            if not _leave_out(found, looked, path, row, whiteouts):
-                _add(found, looked, path, row, times_kept)
-    found.excluded.sort()
-    found.dropped.sort(key=lambda item: (item.path, item.what))
-    return found
+            if not _leave_out(counts, scan, path, row, whiteouts):
+                _add(counts, scan, path, row, times_kept)
+    counts.excluded.sort()
+    counts.dropped.sort(key=lambda item: (item.path, item.what))
+    return counts
 
 
-def _leave_out(found: Scan, looked: TreeScan, path: bytes, row: Row, whiteouts: bool) -> bool:
+def _leave_out(counts: Scan, scan: TreeScan, path: bytes, row: Row, whiteouts: bool) -> bool:
     """Note an entry, or the mark of a directory, that no image carries; returns whether it is left
     out."""
     if stat.S_ISDIR(row.mode):
         try:
-            if is_opaque(looked.path(path)):
-                found.drop(os.fsdecode(path), "opaque mark, which trees carry")
+            if is_opaque(scan.path(path)):
+                counts.drop(os.fsdecode(path), "opaque mark, which trees carry")
         except OSError as error:
-            raise changed(looked.path(path)) from error
+            raise changed(scan.path(path)) from error
     if whiteouts and stat.S_ISCHR(row.mode) and not row.size:
         return False
     kind = KINDS_DROPPED.get(stat.S_IFMT(row.mode))
     if kind is None:
         return False
-    found.drop(os.fsdecode(path), kind)
+    counts.drop(os.fsdecode(path), kind)
     if stat.S_ISCHR(row.mode):
-        found.excluded.append(
+        counts.excluded.append(
             path
         )  # mksquashfs, which leaves the other kinds out by itself, cannot tell it from a whiteout
     return True
 
 
-def _add(found: Scan, looked: TreeScan, path: bytes, row: Row, times_kept: bool) -> None:
+def _add(counts: Scan, scan: TreeScan, path: bytes, row: Row, times_kept: bool) -> None:
     if stat.S_ISREG(row.mode):
-        found.files += 1
-        found.bytes_total += row.size
-        full = looked.path(path)
+        counts.files += 1
+        counts.bytes_total += row.size
+        full = scan.path(path)
         if not os.access(full, os.R_OK, effective_ids=True):
             raise (
                 unreadable(os.fsdecode(full), "permission denied")
@@ -69,9 +69,9 @@ def _add(found: Scan, looked: TreeScan, path: bytes, row: Row, times_kept: bool)
             )
     if not stat.S_ISLNK(row.mode):
         if row.mode & stat.S_ISUID:
-            found.drop(os.fsdecode(path), "setuid bit")
+            counts.drop(os.fsdecode(path), "setuid bit")
         if row.mode & stat.S_ISGID:
-            found.drop(os.fsdecode(path), "setgid bit")
+            counts.drop(os.fsdecode(path), "setgid bit")
     if times_kept and not 0 <= row.mtime_ns < _MTIME_END_NS:
         raise UsageError(
             f"{printable(os.fsdecode(path))} was modified at a time that no image can hold: before 1970 or after 2106",

@@ -31,7 +31,7 @@ from pathlib import Path
 from p2pdist.model.errors import P2PDistError, UsageError, printable
 from p2pdist.package.image.squashfs import MTIME_MAX
 from p2pdist.package.source.scan import open_regular
-from p2pdist.package.source.staging import Found
+from p2pdist.package.source.staging import SourceEntry
 
 TIME_DEFAULT_S = 315_532_800
 """1980-01-01, the earliest time that zip files can hold."""
@@ -105,10 +105,10 @@ def clamp_time(environ: Mapping[str, str]) -> int:
 
 def recompile(
     source: Path,
-    files: Iterable[Found],
+    files: Iterable[SourceEntry],
     work: Path,
     *,
-    others: Iterable[Found] = (),
+    others: Iterable[SourceEntry] = (),
     report: Report = lambda what, done, total: None,
 ) -> Replaced:
     """Compile every .pyc file among `files` of `source` anew, into the empty directory `work`;
@@ -144,7 +144,7 @@ def recompile(
     return replaced
 
 
-def _is_file(source: Path, found: Found) -> bool:
+def _is_file(source: Path, found: SourceEntry) -> bool:
     """Whether it is a regular file or a link to one: an interpreter that opened a FIFO would wait
     for ever."""
     mode = found.status.st_mode

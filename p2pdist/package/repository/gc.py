@@ -1,27 +1,23 @@
-"""Collection: blobs that no tag leads to, and no push is about to name, leave a place.
+"""Garbage collection in a repository, by mark and sweep: a blob leaves when no tag leads to it and
+no push is about to name it.
 
-The order is: list blobs; mark what leases and tags lead to (lease.py, mark.py); then, batch by
-batch, leave a removal note, read leases and then tags again, and delete what of the batch is still
-not needed. Why no blob of a visible tag can get lost is argued in lease.py. A package that is being
-packed cannot say beforehand which old packs it will draw on; in a directory packers hold a lock
-instead, and a batch waits until none does.
+It lists the blobs and marks the ones to which leases and tags lead. Then, batch by batch, it leaves
+a removal note, reads leases and tags once more in this order, and deletes the blobs of the batch
+that are still not marked. leases.py proves that no blob of a visible tag is ever deleted. A packing
+cannot name beforehand the old packs that it will draw on; in a directory it holds a lock instead,
+and a batch waits for it.
 
-The age that is spared is a second guard, for writers that leave no lease: other tools, or a copy of
-files by hand. Ages are by the clock of the storage. A blob that is listed was written before the
-marking, so what arrives later is out of reach.
+The minimum age is a second guard, for writers without leases: other tools, and copies of files by
+hand. Ages are by the clock of the storage. A blob that is written after the listing is not deleted.
 
-Marking: which blobs the tags of a place lead to.
+Every entry of the index is a root of the marking. It goes through manifests of any kind, nested
+indexes, descriptors under `manifests` or `subject`, and JSON of any media type that is not in
+LEAF_TYPES. In a document every string that is a digest marks a blob: layers, config, catalogs,
+packs, piece lists, and the ones in annotations. Too many blobs are kept rather than too few.
 
-Every entry of the index is a root. From it the walk goes through documents: manifests of any kind,
-nested indexes, what stands under `manifests` or `subject`, and JSON of a media type that is not
-known to end there. Of a document every string that is a digest counts as a name, wherever it
-stands: layers, config, catalogs, packs, piece lists, and what annotations name (torrent documents,
-piece lists). Too much is kept rather than too little.
-
-An index may lack some of what it lists (a copy for one platform alone does), so a document below a
-root that is not there ends the walk. A root that cannot be read, or any document that is there and
-cannot, ends the marking: what it leads to is not known.
-"""
+A document below a root may be absent, since an index may lack some entries (a copy for one platform
+does). A root that is absent, or a document that is there and cannot be read, ends the collection,
+because the blobs that it names are unknown."""
 
 from __future__ import annotations
 
@@ -64,6 +60,9 @@ from p2pdist.package.repository.leases import (
 from p2pdist.package.repository.repository import OnProgress
 
 READS_IN_FLIGHT = 64
+OLDER_THAN_S = 86_400.0
+BATCH_BLOBS = 500
+"""Blobs that one removal note names; a push waits for at most one batch that names its blobs."""
 
 DOCUMENT_TYPES = frozenset(
     [
@@ -74,7 +73,7 @@ DOCUMENT_TYPES = frozenset(
         "application/vnd.docker.distribution.manifest.list.v2+json",
     ]
 )
-"""What must be JSON and names blobs."""
+"""Media types of documents that must be JSON and name blobs."""
 LEAF_TYPES = frozenset(
     [
         *(CONFIG_TYPE, SQUASHFS_TYPE, TREE_TYPE, CATALOG_TYPE, PACK_TYPE, PIECES_TYPE, TORRENT_TYPE, BLOB_TYPE),
@@ -82,12 +81,11 @@ LEAF_TYPES = frozenset(
         "application/vnd.docker.container.image.v1+json",
     ]
 )
-"""What is known to lead nowhere, and is not read, also where the index itself names it as it does
-torrent documents."""
+"""Media types that name no blobs; their blobs are not read, not even as roots (torrents are)."""
 
 
-class Marked(Protocol):
-    """The place whose tags are followed; see Origin for the contract."""
+class Markable(Protocol):
+    """A repository whose tags can be followed. p2pdist/origin/origin.py has the contract."""
 
     async def roots(self) -> list[tuple[str, Descriptor]]: ...
 
@@ -96,23 +94,23 @@ class Marked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a document names, and which of it are documents in their turn: digest, media type, and
-    whether it was listed as one."""
+    """The blobs that a document names."""
 
     names: frozenset[Digest]
     below: frozenset[tuple[Digest, str, bool]]
+    """The blobs that may be documents: digest, media type, and whether it was listed as one."""
 
 
 LEAF = Document(frozenset(), frozenset())
 
 
 def read_document(data: bytes, media_type: str) -> Document:
-    """What `data` names. Raises Corrupt when it should be a manifest or an index and is no JSON
-    object, or lists a document in a way that cannot be followed. Anything else that is no JSON
-    object names nothing."""
+    """The blobs that `data` names. Raises Corrupt when it should be a manifest or an index and is
+    no JSON object, or lists a document without a SHA-256 digest. Other data that is no JSON object
+    names nothing."""
     try:
         body = msgspec.json.decode(data)
-        found = list(_found(body))
+        digests = list(_digests(body))
     except UNDECODABLE as error:
         if media_type in DOCUMENT_TYPES:
             raise Corrupt(f"it is not JSON: {error}") from error
@@ -121,9 +119,9 @@ def read_document(data: bytes, media_type: str) -> Document:
         if media_type in DOCUMENT_TYPES:
             raise Corrupt("it is not a JSON object")
         return LEAF
-    names = frozenset(Digest(text) for text, _, _ in found if is_digest(text))
+    names = frozenset(Digest(text) for text, _, _ in digests if is_digest(text))
     below = set()
-    for text, kind, listed in found:
+    for text, kind, listed in digests:
         if listed or kind in DOCUMENT_TYPES or (kind.endswith("json") and kind not in LEAF_TYPES):
             if is_digest(text):
                 below.add((Digest(text), kind, listed))
@@ -132,9 +130,9 @@ def read_document(data: bytes, media_type: str) -> Document:
     return Document(names, frozenset(below))
 
 
-def _found(body: Any) -> Iterator[tuple[str, str, bool]]:
-    """Strings that are digests, with the media type that stands beside them and whether they are
-    listed as documents."""
+def _digests(body: Any) -> Iterator[tuple[str, str, bool]]:
+    """Strings that are digests, with the media type beside them, and whether they are listed as
+    documents."""
     pending: list[tuple[Any, bool]] = [(body, False)]
     while pending:
         value, listed = pending.pop()
@@ -154,41 +152,43 @@ def _found(body: Any) -> Iterator[tuple[str, str, bool]]:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A document to read: how it was named, by which tag it was reached, and whether the index
-    itself names it."""
+    """A document to read."""
 
     digest: Digest
     media_type: str
     listed: bool
+    """Its parent lists it as a document."""
     tag: str
+    """The tag that leads to it."""
     is_root: bool
+    """The index itself names it."""
 
 
-class Marks:
-    """The blobs that the tags of a place lead to. What a document says is remembered, so marking
-    again reads only new ones."""
+class Marker:
+    """Marks the blobs to which the tags of a repository lead. It remembers the documents that it
+    has read, so a second marking reads new ones only."""
 
-    def __init__(self, place: Marked) -> None:
-        self._place = place
-        self._known: dict[tuple[Digest, str], Document] = {}
+    def __init__(self, repository: Markable) -> None:
+        self._repository = repository
+        self._documents: dict[tuple[Digest, str], Document] = {}
         self._turns = asyncio.Semaphore(READS_IN_FLIGHT)
 
-    async def reached(self) -> set[Digest]:
-        """Raises what reading the index raises, and the failure of a document, naming the tag that
-        leads to it."""
-        roots = await self._place.roots()
+    async def mark(self) -> set[Digest]:
+        """The marked blobs. Raises what reading the index raises, and the failure of a document,
+        naming the tag that leads to it."""
+        roots = await self._repository.roots()
         while True:
             try:
-                return await self._reached(roots)
+                return await self._mark_from(roots)
             except NotFound:
                 # A tag may have been removed since, and another collection have taken what it led
                 # to.
-                before, roots = roots, await self._place.roots()
+                before, roots = roots, await self._repository.roots()
                 if not set(_named(before)) - set(_named(roots)):
                     raise
 
-    async def _reached(self, roots: list[tuple[str, Descriptor]]) -> set[Digest]:
-        front = [_Step(found.digest, found.media_type, True, name, True) for name, found in roots]
+    async def _mark_from(self, roots: list[tuple[str, Descriptor]]) -> set[Digest]:
+        front = [_Step(root.digest, root.media_type, True, name, True) for name, root in roots]
         kept = {step.digest for step in front}
         seen: set[tuple[Digest, str]] = set()
         while front:
@@ -211,11 +211,11 @@ class Marks:
         key = (step.digest, step.media_type)
         if step.media_type in LEAF_TYPES:
             return LEAF
-        if key not in self._known:
+        if key not in self._documents:
             try:
                 async with self._turns:
-                    data = await self._place.read(step.digest, limit=MANIFEST_BYTES_MAX)
-                self._known[key] = read_document(data, step.media_type)
+                    data = await self._repository.read(step.digest, limit=MANIFEST_BYTES_MAX)
+                self._documents[key] = read_document(data, step.media_type)
             except NotFound as error:
                 if step.is_root:
                     raise _stopped(step, error) from error
@@ -223,10 +223,10 @@ class Marks:
             except TooLarge as error:
                 if step.listed or step.media_type in DOCUMENT_TYPES:
                     raise _stopped(step, error) from error
-                self._known[key] = LEAF
+                self._documents[key] = LEAF
             except P2PDistError as error:
                 raise _stopped(step, error) from error
-        return self._known[key]
+        return self._documents[key]
 
 
 def _named(roots: list[tuple[str, Descriptor]]) -> list[tuple[str, Digest]]:
@@ -242,13 +242,8 @@ def _stopped(step: _Step, error: P2PDistError) -> P2PDistError:
     )
 
 
-OLDER_THAN_S = 86_400.0
-BATCH_BLOBS = 500
-"""Removed under one note: what a push may have to wait for."""
-
-
-class Collectable(Marked, NoteBoard, Protocol):
-    """A place that can be collected in; see Origin for the contract."""
+class Sweepable(Markable, NoteBoard, Protocol):
+    """A repository in which blobs can be deleted. p2pdist/origin/origin.py has the contract."""
 
     async def blobs(self) -> list[tuple[Digest, int, float]]: ...
 
@@ -260,72 +255,75 @@ class Collectable(Marked, NoteBoard, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
-    """`unfinished` counts what killed writers left, files or directories of them; `bytes_freed`
-    counts blobs and these."""
+class Swept:
+    """What a collection removed."""
 
     blobs_removed: int
     bytes_freed: int
+    """Of blobs and unfinished files."""
     blobs_kept: int
     unfinished: int
+    """Files and directories that killed writers left."""
 
 
-async def collect(
-    place: Collectable,
+async def sweep(
+    repository: Sweepable,
     *,
     older_than_s: float = OLDER_THAN_S,
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
-) -> Collected:
+) -> Swept:
     """Remove the blobs that nothing needs and that were written more than `older_than_s` ago. With
     `dry_run` only count them.
 
-    Raises NotFound when the place is no layout; when a tag leads to what cannot be read, an error
-    that names the tag, and nothing was removed; Conflict while packages are being packed.
+    Raises NotFound when the repository is no layout, Conflict while packages are being packed, and
+    an error naming a tag that leads to an unreadable document; then nothing was removed.
     """
-    collection = _Collection(place, on_progress)
-    now = await collection.now()
-    listed = await place.blobs()
-    kept = await collection.needed(now)
+    run = _Sweep(repository, on_progress)
+    now = await run.now()
+    listed = await repository.blobs()
+    kept = await run.needed(now)
     victims = sorted(
         (size, digest) for digest, size, written in listed if digest not in kept and now - written > older_than_s
     )
     # Small ones first: a manifest goes before what it leads to, so that what a killed collection
     # leaves cannot be taken for a package.
     if not dry_run:
-        victims = await collection.remove(victims, now)
-    count, unfinished_bytes = await place.remove_unfinished(dry_run=dry_run)
+        victims = await run.remove(victims, now)
+    count, unfinished_bytes = await repository.remove_unfinished(dry_run=dry_run)
     freed = sum(size for size, _ in victims) + unfinished_bytes
-    return Collected(len(victims), freed, len(listed) - len(victims), count)
+    return Swept(len(victims), freed, len(listed) - len(victims), count)
 
 
-class _Collection:
-    def __init__(self, place: Collectable, on_progress: OnProgress | None) -> None:
-        self._place, self._on_progress = place, on_progress
-        self._marks = Marks(place)
+class _Sweep:
+    """One garbage collection in a repository."""
+
+    def __init__(self, repository: Sweepable, on_progress: OnProgress | None) -> None:
+        self._repository, self._on_progress = repository, on_progress
+        self._marker = Marker(repository)
         self._leases: dict[tuple[str, float], frozenset[Digest]] = {}
 
     async def now(self) -> float:
         """The time by the clock of the storage. Raises NotFound when it is no layout, before
         anything is written there."""
-        await self._place.roots()
+        await self._repository.roots()
         name = note_name(REMOVAL)
-        await self._place.write_note(name, b"")
+        await self._repository.write_note(name, b"")
         try:
             return await self._written(name)
         finally:
-            await self._place.remove_notes([name])
+            await self._repository.remove_notes([name])
 
     async def needed(self, now: float) -> set[Digest]:
         """What leases and tags lead to. Leases are read first: one that is gone when it is read has
         left a tag."""
         leased: set[Digest] = set()
-        for name, written in await self._place.notes():
+        for name, written in await self._repository.notes():
             if name.startswith(LEASE) and now - written <= LEASE_S:
                 if (name, written) not in self._leases:
-                    self._leases[name, written] = await read_note(self._place, name)
+                    self._leases[name, written] = await read_note(self._repository, name)
                 leased |= self._leases[name, written]
-        return leased | await self._marks.reached()
+        return leased | await self._marker.mark()
 
     async def remove(self, victims: list[tuple[int, Digest]], now: float) -> list[tuple[int, Digest]]:
         """Remove them in batches, those that are needed by now excepted; returns what was
@@ -333,40 +331,40 @@ class _Collection:
         total, done, removed = sum(size for size, _ in victims), 0, list[tuple[int, Digest]]()
         for start in range(0, len(victims), BATCH_BLOBS):
             batch = victims[start : start + BATCH_BLOBS]
-            async with self._place.packing(alone=True):
+            async with self._repository.packing(alone=True):
                 removed += await self._remove_batch(batch)
             done += sum(size for size, _ in batch)
             if self._on_progress:
                 self._on_progress("removing", done, total)
-        notes = await self._place.notes()
+        notes = await self._repository.notes()
         void = [name for name, written in notes if name.startswith(LEASE) and now - written > LEASE_S]
         void += [name for name, written in notes if name.startswith(REMOVAL) and now - written > REMOVAL_S]
-        await self._place.remove_notes(void)
+        await self._repository.remove_notes(void)
         return removed
 
     async def _remove_batch(self, batch: list[tuple[int, Digest]]) -> list[tuple[int, Digest]]:
         name, begun_at, is_open = note_name(REMOVAL), clock(), False
         try:
-            await self._place.write_note(name, encode_note(digest for _, digest in batch))
+            await self._repository.write_note(name, encode_note(digest for _, digest in batch))
             needed = await self.needed(await self._written(name))
             gone = [(size, digest) for size, digest in batch if digest not in needed]
             if clock() - begun_at > START_S:
                 raise Unavailable(
-                    f"{self._place.url} took over {START_S:.0f} s to say what is needed",
+                    f"{self._repository.url} took over {START_S:.0f} s to say what is needed",
                     remedy="Try again when it is less busy; what has been removed so far was needed by nothing",
                 )
             is_open = True
-            await self._place.remove([digest for _, digest in gone])
+            await self._repository.remove([digest for _, digest in gone])
             is_open = False
         finally:
             # A request that failed or was broken off may yet be carried out: then the note stays
             # until it is void.
             if not is_open:
-                await self._place.remove_notes([name])
+                await self._repository.remove_notes([name])
         return gone
 
     async def _written(self, name: str) -> float:
-        found = dict(await self._place.notes()).get(name)
-        if found is None:
-            raise Unavailable(f"{self._place.url} does not list what was just written", remedy="Try again")
-        return found
+        written = dict(await self._repository.notes()).get(name)
+        if written is None:
+            raise Unavailable(f"{self._repository.url} does not list what was just written", remedy="Try again")
+        return written

@@ -1,17 +1,16 @@
-"""Leases and removals: how those who write to a place and those who collect in it know of each
-other.
+"""Leases and removals: how writers and garbage collections of one repository know of each other.
 
-A place is an image layout in a directory or a bucket, used by machines that see nothing of each
-other but what lies there. No storage can delete "unless somebody has just relied on it", and none
-of the buckets can refresh the age of a blob without copying it (S3 refuses to copy a value onto
-itself unchanged, and copies no more than 5 GB at once). So both sides leave notes, small values
-beside the blobs:
+A repository is an image layout in a directory or a bucket. The machines that use it see nothing of
+each other but its files. No storage can delete a blob on the condition that no writer has just
+relied on it, and no bucket can refresh the age of a blob without copying it (S3 refuses to copy a
+value onto itself unchanged, and copies no more than 5 GB at once). So both sides leave notes, small
+values beside the blobs:
 
-- a **lease** names every blob of a package that somebody is about to tag. It is written before the
-  first look at what is there already, renewed while the work lasts, and removed after the tag is
-  visible;
-- a **removal** names the blobs that somebody is about to delete. It is written before the last look
-  at leases and tags, and removed after the deletion.
+- a **lease** names every blob of a package that a writer is about to tag. The writer writes it
+  before it looks for blobs that are there already, renews it while it works, and removes it after
+  the tag is visible;
+- a **removal** names the blobs that a collector is about to delete. The collector writes it before
+  it reads leases and tags for the last time, and removes it after the deletion.
 
 Each side writes its own note before it reads the other's (Dekker's rule), and reads what was
 written before (S3, Google and Azure buckets and local file systems promise that; NFS does only
@@ -34,8 +33,7 @@ the request itself (the drivers give up after 5 minutes); a writer whose lease i
 / 2 (its process was stopped, or the storage away) takes a new one and looks at everything again
 before it tags. Only a process that stands still for long exactly between such a look at its clock
 and the request can do harm; for that the writer looks at all blobs once more after the tag and
-sends what is missing.
-"""
+sends what is missing."""
 
 from __future__ import annotations
 
@@ -60,7 +58,7 @@ LEASE, REMOVAL = "lease-", "removal-"
 
 
 class NoteBoard(Protocol):
-    """Where notes are left; see Origin for the contract."""
+    """A repository that keeps notes. p2pdist/origin/origin.py has the contract of each method."""
 
     @property
     def url(self) -> str: ...
@@ -85,21 +83,22 @@ def clock() -> float:
 
 
 def encode_note(digests: Iterable[Digest]) -> bytes:
+    """The text of a note that names these blobs, one a line."""
     return "".join(f"{digest}\n" for digest in digests).encode()
 
 
 async def read_note(board: NoteBoard, name: str) -> frozenset[Digest]:
     """The blobs that a note names, none when it is gone. Raises Corrupt."""
     data = await board.read_note(name)
-    found = (data or b"").decode("ascii", errors="replace").split()
-    if not all(map(is_digest, found)):
-        raise Corrupt(f"the note {name} at {board.url} is malformed", remedy="Delete it when nobody pushes there")
-    return frozenset(map(Digest, found))
+    digests = (data or b"").decode("ascii", errors="replace").split()
+    if not all(map(is_digest, digests)):
+        raise Corrupt(f"the note {name} at {board.url} is malformed", remedy="Delete it at a time when no push runs")
+    return frozenset(map(Digest, digests))
 
 
 class Lease:
-    """Keeps the blobs `names` from collections while the block lasts; see above. `on_wait` is
-    called while a removal is waited for."""
+    """Protects the blobs `names` from garbage collections while the block lasts. Entering it waits
+    for removals of these blobs; `on_wait` is called at each check of that."""
 
     def __init__(self, board: NoteBoard, names: Iterable[Digest], *, on_wait: Callable[[], None] | None = None) -> None:
         self._board, self._names, self._on_wait = board, frozenset(names), on_wait
@@ -126,19 +125,19 @@ class Lease:
         await self._leave()
 
     async def _leave(self) -> None:
-        # Whoever may write but not delete leaves it to the next collection, which finds it void.
+        # A writer without the right to delete leaves the note; the next collection finds it void.
         with contextlib.suppress(P2PDistError):
             await self._board.remove_notes([self._name] if self._name else [])
 
     @property
     def in_doubt(self) -> bool:
-        """Whether it could be void by now or soon: then it has to be taken again, and everything
-        looked at again, before a tag is set."""
+        """Whether the lease could be void now or soon. Then the writer must take it again, and look
+        at all blobs again, before it sets a tag."""
         return clock() - self._renewed > LEASE_S / 2
 
     async def take(self) -> None:
         """Write the lease, under a new name since the old note may be void, and wait until no
-        removal is under way that names any of the blobs. What is there then stays there."""
+        removal names any of the blobs. A blob that is there then stays there."""
         await self._leave()
         self._name = note_name(LEASE)
         await self._write()

@@ -1,10 +1,10 @@
-"""Pushing: what an origin lacks of a package is sent to it. Content, then manifest, then tag, so a
-visible reference never dangles.
+"""Pushing: sends to an origin the blobs of a package that it does not have, then the manifest, then
+sets the tag, so a visible tag never dangles.
 
-A push skips what is there already, and a collection may be about to remove just that because no tag
-leads to it. How both are kept apart is told in lease.py: a push leaves a lease on all blobs of the
-package before it looks at any of them, and looks at all of them once more after the tag is set.
-"""
+A push skips blobs that are there already, and a garbage collection may be about to remove just
+these because no tag leads to them. A lease (leases.py) keeps both apart: the push takes it on all
+blobs of the package before it looks at any, and looks at all of them once more after the tag is
+set."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ BLOBS_IN_FLIGHT = 4
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """`bytes_sent` and `bytes_skipped` (already there) add up to the package: layers, piece lists,
-    config and manifest. What had to be sent again since something removed it meanwhile counts each
-    time it was sent."""
+    """A pushed package. `bytes_sent` and `bytes_skipped` (already there) add up to its layers,
+    piece lists, config and manifest; a blob that was removed meanwhile and sent again counts
+    twice."""
 
     reference: Reference
     digest: Digest
@@ -53,24 +53,24 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What someone who holds A lacks of B: `added` layers, of `bytes_to_move` bytes in all.
-    `removed` layers are in A alone. A `changed` layer took the place of another at the same height;
-    it is counted among neither the added nor the removed."""
+    """The way from one package to another, in layers."""
 
     bytes_to_move: int
+    """Bytes that a host with the first package fetches for the second."""
     added: tuple[Digest, ...]
     changed: tuple[Digest, ...]
+    """Layers that replace another one at the same height; neither added nor removed."""
     removed: tuple[Digest, ...]
 
 
 class Target(Repository, NoteBoard, Protocol):
-    """Where packages are pushed to; see Origin for the contract."""
+    """A repository that packages are pushed to."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A blob to send, and where it is: a file that has to be there when the origin lacks it, or its
-    bytes."""
+    """A blob to send: its bytes, or the file that holds it, which may be absent while the origin
+    has the blob."""
 
     blob: Descriptor
     source: Path | bytes
@@ -83,11 +83,11 @@ class _Sender:
         self.sent = self.skipped = 0
         self._origin, self._home, self._total, self._on_progress = origin, home, total, on_progress
         self._done, self._lock = 0, threading.Lock()
-        self._turns = asyncio.Semaphore(BLOBS_IN_FLIGHT)
+        self._slots = asyncio.Semaphore(BLOBS_IN_FLIGHT)
 
     async def deliver(self, content: list[_Item], manifest: _Item, reference: Reference) -> None:
-        """Send what is lacking, then the manifest, then set the tag, if `reference` has one, under
-        a lease (lease.py)."""
+        """Send the missing blobs, then the manifest, then set the tag, if `reference` has one, all
+        under a lease."""
         names = [item.blob.digest for item in (*content, manifest)]
         async with Lease(self._origin, names, on_wait=self._wait) as lease:
             await self._send_all(content, manifest)
@@ -105,7 +105,7 @@ class _Sender:
     async def _send(self, item: _Item, again: bool) -> None:
         """Send a blob unless it is there. `again`: it was sent or found there before. Raises
         NotFound when neither side has it."""
-        async with self._turns:
+        async with self._slots:
             blob, source = item.blob, item.source
             if await self._origin.size(blob.digest) == blob.size:
                 count = 0
@@ -179,9 +179,8 @@ def _small(data: bytes, media_type: str) -> _Item:
 
 
 def compare(old: Manifest, new: Manifest) -> Difference:
-    """What someone who holds `old` lacks of `new`, layer by layer. Catalogs and packs count whole;
-    how much of a pack is needed, and which paths differ, is found out by compare_packages
-    (tree_diff.py)."""
+    """What a host with `old` fetches for `new`, layer by layer. Catalogs and packs count whole;
+    compare_packages (tree/diff.py) says how much of a pack is needed and which paths differ."""
     before, after = {layer.digest for layer in old.layers}, {layer.digest: layer for layer in new.layers}
     changed = tuple(
         there.digest

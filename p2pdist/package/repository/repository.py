@@ -1,11 +1,7 @@
-"""What packing and pushing need of the places where packages lie: an origin, and the local layout
-that packing writes to.
+"""Repositories: where packages are read from and written to, as packing and pushing need them; and
+a file as a blob, with its digest, piece list and descriptors.
 
-Structural types: the origin drivers fit them without either side importing the other.
-
-A file as a blob: its digest, its piece list, and the descriptors that name both in a
-manifest.
-"""
+The protocols are structural: the origin drivers fit them and neither side imports the other."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ from p2pdist.model.manifest import (
 from p2pdist.model.pieces import PIECES_LIMIT, PieceList, encoded_size, piece_size_for
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with the name of a step, and bytes done and in all; possibly on another thread."""
+"""Is called with the name of a step, and bytes done and in all; possibly on another thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,7 @@ def read_content(
 
 
 class _Reader:
-    """Passes reads on and hashes what comes by."""
+    """A stream that computes the SHA-256 of the bytes that are read from it."""
 
     def __init__(
         self, stream: BinaryIO, on_bytes: Callable[[int], None] | None, stopped: threading.Event | None
@@ -105,8 +101,7 @@ class _Reader:
 
 
 class Repository(Protocol):
-    """A place that packages are read from and written to; see the origin drivers for the full
-    contract."""
+    """An origin or a local layout. p2pdist/origin/origin.py has the contract of each method."""
 
     @property
     def url(self) -> str: ...
@@ -146,8 +141,8 @@ class LocalRepository(Repository, Protocol):
 async def read_manifest(
     reference: Reference, repositories: list[Repository]
 ) -> tuple[Descriptor, Manifest, Repository]:
-    """The manifest that `reference` names in the first repository that knows it. Raises NotFound naming
-    all of them."""
+    """The manifest that `reference` names in the first repository that has it, and that repository.
+    Raises NotFound naming all of them."""
     for repository in repositories:
         try:
             descriptor = await repository.resolve(reference)

@@ -1,10 +1,8 @@
-"""Torrents of what lies at an origin: made by reading it once, kept there under a tag of their own
-(p2pdist/model/torrent.py).
+"""Torrents of blobs and packages at an origin: made by reading the bytes once, kept at the origin
+under a tag of their own (p2pdist/model/torrent.py).
 
-A blob and a package that it belongs to may be cut into pieces of different sizes; both are hashed
-in one reading. What was read is compared with its digest, so no torrent is published that lies
-because of a damaged copy.
-"""
+A blob and its package may have pieces of different sizes; both are hashed in one reading. The bytes
+are compared with the blob's digest, so a damaged copy gives no torrent."""
 
 from __future__ import annotations
 
@@ -83,21 +81,21 @@ async def make_torrent(reference: Reference, repository: Readable, *, on_progres
 async def make_torrents(
     reference: Reference, layout: Layout, repository: Readable, *, on_progress: OnHashed | None = None
 ) -> list[Made]:
-    """Make the torrents of a package in the local layout that was pushed to `repository`, and of each of
-    its blobs, as far as they have none yet; a blob of the base that is not in the layout is read
-    from the repository. Raises as make_torrent, UsageError for too many blobs."""
+    """Make the torrents of a package in the local layout that was pushed to `repository`, and of
+    each of its blobs, as far as they have none yet; a blob of the base that is not in the layout is
+    read from the repository. Raises as make_torrent, UsageError for too many blobs."""
     described = await layout.resolve(reference)
     manifest = decode_manifest(await layout.read(described.digest, limit=MANIFEST_BYTES_MAX))
     blobs = list({blob.digest: blob for blob in manifest.blobs if blob.size}.values())
-    known = {name for name, _ in await repository.tags()}
-    lacking = [blob for blob in blobs if str(torrent_reference(blob.digest)) not in known]
-    whole = blobs if str(torrent_reference(described.digest)) not in known else []
+    tags = {name for name, _ in await repository.tags()}
+    missing = [blob for blob in blobs if str(torrent_reference(blob.digest)) not in tags]
+    whole = blobs if str(torrent_reference(described.digest)) not in tags else []
 
     async def read(digest: Digest, start: int, length: int) -> bytes:
         here = layout.blob_path(digest).exists()
         return await (layout if here else repository).read_range(digest, start, length)
 
-    return await _make(read, repository, lacking, whole, described.digest, on_progress)
+    return await _make(read, repository, missing, whole, described.digest, on_progress)
 
 
 async def make_file_torrent(digest: Digest, file: Path, repository: Target) -> Digest | None:
@@ -127,8 +125,8 @@ async def _make(
     package: Digest | None,
     on_progress: OnHashed | None,
 ) -> list[Made]:
-    """Torrents of the blobs in `alone`, each for itself, and of those in `together` as a package;
-    whatever is in both is read once."""
+    """The torrents of each blob in `alone`, and the torrent of all blobs in `together` as a
+    package. A blob in both is read once."""
     single, parts = {blob.digest: blob for blob in alone}, {blob.digest: blob for blob in together}
     blobs = {**parts, **single}
     total, done = sum(blob.size for blob in blobs.values()), 0
@@ -144,11 +142,13 @@ async def _make(
             done += len(data)
             if on_progress:
                 on_progress(done, total)
-        found = await asyncio.to_thread(hashers.finish)
+        hashes_by_size = await asyncio.to_thread(hashers.finish)
         if digest in parts:
-            hashes.append((hex_of(digest), found[package_size]))
+            hashes.append((hex_of(digest), hashes_by_size[package_size]))
         if digest in single:
-            made.append(await publish(digest, blob_torrent(found[blob.layout.piece_size], hex_of(digest)), repository))
+            made.append(
+                await publish(digest, blob_torrent(hashes_by_size[blob.layout.piece_size], hex_of(digest)), repository)
+            )
     if hashes and package is not None:
         made.append(await publish(package, package_torrent(hashes), repository))
     return made

@@ -1,11 +1,10 @@
-"""Staging: a stand-in for a source directory that shows a part of it, or other bytes in places,
-while the source stays as it is.
+"""Staged copies of a source: a directory with a part of its entries, or with other files in the
+place of some, while the source stays as it is.
 
-The stand-in is made of copies, which share their blocks with the source where the file system can
-(ioctl_ficlone(2)). Hard links would cost less, but making one changes the ctime of the user's file:
-whoever packs it at that time would find it changed, and whoever packed it earlier would read it
-again. A directory of which something is left out gets the time of the newest thing that stays, so
-that what is left out has no part in it.
+Copies share their blocks with the source where the file system can (ioctl_ficlone(2)). Hard links
+would cost less, but making one changes the ctime of the user's file: a packing at that time would
+find the file changed, and the next packing would read it again. A directory that lacks entries of
+its source gets the time of its newest entry, so that the missing entries leave no mark.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ COPY_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SourceEntry:
     """An entry of a source: its path relative to it, and what lstat(2) says."""
 
     path: bytes
@@ -42,7 +41,7 @@ class Found:
         return stat.S_ISDIR(self.status.st_mode)
 
 
-def walk(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] | None = None) -> Iterator[Found]:
+def walk(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] | None = None) -> Iterator[SourceEntry]:
     """Everything below `source` that is taken, parents before children, in the order of names.
     `ignore` leaves out; of `only` a directory stands for itself alone. Raises UsageError and
     P2PDistError naming what cannot be read."""
@@ -61,7 +60,7 @@ def walk(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] 
                     if ignore is not None and ignore(path, stat.S_ISDIR(status.st_mode)):
                         continue
                     if only is None or path in only:
-                        found.append(Found(path, status))
+                        found.append(SourceEntry(path, status))
         except OSError as error:
             where = printable(os.fsdecode(error.filename or directory))
             raise P2PDistError(
@@ -70,15 +69,6 @@ def walk(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] 
         found.sort(key=lambda item: item.path)
         yield from found
         pending += [(item.path, depth + 1) for item in reversed(found) if item.is_directory]
-
-
-def with_parents(paths: Collection[bytes]) -> frozenset[bytes]:
-    """The paths and every directory above them."""
-    found = set(paths)
-    for path in paths:
-        while (path := os.path.dirname(path)) and path not in found:
-            found.add(path)
-    return frozenset(found)
 
 
 def stage(
@@ -92,16 +82,16 @@ def stage(
     timeless: bool = False,
     followed: Mapping[bytes, Followed] | None = None,
 ) -> list[Dropped]:
-    """Make the new directory `target` a stand-in for `source`. In the place of a file in `replaced`
-    stands the file named there, or nothing. With `plain_modes` permissions say no more than Git
-    keeps of them (git-fast-import(1)): whether the owner may execute a file. With `timeless` all
-    directories have the time 0. In the place of a link in `followed` stands the file named there.
-    Returns what could not be carried. Raises DiskFull, and what walk raises."""
+    """Make the new directory `target` a copy of `source`, for the entries that `ignore` and `only`
+    keep. `replaced` names a file to copy instead of an entry, None to leave it out; `followed`
+    names the file to copy instead of a link. With `plain_modes` permissions say only whether the
+    owner may execute a file, as in Git (git-fast-import(1)). With `timeless` all directories have
+    the time 0. Returns the entries that cannot be copied. Raises DiskFull, and what walk raises."""
     try:
         return _Stage(source, target, replaced or {}, plain_modes, timeless, followed or {}).make(ignore, only)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            needed = sum(found.status.st_size for found in walk(source, ignore=ignore, only=only))
+            needed = sum(entry.status.st_size for entry in walk(source, ignore=ignore, only=only))
             raise DiskFull.on(str(target.parent), os.statvfs(target.parent), needed=needed, code=error.errno) from error
         where = printable(os.fsdecode(error.filename or b""))
         raise P2PDistError(f"cannot stage {source}: {where}: {error.strerror}") from error
@@ -125,52 +115,52 @@ class _Stage:
     def make(self, ignore: Ignore | None, only: Collection[bytes] | None) -> list[Dropped]:
         self.target.mkdir(parents=True)
         top = os.stat(self.source)
-        directories = [Found(b"", top)]
+        directories = [SourceEntry(b"", top)]
         for entry in walk(self.source, ignore=ignore, only=only):
             if self.replaced.get(entry.path, self.source) is None:
                 continue
             followed = self.followed.get(entry.path)
-            found = Found(entry.path, followed.status) if followed else entry
-            self._keep(found)
-            if found.is_directory:
-                os.mkdir(self._to(found.path))
-                directories.append(found)
+            entry = SourceEntry(entry.path, followed.status) if followed else entry  # noqa: PLW2901
+            self._keep(entry)
+            if entry.is_directory:
+                os.mkdir(self._to(entry.path))
+                directories.append(entry)
             else:
-                self._place(found)
-        for found in reversed(directories):
-            self._finish(found)
+                self._place(entry)
+        for directory in reversed(directories):
+            self._finish(directory)
         return self.dropped
 
     def _to(self, path: bytes) -> bytes:
         return os.path.join(os.fsencode(self.target), path)
 
-    def _keep(self, found: Found) -> None:
-        parent = os.path.dirname(found.path)
+    def _keep(self, entry: SourceEntry) -> None:
+        parent = os.path.dirname(entry.path)
         self.kept[parent] = self.kept.get(parent, 0) + 1
-        if not found.is_directory:  # their times are known last
-            self.newest_ns[parent] = max(self.newest_ns.get(parent, 0), found.status.st_mtime_ns)
+        if not entry.is_directory:  # their times are known last
+            self.newest_ns[parent] = max(self.newest_ns.get(parent, 0), entry.status.st_mtime_ns)
 
-    def _place(self, found: Found) -> None:
-        here, there = os.path.join(os.fsencode(self.source), found.path), self._to(found.path)
-        if found.path in self.followed:
-            here = self.followed[found.path].path
-        other = self.replaced.get(found.path)
+    def _place(self, entry: SourceEntry) -> None:
+        here, there = os.path.join(os.fsencode(self.source), entry.path), self._to(entry.path)
+        if entry.path in self.followed:
+            here = self.followed[entry.path].path
+        other = self.replaced.get(entry.path)
         if other is not None:
             shutil.copyfile(other, there)
-            os.chmod(there, self._permissions(found.status.st_mode))
+            os.chmod(there, self._permissions(entry.status.st_mode))
             return
-        mode = found.status.st_mode
+        mode = entry.status.st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
-            self._remake(found, there)
+            self._remake(entry, there)
             return
-        name = (found.status.st_dev, found.status.st_ino)
-        if found.status.st_nlink > 1 and name in self.copies:
+        name = (entry.status.st_dev, entry.status.st_ino)
+        if entry.status.st_nlink > 1 and name in self.copies:
             os.link(self.copies[name], there, follow_symlinks=False)
             return
         if stat.S_ISLNK(mode):
             os.symlink(os.readlink(here), there)
         else:
-            _copy(here, there, found.status)
+            _copy(here, there, entry.status)
         shutil.copystat(here, there, follow_symlinks=False)
         if not stat.S_ISLNK(mode):
             os.chmod(there, self._permissions(mode))
@@ -183,27 +173,27 @@ class _Stage:
             return stat.S_IMODE(mode)
         return (mode & 0o7000) | (0o755 if stat.S_ISDIR(mode) or mode & stat.S_IXUSR else 0o644)
 
-    def _remake(self, found: Found, there: bytes) -> None:
+    def _remake(self, entry: SourceEntry, there: bytes) -> None:
         """Of special files only whiteouts (character devices 0/0) mean something in a package."""
-        mode = found.status.st_mode
-        if stat.S_ISCHR(mode) and found.status.st_rdev == 0:
+        mode = entry.status.st_mode
+        if stat.S_ISCHR(mode) and entry.status.st_rdev == 0:
             os.mknod(there, stat.S_IFCHR | 0o600, 0)
         else:
-            self.dropped.append(Dropped(os.fsdecode(found.path), KINDS_DROPPED.get(stat.S_IFMT(mode), "special file")))
+            self.dropped.append(Dropped(os.fsdecode(entry.path), KINDS_DROPPED.get(stat.S_IFMT(mode), "special file")))
 
-    def _finish(self, found: Found) -> None:
+    def _finish(self, entry: SourceEntry) -> None:
         """Mode, attributes and time of a directory, once everything in it is there."""
-        here, there = os.path.join(os.fsencode(self.source), found.path), self._to(found.path)
+        here, there = os.path.join(os.fsencode(self.source), entry.path), self._to(entry.path)
         shutil.copystat(here, there)
-        os.chmod(there, self._permissions(found.status.st_mode))
-        mtime_ns = found.status.st_mtime_ns
-        if len(os.listdir(here)) != self.kept.get(found.path, 0):
-            mtime_ns = self.newest_ns.get(found.path, 0)
+        os.chmod(there, self._permissions(entry.status.st_mode))
+        mtime_ns = entry.status.st_mtime_ns
+        if len(os.listdir(here)) != self.kept.get(entry.path, 0):
+            mtime_ns = self.newest_ns.get(entry.path, 0)
         if self.timeless:
             mtime_ns = 0
         os.utime(there, ns=(mtime_ns, mtime_ns))
-        if found.path:
-            parent = os.path.dirname(found.path)
+        if entry.path:
+            parent = os.path.dirname(entry.path)
             self.newest_ns[parent] = max(self.newest_ns.get(parent, 0), mtime_ns)
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import msgspec
 
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, TooLarge, UsageError
+from p2pdist.package.source.scan import with_parents
 from p2pdist.package.source.split import SITE_NAMES, distributions
-from p2pdist.package.source.staging import with_parents
 from p2pdist.package.source.strace import Used
 
 VERSION = 1

@@ -1,11 +1,11 @@
-"""A tree between the look at its directory and its pages: of directories that did not change what
-the last packing remembers of them, of the others their entries. The entries of a directory come in
-runs, between which those of the directories in it stand (walking order).
+"""A tree on its way from a scan to pages: an unchanged directory stands as the files cache
+remembers it, a scanned one as its entries.
 
-Pages end behind entries that their paths choose, and where they are full (tree.py). So what is
-between two ends of the first kind, a section, has the pages that it had when the same runs of
-directories that did not change make it up: then neither its entries nor its pages are looked at.
-"""
+The entries of a directory come in runs; the entries of its subdirectories lie between two runs
+(walking order). Pages end behind entries that their paths choose, and where they are full
+(p2pdist/model/tree.py). A section is what lies between two ends of the first kind. It has the same
+pages as in the last packing when it consists of the same runs of unchanged directories; then
+neither its entries nor its pages are decoded."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from p2pdist.model.tree import (
     content_hash,
     ends_page,
 )
-from p2pdist.package.tree import cache
 from p2pdist.package.tree.cache import (
     Body,
-    Notes,
-    Remembered,
+    CacheBuilder,
+    CachedDirectory,
+    FilesCache,
     Section,
     Stamp,
     decode_body,
@@ -36,19 +36,19 @@ from p2pdist.package.tree.cache import (
     decode_stamps,
     encode_entries,
 )
-from p2pdist.package.tree.reader import Read, Wanted
+from p2pdist.package.tree.reader import FileToRead, Read
 
 
-class Known:
-    """The directories of the last packing, by number. Reading them raises Damaged."""
+class CachedTree:
+    """The directories of the last packing, by number, from the files cache. Reads raise Damaged."""
 
-    def __init__(self, notes: Notes) -> None:
-        self._notes = notes
-        self.numbers = {directory.path: number for number, directory in enumerate(notes.index.directories)}
-        self.sections = dict(notes.index.sections)
+    def __init__(self, files_cache: FilesCache) -> None:
+        self._files_cache = files_cache
+        self.numbers = {directory.path: number for number, directory in enumerate(files_cache.index.directories)}
+        self.sections = dict(files_cache.index.sections)
 
-    def directory(self, number: int) -> Remembered:
-        return self._notes.index.directories[number]
+    def directory(self, number: int) -> CachedDirectory:
+        return self._files_cache.index.directories[number]
 
     def entries(self, number: int) -> list[Entry]:
         return decode_entries(self._body(number).entries)
@@ -61,59 +61,68 @@ class Known:
 
     def chunks(self, number: int) -> bytes:
         """The BLAKE3 of every chunk of the directory's files, one behind the other."""
-        return self._notes.read(self.directory(number).chunks)
+        return self._files_cache.read(self.directory(number).chunks)
 
     def _body(self, number: int) -> Body:
-        return decode_body(self._notes.read(self.directory(number).body))
+        return decode_body(self._files_cache.read(self.directory(number).body))
 
 
-class Kept:
-    """A directory that did not change; `number` is that of the last packing."""
+class Unchanged:
+    """A directory that did not change; `number` is its number in the last packing."""
 
-    __slots__ = ("_entries", "_known", "note", "number", "path")
+    __slots__ = ("_entries", "_tree", "cached", "number", "path")
 
-    def __init__(self, number: int, note: Remembered, known: Known) -> None:
-        self.number, self.note, self.path = number, note, note.path
-        self._known = known
+    def __init__(self, number: int, tree: CachedTree) -> None:
+        self.number, self.cached = number, tree.directory(number)
+        self.path = self.cached.path
+        self._tree = tree
         self._entries: list[Entry] | None = None
 
     @property
     def count(self) -> int:
-        return self.note.count
+        return self.cached.count
 
     @property
     def entries(self) -> list[Entry]:
-        """Read when they are asked for."""
+        """Its entries, decoded at the first call."""
         if self._entries is None:
-            self._entries = self._known.entries(self.number)
+            self._entries = self._tree.entries(self.number)
         return self._entries
 
     @property
     def ends(self) -> tuple[int, ...]:
-        return self.note.ends
+        return self.cached.ends
 
     @property
     def chunk_lists(self) -> tuple[tuple[int, bytes], ...]:
-        return self.note.chunk_lists
+        return self.cached.chunk_lists
 
     def chunks(self) -> bytes:
-        return self._known.chunks(self.number)
+        return self._tree.chunks(self.number)
 
 
 @dataclass(slots=True, eq=False)
-class Looked:
-    """A directory whose entries were looked at, and what the next packing may be told of them: by
-    position in its own entries."""
+class Scanned:
+    """A directory that is new or changed, and what the next packing may know of it. Positions count
+    its own entries."""
 
     path: bytes
     fingerprint: bytes
+    """BLAKE3 of its rows in the scan."""
     entries: list[Entry] = field(default_factory=list)
     stamps: list[Stamp | None] = field(default_factory=list)
+    """Of each regular file, in order; None where the next packing must read the file again."""
     below: list[tuple[int, bytes]] = field(default_factory=list)
+    """Position and name of each subdirectory."""
     dropped: list[tuple[bytes, str]] = field(default_factory=list)
-    settled: bool = True
+    """Path and kind of what the tree does not carry."""
+    stable: bool = True
+    """Whether an equal fingerprint will mean equal entries."""
     linked: bool = False
+    """Whether a file in it has several names; which one is the first depends on other
+    directories."""
     ends: tuple[int, ...] = ()
+    """Positions behind which a page ends; set by TreeBuilder.fill."""
 
     @property
     def count(self) -> int:
@@ -125,7 +134,8 @@ class Looked:
         return tuple((at, entry.chunks) for at, entry in large)
 
     def chunks(self, chunk_list: Callable[[bytes], bytes]) -> dict[bytes, None]:
-        """The chunks of its files; `chunk_list` gives the encoded lists of large ones."""
+        """The BLAKE3 of the chunks of its files; `chunk_list` returns the encoded chunk list of a
+        large file."""
         found: dict[bytes, None] = {}
         for entry in self.entries:
             if type(entry) is not File or not entry.size:
@@ -136,15 +146,14 @@ class Looked:
                 found.update((name, None) for name, _ in ChunkList.decode(chunk_list(entry.chunks)).chunks)
         return found
 
-    def remember(self, chunks: Iterable[bytes], draft: cache.Draft) -> Remembered:
-        """For the next packing."""
+    def remember(self, chunks: Iterable[bytes], cache_builder: CacheBuilder) -> CachedDirectory:
+        """What the files cache keeps of this directory, whose contents consist of `chunks`."""
         files = [entry for entry in self.entries if type(entry) is File]
-        return Remembered(
+        return CachedDirectory(
             self.path,
-            # Which name of a file is the first depends on other directories.
-            self.fingerprint if self.settled and not self.linked else b"",
-            draft.add(encode_entries(Body(encode_entries(self.entries), encode_entries(self.stamps)))),
-            draft.add(b"".join(chunks)),
+            self.fingerprint if self.stable and not self.linked else b"",
+            cache_builder.add(encode_entries(Body(encode_entries(self.entries), encode_entries(self.stamps)))),
+            cache_builder.add(b"".join(chunks)),
             len(self.entries),
             len(files),
             sum(file.size for file in files),
@@ -155,75 +164,83 @@ class Looked:
         )
 
 
-Run = tuple[Kept | Looked, int, int]
-"""Entries of a directory from one position up to another one; directories stand last in a run."""
+Run = tuple[Unchanged | Scanned, int, int]
+"""A directory, the position of its first entry in the run, and the position behind the last one; a
+subdirectory is the last entry of a run."""
 
 
 @dataclass(slots=True)
-class Draft:
-    """A tree that lacks the contents of `wanted`; `places` says of each the directory, its position
-    in it, and that of its stamp."""
+class TreeBuilder:
+    """A tree to which the contents of `unread` are missing until `fill`."""
 
-    directories: list[Kept | Looked] = field(default_factory=list)
+    directories: list[Unchanged | Scanned] = field(default_factory=list)
+    """In walking order."""
     runs: list[Run] = field(default_factory=list)
-    wanted: list[Wanted] = field(default_factory=list)
-    places: list[tuple[Looked, int, int]] = field(default_factory=list)
+    """In walking order."""
+    unread: list[FileToRead] = field(default_factory=list)
+    positions: list[tuple[Scanned, int, int]] = field(default_factory=list)
+    """Of each unread file its directory, its position there, and the position of its stamp."""
 
     @property
-    def looked(self) -> list[Looked]:
-        return [directory for directory in self.directories if type(directory) is Looked]
+    def scanned(self) -> list[Scanned]:
+        return [directory for directory in self.directories if type(directory) is Scanned]
 
     @property
-    def kept(self) -> list[Kept]:
-        return [directory for directory in self.directories if type(directory) is Kept]
+    def unchanged(self) -> list[Unchanged]:
+        return [directory for directory in self.directories if type(directory) is Unchanged]
 
     @property
     def dropped(self) -> list[tuple[bytes, str]]:
         """Path and kind of what the tree does not carry, sorted."""
-        found = [item for directory in self.kept for item in directory.note.dropped]
-        return sorted(found + [item for directory in self.looked for item in directory.dropped])
+        found = [item for directory in self.unchanged for item in directory.cached.dropped]
+        return sorted(found + [item for directory in self.scanned for item in directory.dropped])
 
     @property
-    def settled(self) -> bool:
+    def stable(self) -> bool:
         """Whether an equal scan will mean an equal tree."""
-        return all(directory.settled for directory in self.looked)
+        return all(directory.stable for directory in self.scanned)
 
     def counts(self) -> tuple[int, int, int]:
         """Entries, regular files, and bytes in these."""
-        kept, files = self.kept, [entry for made in self.looked for entry in made.entries if type(entry) is File]
+        unchanged, files = (
+            self.unchanged,
+            [entry for made in self.scanned for entry in made.entries if type(entry) is File],
+        )
         return (
             sum(directory.count for directory in self.directories),
-            sum(directory.note.files for directory in kept) + len(files),
-            sum(directory.note.bytes_total for directory in kept) + sum(file.size for file in files),
+            sum(directory.cached.files for directory in unchanged) + len(files),
+            sum(directory.cached.bytes_total for directory in unchanged) + sum(file.size for file in files),
         )
 
     def fill(self, results: list[Read]) -> None:
-        """Enter what was read; then the tree is complete and checked. Raises Corrupt."""
-        for (directory, position, stamp), read in zip(self.places, results, strict=True):
-            draft = directory.entries[position]
-            assert isinstance(draft, File)
+        """Enter the contents of the unread files, in their order, and check the tree, which is
+        complete then. Raises Corrupt."""
+        for (directory, position, stamp), read in zip(self.positions, results, strict=True):
+            file = directory.entries[position]
+            assert isinstance(file, File)
             directory.entries[position] = File(
-                draft.path, draft.mode, draft.mtime_ns, draft.size, read.content, read.chunks, draft.xattrs
+                file.path, file.mode, file.mtime_ns, file.size, read.content, read.chunks, file.xattrs
             )
-            if not read.settled:
+            if not read.stable:
                 directory.stamps[stamp] = None
-                directory.settled = False
-        for looked in self.looked:
-            looked.ends = tuple(at for at, entry in enumerate(looked.entries) if ends_page(entry.path))
+                directory.stable = False
+        for scanned in self.scanned:
+            scanned.ends = tuple(at for at, entry in enumerate(scanned.entries) if ends_page(entry.path))
         check_entries(self._unchecked())
 
     def _unchecked(self) -> list[Entry]:
-        """What the last packing has not checked, and the directories above it. Names of hard links
-        are never taken over, so this is a tree, too, and when it is one the whole is."""
+        """The entries that the last packing has not checked, and the directories above them. A
+        directory with hard links is always scanned, so these entries form a tree, and the whole is
+        valid when they are."""
         above = {b""}
-        for looked in self.looked:
-            path = looked.path
+        for scanned in self.scanned:
+            path = scanned.path
             while path not in above:
                 above.add(path)
                 path = path.rpartition(b"/")[0]
         found: list[Entry] = []
         for directory, begin, end in self.runs:
-            if type(directory) is Looked:
+            if type(directory) is Scanned:
                 found += directory.entries[begin:end]
             elif directory.path in above:
                 found += (entry for entry in directory.entries[end - 1 : end] if entry.path in above)
@@ -242,7 +259,7 @@ class Draft:
         )
 
     def sections(self) -> Iterator[list[Run]]:
-        """What is between two ends of pages, in walking order."""
+        """The runs between two ends of pages, in walking order."""
         section: list[Run] = []
         for directory, begin, end in self.runs:
             ends = directory.ends
@@ -256,15 +273,15 @@ class Draft:
             yield section
 
     def pages(
-        self, known: Known, available: Callable[[bytes], bool]
+        self, cached: CachedTree, available: Callable[[bytes], bool]
     ) -> tuple[dict[bytes, bytes | None], list[Section]]:
-        """The pages of the tree by BLAKE3, None where they were taken over from the last packing
-        because they are `available`; and the sections to be remembered."""
+        """The pages of the tree by BLAKE3, and its sections for the files cache. A page is None
+        where a section of the last packing has it and it is `available` in a catalog."""
         numbers = {id(directory): number for number, directory in enumerate(self.directories)}
         pages: dict[bytes, bytes | None] = {}
         sections: list[Section] = []
         for runs in self.sections():
-            names = split(known.sections.get(_key(runs), b""))
+            names = split(cached.sections.get(_key(runs), b""))
             taken = bool(names) and all(map(available, names))
             found: dict[bytes, bytes | None] = dict.fromkeys(names if taken else ())
             found.update((content_hash(page), page) for page in (() if taken else _encoded(runs)))
@@ -275,16 +292,15 @@ class Draft:
 
 
 def split(names: bytes) -> list[bytes]:
-    """BLAKE3s that stand one behind the other."""
+    """The BLAKE3s in a concatenation of them."""
     return [names[at : at + HASH_SIZE] for at in range(0, len(names), HASH_SIZE)]
 
 
 def _key(runs: list[Run]) -> tuple[int, ...]:
-    """What a section was in the last packing; nothing when it has part of a directory that has
-    changed."""
+    """The key of a section in the last packing; empty when a scanned directory is in it."""
     found: list[int] = []
     for directory, begin, end in runs:
-        if type(directory) is not Kept:
+        if type(directory) is not Unchanged:
             return ()
         found += (directory.number, begin, end)
     return tuple(found)

@@ -1,16 +1,13 @@
-"""What a packing of a tree leaves behind for the next one of the same directory, so that what has
-not changed is neither read nor looked at again, and so that a directory that has not changed at all
-costs one look.
+"""The files cache: what one packing of a directory leaves for the next, so that unchanged files are
+neither read nor scanned again and an unchanged directory costs one scan.
 
-A state is a hint that may be deleted. In `.pack` of the layout there is, for each source, layout
-and set of options, a file that is replaced at once, and beside it a volume that is never changed:
-the file has what came since the volume was written. Of both there are those of the newest
-STATES_MAX. The file is the magic, lengths and hashes (`_SIZES`), the head, the index, and the newer
-blocks; the head alone is read where nothing has changed. Blocks, in the volume and behind it, are
-read when they are asked for. Whatever does not match its hash is not believed. Packings may run
-side by side: who saves holds an exclusive flock on `.pack`, who opens a file and its volume a
-shared one.
-"""
+A cache is a hint that may be deleted at any time. For each source, layout and set of options there
+are two files in `.pack` of the layout: a volume, which never changes, and a file that each packing
+replaces and that holds what is newer than the volume. Of both there are those of the newest
+STATES_MAX. The file consists of the magic, lengths and hashes (`_SIZES`), the head, the index, and
+the newer blocks; an unchanged source needs the head alone. Blocks are read on demand, and nothing
+is used that does not match its hash. Packings may run at the same time: a packing that saves holds
+an exclusive flock on `.pack`, one that opens a file and its volume a shared one."""
 
 from __future__ import annotations
 
@@ -66,7 +63,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a file whose content is known looked like. Its size is in the entry."""
+    """Fields of stat(2) of a file when it was read; an equal stamp means an equal content. The size
+    is in the entry."""
 
     inode: int
     device: int
@@ -75,77 +73,87 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Bytes of a state: where they are in the volume, or behind it in what is newer, and their
-    BLAKE3."""
+    """Bytes in the volume, or behind its end in the newer blocks of the file, and their BLAKE3."""
 
     offset: int
     length: int
     hash: bytes
 
 
-class Remembered(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A directory: BLAKE3 of its rows, empty when its entries may not be taken over as they are.
-    `body` is a Body, `chunks` the BLAKE3 of every chunk of its files, one behind the other. Of its
-    entries `count` and, for the regular files, `files` and `bytes_total`; by position the names of
-    directories, those behind which a page ends, and the chunk lists of large files; what was
-    dropped in it."""
+class CachedDirectory(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A directory. Positions count its own entries."""
 
     path: bytes
     fingerprint: bytes
+    """BLAKE3 of its rows in the scan; empty when the next packing must scan it in any case."""
     body: Block
+    """An encoded Body."""
     chunks: Block
+    """The BLAKE3 of every chunk of its files, concatenated."""
     count: int
+    """Entries."""
     files: int
+    """Regular files among them."""
     bytes_total: int
+    """Bytes in these files."""
     below: tuple[tuple[int, bytes], ...]
+    """Position and name of each subdirectory."""
     ends: tuple[int, ...]
+    """Positions behind which a page ends."""
     chunk_lists: tuple[tuple[int, bytes], ...]
+    """Position of each large file, and the BLAKE3 of its chunk list."""
     dropped: tuple[tuple[bytes, str], ...]
+    """Path and kind of what the tree does not carry."""
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The encoded entries of a directory, and the stamps of those of them that are files, None
-    where a file has to be read again."""
+    """The encoded entries of a directory, and the encoded stamps of its regular files: None where
+    the next packing must read the file again."""
 
     entries: bytes
     stamps: bytes
 
 
-class KnownCatalog(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a catalog has: BLAKE3 and bytes of its pages and of its chunk lists, digest and bytes of
-    its packs."""
+class CachedCatalog(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The contents of a catalog: BLAKE3 and size of each page and chunk list, digest and size of
+    each pack; sizes in bytes."""
 
     pages: tuple[tuple[bytes, int], ...]
     chunk_lists: tuple[tuple[bytes, int], ...]
     packs: tuple[tuple[str, int], ...]
 
 
-class KnownRecords(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The records of a pack's chunks, and the stored bytes of those that the tree needs and no
-    other pack has."""
+class CachedPack(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The records of a pack's chunks, and `live`: the stored bytes of the chunks that the tree
+    needs and no other pack has."""
 
     records: Block
     live: int
 
 
 Section = tuple[tuple[int, ...], bytes]
-"""What is between two ends of pages: the directories by number, each with the first position and
-the one behind the last, as a flat row; and the BLAKE3 of the pages, one behind the other."""
+"""The entries between two ends of pages: its runs as a flat row of directory number, first position
+and position behind the last; and the BLAKE3 of its pages, concatenated."""
 
 
 class Index(msgspec.Struct, array_like=True):
-    """The volume and its length; the directories by number, in walking order; what the pool had.
-    `shared` are the chunks that several packs have: whether the tree needs it, and its stored
-    length by pack. `chunk_lists` are those of large files, encoded."""
+    """What a cache holds, and where its blocks are."""
 
     volume: str = ""
+    """Name of the volume, a part of its file name."""
     length: int = 0
-    directories: list[Remembered] = []
+    """Bytes of the volume."""
+    directories: list[CachedDirectory] = []
+    """By number, in walking order."""
     sections: list[Section] = []
-    catalogs: dict[str, KnownCatalog] = {}
-    packs: dict[str, KnownRecords] = {}
+    catalogs: dict[str, CachedCatalog] = {}
+    """The catalogs of the pack pool, by digest."""
+    packs: dict[str, CachedPack] = {}
+    """The packs of the pack pool, by digest."""
     shared: list[tuple[bytes, bool, dict[str, int]]] = []
+    """Chunks that several packs have: BLAKE3, whether the tree needs it, stored length by pack."""
     chunk_lists: dict[bytes, Block] = {}
+    """The encoded chunk lists of large files, by BLAKE3."""
 
 
 encode_entries = msgspec.msgpack.Encoder().encode
@@ -157,11 +165,11 @@ _decode_index = msgspec.msgpack.Decoder(Index).decode
 
 
 class Damaged(Exception):
-    """A state that is not to be believed."""
+    """A files cache that is truncated or does not match its hashes."""
 
 
-class Notes:
-    """What the last packing remembered. Reading raises Damaged."""
+class FilesCache:
+    """What the last packing of a directory left. Reads raise Damaged."""
 
     def __init__(self, index: Index | None = None, newer: bytes = b"", volume: BinaryIO | None = None) -> None:
         self.index = index or Index()
@@ -198,21 +206,21 @@ class Notes:
             raise Damaged(str(error)) from error
 
 
-class Draft:
-    """What is to be remembered: blocks are added, or kept from earlier notes. With `anew` they all
-    go into a new volume."""
+class CacheBuilder:
+    """Collects the blocks of the next cache: `add` appends new ones, `keep` takes them from the
+    last cache. With `anew` all of them go into a new volume."""
 
-    def __init__(self, notes: Notes, *, anew: bool) -> None:
-        self._notes, self.anew = notes, anew
-        self.blocks = [] if self.anew else [notes.newer]
-        self._end = 0 if self.anew else notes.index.length + len(notes.newer)
+    def __init__(self, files_cache: FilesCache, *, anew: bool) -> None:
+        self._files_cache, self.anew = files_cache, anew
+        self.blocks = [] if self.anew else [files_cache.newer]
+        self._end = 0 if self.anew else files_cache.index.length + len(files_cache.newer)
 
     def add(self, data: bytes) -> Block:
         return self._put(data, blake3(data).digest())
 
     def keep(self, block: Block) -> Block:
-        """Raises Damaged."""
-        return self._put(self._notes.unverified(block), block.hash) if self.anew else block
+        """Where a block of the last cache is in the next one. Raises Damaged."""
+        return self._put(self._files_cache.unverified(block), block.hash) if self.anew else block
 
     def _put(self, data: bytes, name: bytes) -> Block:
         block = Block(self._end, len(data), name)
@@ -221,55 +229,57 @@ class Draft:
         return block
 
 
-class StateFile:
-    """The state of packing with the options `key` into the layout at `directory`."""
+class CacheFile:
+    """The file of the cache for one source and set of options (`key`) in the layout at
+    `directory`."""
 
     def __init__(self, directory: Path, key: tuple[object, ...]) -> None:
         self._folder = directory / ".pack"
         self.path = self._folder / blake3(repr(key).encode()).hexdigest()[:_KEY_LENGTH]
 
     def head(self) -> Head | None:
-        """None when there is no state. Raises Damaged."""
+        """The head alone, None when there is no file. Raises Damaged."""
         with self._opened() as stream:
             return _read_head(stream)[0] if stream else None
 
-    def notes(self) -> Notes:
-        """What is remembered, to be closed; empty when there is no state. Raises Damaged."""
+    def load(self) -> FilesCache:
+        """The cache, which the caller closes; an empty one when there is no file. Raises
+        Damaged."""
         with self._locked(fcntl.LOCK_SH), self._opened() as stream:
             if stream is None:
-                return Notes()
+                return FilesCache()
             index, newer = _read_index(stream)
             volume = self._volume(index.volume).open("rb")
             if os.fstat(volume.fileno()).st_size != index.length:
                 volume.close()
                 raise Damaged("its volume has another length than it states")
-            return Notes(index, newer, volume)
+            return FilesCache(index, newer, volume)
 
-    def draft(self, notes: Notes) -> Draft:
-        """What is to be saved, to be begun from earlier notes."""
-        newer, volume = len(notes.newer), notes.index.length
+    def builder(self, files_cache: FilesCache) -> CacheBuilder:
+        """The builder of the next cache, which continues `files_cache`."""
+        newer, volume = len(files_cache.newer), files_cache.index.length
         much = newer > max(NEWER_BYTES_MIN, volume // NEWER_DIVISOR)
-        return Draft(notes, anew=much or not volume or not self._volume(notes.index.volume).exists())
+        return CacheBuilder(files_cache, anew=much or not volume or not self._volume(files_cache.index.volume).exists())
 
-    def save(self, head: Head, index: Index, draft: Draft) -> None:
-        """Replace the state by an index of what was added to `draft`, and delete the oldest ones
-        over STATES_MAX. When another packing has done away with the volume of the draft meanwhile,
-        its state stays. Raises P2PDistError."""
+    def save(self, head: Head, index: Index, builder: CacheBuilder) -> None:
+        """Replace the file by `head`, `index` and the blocks of `builder`, and delete the oldest
+        files over STATES_MAX. Another packing may have deleted the volume that `builder` continues;
+        then the file of that packing stays. Raises P2PDistError."""
         try:
             self._folder.mkdir(exist_ok=True)
             with self._locked(fcntl.LOCK_EX):
-                if draft.anew or self._volume(index.volume).exists():
-                    self._save(head, index, draft)
+                if builder.anew or self._volume(index.volume).exists():
+                    self._save(head, index, builder)
         except OSError as error:
             raise P2PDistError(
                 f"cannot write {self.path}: {error.strerror}", remedy="Make the layout's directory writable"
             ) from error
 
-    def _save(self, head: Head, index: Index, draft: Draft) -> None:
-        newer = draft.blocks
-        if draft.anew:
-            index.volume, index.length, newer = secrets.token_hex(8), sum(map(len, draft.blocks)), []
-            self._write(self._volume(index.volume), draft.blocks)
+    def _save(self, head: Head, index: Index, builder: CacheBuilder) -> None:
+        newer = builder.blocks
+        if builder.anew:
+            index.volume, index.length, newer = secrets.token_hex(8), sum(map(len, builder.blocks)), []
+            self._write(self._volume(index.volume), builder.blocks)
         first, second = encode_entries(head), encode_entries(index)
         sizes = len(first), len(second), sum(map(len, newer)), blake3(first).digest(), blake3(second).digest()
         self._write(self.path, [_MAGIC, _SIZES.pack(*sizes), first, second, *newer])
@@ -277,8 +287,8 @@ class StateFile:
 
     @contextlib.contextmanager
     def _locked(self, how: int) -> Iterator[None]:
-        """With a lock on the folder, where there is one and it can be locked: elsewhere notes of
-        packings side by side may be lost."""
+        """Hold a lock on the folder. Where there is no folder, or its file system has no locks,
+        packings at the same time may lose one another's caches."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
                 handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -292,17 +302,17 @@ class StateFile:
         return self.path.with_name(f"{self.path.name}-{name}")
 
     def _write(self, path: Path, parts: list[bytes]) -> None:
-        draft = self.path.with_name(f"draft-{secrets.token_hex(8)}")
+        unfinished = self.path.with_name(f"draft-{secrets.token_hex(8)}")
         try:
-            with draft.open("xb") as stream:
+            with unfinished.open("xb") as stream:
                 stream.writelines(parts)
-            draft.replace(path)
+            unfinished.replace(path)
         finally:
-            draft.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[BinaryIO | None]:
-        """The file behind its magic; None when there is none, or one that another release left."""
+        """The file behind its magic; None when there is none, or it is of another release."""
         try:
             with contextlib.ExitStack() as stack:
                 try:
@@ -318,7 +328,7 @@ class StateFile:
             raise Damaged(str(error)) from error
 
     def _forget(self, volume: str) -> None:
-        """Delete volumes of this state but the one named, and what belongs to the oldest states."""
+        """Delete the volumes of this cache but `volume`, and all files of the oldest caches."""
         newest: dict[str, int] = {}
         found: list[tuple[str, str]] = []
         with os.scandir(self._folder) as entries:

@@ -65,8 +65,8 @@ async def compare_packages(
     old: Manifest, new: Manifest, repositories: list[Repository]
 ) -> tuple[Difference, PathChanges | None]:
     """What someone who holds `old` lacks of `new`: layer by layer with exact bytes, and path by
-    path, None when no layer is a tree. Reads roots and catalogs from `repositories`. Raises NotFound and
-    Corrupt."""
+    path, None when no layer is a tree. Reads roots and catalogs from `repositories`. Raises
+    NotFound and Corrupt."""
     found = compare(old, new)
     if not any(layer.media_type == TREE_TYPE for layer in (*old.layers, *new.layers)):
         return found, None

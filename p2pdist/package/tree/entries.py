@@ -1,6 +1,5 @@
-"""From a scan to the entries of a tree, in walking order: what the last packing knows is taken
-over, the rest is looked at more closely, and files whose content is not known are left to be
-read."""
+"""From a scan to the entries of a tree, in walking order: unchanged directories come from the files
+cache, the others are listed entry by entry, and files of unknown content stay unread."""
 
 from __future__ import annotations
 
@@ -25,25 +24,24 @@ from p2pdist.model.tree import (
     content_hash,
 )
 from p2pdist.package.source.scan import KINDS_DROPPED, Row, TreeScan, changed, is_opaque, unreadable
-from p2pdist.package.tree.builder import Draft, Kept, Known, Looked
-from p2pdist.package.tree.cache import Remembered, Stamp
-from p2pdist.package.tree.reader import ChangeTimes, Wanted, settled
+from p2pdist.package.tree.builder import CachedTree, Scanned, TreeBuilder, Unchanged
+from p2pdist.package.tree.cache import CachedDirectory, Stamp
+from p2pdist.package.tree.reader import ChangeTimes, FileToRead, stable
 
 EMPTY = content_hash(b"")
 
 
 class Assembler:
-    """Makes the draft of a tree. `known` are the directories of the last packing; `available` says
-    whether contents of one of them need not be read because packs have them, and of one of its
-    files; `mtime` is the latest modification time, in seconds, that an entry may have; `modes` are
-    those of entries, by path, in the place of their own; with `timeless` directories have the time
-    0; `world_readable` gives all the right to read, and to execute what anybody may execute."""
+    """Makes the TreeBuilder of a scan. `cached` is the tree of the last packing; `available` says
+    whether packs have all contents of one of its directories or files. `mtime` is the latest
+    modification time, in seconds, that an entry may have; `modes` replace the modes of entries, by
+    path; with `timeless` directories have the time 0; `world_readable` is chmod a+rX."""
 
     def __init__(
         self,
         scan: TreeScan,
-        known: Known,
-        available: Callable[[Remembered | File], bool],
+        cached: CachedTree,
+        available: Callable[[CachedDirectory | File], bool],
         *,
         xattrs: bool = False,
         mtime: int | None = None,
@@ -51,17 +49,18 @@ class Assembler:
         timeless: bool = False,
         world_readable: bool = False,
     ) -> None:
-        self._scan, self._known, self._available = scan, known, available
+        self._scan, self._cached, self._available = scan, cached, available
         self._xattrs, self._timeless, self._world_readable = xattrs, timeless, world_readable
         self._modes = modes or {}
         self._latest_ns = (1 << 63) - 1 if mtime is None else mtime * 1_000_000_000
-        self._draft = Draft()
+        self._builder = TreeBuilder()
         self._times = ChangeTimes()
         self._links: dict[tuple[int, int], bytes] = {}
 
-    def assemble(self) -> Draft:
-        """Raises UsageError and P2PDistError naming what cannot be packed; Damaged."""
-        runs = self._draft.runs
+    def assemble(self) -> TreeBuilder:
+        """The builder, whose unread files are to be read. Raises UsageError and P2PDistError naming
+        what cannot be packed, and Damaged."""
+        runs = self._builder.runs
         pending = [self._enter(b"")]
         begins = [0]
         while pending:
@@ -78,66 +77,68 @@ class Assembler:
                     runs.append((directory, begin, directory.count))
                 pending.pop()
                 begins.pop()
-        return self._draft
+        return self._builder
 
-    def _enter(self, path: bytes) -> tuple[Kept | Looked, Iterator[tuple[int, bytes]]]:
-        """A directory, and the positions and paths of the directories in it, which are gone through
-        before the next is asked for."""
+    def _enter(self, path: bytes) -> tuple[Unchanged | Scanned, Iterator[tuple[int, bytes]]]:
+        """A directory, and the positions and paths of its subdirectories; the caller enters each
+        one before it takes the next."""
         fingerprint = self._scan.digests[path]
-        number = self._known.numbers.get(path, -1)
-        before = self._known.directory(number) if number >= 0 else None
+        number = self._cached.numbers.get(path, -1)
+        before = self._cached.directory(number) if number >= 0 else None
         if before and before.fingerprint == fingerprint and self._available(before):
-            kept = Kept(number, before, self._known)
-            self._draft.directories.append(kept)
+            unchanged = Unchanged(number, self._cached)
+            self._builder.directories.append(unchanged)
             prefix = path + b"/" if path else b""
-            return kept, ((position, prefix + name) for position, name in before.below)
-        looked = Looked(path, fingerprint)
-        self._draft.directories.append(looked)
-        return looked, self._look(looked, self._known.files(number) if number >= 0 else {})
+            return unchanged, ((position, prefix + name) for position, name in before.below)
+        scanned = Scanned(path, fingerprint)
+        self._builder.directories.append(scanned)
+        return scanned, self._look(scanned, self._cached.files(number) if number >= 0 else {})
 
-    def _look(self, looked: Looked, files: dict[bytes, tuple[File, Stamp | None]]) -> Iterator[tuple[int, bytes]]:
-        prefix = looked.path + b"/" if looked.path else b""
-        entries = looked.entries
-        for row in self._scan.rows(looked.path):
+    def _look(self, scanned: Scanned, files: dict[bytes, tuple[File, Stamp | None]]) -> Iterator[tuple[int, bytes]]:
+        prefix = scanned.path + b"/" if scanned.path else b""
+        entries = scanned.entries
+        for row in self._scan.rows(scanned.path):
             path = prefix + row.name
             kind = stat.S_IFMT(row.mode)
             if kind == stat.S_IFREG:
-                entries.append(self._file(looked, path, row, files.get(path)))
+                entries.append(self._file(scanned, path, row, files.get(path)))
             elif kind == stat.S_IFDIR:
-                self._drop_bits(looked, path, row.mode)
-                opaque, xattrs = self._attributes(looked, path, row, opaque=True)
+                self._drop_bits(scanned, path, row.mode)
+                opaque, xattrs = self._attributes(scanned, path, row, opaque=True)
                 time_ns = 0 if self._timeless else self._time(path, row)
                 entries.append(Directory(path, self._mode(path, row), time_ns, opaque, xattrs))
-                looked.below.append((len(entries) - 1, row.name))
+                scanned.below.append((len(entries) - 1, row.name))
                 yield len(entries) - 1, path
             elif kind == stat.S_IFLNK:
                 entries.append(Symlink(path, self._time(path, row), self._target(path)))
                 with self._failures(path):
-                    looked.settled &= self._times.count(row, self._scan.path(looked.path))
+                    scanned.stable &= self._times.count(row, self._scan.path(scanned.path))
             elif kind == stat.S_IFCHR and row.size == 0:
                 entries.append(Whiteout(path))
             else:
-                looked.dropped.append((path, KINDS_DROPPED[kind]))
+                scanned.dropped.append((path, KINDS_DROPPED[kind]))
 
-    def _file(self, looked: Looked, path: bytes, row: Row, before: tuple[File, Stamp | None] | None) -> File | HardLink:
-        self._drop_bits(looked, path, row.mode)
+    def _file(
+        self, scanned: Scanned, path: bytes, row: Row, before: tuple[File, Stamp | None] | None
+    ) -> File | HardLink:
+        self._drop_bits(scanned, path, row.mode)
         if row.links > 1:
-            looked.linked = True
+            scanned.linked = True
             first = self._links.setdefault((row.device, row.inode), path)
             if first != path:
                 return HardLink(path, first)
         if row.size > SIZE_MAX:
             raise UsageError(f"{self._shown(path)} of {row.size} bytes is larger than a file may be")
         stamp = Stamp(row.inode, row.device, row.mtime_ns, row.ctime_ns)
-        looked.stamps.append(stamp)
-        _, xattrs = self._attributes(looked, path, row)
+        scanned.stamps.append(stamp)
+        _, xattrs = self._attributes(scanned, path, row)
         head = (path, self._mode(path, row), self._time(path, row), row.size)
         if not row.size:
             return File(*head, EMPTY, b"", xattrs)
         if before and before[1] == stamp and before[0].size == row.size and self._available(before[0]):
             return File(*head, before[0].content, before[0].chunks, xattrs)
-        self._draft.places.append((looked, len(looked.entries), len(looked.stamps) - 1))
-        self._draft.wanted.append(Wanted(self._scan.path(path), row))
+        self._builder.positions.append((scanned, len(scanned.entries), len(scanned.stamps) - 1))
+        self._builder.unread.append(FileToRead(self._scan.path(path), row))
         return File(*head, b"", b"", xattrs)
 
     def _mode(self, path: bytes, row: Row) -> int:
@@ -155,9 +156,9 @@ class Assembler:
         with self._failures(path):
             return os.readlink(self._scan.path(path))
 
-    def _attributes(self, looked: Looked, path: bytes, row: Row, *, opaque: bool = False) -> tuple[bool, Xattrs]:
-        """Whether a directory is opaque, and the extended attributes `user.*` when they are
-        wanted."""
+    def _attributes(self, scanned: Scanned, path: bytes, row: Row, *, opaque: bool = False) -> tuple[bool, Xattrs]:
+        """Whether a directory is opaque, and the extended attributes `user.*` if the tree carries
+        them."""
         if not (opaque or self._xattrs):
             return False, ()
         now = time.time_ns()
@@ -168,8 +169,8 @@ class Assembler:
             counts = self._times.count(row, where)
         if sum(len(name) + len(value) for name, value in found) > XATTR_BYTES_MAX:
             raise UsageError(f"{self._shown(path)} has more than {XATTR_BYTES_MAX} bytes of extended attributes")
-        if not counts or not settled(row, now):
-            looked.settled = False
+        if not counts or not stable(row, now):
+            scanned.stable = False
         return hides, found
 
     @contextlib.contextmanager
@@ -184,11 +185,11 @@ class Assembler:
     def _unreadable(self, path: bytes, error: OSError) -> P2PDistError:
         return unreadable(os.fsdecode(self._scan.path(path)), error.strerror or str(error))
 
-    def _drop_bits(self, looked: Looked, path: bytes, mode: int) -> None:
+    def _drop_bits(self, scanned: Scanned, path: bytes, mode: int) -> None:
         if mode & (stat.S_ISUID | stat.S_ISGID):
             for bit, what in ((stat.S_ISUID, "setuid bit"), (stat.S_ISGID, "setgid bit")):
                 if mode & bit:
-                    looked.dropped.append((path, what))
+                    scanned.dropped.append((path, what))
 
     def _shown(self, path: bytes) -> str:
         return printable(os.fsdecode(self._scan.path(path)))

@@ -1,9 +1,8 @@
-"""Packing a directory as a tree: scan, read what is new, write packs and one catalog with what no
-catalog has, and the root.
+"""Packing a directory as a tree: scan it, read what is new, and write packs, a catalog with what no
+other catalog has, and the root.
 
-Nothing is written when nothing has changed. What is written lies in the layout before this returns,
-and no manifest names it yet.
-"""
+An unchanged directory writes nothing. The blobs are in the layout when pack_tree returns, and no
+manifest names them yet."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import Manifest
 from p2pdist.package.repository.repository import LocalRepository, Repository
 from p2pdist.package.source.scan import Ignore, TreeScan, check_names, scan_tree
-from p2pdist.package.tree.cache import Damaged, Head, Notes, Outcome, StateFile
+from p2pdist.package.tree.cache import CacheFile, Damaged, FilesCache, Head, Outcome
 from p2pdist.package.tree.entries import Assembler
 from p2pdist.package.tree.packfile import PackWriter
-from p2pdist.package.tree.pool import Pool, blob_sizes, read_pool
+from p2pdist.package.tree.pool import PackPool, blob_sizes, read_pack_pool
 from p2pdist.package.tree.reader import ContentReader
-from p2pdist.package.tree.usage import Ledger
+from p2pdist.package.tree.usage import Usage
 from p2pdist.package.tree.writer import Built, remember, stoppable, store_tree
 
 SECONDS_MAX = (1 << 63) // 1_000_000_000
@@ -31,18 +30,22 @@ SECONDS_MAX = (1 << 63) // 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What of a directory becomes a tree. `mtime`: the latest modification time that an entry may
-    have, in seconds since 1970; with `timeless` directories have the time 0. `modes`: those that
-    entries are to have, by path, in the place of their own, only for a source that no packing has
-    seen; with `world_readable` everybody may read, and execute what anybody may."""
+    """What of a directory becomes a tree."""
 
     xattrs: bool = False
+    """Carry the extended attributes `user.*`."""
     ignore: Ignore | None = None
+    """Which entries to leave out."""
     only: Collection[bytes] | None = None
+    """The paths to keep, with the directories above them; None keeps all."""
     mtime: int | None = None
+    """The latest modification time of an entry, in seconds since 1970."""
     modes: Mapping[bytes, int] = field(default_factory=dict)
+    """Modes by path that replace those of the source, which must be new to the files cache."""
     timeless: bool = False
+    """Give directories the time 0."""
     world_readable: bool = False
+    """chmod a+rX."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,8 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A packed tree, `bytes_written` to the layout for it, what its directory looked like, and what
-    the caller should be told."""
+    """A packed tree, `bytes_written` to the layout for it, the scan of its directory, and
+    warnings for the user."""
 
     outcome: Outcome
     bytes_written: int
@@ -84,15 +87,15 @@ async def pack_tree(
     if options.mtime is not None and not 0 <= options.mtime < SECONDS_MAX:
         raise UsageError(f"{options.mtime} is not a modification time", remedy="Give seconds since 1970")
     scan = await asyncio.to_thread(scan_tree, source, ignore=options.ignore, only=options.only)
-    kept = (options.xattrs, options.mtime, options.only is not None, options.timeless, options.world_readable)
-    key = (scan.source, *kept, base.name if base else None)
-    work = _Work(scan, name, layout, base, options, on_bytes, StateFile(layout.directory, key))
+    chosen = (options.xattrs, options.mtime, options.only is not None, options.timeless, options.world_readable)
+    key = (scan.source, *chosen, base.name if base else None)
+    work = _Work(scan, name, layout, base, options, on_bytes, CacheFile(layout.directory, key))
     try:
-        return await _with_notes(work)
+        return await _with_cache(work)
     except Damaged as error:
-        found = await _build(work, Notes())
-        warning = f"the notes of the last packing are damaged and were not used: {error}"
-        return Tree(found.outcome, found.bytes_written, scan, (warning,))
+        built = await _build(work, FilesCache())
+        warning = f"the files cache of the last packing is damaged and was not used: {error}"
+        return Tree(built.outcome, built.bytes_written, scan, (warning,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,65 +108,67 @@ class _Work:
     base: Base | None
     options: Options
     on_bytes: Callable[[int, int], None]
-    state: StateFile
+    cache_file: CacheFile
 
 
-async def _with_notes(work: _Work) -> Tree:
-    """Pack with what the last packing left. Raises Damaged."""
-    head = await asyncio.to_thread(work.state.head)
+async def _with_cache(work: _Work) -> Tree:
+    """Pack with the files cache of the last packing. Raises Damaged."""
+    head = await asyncio.to_thread(work.cache_file.head)
     under = work.base.digest if work.base else ""
     unchanged = head and (head.fingerprint, head.base) == (work.scan.fingerprint, under)
     if head and unchanged and await asyncio.to_thread(_present, work.layout, head.outcome):
         return Tree(head.outcome, 0, work.scan)
-    with contextlib.closing(await asyncio.to_thread(work.state.notes)) as notes:
-        return await _build(work, notes)
+    with contextlib.closing(await asyncio.to_thread(work.cache_file.load)) as files_cache:
+        return await _build(work, files_cache)
 
 
-async def _build(work: _Work, notes: Notes) -> Tree:
+async def _build(work: _Work, files_cache: FilesCache) -> Tree:
     layout, base = work.layout, work.base
     repositories: list[Repository] = base.repositories if base else [layout]
-    pool = await read_pool(work.name, layout, base.manifest if base else None, repositories, notes.index.catalogs)
+    pool = await read_pack_pool(
+        work.name, layout, base.manifest if base else None, repositories, files_cache.index.catalogs
+    )
     stopped = threading.Event()
     with layout.drafting() as drafts:
         built = Built(PackWriter(drafts), PackWriter(drafts))
         try:
-            await stoppable(stopped, _assemble, built, work, pool, notes, stopped)
+            await stoppable(stopped, _assemble, built, work, pool, files_cache, stopped)
             outcome, written = await store_tree(built, pool, layout, stopped)
         finally:
             stopped.set()
             built.new.abandon()
             built.moved.abandon()
-    fingerprint = work.scan.fingerprint if built.draft.settled else b""
+    fingerprint = work.scan.fingerprint if built.builder.stable else b""
     head = Head(fingerprint, base.digest if base else "", outcome)
-    await asyncio.to_thread(remember, built, pool, work.state, notes, head)
+    await asyncio.to_thread(remember, built, pool, work.cache_file, files_cache, head)
     return Tree(outcome, written, work.scan)
 
 
-def _assemble(built: Built, work: _Work, pool: Pool, notes: Notes, stopped: threading.Event) -> None:
-    """On a thread: bring the tree's entries together, and what is new into packs."""
+def _assemble(built: Built, work: _Work, pool: PackPool, files_cache: FilesCache, stopped: threading.Event) -> None:
+    """On a thread: build the tree, and write its new contents into packs."""
     options = work.options
-    ledger = Ledger(pool, notes)
+    usage = Usage(pool, files_cache)
     assembler = Assembler(
         work.scan,
-        ledger.known,
-        ledger.available,
+        usage.cached,
+        usage.available,
         xattrs=options.xattrs,
         mtime=options.mtime,
         modes=options.modes,
         timeless=options.timeless,
         world_readable=options.world_readable,
     )
-    draft = assembler.assemble()
-    total = sum(wanted.row.size for wanted in draft.wanted)
+    builder = assembler.assemble()
+    total = sum(file.row.size for file in builder.unread)
     reader = ContentReader(
-        ledger.holdings.known(len(draft.wanted)), built.new, lambda count: work.on_bytes(count, total), stopped
+        usage.chunk_index.lookup(len(builder.unread)), built.new, lambda count: work.on_bytes(count, total), stopped
     )
-    draft.fill(reader.read(draft.wanted))
+    builder.fill(reader.read(builder.unread))
     check_names(work.scan, ignore=options.ignore, only=options.only)
     built.new.close()
-    ledger.settle(draft, reader.chunk_lists)
-    built.draft, built.ledger = draft, ledger
-    built.pages, built.sections = draft.pages(ledger.known, pool.pages.__contains__)
+    usage.update(builder, reader.chunk_lists)
+    built.builder, built.usage = builder, usage
+    built.pages, built.sections = builder.pages(usage.cached, pool.pages.__contains__)
 
 
 def _present(layout: LocalRepository, outcome: Outcome) -> bool:

@@ -1,4 +1,5 @@
-"""The pool: what the catalogs at hand know, so that a new tree stores only what none of them has.
+"""The pack pool: the catalogs at hand and what they have, so that a new tree stores only what none
+of them has.
 
 At hand are the catalogs of the base, and those of the newest PACKAGES_MAX packages with trees in
 the local layout. A pack counts only while it can be sent: when it lies in the layout, or belongs to
@@ -6,21 +7,17 @@ the base. Where several packs have a chunk, or several catalogs a page, the base
 the package draws on it anyhow, then packages of the same name, newest first, since hosts are likely
 to have these.
 
-Which catalogs and packs of the pool a tree draws on, and what is written anew.
+A tree could draw on all catalogs that have a page or chunk of it, and each version would add one
+catalog and one pack. Two rules keep manifests small and spare new hosts dead bytes:
 
-By itself a tree would draw on all that knows a page or chunk of it, and each version adds one
-catalog and one pack. Two rules keep manifests small, and keep hosts that begin from nothing from
-loading dead bytes:
+- The needed chunks of a pack are written anew when they are less than a quarter of it.
+- A tree that would draw on more than CATALOGS_MAX catalogs gets a new one in place of those of
+  which it needs least, with the chunks of their packs, until CATALOGS_KEPT are left. So this
+  happens once in many versions, and the large catalogs stay.
 
-- Of a pack of which less than a quarter is still needed, the needed chunks are written anew.
-- When there would be more than CATALOGS_MAX catalogs, those of which the tree needs least are
-  written anew as one, with the chunks of their packs, until CATALOGS_KEPT are left. So this happens
-  once in many versions, and the large catalogs stay.
-
-The base's catalogs and packs stay as they are: the package draws on them anyhow. What is written
-anew comes from packs, not from files, and goes into packs and a catalog of its own, behind what is
-new in the manifest: hosts that have the earlier version have all of it, and can leave it alone.
-"""
+The base's catalogs and packs stay as they are. Chunks that are written anew come from packs, not
+from files, and go into packs and a catalog of their own, behind the new ones in the manifest: a
+host with the earlier version has all of them and can skip these."""
 
 from __future__ import annotations
 
@@ -44,27 +41,30 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.model.tree import content_hash
 from p2pdist.package.repository.repository import LocalRepository, Repository, read_small
-from p2pdist.package.tree.cache import KnownCatalog
+from p2pdist.package.tree.cache import CachedCatalog
 
 CATALOGS_MAX = 48
 CATALOGS_KEPT = 24
 LIVE_DIVISOR = 4
+PACKAGES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Numbers of catalogs and packs of the pool that the tree draws on, and of packs whose needed
-    chunks are written anew; pages and chunk lists that the catalogs must carry that are written."""
+    """Which catalogs and packs of the pool a tree draws on, by number, and what is written anew."""
 
     catalogs: frozenset[int]
     packs: frozenset[int]
     rewritten: frozenset[int]
+    """Packs whose needed chunks are written anew."""
     pages: frozenset[bytes]
+    """Pages that the new catalogs carry, by BLAKE3."""
     chunk_lists: frozenset[bytes]
+    """Chunk lists that the new catalogs carry, by BLAKE3."""
 
 
-def choose(
-    pool: Pool, live: Mapping[int, int], pages: Collection[bytes], chunk_lists: Collection[bytes], *, adds: bool
+def plan_parts(
+    pool: PackPool, live: Mapping[int, int], pages: Collection[bytes], chunk_lists: Collection[bytes], *, adds: bool
 ) -> Plan:
     """The plan of a tree with these pages and chunk lists, that needs `live` stored bytes of packs,
     by number; `adds`: new chunks were written, so there will be a new catalog."""
@@ -95,7 +95,7 @@ def choose(
 
 
 def _weights(
-    pool: Pool,
+    pool: PackPool,
     live: Mapping[int, int],
     rewritten: Collection[int],
     pages: Collection[bytes],
@@ -115,13 +115,10 @@ def _weights(
     return weight
 
 
-PACKAGES_MAX = 64
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A catalog or pack as manifests name it, with its piece list. `of_base`: the package draws on
-    it whatever its own tree needs."""
+    """A catalog or pack as manifests name it, with its piece list. `of_base`: it belongs to the
+    base, so the package draws on it in any case."""
 
     described: Descriptor
     pieces: Descriptor
@@ -129,7 +126,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownPack:
+class PooledPack:
     """A pack, the number of its catalog, and where it lies: None when not in the layout."""
 
     part: Part
@@ -140,49 +137,52 @@ class KnownPack:
 
 
 @dataclass(slots=True)
-class Pool:
-    """Catalogs and packs by number, and the numbers of the catalogs that have a page and a chunk
-    list. All keys are BLAKE3.
-
-    What catalogs carry is decoded when it is asked for; `known` says what they have, by digest."""
+class PackPool:
+    """Catalogs and packs by number. Keys of type bytes are BLAKE3. `add` fills all fields; a
+    catalog is decoded at the first read of a page, chunk list or record in it."""
 
     catalogs: list[Part] = field(default_factory=list)
-    packs: list[KnownPack] = field(default_factory=list)
+    packs: list[PooledPack] = field(default_factory=list)
     pages: dict[bytes, int] = field(default_factory=dict)
+    """The number of the first catalog that has a page."""
     chunk_lists: dict[bytes, int] = field(default_factory=dict)
+    """The number of the first catalog that has a chunk list."""
     sizes: dict[bytes, int] = field(default_factory=dict)
     """Bytes of the pages and chunk lists."""
-    known: dict[str, KnownCatalog] = field(default_factory=dict)
+    cached: dict[str, CachedCatalog] = field(default_factory=dict)
+    """What each catalog has, by its digest; the files cache keeps it."""
     _paths: list[Path] = field(default_factory=list)
+    """Where the catalogs lie, by number."""
     _decoded: dict[int, Catalog] = field(default_factory=dict)
     _carried: dict[int, dict[bytes, bytes]] = field(default_factory=dict)
+    """Pages and chunk lists of decoded catalogs, by number."""
 
     def add(
-        self, part: Part, path: Path, found: KnownCatalog | Catalog, packs: Mapping[Digest, tuple[Part, Path | None]]
+        self, part: Part, path: Path, catalog: CachedCatalog | Catalog, packs: Mapping[Digest, tuple[Part, Path | None]]
     ) -> None:
-        """Add a catalog, which lies at `path`, and those of its packs that can be used. What is
-        known already stays where it was."""
+        """Add a catalog, which lies at `path`, and those of its packs that can be used. What
+        another catalog has already stays there."""
         number = len(self.catalogs)
         self.catalogs.append(part)
         self._paths.append(path)
-        if isinstance(found, Catalog):
-            self._decoded[number] = found
-            found = summary(found)
-        self.known[part.described.digest] = found
-        for name, size in found.pages:
+        if isinstance(catalog, Catalog):
+            self._decoded[number] = catalog
+            catalog = summary(catalog)
+        self.cached[part.described.digest] = catalog
+        for name, size in catalog.pages:
             self.pages.setdefault(name, number)
             self.sizes[name] = size
-        for name, size in found.chunk_lists:
+        for name, size in catalog.chunk_lists:
             self.chunk_lists.setdefault(name, number)
             self.sizes[name] = size
-        for digest, size in found.packs:
+        for digest, size in catalog.packs:
             if usable := packs.get(Digest(digest)):
-                self.packs.append(KnownPack(usable[0], Digest(digest), size, number, usable[1]))
+                self.packs.append(PooledPack(usable[0], Digest(digest), size, number, usable[1]))
 
     @property
     def order(self) -> list[Digest]:
         """The digests of the packs by number."""
-        return [known.digest for known in self.packs]
+        return [pack.digest for pack in self.packs]
 
     def head(self, number: int) -> tuple[int, bytes]:
         """Length and first bytes of a catalog. Raises P2PDistError."""
@@ -195,8 +195,8 @@ class Pool:
 
     def pack(self, number: int) -> Pack:
         """The pack with its records. Raises Corrupt."""
-        known = self.packs[number]
-        return next(pack for pack in self._catalog(known.catalog).packs if pack.digest == known.digest)
+        pooled = self.packs[number]
+        return next(pack for pack in self._catalog(pooled.catalog).packs if pack.digest == pooled.digest)
 
     def page(self, name: bytes) -> bytes:
         """The encoded page. Raises Corrupt."""
@@ -223,24 +223,24 @@ class Pool:
         return self._decoded[number]
 
 
-def summary(catalog: Catalog) -> KnownCatalog:
-    """What is remembered of a catalog."""
-    return KnownCatalog(
+def summary(catalog: Catalog) -> CachedCatalog:
+    """What the files cache keeps of a catalog."""
+    return CachedCatalog(
         tuple((content_hash(page), len(page)) for page in catalog.pages),
         tuple((content_hash(data), len(data)) for data in catalog.chunk_lists),
         tuple((pack.digest, pack.size) for pack in catalog.packs),
     )
 
 
-async def read_pool(
+async def read_pack_pool(
     name: str,
     layout: LocalRepository,
     base: Manifest | None,
     repositories: list[Repository],
-    known: Mapping[str, KnownCatalog],
-) -> Pool:
+    cached: Mapping[str, CachedCatalog],
+) -> PackPool:
     """The pool for a new version of the package `name`. The base's catalogs are brought into the
-    layout from `repositories`. Catalogs that are `known` by digest are verified but not decoded.
+    layout from `repositories`. Catalogs that are `cached`, by digest, are verified but not decoded.
 
     Raises NotFound and Corrupt naming the catalog that cannot be read.
     """
@@ -254,13 +254,13 @@ async def read_pool(
         local = sizes[digest] == part.described.size
         if local or part.of_base:
             packs[digest] = (part, layout.blob_path(digest) if local else None)
-    pool = Pool()
+    pool = PackPool()
     for digest, part in parts.items():
         if part.described.media_type == CATALOG_TYPE:
             sources: list[Repository] = repositories if part.of_base else [layout]
-            found = known.get(digest)
-            catalog = await _read(part.described, sources, decode=found is None, into=layout)
-            pool.add(part, layout.blob_path(digest), catalog or found or KnownCatalog((), (), ()), packs)
+            summarized = cached.get(digest)
+            catalog = await _read(part.described, sources, decode=summarized is None, into=layout)
+            pool.add(part, layout.blob_path(digest), catalog or summarized or CachedCatalog((), (), ()), packs)
     return pool
 
 
@@ -335,6 +335,6 @@ def _parts(manifests: Iterable[Manifest], base: Manifest | None) -> dict[Digest,
     for manifest in manifests:
         lists = {item.digest: item for item in manifest.piece_lists}
         for described in manifest.parts:
-            found = Part(described, lists[described.pieces_digest], manifest is base)
-            parts.setdefault(described.digest, found)
+            part = Part(described, lists[described.pieces_digest], manifest is base)
+            parts.setdefault(described.digest, part)
     return parts

@@ -8,14 +8,14 @@ and what is under way is bounded. A file must have the same stat(2) behind the l
 when the tree was scanned; else it changed meanwhile, and nothing is packed.
 
 A file that was written to just before it was read could be written to again without a change of its
-times. It is not `settled`, and read again next time, as git does with entries that are as new as
+times. It is not `stable`, and read again next time, as git does with entries that are as new as
 its index ("racy git").
 
 A store through a shared mapping gives a file new times only when its page is clean, which it is not
 again until it was written back. So what has changed lately is sent on its way to the disk before it
 is read: the next store, whoever has the page mapped, changes the times. On a file system that is
 all in memory nothing is ever written back, and the times never change: there no file is ever
-settled.
+stable.
 
 Nor is one where changes set no ctime: sshfs, SMB, rclone, AFS or FAT show a ctime that is the
 mtime, and an image that is mounted in the place of another has the times that it was made with. So
@@ -146,10 +146,10 @@ def _read(handle: int, at: int, length: int) -> bytes:
 BATCH_FILES = 128
 BATCH_BYTES = 4 << 20
 WORKERS_MAX = 8
-SETTLED_NS = 100_000_000
+STABLE_NS = 100_000_000
 """A time stamp of a local file system is at most a tick of the kernel, 10 ms, old when it is set;
 whole seconds betray a coarser one."""
-SETTLED_COARSE_NS = 2_000_000_000
+STABLE_COARSE_NS = 2_000_000_000
 WRITTEN_BACK_NS = 90_000_000_000
 """By then the kernel has written back what was changed: it begins after 30 s unless the machine is
 told otherwise (vm.dirty_expire_centisecs, proc_sys_vm(5))."""
@@ -174,7 +174,7 @@ _offset = ctypes.c_int64
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FileToRead:
     """A file to be read: where it is, and what the scan saw."""
 
     path: bytes
@@ -188,7 +188,7 @@ class Read:
 
     content: bytes
     chunks: bytes = b""
-    settled: bool = False
+    stable: bool = False
 
 
 class ChangeTimes:
@@ -225,12 +225,12 @@ class ContentReader:
     """Batches and windows that are under way at a time."""
     _waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = field(default_factory=deque)
 
-    def read(self, files: Iterable[Wanted]) -> list[Read]:
+    def read(self, files: Iterable[FileToRead]) -> list[Read]:
         """Read regular files, results in the same order. Empty ones are not opened."""
         results: list[Read] = []
         with ThreadPoolExecutor(self._depth // 2, thread_name_prefix="pack") as threads:
             try:
-                batch: list[Wanted] = []
+                batch: list[FileToRead] = []
                 size = 0
                 for file in files:
                     if file.row.size > WHOLE_MAX or len(batch) == BATCH_FILES or size > BATCH_BYTES:
@@ -249,7 +249,7 @@ class ContentReader:
                 raise
         return results
 
-    def _hand_out(self, threads: ThreadPoolExecutor, batch: list[Wanted], results: list[Read]) -> None:
+    def _hand_out(self, threads: ThreadPoolExecutor, batch: list[FileToRead], results: list[Read]) -> None:
         if batch:
             self._waiting.append((threads.submit(self._read_batch, batch), partial(self._add_files, results)))
 
@@ -263,7 +263,7 @@ class ContentReader:
 
     # -- small files
 
-    def _read_batch(self, batch: list[Wanted]) -> list[tuple[Read, int, bytes | None]]:
+    def _read_batch(self, batch: list[FileToRead]) -> list[tuple[Read, int, bytes | None]]:
         """On a thread: each file's result, its size, and its stored form unless some pack has
         it."""
         found = []
@@ -276,7 +276,7 @@ class ContentReader:
             if data and content not in own and not self._has(content):
                 own.add(content)
                 stored = encoder.encode(data)
-            found.append((Read(content, settled=clean and self._settled(file, now)), len(data), stored))
+            found.append((Read(content, stable=clean and self._stable(file, now)), len(data), stored))
         return found
 
     def _add_files(self, results: list[Read], found: list[tuple[Read, int, bytes | None]]) -> None:
@@ -291,15 +291,15 @@ class ContentReader:
         # once in vain.
         return chunk in self.known or chunk in self.writer.chunks
 
-    def _settled(self, file: Wanted, now_ns: int) -> bool:
+    def _stable(self, file: FileToRead, now_ns: int) -> bool:
         try:
-            return self.times.count(file.row, file.path) and settled(file.row, now_ns)
+            return self.times.count(file.row, file.path) and stable(file.row, now_ns)
         except OSError as error:
             raise unreadable(os.fsdecode(file.path), error.strerror or str(error)) from error
 
     # -- large files
 
-    def _cut(self, threads: ThreadPoolExecutor, file: Wanted, results: list[Read]) -> None:
+    def _cut(self, threads: ThreadPoolExecutor, file: FileToRead, results: list[Read]) -> None:
         size = file.row.size
         chunks = list[tuple[bytes, int]]()
         now = time.time_ns()
@@ -323,7 +323,7 @@ class ContentReader:
             raise unreadable(os.fsdecode(file.path), error.strerror or str(error)) from error
         finally:
             os.close(handle)
-        read = Read(whole.digest(), settled=clean and self._settled(file, now))
+        read = Read(whole.digest(), stable=clean and self._stable(file, now))
         done: Future[None] = Future()
         done.set_result(None)
         self._waiting.append((done, lambda _: self._add_list(read, chunks, results)))
@@ -369,14 +369,14 @@ def _file_system(path: bytes) -> int:
     return ctypes.c_ulong.from_buffer(filled).value & _TYPE
 
 
-def settled(row: Row, now_ns: int) -> bool:
+def stable(row: Row, now_ns: int) -> bool:
     """Whether a change after `now_ns` is sure to give the entry other times."""
-    margin_ns = SETTLED_NS if row.ctime_ns % 1_000_000_000 else SETTLED_COARSE_NS
+    margin_ns = STABLE_NS if row.ctime_ns % 1_000_000_000 else STABLE_COARSE_NS
     # Nobody sets a ctime but the kernel; an mtime far in the future is somebody's wish.
     return row.ctime_ns < now_ns - margin_ns and abs(row.mtime_ns - now_ns) > margin_ns
 
 
-def _open(file: Wanted) -> int:
+def _open(file: FileToRead) -> int:
     try:
         # A FIFO put in its place must not block.
         return os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -396,7 +396,7 @@ def _write_back(handle: int, row: Row, now_ns: int) -> bool:
     return bool(_libc.sync_file_range(handle, _offset(0), _offset(0), _WAIT_BEFORE_AND_WRITE) == 0)
 
 
-def _read_whole(file: Wanted, now_ns: int) -> tuple[bytes, bool]:
+def _read_whole(file: FileToRead, now_ns: int) -> tuple[bytes, bool]:
     """The content, and whether a later change is sure to change the file's times if they are old
     enough."""
     size = file.row.size
@@ -421,7 +421,7 @@ def _read_whole(file: Wanted, now_ns: int) -> tuple[bytes, bool]:
     return data, clean
 
 
-def _check_unchanged(file: Wanted, status: os.stat_result) -> None:
+def _check_unchanged(file: FileToRead, status: os.stat_result) -> None:
     row = file.row
     now = (status.st_ino, status.st_dev, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     if now != (row.inode, row.device, row.mode, row.size, row.mtime_ns, row.ctime_ns):

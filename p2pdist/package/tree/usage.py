@@ -1,19 +1,14 @@
-"""What a tree needs of the pool's chunks, brought forward from what the last packing of the
-directory needed.
+"""Which packs have which chunks, and how many bytes of each pack a tree needs.
 
-The notes say what each pack had that was needed. Packs that went since and packs that came are
-accounted for, then the chunks that directories lost and won; what other directories have as well is
-neither. Where something is gone that the tree needed, and where there are no notes, all is counted
-from nothing.
+A tree has hundreds of thousands of chunks and an edit changes a few of them, so nothing is made for
+each chunk: a chunk is searched for in the packs' records as they are, and only for many searches a
+table is built. For each pack the index keeps the sum of the stored bytes of the chunks that the
+tree needs and no other pack has, which does not depend on the order of packs. The few chunks that
+several packs have are `shared`, and count for the pack that comes first.
 
-Which packs have which chunks, and how many bytes of each pack a tree needs.
-
-A tree has hundreds of thousands of chunks and an edit changes a few of them, so nothing here is
-made for each chunk: what is asked for is searched for in the packs' records as they are, and only
-for many questions a table is built. For each pack there is the sum of the stored bytes of those of
-its chunks that the tree needs and that no other pack has; it does not depend on the order of packs.
-The few chunks that several packs have are `shared`, and count for whichever pack comes first.
-"""
+Usage brings these sums forward from the last packing: it accounts for packs that went and came,
+then for the chunks that changed directories lost and won and no other directory has. Without a
+files cache, or where a pack is gone that the tree needed, it counts everything anew."""
 
 from __future__ import annotations
 
@@ -27,11 +22,10 @@ import msgspec
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.tree import HASH_SIZE, WHOLE_MAX, ChunkList, File
-from p2pdist.package.tree import cache
-from p2pdist.package.tree.builder import Draft, Known, Looked, split
-from p2pdist.package.tree.cache import Block, KnownRecords, Notes, Remembered
+from p2pdist.package.tree.builder import CachedTree, Scanned, TreeBuilder, split
+from p2pdist.package.tree.cache import Block, CacheBuilder, CachedDirectory, CachedPack, FilesCache
 from p2pdist.package.tree.packfile import PackWriter
-from p2pdist.package.tree.pool import Pool
+from p2pdist.package.tree.pool import PackPool
 
 SEARCHES_MAX = 24
 _RECORD = struct.Struct("<32sII")
@@ -39,8 +33,8 @@ _RECORD = struct.Struct("<32sII")
 
 
 class Rows:
-    """Rows of `width` bytes that begin with a BLAKE3, to be found by it. Some are searched for; for
-    many a table is made."""
+    """Rows of `width` bytes that begin with a BLAKE3, by which `find` looks them up: by a search at
+    first, by a table after SEARCHES_MAX of them."""
 
     def __init__(self, parts: Sequence[bytes], width: int) -> None:
         self._data = b"".join(parts) if len(parts) != 1 else parts[0]
@@ -89,9 +83,9 @@ class Rows:
 Shared = dict[bytes, dict[Digest, int]]
 
 
-class Holdings:
-    """Packs, by digest, and what of them is needed. `read` are the records of a pack; what is not
-    asked for is not read."""
+class ChunkIndex:
+    """Packs by digest, and how much of each a tree needs. Records of packs are read at the first
+    search."""
 
     def __init__(
         self,
@@ -101,17 +95,20 @@ class Holdings:
         needed: Collection[bytes] = (),
     ) -> None:
         self.packs = dict(packs or {})
+        """By digest, a function that reads the pack's records."""
         self.live = dict(live or {})
+        """Stored bytes that the tree needs of a pack and no other pack has."""
         self.shared: Shared = dict(shared or {})
+        """Chunks that several packs have, with their stored length in each."""
         self.needed = set(needed)
-        """Of the shared chunks those that the tree needs."""
+        """The shared chunks that the tree needs."""
         self._rows: Rows | None = None
         self._order: list[Digest] = []
         self._starts: list[int] = []
 
-    def known(self, questions: int) -> Container[bytes]:
-        """The chunks that some pack has, for about so many questions, which threads may ask at the
-        same time."""
+    def lookup(self, questions: int) -> Container[bytes]:
+        """The chunks that some pack has, for about so many questions; threads may ask at the same
+        time."""
         return self.rows().table() if questions > SEARCHES_MAX else self.rows()
 
     def rows(self) -> Rows:
@@ -124,8 +121,8 @@ class Holdings:
         return self._rows
 
     def forget(self, gone: Iterable[Digest]) -> bool:
-        """Packs are not at hand any more. False when the tree needed something that no other has:
-        then nothing here is right."""
+        """Drop packs that are gone. Returns False when the tree needed a chunk that no other pack
+        has; then the index is wrong and is to be made anew."""
         names = set(gone)
         if any(self.live[name] for name in names):
             return False
@@ -146,17 +143,17 @@ class Holdings:
                     self.live[name] += stored
         return True
 
-    def learn(self, pack: Digest, records: bytes, in_tree: Callable[[bytes], bool]) -> None:
-        """A pack has come; `in_tree` says what the tree needed before."""
+    def add(self, pack: Digest, records: bytes, in_tree: Callable[[bytes], bool]) -> None:
+        """Add a pack; `in_tree` says which chunks the tree needed before."""
         stored_by_name: dict[bytes, int] = {}
         for chunk, _, stored in _RECORD.iter_unpack(records):
             stored_by_name.setdefault(chunk, stored)
-        known: Collection[bytes] = ()
+        common: Collection[bytes] = ()
         if self.packs:
             rows = self.rows()
             many = len(stored_by_name) > SEARCHES_MAX
-            known = rows.table().keys() & stored_by_name.keys() if many else [n for n in stored_by_name if n in rows]
-        for chunk in known:
+            common = rows.table().keys() & stored_by_name.keys() if many else [n for n in stored_by_name if n in rows]
+        for chunk in common:
             if chunk not in self.shared:
                 name, stored = self._holder(rows.find(chunk))
                 self.shared[chunk] = {name: stored}
@@ -171,35 +168,33 @@ class Holdings:
         self.packs[pack] = lambda: records
         self.live[pack] = 0
 
-    def own(self, pack: Digest, records: bytes, size: int) -> None:
-        """A pack was written of chunks that no other has and the tree needs."""
+    def add_new(self, pack: Digest, records: bytes, size: int) -> None:
+        """Add a pack all of whose chunks, `size` bytes, the tree needs and no other pack has."""
         self.packs[pack] = lambda: records
         self.live[pack] = size
         self._rows = None
 
     def need(self, chunks: Iterable[bytes]) -> None:
-        """The tree needs chunks that it did not need before. What no pack has is left out."""
+        """Count chunks that the tree did not need before. Chunks that no pack has do not count."""
         self._count(chunks, 1)
 
-    def spare(self, chunks: Iterable[bytes]) -> None:
-        """The tree does not need chunks any more."""
+    def release(self, chunks: Iterable[bytes]) -> None:
+        """Count off chunks that the tree needs no more."""
         self._count(chunks, -1)
 
     def live_bytes(self, order: Sequence[Digest]) -> dict[int, int]:
-        """Stored bytes that the tree needs of each pack that is needed at all, by its place in
-        `order`."""
-        places: dict[Digest, int] = {}
-        for place, name in enumerate(order):
-            places.setdefault(name, place)
-        live = {places[name]: count for name, count in self.live.items() if count}
+        """Stored bytes, more than 0, that the tree needs of a pack, by its position in `order`."""
+        positions: dict[Digest, int] = {}
+        for position, name in enumerate(order):
+            positions.setdefault(name, position)
+        live = {positions[name]: count for name, count in self.live.items() if count}
         for chunk in self.needed:
-            place, stored = min((places[name], stored) for name, stored in self.shared[chunk].items())
-            live[place] = live.get(place, 0) + stored
+            position, stored = min((positions[name], stored) for name, stored in self.shared[chunk].items())
+            live[position] = live.get(position, 0) + stored
         return dict(sorted(live.items()))
 
     def is_first(self, pack: Digest, chunk: bytes, order: Sequence[Digest]) -> bool:
-        """Whether of the packs that have a chunk, this one among them, it comes first in
-        `order`."""
+        """Whether `pack`, which has the chunk, comes first in `order` of all packs that have it."""
         holders = self.shared.get(chunk)
         return holders is None or min(holders, key=order.index) == pack
 
@@ -219,125 +214,132 @@ class Holdings:
         return self._order[bisect_right(self._starts, at) - 1], self.rows().stored(at)
 
 
-class Ledger:
-    """`holdings` say what the packs have and what of it the tree needs: the tree of the last
-    packing, until `settle` was called. Raises Damaged, and Corrupt where a catalog is broken."""
+class Usage:
+    """What a tree needs of a pack pool, by its `chunk_index`: the tree of the last packing, until
+    `update` counts the new one. Raises Damaged, and Corrupt naming a broken catalog."""
 
-    def __init__(self, pool: Pool, notes: Notes) -> None:
-        self.known = Known(notes)
-        self._pool, self._notes = pool, notes
+    def __init__(self, pool: PackPool, files_cache: FilesCache) -> None:
+        self.cached = CachedTree(files_cache)
+        self._pool, self._files_cache = pool, files_cache
         self._lists: dict[bytes, bytes] = {}
         self._chunks: dict[int, Iterable[bytes]] = {}
-        index = notes.index
-        self.holdings = Holdings(
-            {Digest(name): partial(notes.read, found.records) for name, found in index.packs.items()},
-            {Digest(name): found.live for name, found in index.packs.items()},
-            {chunk: {Digest(name): stored for name, stored in held.items()} for chunk, _, held in index.shared},
+        index = files_cache.index
+        self.chunk_index = ChunkIndex(
+            {Digest(name): partial(files_cache.read, pack.records) for name, pack in index.packs.items()},
+            {Digest(name): pack.live for name, pack in index.packs.items()},
+            {chunk: {Digest(name): stored for name, stored in holders.items()} for chunk, _, holders in index.shared},
             {chunk for chunk, needed, _ in index.shared if needed},
         )
-        usable = {known.digest: number for number, known in reversed(list(enumerate(pool.packs)))}
-        self._complete = bool(index.directories) and self.holdings.forget(self.holdings.packs.keys() - usable.keys())
+        usable = {pack.digest: number for number, pack in reversed(list(enumerate(pool.packs)))}
+        self._complete = bool(index.directories) and self.chunk_index.forget(
+            self.chunk_index.packs.keys() - usable.keys()
+        )
         if not self._complete:
-            self.holdings = Holdings()
-        before = Elsewhere(self.known, range(len(index.directories)) if self._complete else ())
-        for name in sorted(usable.keys() - self.holdings.packs.keys(), key=lambda name: usable[name]):
-            self.holdings.learn(name, pool.pack(usable[name]).records, before)
+            self.chunk_index = ChunkIndex()
+        needed = UsedBy(self.cached, range(len(index.directories)) if self._complete else ())
+        for name in sorted(usable.keys() - self.chunk_index.packs.keys(), key=lambda name: usable[name]):
+            self.chunk_index.add(name, pool.pack(usable[name]).records, needed)
 
-    def available(self, found: Remembered | File) -> bool:
+    def available(self, item: CachedDirectory | File) -> bool:
         """Whether packs have all contents of a directory of the last packing, or of a file in
         one."""
-        lists = [name for _, name in found.chunk_lists] if isinstance(found, Remembered) else [found.chunks]
+        lists = [name for _, name in item.chunk_lists] if isinstance(item, CachedDirectory) else [item.chunks]
         if any(name and name not in self._pool.chunk_lists for name in lists):
             return False
         if self._complete:
             return True
-        if isinstance(found, Remembered):
-            return self.holdings.rows().table().keys() >= set(split(self._notes.read(found.chunks)))
-        if found.size <= WHOLE_MAX:
-            return not found.size or found.content in self.holdings.rows()
-        return all(name in self.holdings.rows() for name, _ in ChunkList.decode(self.chunk_list(found.chunks)).chunks)
+        if isinstance(item, CachedDirectory):
+            return self.chunk_index.rows().table().keys() >= set(split(self._files_cache.read(item.chunks)))
+        if item.size <= WHOLE_MAX:
+            return not item.size or item.content in self.chunk_index.rows()
+        return all(name in self.chunk_index.rows() for name, _ in ChunkList.decode(self.chunk_list(item.chunks)).chunks)
 
     def chunk_list(self, name: bytes) -> bytes:
         """The encoded chunk list of a large file."""
         if name not in self._lists:
-            block = self._notes.index.chunk_lists.get(name)
-            self._lists[name] = self._notes.read(block) if block else self._pool.chunk_list(name)
+            block = self._files_cache.index.chunk_lists.get(name)
+            self._lists[name] = self._files_cache.read(block) if block else self._pool.chunk_list(name)
         return self._lists[name]
 
-    def settle(self, draft: Draft, chunk_lists: dict[bytes, bytes]) -> None:
-        """Account for a draft that is complete; `chunk_lists` were made for it."""
+    def update(self, builder: TreeBuilder, chunk_lists: dict[bytes, bytes]) -> None:
+        """Count the complete tree of `builder`; `chunk_lists` are the new ones of its large
+        files."""
         self._lists.update(chunk_lists)
         fresh: dict[bytes, None] = {}
-        for looked in draft.looked:
-            found = looked.chunks(self.chunk_list)
-            self._chunks[id(looked)] = found
-            fresh.update(found)
+        for scanned in builder.scanned:
+            chunks = scanned.chunks(self.chunk_list)
+            self._chunks[id(scanned)] = chunks
+            fresh.update(chunks)
         if not self._complete:
-            for kept in draft.kept:
-                fresh.update(dict.fromkeys(split(kept.chunks())))
-            self.holdings.need(fresh)
+            for unchanged in builder.unchanged:
+                fresh.update(dict.fromkeys(split(unchanged.chunks())))
+            self.chunk_index.need(fresh)
             return
-        numbers = {kept.number for kept in draft.kept}
+        numbers = {unchanged.number for unchanged in builder.unchanged}
         gone: dict[bytes, None] = {}
-        for number in range(len(self._notes.index.directories)):
+        for number in range(len(self._files_cache.index.directories)):
             if number not in numbers:
-                gone.update(dict.fromkeys(split(self.known.chunks(number))))
-        elsewhere = Elsewhere(self.known, sorted(numbers))
-        self.holdings.spare([name for name in gone if name not in fresh and not elsewhere(name)])
-        rows = self.holdings.rows()
+                gone.update(dict.fromkeys(split(self.cached.chunks(number))))
+        elsewhere = UsedBy(self.cached, sorted(numbers))
+        self.chunk_index.release([name for name in gone if name not in fresh and not elsewhere(name)])
+        rows = self.chunk_index.rows()
         new = [name for name in fresh if name not in gone and name in rows]
-        self.holdings.need([name for name in new if not elsewhere(name)])
+        self.chunk_index.need([name for name in new if not elsewhere(name)])
 
-    def needed(self, draft: Draft) -> set[bytes]:
-        """All chunks that a draft needs."""
+    def needed(self, builder: TreeBuilder) -> set[bytes]:
+        """The BLAKE3 of all chunks of the tree."""
         found: set[bytes] = set()
-        for directory in draft.directories:
-            found.update(self._chunks[id(directory)] if isinstance(directory, Looked) else split(directory.chunks()))
+        for directory in builder.directories:
+            found.update(self._chunks[id(directory)] if isinstance(directory, Scanned) else split(directory.chunks()))
         return found
 
     def remember(
-        self, draft: Draft, written: tuple[PackWriter, PackWriter], state: cache.Draft
-    ) -> tuple[list[Remembered], dict[str, KnownRecords], dict[bytes, Block]]:
-        """For the next packing: the directories, the packs with those `written` of new chunks and
-        of chunks that moved, the chunk lists."""
+        self, builder: TreeBuilder, written: tuple[PackWriter, PackWriter], cache_builder: CacheBuilder
+    ) -> tuple[list[CachedDirectory], dict[str, CachedPack], dict[bytes, Block]]:
+        """What the files cache keeps: directories, packs, chunk lists. `written` are the packs of
+        new chunks and of chunks that moved."""
         for pack in written[0].packs:
-            self.holdings.own(pack.pack.digest, pack.pack.records, pack.pack.size)
+            self.chunk_index.add_new(pack.pack.digest, pack.pack.records, pack.pack.size)
         for pack in written[1].packs:
-            self.holdings.learn(pack.pack.digest, pack.pack.records, lambda _: True)
-        index = self._notes.index
+            self.chunk_index.add(pack.pack.digest, pack.pack.records, lambda _: True)
+        index = self._files_cache.index
         directories = [
-            directory.remember(self._chunks[id(directory)], state)
-            if isinstance(directory, Looked)
-            else keep(directory.note, state)
-            for directory in draft.directories
+            directory.remember(self._chunks[id(directory)], cache_builder)
+            if isinstance(directory, Scanned)
+            else keep(directory.cached, cache_builder)
+            for directory in builder.directories
         ]
-        packs: dict[str, KnownRecords] = {}
-        for name, read in self.holdings.packs.items():
-            known = index.packs.get(name)
-            block = state.keep(known.records) if known else state.add(read())
-            packs[name] = KnownRecords(block, self.holdings.live[name])
+        packs: dict[str, CachedPack] = {}
+        for name, read in self.chunk_index.packs.items():
+            cached = index.packs.get(name)
+            block = cache_builder.keep(cached.records) if cached else cache_builder.add(read())
+            packs[name] = CachedPack(block, self.chunk_index.live[name])
         lists: dict[bytes, Block] = {}
-        for chunk_list in draft.chunk_lists():
-            held = index.chunk_lists.get(chunk_list)
-            lists[chunk_list] = state.keep(held) if held else state.add(self.chunk_list(chunk_list))
+        for chunk_list in builder.chunk_lists():
+            block_before = index.chunk_lists.get(chunk_list)
+            lists[chunk_list] = (
+                cache_builder.keep(block_before) if block_before else cache_builder.add(self.chunk_list(chunk_list))
+            )
         return directories, packs, lists
 
 
-class Elsewhere:
-    """Whether directories of the last packing need a chunk. They are read when that is asked."""
+class UsedBy:
+    """Says whether some directories of the last packing need a chunk; reads them at the first
+    call."""
 
-    def __init__(self, known: Known, numbers: Iterable[int]) -> None:
-        self._known, self._numbers = known, numbers
+    def __init__(self, cached: CachedTree, numbers: Iterable[int]) -> None:
+        self._cached, self._numbers = cached, numbers
         self._rows: Rows | None = None
 
     def __call__(self, chunk: bytes) -> bool:
         if self._rows is None:
-            self._rows = Rows([self._known.chunks(number) for number in self._numbers], HASH_SIZE)
+            self._rows = Rows([self._cached.chunks(number) for number in self._numbers], HASH_SIZE)
         return chunk in self._rows
 
 
-def keep(note: Remembered, state: cache.Draft) -> Remembered:
-    """The note of a directory that did not change."""
-    if not state.anew:
-        return note
-    return msgspec.structs.replace(note, body=state.keep(note.body), chunks=state.keep(note.chunks))
+def keep(directory: CachedDirectory, cache_builder: CacheBuilder) -> CachedDirectory:
+    """A directory that did not change, for the next cache."""
+    if not cache_builder.anew:
+        return directory
+    body, chunks = cache_builder.keep(directory.body), cache_builder.keep(directory.chunks)
+    return msgspec.structs.replace(directory, body=body, chunks=chunks)

@@ -1,5 +1,4 @@
-"""Bringing a tree whose contents have been read into the layout: packs, one catalog, the root, and
-their piece lists."""
+"""Storing a tree in the layout: packs, catalogs, the root, and their piece lists."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ from p2pdist.model.pieces import PieceList
 from p2pdist.model.tree import ENTRY_BYTES, PAGE_BYTES, Root, check_memory, content_hash, encode_root
 from p2pdist.package.repository.repository import Content, LocalRepository
 from p2pdist.package.source.scan import DROPPED_SHOWN_MAX
-from p2pdist.package.tree.builder import Draft
-from p2pdist.package.tree.cache import Head, Index, Notes, Outcome, Section, StateFile
+from p2pdist.package.tree.builder import TreeBuilder
+from p2pdist.package.tree.cache import CacheFile, FilesCache, Head, Index, Outcome, Section
 from p2pdist.package.tree.packfile import PackWriter, Written
-from p2pdist.package.tree.pool import Plan, Pool, choose, summary
-from p2pdist.package.tree.usage import Ledger
+from p2pdist.package.tree.pool import PackPool, Plan, plan_parts, summary
+from p2pdist.package.tree.usage import Usage
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -39,22 +38,24 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Built:
-    """Packs with what is new and packs with what moved out of old ones; the tree, complete, its
-    pages by BLAKE3, None where the pool has them, and what the pool has of it."""
+    """A tree whose contents have been read, before it is stored."""
 
     new: PackWriter
+    """Packs of chunks that no other pack has."""
     moved: PackWriter
-    draft: Draft = field(default_factory=Draft)
-    ledger: Ledger = field(default_factory=lambda: Ledger(Pool(), Notes()))
+    """Packs of chunks that move out of old packs."""
+    builder: TreeBuilder = field(default_factory=TreeBuilder)
+    usage: Usage = field(default_factory=lambda: Usage(PackPool(), FilesCache()))
     pages: dict[bytes, bytes | None] = field(default_factory=dict)
+    """By BLAKE3; None where the pool has the page."""
     sections: list[Section] = field(default_factory=list)
 
 
 async def store_tree(
-    built: Built, pool: Pool, layout: LocalRepository, stopped: threading.Event
+    built: Built, pool: PackPool, layout: LocalRepository, stopped: threading.Event
 ) -> tuple[Outcome, int]:
-    """Store what the pool lacks; returns how many bytes that were. Raises UsageError, DiskFull,
-    Corrupt and P2PDistError."""
+    """Store the blobs that the pool does not have. Returns the outcome, and how many bytes were
+    written. Raises UsageError, DiskFull, Corrupt and P2PDistError."""
     catalogs, plan = await stoppable(stopped, _prepare, built, pool, stopped)
     written = 0
     added: list[tuple[str, Content]] = []
@@ -66,51 +67,52 @@ async def store_tree(
             heads.append((len(data), data[:HEAD_BYTES]))
             content, count = await _add(layout, data)
             added.append((CATALOG_TYPE, content))
-            pool.known[content.digest] = summary(catalog)
+            pool.cached[content.digest] = summary(catalog)
             written += count
         for pack in writer.packs:
             written += await _adopt(layout, pack)
             added.append((PACK_TYPE, pack.content))
-    root = Root(*built.draft.counts(), tuple(built.pages))
+    root = Root(*built.builder.counts(), tuple(built.pages))
     _check_readable(built, pool, root, heads)
     top, count = await _add(layout, encode_root(root))
     written += count
     for _, content in added:
         written += await write_small(layout, content.pieces.encode())
-    return _outcome(top, added, plan, pool, root, built.draft), written
+    return _outcome(top, added, plan, pool, root, built.builder), written
 
 
-def remember(built: Built, pool: Pool, state: StateFile, notes: Notes, head: Head) -> None:
-    """Save what the next packing may know. Raises P2PDistError, and Damaged."""
-    draft = state.draft(notes)
-    directories, packs, chunk_lists = built.ledger.remember(built.draft, (built.new, built.moved), draft)
-    holdings = built.ledger.holdings
+def remember(built: Built, pool: PackPool, cache_file: CacheFile, files_cache: FilesCache, head: Head) -> None:
+    """Save the files cache for the next packing. Raises P2PDistError and Damaged."""
+    cache_builder = cache_file.builder(files_cache)
+    directories, packs, chunk_lists = built.usage.remember(built.builder, (built.new, built.moved), cache_builder)
+    chunk_index = built.usage.chunk_index
     shared = [
-        (chunk, chunk in holdings.needed, {str(name): stored for name, stored in held.items()})
-        for chunk, held in holdings.shared.items()
+        (chunk, chunk in chunk_index.needed, {str(name): stored for name, stored in holders.items()})
+        for chunk, holders in chunk_index.shared.items()
     ]
     index = Index(
-        notes.index.volume,
-        notes.index.length,
+        files_cache.index.volume,
+        files_cache.index.length,
         directories,
         built.sections,
-        dict(pool.known),
+        dict(pool.cached),
         packs,
         shared,
         chunk_lists,
     )
-    state.save(head, index, draft)
+    cache_file.save(head, index, cache_builder)
 
 
-def _prepare(built: Built, pool: Pool, stopped: threading.Event) -> tuple[tuple[Catalog, Catalog], Plan]:
-    """On a thread: the catalogs of what is new and of what moves, the latter being written."""
-    lists, holdings = built.draft.chunk_lists(), built.ledger.holdings
-    plan = choose(pool, holdings.live_bytes(pool.order), built.pages, lists, adds=bool(built.new.packs))
+def _prepare(built: Built, pool: PackPool, stopped: threading.Event) -> tuple[tuple[Catalog, Catalog], Plan]:
+    """On a thread: the catalogs of new chunks and of chunks that move, after writing the packs of
+    the latter."""
+    lists, chunk_index = built.builder.chunk_lists(), built.usage.chunk_index
+    plan = plan_parts(pool, chunk_index.live_bytes(pool.order), built.pages, lists, adds=bool(built.new.packs))
     if plan.rewritten:
         _rewrite(pool, plan, built, stopped)
-    found: list[Catalog] = []
+    catalogs: list[Catalog] = []
     for writer, is_moved in ((built.new, False), (built.moved, True)):
-        found.append(
+        catalogs.append(
             Catalog(
                 tuple(
                     data or pool.page(name)
@@ -118,23 +120,23 @@ def _prepare(built: Built, pool: Pool, stopped: threading.Event) -> tuple[tuple[
                     if name in plan.pages and (name in pool.pages) is is_moved
                 ),
                 tuple(
-                    built.ledger.chunk_list(name)
+                    built.usage.chunk_list(name)
                     for name in lists
                     if name in plan.chunk_lists and (name in pool.chunk_lists) is is_moved
                 ),
                 tuple(pack.pack for pack in writer.packs),
             )
         )
-    return (found[0], found[1]), plan
+    return (catalogs[0], catalogs[1]), plan
 
 
 def _outcome(
-    top: Content, added: list[tuple[str, Content]], plan: Plan, pool: Pool, root: Root, draft: Draft
+    top: Content, added: list[tuple[str, Content]], plan: Plan, pool: PackPool, root: Root, builder: TreeBuilder
 ) -> Outcome:
     kept = [pool.catalogs[number] for number in sorted(plan.catalogs)]
     kept += [pool.packs[number].part for number in sorted(plan.packs)]
     own = [part for part in kept if not part.of_base]
-    dropped = draft.dropped
+    dropped = builder.dropped
     return Outcome(
         top.descriptor(TREE_TYPE),
         (*(content.descriptor(kind) for kind, content in added), *(part.described for part in own)),
@@ -150,31 +152,31 @@ def _outcome(
     )
 
 
-def _rewrite(pool: Pool, plan: Plan, built: Built, stopped: threading.Event) -> None:
-    """Copy the needed chunks of the packs that are given up. Raises Corrupt naming a pack that is
-    not what it should be."""
-    chunks, order, writer = built.ledger.needed(built.draft), pool.order, built.moved
-    holdings = built.ledger.holdings
+def _rewrite(pool: PackPool, plan: Plan, built: Built, stopped: threading.Event) -> None:
+    """Copy the needed chunks of the packs that the plan rewrites. Raises Corrupt naming a pack that
+    was altered."""
+    chunks, order, writer = built.usage.needed(built.builder), pool.order, built.moved
+    chunk_index = built.usage.chunk_index
     for number in sorted(plan.rewritten):
-        known = pool.packs[number]
-        assert known.path is not None, "what lies elsewhere is never rewritten"
+        pack = pool.packs[number]
+        assert pack.path is not None, "what lies elsewhere is never rewritten"
         try:
-            with known.path.open("rb") as stream:
+            with pack.path.open("rb") as stream:
                 for stored in pool.pack(number).chunks():
-                    if stored.chunk not in chunks or not holdings.is_first(known.digest, stored.chunk, order):
+                    if stored.chunk not in chunks or not chunk_index.is_first(pack.digest, stored.chunk, order):
                         continue
                     if stopped.is_set():
                         raise P2PDistError("packing was cancelled")
                     data = os.pread(stream.fileno(), stored.stored, stored.offset)
                     if len(data) != stored.stored or content_hash(decode_chunk(data, stored.length)) != stored.chunk:
                         raise Corrupt(
-                            f"the pack {known.digest} in the layout was altered",
+                            f"the pack {pack.digest} in the layout was altered",
                             remedy="Delete it and fetch it again, or remove the tags that draw on it",
                         )
                     if stored.chunk not in writer.chunks:
                         writer.add(stored.chunk, stored.length, data)
         except OSError as error:
-            raise P2PDistError(f"cannot read {known.path}: {error.strerror}") from error
+            raise P2PDistError(f"cannot read {pack.path}: {error.strerror}") from error
     writer.close()
 
 
@@ -188,7 +190,7 @@ def _encode(catalog: Catalog) -> bytes:
     return encode_catalog(catalog)
 
 
-def _check_readable(built: Built, pool: Pool, root: Root, heads: Iterable[tuple[int, bytes]]) -> None:
+def _check_readable(built: Built, pool: PackPool, root: Root, heads: Iterable[tuple[int, bytes]]) -> None:
     """Raises UsageError for a tree that every agent would refuse: it, or the catalogs with these
     heads, would take too much memory."""
     encoded = sum(len(data) if data else pool.sizes[name] for name, data in built.pages.items())
@@ -229,8 +231,8 @@ async def write_small(layout: LocalRepository, data: bytes) -> int:
 async def stoppable(
     stopped: threading.Event, function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
 ) -> Result:
-    """Run a function on a thread; when this call is cancelled, tell it by `stopped` and wait for it
-    to end."""
+    """Run a function on a thread. A cancellation sets `stopped`, and waits for the function to
+    end."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(work)
