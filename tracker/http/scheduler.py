@@ -53,7 +53,7 @@ def _swarm(swarm: Swarm) -> dict[str, Any]:
         "stripes": swarm.stripes,
         "hosts": len(swarm.members),
         "complete": len(swarm.members) - swarm.receivers,
-        "origin_leases": sum(map(len, swarm.roots)),
+        "origin_leases": sum(map(len, swarm.edges.roots)),
         "progress": held / max(1, pieces * len(swarm.members)),
     }
 
