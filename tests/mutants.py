@@ -84,7 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "allow a cycle",
         "tracker/core/planning/slot_index.py",
-        "                if (not rack.fed or free > 0) and self.swarm.rooted(self.stripe, host):",
+        "                if (not rack.fed or free > 0) and self.swarm.edges.rooted(self.stripe, host):",
         "                if not rack.fed or free > 0:",
         ("tests/tracker/test_planner.py",),
     ),
@@ -196,7 +196,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "grant leases while roots may come back",
         "tracker/core/fleet.py",
-        "may_be_out = now - self.started_at < GRACE_S and swarm.under_way",
+        "may_be_out = now - self.started_at < GRACE_S and swarm.passes.under_way",
         "may_be_out = False",
         ("tests/tracker/test_fleet.py",),
     ),
@@ -245,7 +245,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "allot the slots of one stripe only where they lack",
         "tracker/core/repair/reputation.py",
-        "            member.allotted[0] = member.slots",
+        "            member.allot_all()",
         "            member.allotted[0] = min(member.allotted[0], member.slots)",
         ("tests/tracker/test_fanout.py",),
     ),

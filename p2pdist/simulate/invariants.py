@@ -20,8 +20,9 @@ from p2pdist.simulate.network import TRACKER_NAME, Stream
 from p2pdist.simulate.tracker import Session
 from tracker.core.events import Command, Event, Received, Send
 from tracker.core.fleet import Fleet
+from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.origin.superpeers import SUPERPEERS
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+from tracker.core.swarm import Swarm
 
 FULL_CHECK_S = 0.25
 
@@ -177,7 +178,7 @@ class Invariants:
     def _keepers(self, swarm: Swarm, told: Member, names: list[str]) -> None:
         """A host is told of a few others in its zone that are there, of more where they read for a
         swarm; it may then be one of them."""
-        most = KEEPERS_MAX if told.zone in swarm.shares else SUPERPEERS
+        most = KEEPERS_MAX if told.zone in swarm.origin.shares else SUPERPEERS
         self.require(len({*names}) == len(names) <= most, f"{told.host} is told of the keepers {names}")
         for name in names:
             keeper = swarm.members.get(name)
@@ -192,7 +193,7 @@ class Invariants:
         granted: dict[tuple[Digest, int, str], int] = {}
         for blob, stripe, name in list(self._granted):
             swarm = fleet.swarms.get(blob)
-            if swarm is None or name not in swarm.roots[stripe]:
+            if swarm is None or name not in swarm.edges.roots[stripe]:
                 del self._granted[blob, stripe, name]
                 continue
             key = blob, stripe, fleet.hosts[name].zone
@@ -227,7 +228,7 @@ class Invariants:
                 self._check_member(fleet, swarm, member)
             for stripe in range(swarm.stripes):
                 self._check_tree(swarm, stripe)
-            for stripe, name in swarm.unplanned:
+            for stripe, name in swarm.edges.unplanned:
                 member = swarm.members[name]
                 lacks = member.counts[stripe] < swarm.totals[stripe]
                 self.require(
@@ -245,14 +246,16 @@ class Invariants:
             parent = member.parents[stripe]
             complete = member.counts[stripe] == swarm.totals[stripe]
             if parent is None:
-                waits = complete or (stripe, name) in swarm.unplanned
+                waits = complete or (stripe, name) in swarm.edges.unplanned
                 self.require(waits, f"{name} has no parent in stripe {stripe} and waits for none")
                 continue
             self.require(not complete, f"{name} has a parent in stripe {stripe}, of which it lacks nothing")
             if parent != FROM_ORIGIN:
                 known = parent in swarm.members and name in swarm.members[parent].children[stripe]
                 self.require(known, f"{name} receives from {parent}, which does not know it")
-            self.require((name in swarm.roots[stripe]) == (parent == FROM_ORIGIN), f"the roots are wrong about {name}")
+            self.require(
+                (name in swarm.edges.roots[stripe]) == (parent == FROM_ORIGIN), f"the roots are wrong about {name}"
+            )
             for child in member.children[stripe]:
                 listed = child in swarm.members and swarm.members[child].parents[stripe] == name
                 self.require(listed, f"{name} lists {child}, which receives from another")

@@ -14,7 +14,7 @@ from p2pdist.simulate.invariants import InvariantBroken
 from p2pdist.simulate.network import Cut, Stream
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation
-from tracker.core import swarm
+from tracker.core import edges
 from tracker.core.fleet import Fleet
 from tracker.core.planning import planner
 
@@ -85,12 +85,12 @@ handle = download.Download.handle
     [
         (Host, "_reject", store_unverified, "were stored"),
         (uplink.Uplink, "_hold", forward_all, "before it has verified"),
-        (swarm.Swarm, "receives_through", lambda *_: False, "cycle"),
+        (edges.Edges, "receives_through", lambda *_: False, "cycle"),
         (Fleet, "_report", lose_reports, "the tracker takes h00007 to hold|wait forever|gave up"),
         (download.Download, "handle", settle_early, "lacks 1 pieces"),
         (download.Download, "_open", open_always, "of which it lacks nothing|second stream"),
         (planner._StripePass, "_may_read", lambda *_: True, "two leases"),
-        (swarm.Swarm, "_settle", lambda *_: None, "of which it lacks nothing|that it needs not|cycle"),
+        (edges.Edges, "finish", lambda *_: None, "of which it lacks nothing|that it needs not|cycle"),
     ],
     ids=["store unverified", "forward unverified", "cycle", "lost report", "early end", "needless stream", "leases", "edges"],
 )  # fmt: skip

@@ -77,7 +77,7 @@ class Run:
         if self._crashes is None:
             return
         others, power, first_keepers = self._crashes
-        victims = {root: None for roots in swarm.roots for root in roots}
+        victims = {root: None for roots in swarm.edges.roots for root in roots}
         if first_keepers:
             names = [
                 name

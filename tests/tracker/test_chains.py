@@ -9,10 +9,11 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
+from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.planning.planner import Planner
 from tracker.core.rebalance.chains import MOVES_MIN, PAUSE_S, PAUSE_S_PER_MEMBER, PIECES_MIN, STAY_S, due, line_up
 from tracker.core.rebalance.tail import Tail
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+from tracker.core.swarm import Swarm
 
 BLOB = digest_of(b"blob")
 LAYOUT = PieceLayout(1024 << 16, 1 << 16)
@@ -28,14 +29,14 @@ class Late:
         self, tree: dict[str, str], *, lack: int = 100, idle: tuple[str, ...] = (), moved_at: float = 0.0
     ) -> None:
         self.swarm = Swarm(BLOB, LAYOUT)
-        self.swarm.now = moved_at
+        self.swarm.edges.now = moved_at
         for name in (*dict.fromkeys(tree.values()), *idle):
             if name not in tree:
                 self.add(name, 0)
         for name in tree:
             self.add(name, lack)
         for name, parent in tree.items():
-            self.swarm.attach(0, name, parent)
+            self.swarm.edges.attach(0, name, parent)
 
     def add(self, name: str, lack: int, *, slots: int = 4) -> Member:
         rack = name.partition(" ")[0]
@@ -64,7 +65,7 @@ def test_those_who_lag_as_one_pass_the_stripe_on_from_one_to_the_next() -> None:
     late = Late(FOUR)
     assert line_up(late.swarm, now=NOW) == 3
     assert late.most() == 1, "each has an uplink to itself"
-    assert late.swarm.depth(0, max(FOUR, key=lambda name: late.swarm.depth(0, name))) == 5
+    assert late.swarm.edges.depth(0, max(FOUR, key=lambda name: late.swarm.edges.depth(0, name))) == 5
     assert late.parents()["a head"] == "b source", "the importer stays"
     assert line_up(late.swarm, now=NOW + STAY_S) == 0
 
@@ -151,7 +152,7 @@ def test_while_all_stripes_are_to_come_nobody_moves() -> None:
     late = Late(FOUR, idle=("x 0",))
     for name in FOUR:
         late.swarm.forget_pieces(name, [WHOLE - 100, WHOLE - 100])
-        late.swarm.attach(1, name, "b source")
+        late.swarm.edges.attach(1, name, "b source")
     assert late.settle() == 0
 
 
@@ -164,10 +165,10 @@ def four_stripes(*lacks: int) -> Swarm:
     for number in range(3):
         counts = [total - lack for total, lack in zip(swarm.totals, lacks, strict=True)]
         swarm.add(f"h{number}", counts, slots=4, now=NOW)
-        swarm.now = 0.0
+        swarm.edges.now = 0.0
         for stripe, lack in enumerate(lacks):
             if lack:
-                swarm.attach(stripe, f"h{number}", "source")
+                swarm.edges.attach(stripe, f"h{number}", "source")
     return swarm
 
 
@@ -180,8 +181,8 @@ def test_what_the_downlink_has_to_take_anyway_is_no_reason_to_move() -> None:
     for number in range(3):
         swarm.add(f"other{number}", list(swarm.totals), slots=4, now=NOW)
         swarm.forget_pieces(f"h{number}", [swarm.totals[0] - 100, swarm.totals[1] - 200, *swarm.totals[2:]])
-        swarm.now = 0.0
-        swarm.attach(1, f"h{number}", f"other{number}")
+        swarm.edges.now = 0.0
+        swarm.edges.attach(1, f"h{number}", f"other{number}")
     assert line_up(swarm, now=NOW) == 0
 
 
@@ -201,7 +202,7 @@ def test_slow_hosts_feed_nobody_and_failed_pairs_stay_apart() -> None:
     late = Late(FOUR)
     late.member("a 0").slots = 1
     late.swarm.set_slow_receiver(late.member("a 1"), True)
-    late.swarm.avoided["a 2", "a 3"] = late.swarm.avoided["a 3", "a 2"] = NOW + 5
+    late.swarm.edges.avoided["a 2", "a 3"] = late.swarm.edges.avoided["a 3", "a 2"] = NOW + 5
     late.settle()
     assert late.parents()["a 1"] == "a head", "a slow downlink gains nothing"
     assert not late.member("a 0").children[0] and not late.member("a 1").children[0]
@@ -228,12 +229,12 @@ def test_who_loses_its_seat_and_finds_no_other_is_one_too_many() -> None:
     late = Late({"a 0": "a source", "a 1": "a source"} | below)
     for name in below:
         late.swarm.advance(name, [WHOLE - 25, WHOLE], now=NOW)
-        late.swarm.avoided |= {(name, other): NOW + 5 for other in late.swarm.members if other != "a 0"}
+        late.swarm.edges.avoided |= {(name, other): NOW + 5 for other in late.swarm.members if other != "a 0"}
     late.member("a 1").order = late.member("a 0").order + 1
     late.member("a source").absent_since = NOW
     line_up(late.swarm, now=NOW)
     assert late.most() == 5
-    assert late.swarm.strained
+    assert late.swarm.passes.strained
 
 
 def test_absent_hosts_are_no_parents() -> None:
@@ -279,7 +280,7 @@ def test_trees_stay_trees_and_racks_import_once(seed: int) -> None:
         for top in random.sample(sorted(swarm.members), 4):
             lag = random.randrange(200)
             for host in swarm.members:
-                if swarm.receives_through(stripe, host, top):
+                if swarm.edges.receives_through(stripe, host, top):
                     behind[host][stripe] = max(behind[host][stripe], lag)
     for host, lags in behind.items():
         swarm.advance(host, [WHOLE - lag for lag in lags], now=NOW)
@@ -290,7 +291,7 @@ def test_trees_stay_trees_and_racks_import_once(seed: int) -> None:
         line_up(swarm, now=NOW + look)
         for stripe in range(2):
             assert _imports(swarm, stripe) <= imports[stripe]
-            assert all(swarm.rooted(stripe, host) for host in swarm.members)
+            assert all(swarm.edges.rooted(stripe, host) for host in swarm.members)
         assert sum(max(0, member.load - member.slots) for member in swarm.members.values()) <= over
         assert sum(sum(member.allotted) for member in swarm.members.values()) <= slots
     assert all(_ends(swarm, stripe) <= before[stripe] + 1 for stripe in range(2))
@@ -299,7 +300,9 @@ def test_trees_stay_trees_and_racks_import_once(seed: int) -> None:
 def _imports(swarm: Swarm, stripe: int) -> int:
     """Hosts that receive from another rack."""
     members = swarm.members
-    return sum(1 for child, parent in swarm.edges(stripe) if parent and members[parent].rack != members[child].rack)
+    return sum(
+        1 for child, parent in swarm.edges.pairs(stripe) if parent and members[parent].rack != members[child].rack
+    )
 
 
 def _ends(swarm: Swarm, stripe: int) -> float:
@@ -322,13 +325,13 @@ def test_a_swarm_is_looked_at_again_as_long_as_somebody_moves() -> None:
     assert tail.catch_up(swarms, now=NOW) == [], "nobody got a stripe"
     tail.note(BLOB)
     assert tail.catch_up(swarms, now=NOW) == [BLOB]
-    late.swarm.attach(0, "a 1", "a head")
-    late.swarm.attach(0, "a 2", "a head")
+    late.swarm.edges.attach(0, "a 1", "a head")
+    late.swarm.edges.attach(0, "a 2", "a head")
     assert not due(late.swarm, now=NOW + PAUSE_S / 2)
     assert tail.catch_up(swarms, now=NOW + PAUSE_S / 2) == [], "not so soon"
     assert tail.catch_up(swarms, now=NOW + 2) == [BLOB]
     assert tail.catch_up(swarms, now=NOW + 4) == []
-    late.swarm.attach(0, "a 1", "a head")
+    late.swarm.edges.attach(0, "a 1", "a head")
     assert tail.catch_up(swarms, now=NOW + 8) == [], "forgotten until somebody gets a stripe"
 
 
@@ -341,6 +344,6 @@ def test_a_swarm_that_is_gone_is_forgotten() -> None:
 
 def test_large_swarms_are_looked_at_less_often() -> None:
     swarm = Late(FOUR).swarm
-    swarm.lined_up_at = NOW
+    swarm.passes.lined_up_at = NOW
     pause_s = PAUSE_S + PAUSE_S_PER_MEMBER * len(swarm.members)
     assert due(swarm, now=NOW + 1.01 * pause_s) and not due(swarm, now=NOW + 0.99 * pause_s)

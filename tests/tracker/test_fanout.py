@@ -12,8 +12,8 @@ from p2pdist.model.pieces import PieceLayout
 from tracker.core.capacity import FANOUT_MAX, HOP_S, RATE_BYTES_S, SEND_S, arrival_s, fanout, levels
 from tracker.core.events import Received, SessionOpened, Tick
 from tracker.core.fleet import Fleet
+from tracker.core.member import FROM_ORIGIN
 from tracker.core.planning.schedule import SMALL_BATCH_S
-from tracker.core.swarm import FROM_ORIGIN
 
 PIECE = 64 << 10
 BLOB = digest_of(b"blob")
@@ -99,16 +99,16 @@ def site(hosts: int, *, size: int = PIECE, rate_bytes_s: float = 0.0, slow: int 
 def test_a_swarm_is_as_flat_as_its_size_and_its_uplinks_ask_for() -> None:
     for rate, slots in ((2e9, fanout(300, cut(1), 2e9)), (5e6, fanout(300, cut(1), 5e6))):
         swarm = site(300, rate_bytes_s=rate).swarms[BLOB]
-        assert not swarm.unplanned
+        assert not swarm.edges.unplanned
         assert max(member.load for member in swarm.members.values()) == slots
         flat = next(depth for depth in range(300) if sum(slots**level for level in range(depth + 1)) >= 300)
-        assert max(swarm.depth(0, host) for host in swarm.members) == flat + 1
+        assert max(swarm.edges.depth(0, host) for host in swarm.members) == flat + 1
     assert fanout(300, cut(1), 2e9) > fanout(300, cut(1), 5e6)
 
 
 def test_slow_hosts_get_fewer_children_or_none() -> None:
     swarm = site(100, rate_bytes_s=2e9, slow=20).swarms[BLOB]
-    assert not swarm.unplanned
+    assert not swarm.edges.unplanned
     slow = [swarm.members[f"h{number}"] for number in range(20)]
     assert all(member.slots < swarm.fanout and member.load <= member.slots for member in slow)
 
@@ -116,13 +116,13 @@ def test_slow_hosts_get_fewer_children_or_none() -> None:
 def test_a_swarm_that_grows_gets_wider_and_nobody_is_moved() -> None:
     fleet = site(4, rate_bytes_s=1e9)
     swarm = fleet.swarms[BLOB]
-    narrow, before = swarm.fanout, dict(swarm.edges(0))
+    narrow, before = swarm.fanout, dict(swarm.edges.pairs(0))
     for number in range(4, 400):
         fleet.handle(SessionOpened(number, Hello(PROTOCOL_VERSION, f"h{number}", f"h{number}:1")), now=1.0)
         fleet.handle(Received(number, Holding(BLOB, PIECE, PIECE, (0,))), now=1.0)
     fleet.handle(Tick(), now=1.0 + SMALL_BATCH_S)
     assert swarm.fanout > narrow
-    assert dict(swarm.edges(0)).items() >= before.items()
+    assert dict(swarm.edges.pairs(0)).items() >= before.items()
     assert list(before.values()).count(FROM_ORIGIN) == 1
     assert all(member.load <= member.slots == swarm.fanout for member in swarm.members.values())
 
@@ -136,14 +136,14 @@ def test_hosts_that_come_one_by_one_do_not_form_a_chain() -> None:
         fleet.handle(Received(number, Holding(BLOB, PIECE, PIECE, (0,))), now=now)
         fleet.handle(Tick(), now=now + SMALL_BATCH_S)
     swarm = fleet.swarms[BLOB]
-    assert max(swarm.depth(0, host) for host in swarm.members) <= 6
+    assert max(swarm.edges.depth(0, host) for host in swarm.members) <= 6
     assert max(member.load for member in swarm.members.values()) <= swarm.fanout
 
 
 def test_a_lower_rate_takes_seats_but_no_children() -> None:
     fleet = site(50, rate_bytes_s=2e9)
     swarm = fleet.swarms[BLOB]
-    before, wide = dict(swarm.edges(0)), swarm.fanout
+    before, wide = dict(swarm.edges.pairs(0)), swarm.fanout
     for _ in range(20):
         for number in range(50):
             fleet.capacities.sample(f"h{number}", int(3e6), 1.0)
@@ -152,6 +152,6 @@ def test_a_lower_rate_takes_seats_but_no_children() -> None:
     fleet.handle(Received(50, Holding(BLOB, PIECE, PIECE, (0,))), now=1.0)
     fleet.handle(Tick(), now=1.0 + SMALL_BATCH_S)
     assert swarm.fanout < wide
-    assert dict(swarm.edges(0)).items() >= before.items()
+    assert dict(swarm.edges.pairs(0)).items() >= before.items()
     assert all(member.load <= max(member.slots, 0) for member in swarm.members.values())
     assert all(sum(member.allotted) <= member.slots for member in swarm.members.values())

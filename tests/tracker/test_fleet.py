@@ -26,7 +26,8 @@ from tracker.core.events import Command, Described, Drop, Received, Send, Sessio
 from tracker.core.fleet import RETRY_S, Fleet
 from tracker.core.monitor.presence import ABSENCE_S, GRACE_S
 from tracker.core.planning.schedule import JOIN_BATCH_S, SMALL_BATCH_S
-from tracker.core.repair.repair import AVOID_S, LEASE_MOVE_S, STUCK_COMPLAINTS
+from tracker.core.repair.repair import AVOID_S, STUCK_COMPLAINTS
+from tracker.core.swarm import LEASE_MOVE_S
 
 BLOB = digest_of(b"blob")
 OTHER = digest_of(b"other blob")
@@ -264,8 +265,8 @@ def test_two_hosts_that_say_they_receive_from_each_other_make_no_cycle() -> None
     control.join("h2", 2, "h1")
     control.tick(JOIN_BATCH_S)
     swarm = control.fleet.swarms[BLOB]
-    assert all(swarm.rooted(0, host) for host in ("h1", "h2", "h3"))
-    assert swarm.depth(0, "h1") <= 3 and swarm.depth(0, "h2") <= 3
+    assert all(swarm.edges.rooted(0, host) for host in ("h1", "h2", "h3"))
+    assert swarm.edges.depth(0, "h1") <= 3 and swarm.edges.depth(0, "h2") <= 3
 
 
 def test_a_longer_ring_of_claims_makes_no_cycle_either() -> None:
@@ -277,7 +278,7 @@ def test_a_longer_ring_of_claims_makes_no_cycle_either() -> None:
         control.join(host, 1, hosts[number - 1])
     control.tick(JOIN_BATCH_S)
     swarm = control.fleet.swarms[BLOB]
-    assert all(swarm.rooted(0, host) for host in hosts)
+    assert all(swarm.edges.rooted(0, host) for host in hosts)
 
 
 def test_nobody_receives_from_itself() -> None:
@@ -476,7 +477,7 @@ def test_wrong_bytes_part_two_hosts_for_long() -> None:
     control = chain("h1", "h2", "h3")
     control.complain("h3", "h2", "corrupt")
     control.tick(AVOID_S + 1)
-    assert ("h3", "h2") in control.fleet.swarms[BLOB].avoided
+    assert ("h3", "h2") in control.fleet.swarms[BLOB].edges.avoided
     control.complain("h3", "h1", "reset")
     assert control.parents["h3"] != "h2"
 

@@ -20,10 +20,10 @@ from p2pdist.model.pieces import PieceLayout
 from tracker.core.affinity import Affinity
 from tracker.core.events import Received, Send, SessionOpened
 from tracker.core.fleet import Fleet
+from tracker.core.member import FROM_ORIGIN
 from tracker.core.planning.schedule import JOIN_BATCH_S
 from tracker.core.preseeds.orders import REPLACE_S
 from tracker.core.preseeds.preseed import Gone
-from tracker.core.swarm import FROM_ORIGIN
 
 LARGE = digest_of(b"large blob")
 
@@ -118,13 +118,13 @@ def test_every_child_in_every_stripe_finds_a_parent() -> None:
         fleet.handle(Received(number, Holding(LARGE, layout.size, PIECE, (0,) * layout.stripes)), now=0.0)
     fleet.handle(Received(0, Report()), now=JOIN_BATCH_S)
     swarm = fleet.swarms[LARGE]
-    assert swarm.stripes > 1 and not swarm.unplanned
+    assert swarm.stripes > 1 and not swarm.edges.unplanned
     for number in range(20):
         fleet.handle(Received(number, Leaving()), now=1.0 + number)
-        assert not swarm.unplanned
+        assert not swarm.edges.unplanned
         for stripe in range(swarm.stripes):
-            assert len(swarm.roots[stripe]) == 1
-            assert all(swarm.rooted(stripe, name) for name in swarm.members)
+            assert len(swarm.edges.roots[stripe]) == 1
+            assert all(swarm.edges.rooted(stripe, name) for name in swarm.members)
     assert sorted(swarm.members) == sorted(names[20:])
 
 

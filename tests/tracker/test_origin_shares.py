@@ -114,7 +114,7 @@ def test_nobody_reads_once_somebody_has_the_whole_by_trees() -> None:
     assert len(swarm.swarming) == swarm.receivers == 3
     assert not any(control.dealt(host) for host in names(3))
     assert control.fleet.leases() == 0
-    assert all(swarm.rooted(stripe, host) for stripe in range(2) for host in names(3))
+    assert all(swarm.edges.rooted(stripe, host) for stripe in range(2) for host in names(3))
 
 
 def test_who_comes_when_others_are_done_reads_nothing() -> None:
@@ -180,7 +180,7 @@ def test_leases_stay_within_their_number_when_what_was_dealt_is_not_any_more() -
         for number in range(4):
             control.join(f"h{number}", swarm=swarm, blob=digest_of(bytes([number])))
         control.pass_time()
-        roots = [root for each in control.fleet.swarms.values() for roots in each.roots for root in roots]
+        roots = [root for each in control.fleet.swarms.values() for roots in each.edges.roots for root in roots]
         assert 0 < len(roots) <= 4 and control.fleet.leases() <= 4
 
 
@@ -222,7 +222,7 @@ def test_a_keeper_that_finds_the_origin_wrong_leaves_it_to_the_holders_of_leases
     control = Control()
     control.join(*names(12))
     control.pass_time()
-    roots = {root for roots in control.fleet.swarms[BLOB].roots for root in roots}
+    roots = {root for roots in control.fleet.swarms[BLOB].edges.roots for root in roots}
     keeper = next(host for host in control.keepers_of("h0") if host not in roots)
     control.say(keeper, Complaint(BLOB, 0, "", "corrupt"))
     control.pass_time()

@@ -14,9 +14,10 @@ from p2pdist.model.plan import Plan
 from p2pdist.model.rendezvous import ranked
 from tracker.core.events import Command, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
+from tracker.core.member import FROM_ORIGIN
 from tracker.core.origin import superpeers as keepers_module
-from tracker.core.origin.superpeers import SUPERPEERS, ZONES_MAX, superpeers
-from tracker.core.swarm import FROM_ORIGIN, Swarm
+from tracker.core.origin.superpeers import SUPERPEERS, superpeers
+from tracker.core.swarm import ZONES_MAX, Swarm
 
 BLOB = digest_of(b"blob")
 PIECE = 65536
@@ -175,7 +176,7 @@ def test_zones_without_end_are_forgotten() -> None:
     for number in range(2 * ZONES_MAX):
         swarm.set_location("h0", f"z{number}", "r")
         assert superpeers(swarm, f"z{number}") == ("h0",)
-    assert len(swarm.superpeers) <= ZONES_MAX
+    assert len(swarm.origin.superpeers) <= ZONES_MAX
 
 
 class Control:
@@ -238,7 +239,7 @@ def test_the_first_plan_brings_the_keepers_and_the_next_ones_do_not() -> None:
     expected = ranked(BLOB.encode(), hosts, SUPERPEERS)
     assert all(control.told(host) == [expected] for host in hosts)
     child = next(host for host in hosts if control.swarm.members[host].parents[0])
-    control.swarm.detach(0, child)
+    control.swarm.edges.detach(0, child)
     control.tick(0.6)
     control.tick(0.6)
     assert control.told(child) == [expected, []]
@@ -254,7 +255,7 @@ def test_after_the_keepers_changed_the_next_plan_brings_them() -> None:
     assert control.told("h4") == [everybody]
     child = next(host for host in ("h1", "h2", "h3") if control.swarm.members[host].parents[0])
     assert len(control.plans[child]) == 1
-    control.swarm.detach(0, child)
+    control.swarm.edges.detach(0, child)
     control.tick(0.6)
     control.tick(0.6)
     assert control.told(child)[1] == everybody
@@ -290,7 +291,7 @@ def test_an_agent_that_started_anew_is_told_again() -> None:
 
 
 def readers(control: Control) -> list[str]:
-    return [child for child, parent in control.swarm.edges(0) if parent == FROM_ORIGIN]
+    return [child for child, parent in control.swarm.edges.pairs(0) if parent == FROM_ORIGIN]
 
 
 @pytest.mark.parametrize("order", [("h1", "h2", "h3"), ("h3", "h2", "h1")])

@@ -4,8 +4,9 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
+from tracker.core.member import FROM_ORIGIN
 from tracker.core.planning.planner import Planner
-from tracker.core.swarm import FROM_ORIGIN, Swarm
+from tracker.core.swarm import Swarm
 
 BLOB = digest_of(b"blob")
 
@@ -20,9 +21,9 @@ def planned(hosts: int, size: int = 64 << 20) -> Swarm:
 
 def test_every_host_has_a_parent_in_every_stripe_and_one_reads_the_origin() -> None:
     swarm = planned(24)
-    assert not swarm.unplanned
+    assert not swarm.edges.unplanned
     for stripe in range(swarm.stripes):
-        edges = dict(swarm.edges(stripe))
+        edges = dict(swarm.edges.pairs(stripe))
         assert len(edges) == 24
         assert list(edges.values()).count(FROM_ORIGIN) == 1
 
@@ -42,7 +43,7 @@ def test_a_host_forwards_in_two_stripes_at_most() -> None:
 def test_trees_are_flat() -> None:
     swarm = planned(2600)
     for stripe in range(swarm.stripes):
-        assert max(swarm.depth(stripe, host) for host in swarm.members) <= 12
+        assert max(swarm.edges.depth(stripe, host) for host in swarm.members) <= 12
 
 
 def test_an_orphan_is_not_put_below_its_own_descendants() -> None:
@@ -52,11 +53,11 @@ def test_an_orphan_is_not_put_below_its_own_descendants() -> None:
         swarm = planned(40)
         swarm.remove(f"h{victim}")
         Planner().plan(swarm, leases=64)
-        assert not swarm.unplanned
+        assert not swarm.edges.unplanned
         for stripe in range(swarm.stripes):
             for host in swarm.members:
-                assert swarm.rooted(stripe, host)
-                assert swarm.depth(stripe, host) <= 40
+                assert swarm.edges.rooted(stripe, host)
+                assert swarm.edges.depth(stripe, host) <= 40
 
 
 def joined_in_batches(hosts: int, batch: int) -> Swarm:
@@ -73,14 +74,14 @@ def test_however_hosts_come_nobody_is_overloaded_and_the_trees_stay_flat() -> No
     known from the start."""
     for hosts in (5, 24, 100, 300):
         full = planned(hosts)
-        deepest = max(full.depth(stripe, host) for stripe in range(2) for host in full.members)
+        deepest = max(full.edges.depth(stripe, host) for stripe in range(2) for host in full.members)
         for batch in (1, 2, 3, 7, 24):
             swarm = joined_in_batches(hosts, batch)
-            assert not swarm.unplanned
+            assert not swarm.edges.unplanned
             assert max(member.load for member in swarm.members.values()) <= swarm.stripes, (hosts, batch)
             assert sum(member.load for member in swarm.members.values()) == swarm.stripes * (hosts - 1)
-            assert all(len(roots) == 1 for roots in swarm.roots)
-            depth = max(swarm.depth(stripe, host) for stripe in range(2) for host in swarm.members)
+            assert all(len(roots) == 1 for roots in swarm.edges.roots)
+            depth = max(swarm.edges.depth(stripe, host) for stripe in range(2) for host in swarm.members)
             # Since the trees were last drawn at most a fifth has come, in batches that may hang
             # below one another.
             batches = -(-hosts // 5 // batch)
@@ -95,7 +96,7 @@ def test_who_came_first_is_not_hung_below_who_came_later() -> None:
         swarm.add(f"h{number}", [0] * swarm.stripes, slots=swarm.stripes, now=0.0)
         Planner().plan(swarm, leases=swarm.stripes)
         for stripe in range(swarm.stripes):
-            for child, parent in swarm.edges(stripe):
+            for child, parent in swarm.edges.pairs(stripe):
                 assert parent == FROM_ORIGIN or int(parent[1:]) < int(child[1:])
         for host, member in swarm.members.items():
             swarm.advance(host, [count + 12 for count in member.counts], now=0.3 * number)
@@ -123,8 +124,8 @@ def test_where_both_ways_are_gone_those_by_bittorrent_read_for_all(hosts: int) -
             swarm.add(f"h{number}", [0] * swarm.stripes, slots=swarm.stripes, now=0.0)
             swarm.set_transport(f"h{number}", number < swarming)
         Planner().plan(swarm, leases=swarm.stripes)
-        roots = {root for roots in swarm.roots for root in roots}
-        assert not swarm.unplanned and len(roots) == min(swarming, swarm.stripes)
+        roots = {root for roots in swarm.edges.roots for root in roots}
+        assert not swarm.edges.unplanned and len(roots) == min(swarming, swarm.stripes)
         assert roots <= set(swarm.swarming), (hosts, swarming)
         assert max(member.load for member in swarm.members.values()) <= swarm.stripes
         assert sum(member.load for member in swarm.members.values()) == swarm.stripes * (hosts - 1)
@@ -134,9 +135,9 @@ def test_who_came_first_by_trees_reads_on() -> None:
     """A lease does not move because somebody comes who receives by BitTorrent: what was read would
     be read again."""
     swarm = planned(4)
-    before = [list(roots) for roots in swarm.roots]
+    before = [list(roots) for roots in swarm.edges.roots]
     for number in range(4, 12):
         swarm.add(f"h{number}", [0] * swarm.stripes, slots=swarm.stripes, now=0.0)
         swarm.set_transport(f"h{number}", True)
         Planner().plan(swarm, leases=swarm.stripes)
-    assert [list(roots) for roots in swarm.roots] == before
+    assert [list(roots) for roots in swarm.edges.roots] == before

@@ -6,10 +6,11 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
+from tracker.core.member import Member
 from tracker.core.planning.planner import Planner
 from tracker.core.planning.slow_receivers import STAY_MAX_S, STAY_S, reclassify, relocate
 from tracker.core.repair.repair import relieve
-from tracker.core.swarm import Member, Swarm
+from tracker.core.swarm import Swarm
 
 BLOB = digest_of(b"blob")
 LAYOUT = PieceLayout(1024 << 16, 1 << 16)
@@ -36,7 +37,7 @@ def slow_down(swarm: Swarm, names: list[str]) -> None:
 def settle_all(swarm: Swarm) -> None:
     """They had been where they were for a while."""
     for each in slow_receiver(swarm):
-        relocate(swarm, each, now=swarm.now + STAY_MAX_S)
+        relocate(swarm, each, now=swarm.edges.now + STAY_MAX_S)
 
 
 def slow_receiver(swarm: Swarm) -> list[Member]:
@@ -45,7 +46,7 @@ def slow_receiver(swarm: Swarm) -> list[Member]:
 
 def check(swarm: Swarm) -> None:
     """Nobody waits, and each light host is at another one whose children are leaves."""
-    assert not swarm.unplanned
+    assert not swarm.edges.unplanned
     for each in swarm.members.values():
         found = [child for names in each.children for child in names if swarm.members[child].slow_receiver]
         assert len(found) <= 1
@@ -78,7 +79,7 @@ def test_those_known_before_get_such_places_from_the_start() -> None:
 def test_each_stays_in_its_rack() -> None:
     swarm = planned(128, racks=4)
     slow_down(swarm, [f"h{number}" for number in range(0, 128, 8)])
-    assert not swarm.unplanned
+    assert not swarm.edges.unplanned
     for each in slow_receiver(swarm):
         assert {swarm.members[name or ""].rack for name in each.parents} == {each.rack}
 
@@ -100,8 +101,8 @@ def test_one_that_has_come_to_be_in_the_way_moves_once_there_is_a_better_place()
     slow_down(swarm, ["h3"])
     late = swarm.members["h3"]
     upper = next(each for each in swarm.members.values() if any(feeds_others(swarm, each)))
-    swarm.now = 10.0
-    swarm.attach(0, "h3", upper.host)
+    swarm.edges.now = 10.0
+    swarm.edges.attach(0, "h3", upper.host)
     assert not relocate(swarm, late, now=10.0 + STAY_S)
     late.moved_at[0] = 10.5
     assert not relocate(swarm, late, now=10.0 + STAY_S / 2)
@@ -115,8 +116,8 @@ def test_one_that_has_got_no_piece_where_it_is_stays_for_longer() -> None:
     swarm = planned(16)
     slow_down(swarm, ["h3"])
     upper = next(each for each in swarm.members.values() if any(feeds_others(swarm, each)))
-    swarm.now = 10.0
-    swarm.attach(0, "h3", upper.host)
+    swarm.edges.now = 10.0
+    swarm.edges.attach(0, "h3", upper.host)
     assert not relocate(swarm, swarm.members["h3"], now=10.0 + STAY_MAX_S - 0.1)
     assert relocate(swarm, swarm.members["h3"], now=10.0 + STAY_MAX_S)
 
@@ -138,11 +139,11 @@ def test_it_does_not_move_from_one_bad_place_to_another() -> None:
     for name in ("a", "b", "c", "slow"):
         swarm.add(name, [0, 512], slots=2, now=0.0)
     for child, parent in (("a", ""), ("b", "a"), ("c", "b"), ("slow", "a")):
-        swarm.attach(0, child, parent)
+        swarm.edges.attach(0, child, parent)
     for name in ("b", "c"):
         swarm.members[name].absent_since = 1.0
     reclassify(swarm, swarm.members["slow"], slow_receiver=True)
-    swarm.attach(0, "slow", "a")
+    swarm.edges.attach(0, "slow", "a")
     assert not relocate(swarm, swarm.members["slow"], now=100.0)
     assert swarm.members["slow"].parents[0] == "a"
 
@@ -172,9 +173,9 @@ def test_one_leaves_a_parent_that_has_no_seats_any_more() -> None:
     swarm = Swarm(BLOB, LAYOUT)
     for name, parent in (("a", ""), ("b", "a"), ("d", "a"), ("slow", "b")):
         swarm.add(name, [100, 512], slots=2, now=0.0)
-        swarm.attach(0, name, parent)
+        swarm.edges.attach(0, name, parent)
     reclassify(swarm, swarm.members["slow"], slow_receiver=True)
-    swarm.attach(0, "slow", "b")
+    swarm.edges.attach(0, "slow", "b")
     swarm.members["b"].slots = 0
     assert relocate(swarm, swarm.members["slow"], now=100.0)
     assert swarm.members["slow"].parents[0] == "d"
@@ -187,9 +188,9 @@ def test_who_is_light_no_more_overloads_nobody() -> None:
         swarm.add(name, [0, 0], slots=2, now=0.0)
     swarm.members["slow"].slow_receiver = True
     for stripe in range(2):
-        swarm.attach(stripe, "a", "")
-        swarm.attach(stripe, "slow", "a")
-    swarm.attach(0, "b", "a")
+        swarm.edges.attach(stripe, "a", "")
+        swarm.edges.attach(stripe, "slow", "a")
+    swarm.edges.attach(0, "b", "a")
     reclassify(swarm, swarm.members["slow"], slow_receiver=False)
     assert swarm.members["a"].load <= swarm.members["a"].slots
 
@@ -200,10 +201,10 @@ def test_the_seat_of_one_who_is_light_no_more_is_not_given_away_in_another_strip
         swarm.add(name, [0, 0], slots=2, now=0.0)
     swarm.members["a"].allotted, swarm.members["slow"].slow_receiver = [0, 2], True
     for stripe in range(2):
-        swarm.attach(stripe, "a", "")
-    swarm.attach(0, "slow", "a")
-    swarm.attach(1, "b", "a")
-    swarm.detach(1, "slow")
+        swarm.edges.attach(stripe, "a", "")
+    swarm.edges.attach(0, "slow", "a")
+    swarm.edges.attach(1, "b", "a")
+    swarm.edges.detach(1, "slow")
     reclassify(swarm, swarm.members["slow"], slow_receiver=False)
     Planner().plan(swarm, leases=2)
     assert swarm.members["slow"].parents == ["a", "b"]
@@ -226,7 +227,7 @@ def test_nor_is_it_taken_from_the_stripe_in_which_the_host_has_its_first() -> No
     for name in "bcd":
         swarm.members[name].allotted = [0] * 4
     for stripe, name in ((3, "b"), (0, "slow"), (1, "slow")):
-        swarm.attach(stripe, name, "a")
+        swarm.edges.attach(stripe, name, "a")
     reclassify(swarm, slow, slow_receiver=False)
     assert upper.free(0) == upper.free(1) == 0
     Planner().plan(swarm, leases=0)
@@ -240,7 +241,7 @@ def test_a_host_that_was_given_more_children_than_seats_is_looked_at_again() -> 
         swarm.add(f"h{number}", [0, 0], slots=1, now=0.0)
     Planner().plan(swarm, leases=2)
     assert any(each.load > each.slots for each in swarm.members.values())
-    assert swarm.strained
+    assert swarm.passes.strained
 
 
 def test_a_rack_does_not_receive_through_a_slow_downlink() -> None:
@@ -251,8 +252,8 @@ def test_a_rack_does_not_receive_through_a_slow_downlink() -> None:
     slow = next(each for each in swarm.members.values() if each.rack == " r1" and each is not importer)
     relieve(swarm, slow, 0, now=1.0)
     reclassify(swarm, slow, slow_receiver=True)
-    feeder = next(name for name in swarm.racks[" r0"] if not swarm.receives_through(0, name, slow.host))
-    swarm.attach(0, slow.host, feeder)
+    feeder = next(name for name in swarm.racks[" r0"] if not swarm.edges.receives_through(0, name, slow.host))
+    swarm.edges.attach(0, slow.host, feeder)
     swarm.remove(importer.host)
     for _ in range(2):
         Planner().plan(swarm, leases=2)
@@ -267,8 +268,8 @@ def test_one_that_brings_a_stripe_into_its_rack_moves_to_who_has_it_there() -> N
     slow_down(swarm, ["h12"])
     late = swarm.members["h12"]
     feeder = next(name for name in swarm.racks[" r0"] if not any(feeds_others(swarm, swarm.members[name])))
-    swarm.now = 10.0
-    swarm.attach(0, "h12", feeder)
+    swarm.edges.now = 10.0
+    swarm.edges.attach(0, "h12", feeder)
     late.moved_at[0] = 11.0
     assert relocate(swarm, late, now=10.0 + STAY_S)
     assert swarm.members[late.parents[0] or ""].rack == " r1"

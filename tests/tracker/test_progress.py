@@ -8,6 +8,7 @@ from p2pdist.model.pieces import PieceLayout
 from tracker.core.capacity import Capacities
 from tracker.core.events import Command, Drop, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
+from tracker.core.member import Lag, Member
 from tracker.core.monitor import probing
 from tracker.core.monitor.probing import PROBE_INTERVAL_S
 from tracker.core.monitor.progress import FAIR_REPORTS, note_rates, slow_host
@@ -15,7 +16,7 @@ from tracker.core.planning.planner import Planner
 from tracker.core.rebalance.overload import spread_overload
 from tracker.core.rebalance.tail import hand_over
 from tracker.core.repair.repair import SLOW_RECEIVER_COMPLAINTS, relieve
-from tracker.core.swarm import Lag, Member, Swarm
+from tracker.core.swarm import Swarm
 
 BLOB = digest_of(b"blob")
 PIECE = 65536
@@ -69,7 +70,7 @@ class Site:
 
     def hold_up(self, host: str, speed: int) -> list[str]:
         """Those who receive stripe 0 through `host` get no more than `speed`."""
-        below = [each for each in self.counts if each != host and self.swarm.receives_through(0, each, host)]
+        below = [each for each in self.counts if each != host and self.swarm.edges.receives_through(0, each, host)]
         for each in below:
             self.speed[each, 0] = speed
         return below
@@ -79,13 +80,13 @@ def test_a_root_that_is_slow_makes_room_for_another() -> None:
     """Its children keep up with it, and only the other stripe shows that more would be possible."""
     site = Site(12)
     site.go(4)
-    root = next(iter(site.swarm.roots[0]))
+    root = next(iter(site.swarm.edges.roots[0]))
     for host in site.counts:
         site.speed[host, 0] = 2
     site.go(4)
-    assert root not in site.swarm.roots[0]
+    assert root not in site.swarm.edges.roots[0]
     assert site.member(root).slots == 0
-    assert len(site.swarm.roots[0]) == 1
+    assert len(site.swarm.edges.roots[0]) == 1
 
 
 def test_a_host_that_alone_reads_several_stripes_is_not_compared_with_itself() -> None:
@@ -115,15 +116,15 @@ def test_roots_report_often_from_the_start() -> None:
     site = Site(12)
     asked = {each.session for each in site.out if isinstance(each, Send) and isinstance(each.message, Pace)}
     names = list(site.counts)
-    assert {names[number] for number in asked} >= {root for roots in site.swarm.roots for root in roots}
+    assert {names[number] for number in asked} >= {root for roots in site.swarm.edges.roots for root in roots}
 
 
 def test_nobody_is_blamed_for_a_slow_origin() -> None:
     site = Site(12)
     site.go(4)
-    roots = [dict(each) for each in site.swarm.roots]
+    roots = [dict(each) for each in site.swarm.edges.roots]
     site.go(8, speed=3)
-    assert site.swarm.roots == roots
+    assert site.swarm.edges.roots == roots
     assert all(member.slots == 2 for member in site.swarm.members.values())
 
 
@@ -140,7 +141,7 @@ def test_a_host_that_lags_where_there_is_something_and_starves_elsewhere_is_slow
     while above:
         site.speed[above, 0] = 2
         above = site.member(above).parents[0]
-    for host in (each for each in site.counts if site.swarm.receives_through(0, each, slow.parents[0] or "")):
+    for host in (each for each in site.counts if site.swarm.edges.receives_through(0, each, slow.parents[0] or "")):
         site.speed[host, 0] = 2
     site.speed[slow.host, 1] = 2
     site.hold_up(slow.host, 2)
@@ -217,10 +218,10 @@ def test_a_new_parent_is_not_called_slow_for_what_comes_from_the_old_one() -> No
         site.go(4)
         parent = next(each for each in site.swarm.members.values() if each.parents[0] and len(each.children[0]) == 2)
         children = list(parent.children[0])
-        site.swarm.now = site.now
+        site.swarm.edges.now = site.now
         for child in children:
-            site.swarm.detach(0, child)
-            site.swarm.attach(0, child, parent.host)
+            site.swarm.edges.detach(0, child)
+            site.swarm.edges.attach(0, child, parent.host)
             site.speed[child, 0] = 1
         for _ in range(slow_reports):
             site.go(1)
@@ -300,11 +301,11 @@ def test_a_downlink_on_which_a_fair_share_arrives_is_not_slow() -> None:
     others as if it took nothing."""
     for speed, slow_receiver in (((6, 16), False), ((8, 8), True)):
         site, child = with_a_slow_downlink()
-        site.swarm.strained = False
+        site.swarm.passes.strained = False
         site.speed[child.host, 0], site.speed[child.host, 1] = speed
         site.go(FAIR_REPORTS)
         assert child.slow_receiver is slow_receiver
-        assert not site.swarm.strained
+        assert not site.swarm.passes.strained
         assert [each.load for each in site.swarm.members.values()] == [
             sum(not site.member(name).slow_receiver for names in each.children for name in names)
             for each in site.swarm.members.values()
@@ -434,7 +435,7 @@ def test_a_host_that_was_called_slow_is_tried_again_where_seats_are_short() -> N
         site.speed[host, 0] = 20
     site.go(8)
     assert site.member(mistaken).slots == 0  # nobody lacks its seats
-    site.swarm.strained = True
+    site.swarm.passes.strained = True
     for other in [each for each in site.swarm.members.values() if each.load == 2][:2]:
         relieve(site.swarm, other, 0, now=site.now)
     site.fleet.schedule.ask(BLOB, "test", site.now)
@@ -487,11 +488,11 @@ def test_complaints_of_strangers_about_strangers_leave_no_trace() -> None:
     for number in range(50):
         site.do(Received(0, Complaint(BLOB, 0, f"nobody{number}", "corrupt")))
     site.do(Received(0, Complaint(BLOB, 0, "h0", "corrupt")))
-    assert not site.swarm.avoided
+    assert not site.swarm.edges.avoided
     leaseless = next(number for number, host in enumerate(site.counts) if site.member(host).parents[0])
     for _ in range(3):
         site.do(Received(leaseless, Complaint(BLOB, 0, "", "corrupt")))
-    assert not site.swarm.origin_failures
+    assert not site.swarm.origin.failures
 
 
 def full(hosts: int) -> Swarm:
@@ -533,14 +534,14 @@ def test_a_third_child_goes_to_a_host_with_an_idle_seat() -> None:
     member = next(each for each in swarm.members.values() if len(each.children[0]) == 2)
     child = next(
         each for each in swarm.members.values() if each.parents[0] not in (None, "", member.host) and not each.children[0]
-        and not swarm.receives_through(0, member.host, each.host)
+        and not swarm.edges.receives_through(0, member.host, each.host)
     )  # fmt: skip
-    swarm.attach(0, child.host, member.host)
-    swarm.strained = True
+    swarm.edges.attach(0, child.host, member.host)
+    swarm.passes.strained = True
     for step in range(5):
         spread_overload(swarm, now=step * 0.5)
     assert not [each for each in swarm.members.values() if each.load > each.slots]
-    assert not swarm.strained
+    assert not swarm.passes.strained
 
 
 def test_where_seats_are_short_the_burden_goes_round() -> None:
@@ -551,10 +552,10 @@ def test_where_seats_are_short_the_burden_goes_round() -> None:
     Planner().plan(swarm, leases=8)
     carried = set()
     for step in range(40):
-        swarm.now = step * 0.5
-        spread_overload(swarm, now=swarm.now)
+        swarm.edges.now = step * 0.5
+        spread_overload(swarm, now=swarm.edges.now)
         carried |= {each.host for each in swarm.members.values() if each.slots and each.load > each.slots}
-        assert all(swarm.rooted(stripe, host) for stripe in range(2) for host in swarm.members)
+        assert all(swarm.edges.rooted(stripe, host) for stripe in range(2) for host in swarm.members)
     assert len(carried) >= 4
 
 
@@ -613,7 +614,7 @@ def test_a_lone_child_says_nothing_against_a_host_from_which_it_gets_another_str
             member = swarm.add(host, counts, slots=2, now=0.0)
             member.rates = [20.0, 20.0]
             for stripe, above in enumerate(parents):
-                swarm.attach(stripe, host, above)
+                swarm.edges.attach(stripe, host, above)
         child = swarm.members["child"]
         child.rates, child.lags = [1.0, 20.0], [Lag(0.0, 18), None]
         found = slow_host(swarm, child, now=2.0)

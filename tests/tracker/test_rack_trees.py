@@ -5,8 +5,10 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
+from tracker.core.edges import Edges
+from tracker.core.member import FROM_ORIGIN
 from tracker.core.planning.planner import Planner
-from tracker.core.swarm import FROM_ORIGIN, Swarm
+from tracker.core.swarm import Swarm
 
 BLOB = digest_of(b"blob")
 
@@ -26,7 +28,7 @@ def planned(hosts: int, racks: int, *, zones: int = 1, batch: int = 0, leases: i
 def imports(swarm: Swarm, stripe: int) -> dict[str, int]:
     """By rack how many of its hosts receive from outside."""
     found = dict.fromkeys(swarm.racks, 0)
-    for child, parent in swarm.edges(stripe):
+    for child, parent in swarm.edges.pairs(stripe):
         if parent == FROM_ORIGIN or swarm.members[parent].rack != swarm.members[child].rack:
             found[swarm.members[child].rack] += 1
     return found
@@ -35,11 +37,11 @@ def imports(swarm: Swarm, stripe: int) -> dict[str, int]:
 @pytest.mark.parametrize(("hosts", "racks"), [(24, 3), (24, 4), (100, 7), (320, 10), (64, 64), (3200, 100)])
 def test_each_rack_imports_each_stripe_once_and_nobody_is_overloaded(hosts: int, racks: int) -> None:
     swarm = planned(hosts, racks)
-    assert not swarm.unplanned
+    assert not swarm.edges.unplanned
     for stripe in range(swarm.stripes):
         assert set(imports(swarm, stripe).values()) == {1}
-        assert len(swarm.roots[stripe]) == 1
-        assert all(swarm.rooted(stripe, host) for host in swarm.members)
+        assert len(swarm.edges.roots[stripe]) == 1
+        assert all(swarm.edges.rooted(stripe, host) for host in swarm.members)
     assert max(member.load for member in swarm.members.values()) <= swarm.stripes
 
 
@@ -48,7 +50,7 @@ def test_a_rack_sends_out_no_more_than_a_host() -> None:
     swarm = planned(320, 10)
     sent = dict.fromkeys(swarm.racks, 0)
     for stripe in range(swarm.stripes):
-        for child, parent in swarm.edges(stripe):
+        for child, parent in swarm.edges.pairs(stripe):
             if parent != FROM_ORIGIN and swarm.members[parent].rack != swarm.members[child].rack:
                 sent[swarm.members[parent].rack] += 1
     assert max(sent.values()) <= swarm.stripes
@@ -56,7 +58,7 @@ def test_a_rack_sends_out_no_more_than_a_host() -> None:
 
 def test_racks_form_a_tree_and_not_a_chain() -> None:
     swarm = planned(3200, 100)
-    assert max(swarm.depth(stripe, host) for stripe in range(2) for host in swarm.members) <= 20
+    assert max(swarm.edges.depth(stripe, host) for stripe in range(2) for host in swarm.members) <= 20
 
 
 @pytest.mark.parametrize("batch", [1, 3, 5, 8])
@@ -70,18 +72,18 @@ def test_hosts_that_come_in_batches_stand_as_well(batch: int) -> None:
 def test_when_an_importer_dies_another_host_of_its_rack_imports() -> None:
     swarm = planned(24, 3)
     for stripe in range(swarm.stripes):
-        for victim in [each for each in swarm.members if swarm.rooted(stripe, each)][:5]:
+        for victim in [each for each in swarm.members if swarm.edges.rooted(stripe, each)][:5]:
             swarm.remove(victim)
             Planner().plan(swarm, leases=64)
-            assert not swarm.unplanned
+            assert not swarm.edges.unplanned
             assert set(imports(swarm, stripe).values()) == {1}
 
 
 def test_each_zone_reads_the_origin_for_itself() -> None:
     swarm = planned(60, 6, zones=2)
     for stripe in range(swarm.stripes):
-        assert sorted(swarm.members[root].zone for root in swarm.roots[stripe]) == ["z0", "z1"]
-        for child, parent in swarm.edges(stripe):
+        assert sorted(swarm.members[root].zone for root in swarm.edges.roots[stripe]) == ["z0", "z1"]
+        for child, parent in swarm.edges.pairs(stripe):
             assert parent == FROM_ORIGIN or swarm.members[parent].zone == swarm.members[child].zone
 
 
@@ -92,7 +94,7 @@ def test_names_with_slashes_keep_racks_apart() -> None:
     assert len(swarm.racks) == 2
     Planner().plan(swarm, leases=8)
     for stripe in range(2):
-        assert sorted(swarm.members[root].zone for root in swarm.roots[stripe]) == ["a", "a/b"]
+        assert sorted(swarm.members[root].zone for root in swarm.edges.roots[stripe]) == ["a", "a/b"]
 
 
 def test_many_racks_that_lack_seats_are_planned_in_time_that_grows_with_them() -> None:
@@ -101,33 +103,33 @@ def test_many_racks_that_lack_seats_are_planned_in_time_that_grows_with_them() -
     for number in range(1000):
         swarm.add(f"h{number}", [0, 0], slots=0, now=0.0, rack=f"r{number}")
     looks = 0
-    rooted = Swarm.rooted
+    rooted = Edges.rooted
 
-    def counted(self: Swarm, stripe: int, host: str) -> bool:
+    def counted(self: Edges, stripe: int, host: str) -> bool:
         nonlocal looks
         looks += 1
         return rooted(self, stripe, host)
 
-    Swarm.rooted = counted  # type: ignore[method-assign]
+    Edges.rooted = counted  # type: ignore[method-assign]
     try:
         Planner().plan(swarm, leases=8)
     finally:
-        Swarm.rooted = rooted  # type: ignore[method-assign]
-    assert not swarm.unplanned
+        Edges.rooted = rooted  # type: ignore[method-assign]
+    assert not swarm.edges.unplanned
     assert looks < 50_000
 
 
 def test_a_zone_without_a_lease_is_fed_from_another() -> None:
     """The cap of the origin holds, and nobody waits."""
     swarm = planned(60, 6, zones=2, leases=2)
-    assert sum(map(len, swarm.roots)) == 2
-    assert not swarm.unplanned
+    assert sum(map(len, swarm.edges.roots)) == 2
+    assert not swarm.edges.unplanned
 
 
 def test_a_rack_that_gets_a_second_importer_keeps_one() -> None:
     """The way up of the first one was broken when the second one was planned."""
     swarm = planned(24, 3)
-    root = next(iter(swarm.roots[0]))
+    root = next(iter(swarm.edges.roots[0]))
     importer = next(
         each
         for each in swarm.members.values()
@@ -135,10 +137,10 @@ def test_a_rack_that_gets_a_second_importer_keeps_one() -> None:
     )
     waiting = next(each for each in importer.children[0])
     for host in (root, importer.parents[0] or "", waiting):
-        swarm.detach(0, host)
+        swarm.edges.detach(0, host)
     for _ in range(3):
         Planner().plan(swarm, leases=64)
-    assert not swarm.unplanned
+    assert not swarm.edges.unplanned
     assert set(imports(swarm, 0).values()) == {1}
 
 
@@ -150,9 +152,9 @@ def test_the_rack_of_those_who_receive_by_bittorrent_reads_for_the_others(rack: 
         swarm.add(f"h{number}", [0] * swarm.stripes, slots=swarm.stripes, now=0.0, rack=f"r{number // 6}")
         swarm.set_transport(f"h{number}", number // 6 == rack and number % 2 == 0)
     Planner().plan(swarm, leases=64)
-    assert not swarm.unplanned
+    assert not swarm.edges.unplanned
     for stripe in range(swarm.stripes):
-        assert set(swarm.roots[stripe]) <= set(swarm.swarming) and len(swarm.roots[stripe]) == 1
+        assert set(swarm.edges.roots[stripe]) <= set(swarm.swarming) and len(swarm.edges.roots[stripe]) == 1
         assert set(imports(swarm, stripe).values()) == {1}
     assert max(member.load for member in swarm.members.values()) <= swarm.stripes
 
@@ -163,7 +165,7 @@ def test_an_importer_above_the_other_importer_of_its_rack_is_not_taken_away() ->
     for name, rack, count in (("o", "c", 500), ("x", "a", 100), ("y", "b", 300), ("z", "a", 200)):
         swarm.add(name, [count, 512], slots=2, now=0.0, rack=rack)
     for child, parent in (("o", FROM_ORIGIN), ("y", "x"), ("z", "y")):
-        swarm.attach(0, child, parent)
+        swarm.edges.attach(0, child, parent)
     for _ in range(3):
         Planner().plan(swarm, leases=0)
-    assert not swarm.unplanned
+    assert not swarm.edges.unplanned

@@ -58,11 +58,11 @@ def test_after_a_pass_that_found_little_to_do_the_next_need_not_wait_long() -> N
     ((blob, swarm),) = known.items()
     pauses = []
     for edges in (0, 100, members):
-        swarm.unplanned = dict.fromkeys((0, f"h{host}") for host in range(edges))
+        swarm.edges.unplanned = dict.fromkeys((0, f"h{host}") for host in range(edges))
         schedule.ask(blob, "slow", 10.0 * edges)
         assert schedule.take(known, 10.0 * edges) == [swarm]
-        pauses.append(swarm.rested_at - 10.0 * edges)
-        swarm.unplanned.clear()
+        pauses.append(swarm.passes.rested_at - 10.0 * edges)
+        swarm.edges.unplanned.clear()
     assert pauses == sorted(pauses) and pauses[0] < pauses[1] / 2 < pauses[2] / 2
     assert pauses[2] == pytest.approx((members - AT_ONCE_MAX) * PAUSE_S_PER_MEMBER)
 

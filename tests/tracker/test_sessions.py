@@ -333,7 +333,7 @@ async def test_a_watched_host_keeps_its_pace_and_who_is_to_report_more_often_has
     monkeypatch.setattr(service, "LOAD_S", 0.0)
     tracker = Service(Fleet(0.0), Content(None))
     boxes = [tracker.open_session(Hello(PROTOCOL_VERSION, f"h{number}", f"10.0.0.{number}:1"))[1] for number in (0, 1)]
-    tracker.fleet.probing.watch(["h0"], now=0.0)
+    tracker.fleet.probing.probe(["h0"], now=0.0)
     for box in boxes:
         await box.take()
     monkeypatch.setattr(report_rate, "BUSY_SHARE", -1.0)

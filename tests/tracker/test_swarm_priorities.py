@@ -10,10 +10,11 @@ from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Hello, Holding, Le
 from p2pdist.model.pieces import PieceLayout
 from tracker.core.events import Received, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import RETRY_S, Fleet
+from tracker.core.member import FROM_ORIGIN
 from tracker.core.origin.leases import Leases
 from tracker.core.planning.schedule import JOIN_BATCH_S
 from tracker.core.repair.reputation import RECOVERY_S
-from tracker.core.swarm import FROM_ORIGIN, Swarm
+from tracker.core.swarm import Swarm
 
 PIECE = 65536
 PIECES = 8
@@ -164,7 +165,7 @@ def test_leases_that_agents_brought_along_count() -> None:
         swarm = Swarm(Digest(f"sha256:{number:064}"), PieceLayout(PIECES * PIECE, PIECE))
         swarm.add("h", [0], slots=2, now=0.0)
         if number < 2:
-            swarm.attach(0, "h", FROM_ORIGIN)
+            swarm.edges.attach(0, "h", FROM_ORIGIN)
         swarms.append(swarm)
     leases = Leases(swarms, 2)
     assert [leases.free(swarm) for swarm in swarms] == [0, 0, 0]
@@ -196,7 +197,7 @@ def slow_uplink(priority: Priority, other: Priority, *, gone_for_s: float = 0.0)
         control.go(gone_for_s)
     swarm = control.fleet.swarms[blob]
     slow = next(each.host for each in swarm.members.values() if each.parents[0] and each.children[0])
-    below = [host for host in hosts if host != slow and swarm.receives_through(0, host, slow)]
+    below = [host for host in hosts if host != slow and swarm.edges.receives_through(0, host, slow)]
     for step in range(11):
         for host in hosts:
             for stripe in range(2):

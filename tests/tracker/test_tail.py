@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
+from tracker.core.member import Member
 from tracker.core.rebalance.chains import PIECES_MIN
 from tracker.core.rebalance.tail import hand_over
-from tracker.core.swarm import Member, Swarm
+from tracker.core.swarm import Swarm
 
 LAYOUT = PieceLayout(1024 << 16, 1 << 16)
 WHOLE = LAYOUT.count // 2
@@ -32,7 +33,7 @@ class Tail:
         return self.add(name, 0)
 
     def receive(self, name: str, parent: str) -> None:
-        self.swarm.attach(0, name, parent)
+        self.swarm.edges.attach(0, name, parent)
 
     def parents(self) -> dict[str, str | None]:
         return {name: member.parents[0] for name, member in self.swarm.members.items() if member.parents[0]}
@@ -94,9 +95,9 @@ def test_nobody_gets_more_children_than_seats() -> None:
         for number in range(4):
             name = f"{stripe} {number}"
             swarm.add(name, [WHOLE - 100 * (each == stripe) for each in range(2)], slots=0, now=0.0)
-            swarm.attach(stripe, name, "busy")
+            swarm.edges.attach(stripe, name, "busy")
     swarm.add("own", [WHOLE - 20, WHOLE], slots=0, now=0.0)
-    swarm.attach(0, "own", "helper")
+    swarm.edges.attach(0, "own", "helper")
     while hand_over(swarm):
         pass
     assert swarm.members["helper"].load == 2

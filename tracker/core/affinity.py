@@ -122,7 +122,7 @@ class Affinity:
         does."""
         swarm, spared = self.swarms.get(digest), self.spares.get(digest)
         # Agents may be wrong about a size, the manifest that named the blob is not.
-        held = swarm.held if swarm is not None and swarm.layout.size == size else None
+        held = swarm.bytes_held if swarm is not None and swarm.layout.size == size else None
         if not spared:
             return held
         return {**(held or {}), **dict.fromkeys(spared, size)}

@@ -1,25 +1,28 @@
-"""The tracker's core: hosts, their sessions, and the swarms that they form.
+"""Fleet: the tracker's core, with all hosts, their sessions, and the swarms that they form.
 
-Theory. Agents say what they hold and want (`Holding`), how far they are (`Report`) and who failed
-them (`Complaint`); the core answers with plans (`Assign`). Everything about swarms is soft: after a
-restart agents say what they hold and from whom they receive, and their running streams are adopted
-as the tree. A host that someone receives from but that has not come back yet stands in as absent.
+Theory. Agents say what they hold and want (`Holding`), how far they are (`Report`) and which source
+failed them (`Complaint`); the core answers with plans (`Assign`). Everything about swarms is soft:
+after a restart agents say what they hold and from whom they receive, and the core takes their
+running streams for the edges of its trees. A host that others receive from and that has not
+reconnected yet is a member that is absent.
 
-A host whose session breaks, or that falls silent while others wait for it, is absent in its swarms
-(presence.py): it gets no new parents and no new children, and what it does not confirm in time is
-taken from it.
+A host whose session ends, or that is silent while others wait for it, is absent in its swarms
+(monitor/presence.py): it gets no new parents and no new children, and what it does not confirm in
+time is taken from it. Joins of the same moment are planned together (planning/schedule.py); lost
+and failing parents are replaced at once; receivers for which there was no parent are looked at
+again every RETRY_S.
 
-Invariants: the number of origin leases never passes `origin_streams_max`, and each stripe of a blob
-has at most one, beside those that agents brought along; for GRACE_S after the start a swarm that
-was under way gets no new lease, since its roots may still come back.
+Invariants: the number of origin leases never exceeds `origin_streams_max`, and each stripe of a
+blob has at most one, beside those that agents brought along; for GRACE_S after the start a swarm
+that was under way gets no new lease, since its roots may still reconnect.
 
-Joins of the same moment are planned together (schedule.py); lost and failing parents are replaced
-at once; those for whom there was no parent are looked at again every RETRY_S.
+Around it: `Membership` adds hosts to swarms, `Complaints` handles failed sources, `Slowness` judges
+hosts by their reports, `Reputation` says how many upload slots a host has, `Planner` gives
+receivers their parents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -34,99 +37,91 @@ from p2pdist.model.messages import (
     Holdings,
     Leaving,
     Left,
-    Pace,
     Reject,
     Report,
     Welcome,
 )
-from p2pdist.model.pieces import PieceLayout
-from p2pdist.model.plan import by_name
 from p2pdist.model.url import redacted
 from tracker.core.capacity import Capacities
+from tracker.core.complaints import Complaints
 from tracker.core.events import Command, Described, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
+from tracker.core.member import Member
+from tracker.core.membership import HOSTS_MAX, Membership
 from tracker.core.monitor.lateness import Lateness
 from tracker.core.monitor.presence import GRACE_S, Presence
-from tracker.core.monitor.probing import PROBE_INTERVAL_S, SELDOM_S, Probing
-from tracker.core.monitor.progress import (
-    FAIR_REPORTS,
-    gets_fair_share,
-    limited,
-    note_rates,
-    silent_parents,
-    slow_edges,
-    slow_host,
-)
+from tracker.core.monitor.probing import PROBE_INTERVAL_S, SELDOM_S, Probing, ask_reports
+from tracker.core.monitor.progress import note_rates
 from tracker.core.origin.leases import Leases, origin_limits
 from tracker.core.origin.superpeers import share_origin
 from tracker.core.planning.assignments import assignments
 from tracker.core.planning.planner import Planner
 from tracker.core.planning.schedule import JOIN_BATCH_S, Schedule
-from tracker.core.planning.slow_receivers import relocate
 from tracker.core.policy.book import PolicyBook
 from tracker.core.rebalance.overload import PAUSE_S, spread_overload
 from tracker.core.rebalance.tail import Tail
-from tracker.core.repair.repair import (
-    AVOID_S,
-    GIVES_S,
-    GIVING_COMPLAINTS,
-    STUCK_COMPLAINTS,
-    at_fault,
-    avoid_s,
-    free_blocked,
-    move_lease,
-    origin_failed,
-    reattach,
-    spare_origin,
-)
+from tracker.core.repair.repair import reattach, spare_origin
 from tracker.core.repair.reputation import Reputation
+from tracker.core.repair.slowness import Slowness
 from tracker.core.report_rate import SHORTEST_S
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, key_of, layout_of
+from tracker.core.swarm import Swarm
 
 RETRY_S = 0.5
-PARTED_S = 30.0
-"""For so long two hosts are not parted again because little comes from the one to the other."""
-NAMELESS_S = 15.0
-"""So long a host whose name servers do not answer is given no other that is known by name."""
-
-HOSTS_MAX = 200_000
-SWARMS_MAX = 100_000
 
 
 @dataclass(slots=True)
 class Fleet:
-    """See the module's text. `origin` is the URL of central storage as every agent is told it,
-    without what may be secret in it. `origin_streams_max` is the cap on leases over all swarms,
-    `origin_bytes_s` (0 for none) on what all read. Hosts that were just told to report more often
-    may still do it as seldom as every `patience_s`."""
+    """All hosts of a tracker, and their swarms. Changes only through `handle`."""
 
     started_at: float
+    """Time at which the tracker started."""
     origin: str = ""
+    """URL of central storage as every agent is told it, without what may be secret in it."""
     origin_streams_max: int = 64
+    """Cap on leases over all swarms, and on the readers of one stripe in one zone."""
     origin_bytes_s: float = 0.0
+    """Cap on what all hosts together read of the origin; 0 for none."""
     report_interval_s: float = SHORTEST_S
+    """How often agents are asked to report. The service writes it."""
     patience_s: float = 0.0
+    """Hosts that were just asked to report more often may still take so long. The service writes it."""
     hosts: dict[str, Host] = field(default_factory=dict)
+    """Hosts by name. `handle`, Membership, Presence."""
     swarms: dict[Digest, Swarm] = field(default_factory=dict)
+    """Swarms by key. Membership."""
     capacities: Capacities = field(default_factory=Capacities)
+    """Uplinks and downlinks as far as known; outlives swarms and sessions."""
     policies: PolicyBook = field(default_factory=PolicyBook)
-    _sessions: dict[int, str] = field(default_factory=dict)
-    _layouts: dict[Digest, PieceLayout] = field(default_factory=dict)
-    """How blobs are cut, as manifests say."""
+    """Policies of the packages."""
     schedule: Schedule = field(default_factory=Schedule)
+    """When swarms are planned."""
+    probing: Probing = field(default_factory=Probing)
+    """Hosts that are asked to report often for a while."""
     reputation: Reputation = field(init=False)
-    _presence: Presence = field(init=False)
+    """Upload slots of hosts, and penalties."""
+    _sessions: dict[int, str] = field(default_factory=dict)
+    """Host names by session. `_opened`, `_closed`."""
     _tail: Tail = field(default_factory=Tail)
     _lateness: Lateness = field(default_factory=Lateness)
-    probing: Probing = field(default_factory=Probing)
     _planner: Planner = field(default_factory=Planner)
+    _presence: Presence = field(init=False)
+    _membership: Membership = field(init=False)
+    _complaints: Complaints = field(init=False)
+    _slowness: Slowness = field(init=False)
 
     def __post_init__(self) -> None:
         self.origin = redacted(self.origin)
+        schedule, probing = self.schedule, self.probing
         self._presence = Presence(self.hosts, self.swarms, self.started_at)
-        self.reputation = Reputation(self.hosts, self.swarms, self.schedule, self.capacities)
+        self.reputation = Reputation(self.hosts, self.swarms, schedule, self.capacities)
+        self._membership = Membership(self.hosts, self.swarms, schedule, self.reputation, self._presence)
+        self._complaints = Complaints(self._membership, self.reputation, schedule, probing)
+        self._slowness = Slowness(
+            self.hosts, schedule, self.capacities, self.policies, self._presence, probing, self.reputation
+        )
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
+        """Take an event and plan what is due; returns what is to be sent."""
         out: list[Command] = []
         match event:
             case Received(session, message):
@@ -139,13 +134,13 @@ class Fleet:
                 self._tick(now, out)
             case Described(layouts):
                 for blob, layout in layouts:
-                    self._describe(blob, layout, now)
+                    self._membership.describe(blob, layout, now=now)
         self._plan_due(now, out)  # Due asks for nothing else
         return out
 
     @property
     def lost(self) -> dict[str, Host]:
-        """Hosts that ended without a word in the last hour, by name; for people, and nothing is
+        """Hosts that ended without saying so in the last hour, by name; for people, and nothing is
         planned with them."""
         return self._presence.gone
 
@@ -167,15 +162,11 @@ class Fleet:
             out += [Send(session, Reject(UsageError("this tracker has too many hosts").problem())), Drop(session)]
             return
         host = self.hosts.setdefault(hello.host, Host(hello.host))
-        self.lost.pop(hello.host, None)
+        self._presence.found(host)
         if host.session is not None:
             self._sessions.pop(host.session, None)
             out.append(Drop(host.session))
-        host.expire_penalties(now=now, started_anew=True)
-        host.address, host.zone, host.rack, host.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port
-        host.tls, host.instance = hello.tls, hello.instance
-        host.session, host.absent_since, host.origin_limit_bytes_s, host.leaving = session, None, 0.0, False
-        host.download_bytes_s = hello.download_bytes_s
+        host.connect(session, hello, now=now)
         self.capacities.declare(host.name, hello.upload_bytes_s)
         self._sessions[session] = hello.host
         if host.swarms:
@@ -187,32 +178,36 @@ class Fleet:
         if name is None:
             return
         host = self.hosts[name]
-        host.session, host.absent_since = None, now
+        host.disconnect(now)
         self._presence.lost(host, now)
+
+    # -- messages
 
     def _received(self, session: int, message: FromAgent, now: float, out: list[Command]) -> None:
         name = self._sessions.get(session)
         if name is None:
             return
+        host = self.hosts[name]
         about: Digest | None = None
         try:
             match message:
                 case Report():
                     self._report(name, message, now)
-                case Holding() if not self.hosts[name].leaving:
-                    self._hold(self.hosts[name], message, now)
+                case Holding() if not host.leaving:
+                    self._hold(host, message, now)
                 case Holdings(blobs):
                     for holding in blobs:
-                        # Each for itself: one that cannot be true must not keep the others from
-                        # being known.
+                        # One at a time: one that cannot be true must not keep the others from being
+                        # known.
                         self._received(session, holding, now, out)
                 case Complaint():
-                    self._complaint(name, message, now, out)
+                    probes = self.report_interval_s > SELDOM_S
+                    out += self._complaints.handle(host, message, late=self._late, probes=probes, now=now)
                 case Left(blob):
-                    if (key := self.hosts[name].key(blob)) in self.hosts[name].swarms:
-                        self.reputation.leave(self.hosts[name], self.swarms[key], "left", now=now)
+                    if (key := host.key(blob)) in host.swarms:
+                        self._membership.leave(host, self.swarms[key], "left", now=now)
                 case Leaving():
-                    self.reputation.depart(self.hosts[name], now=now)
+                    self._membership.drain(host, now=now)
                 case Hello():
                     raise UsageError("a session says hello once")
         except P2PDistError as error:
@@ -220,73 +215,45 @@ class Fleet:
                 about = message.blob
             out.append(Send(session, Reject(error.problem(), about)))
 
-    # -- swarms
-
     def _hold(self, host: Host, holding: Holding, now: float) -> None:
+        """A host says what it holds of a blob, and from whom it receives it."""
         self.policies.admit(host.zone, holding)
-        swarm = self._swarm(holding)
+        swarm = self._membership.swarm_of(holding)
         counts = list(holding.counts)
         swarm.check_counts(counts)
         if host.name in holding.parents:
             raise UsageError(f"{host.name} says that it receives from itself")
-        other = host.key(holding.blob)
-        if other != swarm.key and other in host.swarms:
-            self.reputation.leave(host, self.swarms[other], "it says that the blob is cut differently", now=now)
-        self.swarms[swarm.key] = swarm
+        self._membership.enter(host, swarm, now=now)
         member = swarm.members.get(host.name)
         if member is None:
-            member = self.reputation.join(host, swarm, counts, now=now)
-            swarm.under_way = swarm.under_way or any(counts)
+            member = self._membership.join(host, swarm, counts, now=now)
+            if any(counts):
+                swarm.passes.set_under_way()
             swarm.record(now, f"{host.name} joins with {sum(counts)} pieces")
         else:
             swarm.set_location(host.name, host.zone, host.rack)
             self._recount(swarm, member, counts, now)
-            member.slots = max(member.slots, self.reputation.slots(host, swarm, now=now))
+            member.set_slots(max(member.slots, self.reputation.slots(host, swarm, now=now)))
             if not member.present:
-                swarm.notify_children(host.name)
-        member.absent_since, member.silent, member.heard_at = None, False, now
+                swarm.edges.notify_children(host.name)
+        member.mark_present()
+        member.hear(now)
         swarm.set_priority(host.name, holding.priority)
         swarm.set_transport(host.name, holding.swarm)
-        self.reputation.sort(host, swarm)
+        self._membership.sort(host, swarm)
         if not member.seed:
-            streams = len(holding.parents) == swarm.stripes
-            for stripe, parent in enumerate(holding.parents if streams else (None,) * swarm.stripes):
-                reattach(swarm, member, stripe, parent, lambda name: self._add_absent(swarm, name, now))
+            named = len(holding.parents) == swarm.stripes
+            for stripe, parent in enumerate(holding.parents if named else (None,) * swarm.stripes):
+                reattach(swarm, member, stripe, parent, lambda name: self._membership.add_absent(swarm, name, now=now))
         spare_origin(swarm, host.name)
         self.schedule.join(swarm, now)
 
-    def _swarm(self, holding: Holding) -> Swarm:
-        """The swarm of hosts that say the same of how the blob is cut. The swarm of what a manifest
-        says has the blob's digest as its key; without a manifest, the swarm of what was said
-        first."""
-        layout, blob = layout_of(holding), holding.blob
-        first, other = self.swarms.get(blob), key_of(blob, layout)
-        if first is not None and first.layout == layout:
-            return first
-        if other in self.swarms:
-            return self.swarms[other]
-        if len(self.swarms) >= SWARMS_MAX:
-            raise UsageError("this tracker has too many swarms")
-        main = first is None and self._layouts.get(blob, layout) == layout
-        return Swarm(blob, layout, key=blob if main else other)
-
-    def _describe(self, blob: Digest, layout: PieceLayout, now: float) -> None:
-        """A manifest says how a blob is cut. The first one counts."""
-        if blob in self._layouts:
-            return
-        while len(self._layouts) >= SWARMS_MAX:
-            del self._layouts[next(iter(self._layouts))]
-        self._layouts[blob] = layout
-        claimed = self.swarms.get(blob)
-        if claimed is not None and claimed.layout != layout:
-            self.reputation.rename(claimed, key_of(blob, claimed.layout), now=now)
-        if (right := self.swarms.get(key_of(blob, layout))) is not None:
-            self.reputation.rename(right, blob, now=now)
-
     def _recount(self, swarm: Swarm, member: Member, counts: list[int], now: float) -> None:
+        """A member has other piece counts than before, maybe smaller ones."""
+        host = self.hosts[member.host]
         if any(new < old for new, old in zip(counts, member.counts, strict=True)):
             swarm.forget_pieces(member.host, counts)
-            self.reputation.sort(self.hosts[member.host], swarm)
+            self._membership.sort(host, swarm)
             self.schedule.ask(swarm.key, "lost pieces", now + JOIN_BATCH_S)
             return
         note_rates(swarm, member, counts, now=now)
@@ -294,28 +261,15 @@ class Fleet:
         complete = swarm.advance(member.host, counts, now=now)
         if sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals)) > whole:
             self._tail.note(swarm.key)
-        self.reputation.sort(self.hosts[member.host], swarm)
+        self._membership.sort(host, swarm)
         if spare_origin(swarm, member.host):
             self.schedule.ask(swarm.key, "whole copy", now)
         if complete:
             swarm.record(now, f"{member.host} is complete")
             self.schedule.ask(swarm.key, "complete", now + JOIN_BATCH_S)
 
-    def _add_absent(self, swarm: Swarm, name: str, now: float) -> bool:
-        """Take a host into a swarm because another receives from it; it is absent until it speaks
-        for itself."""
-        host = self.hosts.get(name)
-        if host is None:
-            if len(self.hosts) >= HOSTS_MAX:
-                return False
-            host = self.hosts[name] = Host(name, absent_since=now)
-        if host.leaving or host.key(swarm.blob) in host.swarms:  # in a swarm of the blob it speaks for itself
-            return False
-        self.reputation.join(host, swarm, [0] * swarm.stripes, now=now)
-        self._presence.assumed(host, swarm, now)
-        return True
-
     def _report(self, name: str, report: Report, now: float) -> None:
+        """A host says how far it is; agents leave out the blobs of which nothing came."""
         host = self.hosts[name]
         for blob in self._presence.heard(host):
             self.schedule.ask(blob, "back", now)
@@ -327,11 +281,13 @@ class Fleet:
                 self._recount(swarm, swarm.members[name], counts, now)
         self.capacities.sample(name, report.sent_bytes, report.busy_s)
         if report.sent_bytes:
-            host.sent_at = now
-        self._lateness.reported(host, interval_s=self._interval_s, now=now)
+            host.note_sent(now)
+        interval_s = self._interval_s
+        self._lateness.reported(host, interval_s=interval_s, now=now)
         late = self._late(now)
         for blob in host.receiving:
-            self._watch(self.swarms[blob], name, now, still=blob not in advanced, late=late)
+            still = blob not in advanced
+            self._slowness.judge(self.swarms[blob], host, still=still, late=late, interval_s=interval_s, now=now)
 
     @property
     def _interval_s(self) -> float:
@@ -339,178 +295,50 @@ class Fleet:
         return max(self.report_interval_s, self.patience_s)
 
     def _late(self, now: float) -> bool:
-        """Whether the fleet as a whole is late with its reports, so that nobody can be judged."""
+        """Whether the fleet as a whole is late with its reports, so that no host can be judged."""
         return self._lateness.late(interval_s=self._interval_s, now=now)
-
-    def _watch(self, swarm: Swarm, name: str, now: float, *, still: bool, late: bool) -> None:
-        """Look whether somebody holds up the host that has just reported, unless the fleet is
-        `late`; `still`: nothing came; agents leave out what did not change."""
-        member = swarm.members[name]
-        if still:
-            note_rates(swarm, member, member.counts, now=now)
-        member.heard_at = now
-        if name in swarm.swarming:
-            return  # a swarm finds its own way around those who are slow
-        if late:
-            member.lags = [None] * swarm.stripes
-            return
-        for parent in silent_parents(swarm, member, self.probing.asked_at, interval_s=self._interval_s, now=now):
-            self._presence.silent(self.hosts[parent], now)
-            for blob in self.hosts[parent].swarms:
-                self.schedule.ask(blob, "silent", now)
-        if self.policies.paced(swarm.blob):
-            return  # who keeps to a policy's rate is not slow
-        member.fair_reports = member.fair_reports + 1 if member.slow_receiver and gets_fair_share(swarm, member) else 0
-        if member.fair_reports >= FAIR_REPORTS:
-            self.reputation.clear_slow_receiver(self.hosts[name], now=now)
-        found = limited(swarm, member, self.hosts[name].download_bytes_s) or slow_host(swarm, member, now=now)
-        if found is not None and self.reputation.excused(swarm, now=now):
-            found = None
-        if found is not None and self.capacities.mark_slow(found[0], found[1], downlink=found[2], now=now):
-            self.reputation.relieve(self.hosts[found[0]], "lags" if found[2] else "children lag", now=now)
-            self.probing.judged(found[0], now=now)
-        else:
-            self._part(swarm, member, now)
-
-    def _part(self, swarm: Swarm, member: Member, now: float) -> None:
-        """Take a host away from parents from whom it gets too little, though neither of the two is
-        slow, or where it is in the way."""
-        if relocate(swarm, member, now=now):
-            self.schedule.ask(swarm.key, "in the way", now)
-        for stripe in slow_edges(swarm, member, now=now) if not member.slow_receiver else ():
-            parent = member.parents[stripe] or ""
-            if (member.host, parent) in swarm.parted:
-                continue  # it got no other parent, or no more from another
-            swarm.parted[member.host, parent] = now + PARTED_S
-            swarm.record(now, f"{member.host} gets too little of stripe {stripe} from {parent}")
-            swarm.avoided[member.host, parent] = now + AVOID_S
-            swarm.detach(stripe, member.host)
-            self.schedule.ask(swarm.key, "slow edge", now)
-
-    def _complaint(self, name: str, complaint: Complaint, now: float, out: list[Command]) -> None:
-        swarm = self.swarms.get(self.hosts[name].key(complaint.blob))
-        if swarm is None or name not in swarm.members or not 0 <= complaint.stripe < swarm.stripes:
-            return
-        source, reason = complaint.source, complaint.reason
-        if source != FROM_ORIGIN and (source == name or source not in swarm.members):
-            return
-        swarm.record(now, f"{name} complains of {source or 'the origin'} in stripe {complaint.stripe}: {reason}")
-        if reason in {"stalled", "slow"} and self._late(now):
-            return  # all stand still at once: it is nobody's fault
-        if source == FROM_ORIGIN:
-            self._origin_complaint(swarm, name, complaint.stripe, reason, now, out)
-            return
-        child, stripe = swarm.members[name], complaint.stripe
-        if reason in {"stalled", "slow"} and self.report_interval_s > SELDOM_S:
-            sisters, where = swarm.members[source].children[stripe], (swarm.key, stripe)
-            self.probing.complained(name, source, sisters, where, now=now)
-            self._set_report_rate(self.probing.begin(now=now), PROBE_INTERVAL_S, out)
-        if reason == "slow":
-            return
-        if complaint.nameless:
-            self._nameless(swarm, child, now)
-            if child.parents[stripe] == source:
-                swarm.detach(stripe, name)
-            return
-        child.complaints[stripe] += 1
-        if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
-            if free_blocked(swarm, stripe, name, now=now):
-                self.schedule.ask(swarm.key, "stuck", now)
-            return
-        gives = source in self.hosts and now - self.hosts[source].sent_at < GIVES_S
-        if reason == "stalled" and child.complaints[stripe] < (GIVING_COMPLAINTS if gives else STUCK_COMPLAINTS):
-            swarm.parted[name, source] = now + AVOID_S
-        else:  # not its own pace, then: whoever else gave it little may be just as far away
-            swarm.parted = {pair: until for pair, until in swarm.parted.items() if pair[0] != name}
-        swarm.avoided[name, source] = now + avoid_s(child, stripe, reason)
-        if child.parents[stripe] == source:
-            swarm.detach(stripe, name)
-            if reason in {"stalled", "corrupt"}:
-                move_lease(swarm, stripe, source, now=now, at_once=False)
-        host = self.hosts.get(source)
-        if host is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
-            if host.session is None and source in swarm.members:
-                self.reputation.leave(host, swarm, "dead", now=now)
-            elif reason != "reset" or not self.reputation.excused(swarm, now=now):
-                self.reputation.penalise(host, name, reason, now=now)
-        self.schedule.ask(swarm.key, reason, now)
-
-    def _nameless(self, swarm: Swarm, child: Member, now: float) -> None:
-        """A host cannot look names up: for a while it is given no host that is known by name, and
-        none of them is at fault. What it receives from some of them goes on."""
-        named = [name for name in swarm.members if by_name(self.hosts[name].address)]
-        swarm.avoided.update({(child.host, name): now + NAMELESS_S for name in named if name != child.host})
-        self.schedule.ask(swarm.key, "nameless", now)
-
-    def _set_report_rate(self, names: Iterable[str], interval_s: float, out: list[Command]) -> None:
-        """Ask hosts to report at this interval."""
-        sessions = (self.hosts[name].session for name in names if name in self.hosts)
-        out += [Send(session, Pace(interval_s)) for session in sessions if session is not None]
-
-    def _origin_complaint(
-        self, swarm: Swarm, name: str, stripe: int, reason: str, now: float, out: list[Command]
-    ) -> None:
-        """The holder of a lease cannot read the origin: somebody else may, or the swarm ends."""
-        if name not in swarm.roots[stripe]:
-            if reason != "unavailable" and name in swarm.readers():
-                swarm.sharing_failed = True
-                self.schedule.ask(swarm.key, reason, now)
-            return  # only the holder of the lease reads there
-        member = swarm.members[name]
-        member.complaints[stripe] += 1
-        if reason == "stalled" and member.complaints[stripe] < STUCK_COMPLAINTS:
-            return  # a reader waits for its children, too, when they are slow to take what it has read
-        moved, error = origin_failed(swarm, stripe, name, reason, now=now)
-        if moved:
-            self.schedule.ask(swarm.key, reason, now)
-        if error is None:
-            return
-        for member in swarm.members.values():
-            session = self.hosts[member.host].session
-            if session is not None and not member.seed:
-                out.append(Send(session, Reject(error.problem(), swarm.blob)))
 
     # -- time
 
     def _tick(self, now: float, out: list[Command]) -> None:
+        """Do what the time asks for: expire, rebalance, and end probes."""
         self._lateness.count(self.hosts, interval_s=self._interval_s, now=now)
         self.reputation.expire(now=now)
         self._presence.expire(now)
         for host, blob in self._presence.overdue(now):
-            self.reputation.leave(host, self.swarms[blob], "absent", now=now)
+            self._membership.leave(host, self.swarms[blob], "absent", now=now)
             if host.session is not None:
                 # It is taken for gone and is not: in a new session it says again what it holds.
                 out.append(Drop(host.session))
         for swarm in self.swarms.values():
-            if swarm.avoided:
-                swarm.avoided = {pair: until for pair, until in swarm.avoided.items() if until > now}
-            if swarm.parted:
-                swarm.parted = {pair: until for pair, until in swarm.parted.items() if until > now}
-            if swarm.unplanned:
+            swarm.edges.expire(now)
+            if swarm.edges.unplanned:
                 self.schedule.retry(swarm.key, now + RETRY_S)
-            if swarm.strained and now - swarm.spread_at >= PAUSE_S:
-                swarm.now = now
+            if swarm.passes.strained and now - swarm.passes.spread_at >= PAUSE_S:
+                swarm.edges.set_now(now)
                 self.reputation.retry(swarm, now=now)
                 if spread_overload(swarm, now=now):
                     self.schedule.ask(swarm.key, "balance", now)
         for blob in self._tail.catch_up(self.swarms, now=now):
             self.schedule.ask(blob, "late", now)
-        self._set_report_rate(self.probing.ended(now), self.report_interval_s, out)
-        self._set_report_rate(self.probing.begin(now=now), PROBE_INTERVAL_S, out)
+        out += ask_reports(self.hosts, self.probing.ended(now), self.report_interval_s)
+        out += ask_reports(self.hosts, self.probing.begin(now=now), PROBE_INTERVAL_S)
 
     def _plan_due(self, now: float, out: list[Command]) -> None:
+        """Plan the swarms that are due, and tell their hosts."""
         due = self.schedule.take(self.swarms, now)
         leases = Leases(self.swarms.values() if due else (), self.origin_streams_max, self.policies)
         for swarm in due:
-            swarm.now = now
+            swarm.edges.set_now(now)
             before = swarm.leases()
             self.reputation.set_fanout(swarm, now=now)
-            may_be_out = now - self.started_at < GRACE_S and swarm.under_way
+            may_be_out = now - self.started_at < GRACE_S and swarm.passes.under_way
             self._planner.plan(swarm, leases=0 if may_be_out else leases.free(swarm))
             share_origin(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)
-            if swarm.leases() > before and self.report_interval_s > SELDOM_S:  # a slow root holds everybody up
-                self._set_report_rate(self.probing.probe(chain(*swarm.roots), now=now), PROBE_INTERVAL_S, out)
+            if swarm.leases() > before and self.report_interval_s > SELDOM_S:  # a slow root holds up all hosts
+                roots = chain(*swarm.edges.roots)
+                out += ask_reports(self.hosts, self.probing.probe(roots, now=now), PROBE_INTERVAL_S)
             out += assignments(swarm, self.hosts)
         if due:
             out += origin_limits(self.swarms.values(), self.hosts, self.origin_bytes_s)

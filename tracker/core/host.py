@@ -1,4 +1,4 @@
-"""What the tracker knows of one host."""
+"""Host: what the tracker knows of one host."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from math import inf
 
 from p2pdist.model.digest import Digest
+from p2pdist.model.messages import Hello
 
 BAN_REPORTERS_MIN = 2
-"""So many hosts must blame a host before it is shunned: one alone may be at fault itself."""
+"""So many hosts must report failures of a host before it is banned: one alone may be at fault
+itself."""
 
 PENALTY_S = 60.0
 CORRUPT_PENALTY_S = 600.0
@@ -16,31 +18,77 @@ CORRUPT_PENALTY_S = 600.0
 
 @dataclass(slots=True)
 class Host:
-    """One host: where others reach it, its session (None while absent), its swarms by key, those of
-    them in which it still lacks pieces, and who blames it for what; `keys` are those of its swarms
-    that are not the blob's digest, by blob; `origin_limit_bytes_s` is what it was told in its session that
-    it may read of the origin (bytes/s); `bt_port` is where it answers BitTorrent peers, 0 for
-    nowhere; `download_bytes_s` is what it lets itself receive, 0 for no limit; `sent_at` is when it
-    last said that it had sent something; `leaving`: it said that it is about to end; `tls`: it
-    speaks TLS with others; `instance` names the agent that runs there."""
+    """One host: its address, its session, its swarms and its reputation."""
 
     name: str
+    """The host's name."""
     address: str = ""
+    """Where other hosts reach it, "host:port"; empty while it was only named by others. `connect`."""
     zone: str = ""
+    """Name of its zone. `connect`."""
     rack: str = ""
+    """Name of its rack within the zone. `connect`."""
     session: int | None = None
+    """Number of its session; None while it has none. `connect`, `disconnect`."""
     absent_since: float | None = None
+    """Time at which its session ended. `connect`, `disconnect`."""
     swarms: dict[Digest, None] = field(default_factory=dict)
+    """Keys of its swarms. `enter`, `leave`."""
     keys: dict[Digest, Digest] = field(default_factory=dict)
+    """By blob, those of the keys that are not the blob's digest. `enter`, `leave`."""
     receiving: dict[Digest, None] = field(default_factory=dict)
+    """Keys of the swarms in which it still lacks pieces. Membership.sort, `leave`."""
     penalties: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """By the name of the host that met a failure: the reason, and when it expires. `penalise`,
+    `expire_penalties`."""
     origin_limit_bytes_s: float = 0.0
+    """What it was told in its session that it may read of the origin; 0 before. `limit_origin`."""
     bt_port: int = 0
+    """Port at which it answers BitTorrent peers; 0 for none. `connect`."""
     download_bytes_s: float = 0.0
+    """What it lets itself receive; 0 for no limit. `connect`."""
     sent_at: float = -inf
+    """Time at which it last reported that it had sent bytes. `note_sent`."""
     leaving: bool = False
+    """It said that it is about to end. `drain`, `connect`."""
     tls: bool = False
+    """It speaks TLS with other hosts. `connect`."""
     instance: str = ""
+    """Names the agent process that runs there. `connect`."""
+
+    @property
+    def available(self) -> bool:
+        """Whether anything may be asked of the host: it is connected, and not about to end."""
+        return self.session is not None and not self.leaving
+
+    @property
+    def banned(self) -> bool:
+        """Whether several hosts found it sending wrong bytes or refusing to serve."""
+        return len(self.penalties) >= BAN_REPORTERS_MIN
+
+    def connect(self, session: int, hello: Hello, *, now: float) -> None:
+        """The host opens a session. Only penalties for wrong bytes outlast a new start."""
+        self.expire_penalties(now=now, started_anew=True)
+        self.address, self.zone, self.rack, self.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port
+        self.tls, self.instance = hello.tls, hello.instance
+        self.session, self.absent_since, self.origin_limit_bytes_s, self.leaving = session, None, 0.0, False
+        self.download_bytes_s = hello.download_bytes_s
+
+    def disconnect(self, now: float) -> None:
+        """The host's session has ended."""
+        self.session, self.absent_since = None, now
+
+    def drain(self) -> None:
+        """The host says that it is about to end."""
+        self.leaving = True
+
+    def note_sent(self, now: float) -> None:
+        """The host reports that it has sent bytes."""
+        self.sent_at = now
+
+    def limit_origin(self, rate_bytes_s: float) -> None:
+        """The host is told how much of the origin it may read."""
+        self.origin_limit_bytes_s = rate_bytes_s
 
     def key(self, blob: Digest) -> Digest:
         """The key of the host's swarm of a blob, if it is in one."""
@@ -53,30 +101,20 @@ class Host:
             self.keys[blob] = key
 
     def leave(self, blob: Digest, key: Digest) -> None:
-        """The host is in that swarm no more."""
+        """The host is no longer in that swarm."""
         self.swarms.pop(key, None)
         self.receiving.pop(key, None)
         if self.keys.get(blob) == key:
             del self.keys[blob]
 
-    @property
-    def available(self) -> bool:
-        """Whether anything may be asked of the host: it is connected, and not about to end."""
-        return self.session is not None and not self.leaving
-
-    @property
-    def banned(self) -> bool:
-        """Whether several hosts found it sending wrong bytes or refusing to serve."""
-        return len(self.penalties) >= BAN_REPORTERS_MIN
-
     def penalise(self, by: str, reason: str, *, now: float) -> bool:
-        """Another host met a failure here; returns whether this host is shunned from now on."""
+        """Another host met a failure here; returns whether this host is banned from now on."""
         before = self.banned
         self.penalties[by] = (reason, now + (CORRUPT_PENALTY_S if reason == "corrupt" else PENALTY_S))
         return self.banned and not before
 
     def expire_penalties(self, *, now: float, started_anew: bool = False) -> None:
-        """Forget blame that is old, and after a new start of the agent all but wrong bytes."""
+        """Forget old penalties, and after a new start of the agent all but those for wrong bytes."""
         self.penalties = {
             by: (reason, until)
             for by, (reason, until) in self.penalties.items()

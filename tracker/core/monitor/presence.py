@@ -36,17 +36,21 @@ class Presence:
     gone: dict[str, Host] = field(default_factory=dict)  # the lost ones, in the order in which they were forgotten
     _absent: dict[str, None] = field(default_factory=dict)
 
+    def found(self, host: Host) -> None:
+        """A lost host is back."""
+        self.gone.pop(host.name, None)
+
     def lost(self, host: Host, now: float) -> None:
         """The host has no session, or a new one in which it has not yet said what it holds."""
         self._absent[host.name] = None
         for blob in host.swarms:
             member = self.swarms[blob].members[host.name]
-            member.absent_since, member.silent = now, False
+            member.mark_absent(now)
 
-    def assumed(self, host: Host, swarm: Swarm, now: float) -> None:
+    def named(self, host: Host, swarm: Swarm, now: float) -> None:
         """Somebody receives from a host that has not spoken itself."""
         self._absent[host.name] = None
-        swarm.members[host.name].absent_since = now
+        swarm.members[host.name].mark_absent(now)
 
     def silent(self, host: Host, now: float) -> None:
         """The host has a session and does not report: its children and its parents are free for
@@ -58,12 +62,12 @@ class Presence:
             if not member.present:
                 continue
             swarm.record(now, f"{host.name} is silent")
-            member.absent_since, member.silent = now, True
+            member.mark_absent(now, silent=True)
             for stripe in range(swarm.stripes):
                 for child in list(member.children[stripe]):
-                    swarm.detach(stripe, child)
+                    swarm.edges.detach(stripe, child)
                 if member.parents[stripe] is not None:
-                    swarm.detach(stripe, host.name)
+                    swarm.edges.detach(stripe, host.name)
 
     def heard(self, host: Host) -> list[Digest]:
         """A silent host reports again; returns the swarms in which it is to be planned anew."""
@@ -71,7 +75,7 @@ class Presence:
         for blob in host.swarms:
             member = self.swarms[blob].members[host.name]
             if member.silent:
-                member.absent_since, member.silent = None, False
+                member.mark_present()
                 back.append(blob)
         return back
 

@@ -15,11 +15,14 @@ any longer for a parent that has been judged.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
 from p2pdist.model.digest import Digest
+from p2pdist.model.messages import Pace
+from tracker.core.events import Send
+from tracker.core.host import Host
 
 PROBE_INTERVAL_S = 0.25
 SELDOM_S = 0.4
@@ -117,3 +120,9 @@ class Probing:
         if self._held:
             self._held = {key: at for key, at in self._held.items() if now - at < HELD_S}
         return found
+
+
+def ask_reports(hosts: Mapping[str, Host], names: Iterable[str], interval_s: float) -> list[Send]:
+    """What asks hosts to report at this interval; nothing for those without a session."""
+    sessions = (hosts[name].session for name in names if name in hosts)
+    return [Send(session, Pace(interval_s)) for session in sessions if session is not None]

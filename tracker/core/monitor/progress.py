@@ -26,7 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tracker.core.swarm import FROM_ORIGIN, Lag, Member, Swarm
+from tracker.core.member import FROM_ORIGIN, Lag, Member
+from tracker.core.swarm import Swarm
 
 SILENT_INTERVALS = 2.5
 SILENT_MIN_S = 0.6
@@ -83,19 +84,20 @@ def note_rates(swarm: Swarm, member: Member, counts: list[int], *, now: float) -
     # Who has whole stripes may get the others faster than anybody could while all of them came.
     unfinished = len(_unfinished(swarm, member)) / swarm.stripes
     for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
-        rate = member.rates[stripe] = (new - old) / passed_s
+        rate = (new - old) / passed_s
+        member.set_rate(stripe, rate)
         typical = swarm.typical_rate
         if rate > (typical if member.slow_receiver else 0.0):
             shown = min(rate, max(typical, rate * unfinished))
             # Those who are slow count for little: in the end nobody else is left. One host alone
             # moves it by a sixteenth at most.
             weight = TYPICAL_WEIGHT if rate > SLOW_SHARE * typical else TYPICAL_WEIGHT / 16
-            swarm.typical_rate += weight * (min(shown, 2 * typical) - typical) if typical else rate
+            swarm.set_typical_rate(typical + (weight * (min(shown, 2 * typical) - typical) if typical else rate))
     for stripe, name in enumerate(member.parents):
         if name is None or not _lags(swarm, member, stripe, name, counts):
-            member.lags[stripe] = None
+            member.set_lag(stripe, None)
         elif member.lags[stripe] is None:
-            member.lags[stripe] = Lag(max(member.heard_at, member.attached_at[stripe]), member.counts[stripe])
+            member.set_lag(stripe, Lag(max(member.heard_at, member.attached_at[stripe]), member.counts[stripe]))
 
 
 def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]) -> bool:
@@ -168,7 +170,7 @@ def _other_roots(swarm: Swarm, member: Member) -> list[tuple[int, Member]]:
     """Other hosts that read a stripe from the origin and feed somebody, and which stripe."""
     return [
         (stripe, swarm.members[name])
-        for stripe, roots in enumerate(swarm.roots)
+        for stripe, roots in enumerate(swarm.edges.roots)
         for name in roots
         if name != member.host and swarm.members[name].children[stripe]
     ]

@@ -45,7 +45,7 @@ class Leases:
 
     def free(self, swarm: Swarm) -> int:
         """How many more a swarm may be granted now."""
-        return 0 if all(swarm.roots) else self._left(swarm)
+        return 0 if all(swarm.edges.roots) else self._left(swarm)
 
     def room(self, swarm: Swarm, held: int) -> int:
         """How many a swarm may hold in all, of which it held so many when that was told."""
@@ -69,6 +69,6 @@ def origin_limits(swarms: Iterable[Swarm], hosts: Mapping[str, Host], limit_byte
     for name, leases in held.items():
         host, share = hosts[name], limit_bytes_s * leases / held.total()
         if host.session is not None and host.origin_limit_bytes_s != share:
-            host.origin_limit_bytes_s = share
+            host.limit_origin(share)
             found.append(Send(host.session, OriginShare(share)))
     return found

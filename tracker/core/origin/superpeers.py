@@ -42,7 +42,10 @@ def share_origin(swarm: Swarm, room: int) -> None:
     may hold."""
     by_swarm = bool(swarm.swarming) and len(swarm.swarming) == swarm.receivers
     by_keepers = (
-        by_swarm and not swarm.tree_seeds and not swarm.sharing_failed and bool(swarm.shares or not _whole(swarm))
+        by_swarm
+        and not swarm.tree_seeds
+        and not swarm.origin.sharing_failed
+        and bool(swarm.origin.shares or not _whole(swarm))
     )
     dealt: dict[str, tuple[str, ...]] = {}
     for zone in {swarm.members[host].zone for host in swarm.swarming} if by_keepers else ():
@@ -52,13 +55,15 @@ def share_origin(swarm: Swarm, room: int) -> None:
             dealt[zone] = present
     if sum(map(len, dealt.values())) > room:
         dealt = {}
-    if dealt == swarm.shares:
+    if dealt == swarm.origin.shares:
         return
-    before, swarm.shares = swarm.shares, dealt
+    before = swarm.origin.shares
+    swarm.origin.share(dealt)
     for host in swarm.swarming:
         zone = swarm.members[host].zone
         if before.get(zone) != dealt.get(zone):
-            swarm.changed.update(((host, stripe), None) for stripe in range(swarm.stripes))
+            for stripe in range(swarm.stripes):
+                swarm.edges.notify(host, stripe)
 
 
 def _whole(swarm: Swarm) -> bool:
@@ -73,8 +78,6 @@ RESERVES = 8
 """Chosen beside the READERS, of whom some may be away (dealing.py)."""
 
 GROWTH = 1.25
-ZONES_MAX = 1000
-"""Zones of a swarm whose keepers are remembered."""
 
 
 def superpeers(swarm: Swarm, zone: str, count: int = SUPERPEERS) -> tuple[str, ...]:
@@ -82,13 +85,11 @@ def superpeers(swarm: Swarm, zone: str, count: int = SUPERPEERS) -> tuple[str, .
     O(members of the zone)."""
     members = swarm.zones.get(zone, {})
     key = zone if count == SUPERPEERS else f"{zone} {count}"  # names of zones hold no space
-    names, among = swarm.superpeers.get(key, ((), 0))
+    names, among = swarm.origin.superpeers.get(key, ((), 0))
     if len(members) >= GROWTH * among or not all(_fit(swarm, name, zone) for name in names):
         fit = (name for name in members if _fit(swarm, name, zone))
         names = tuple(ranked(swarm.blob.encode(), fit, count))
-        if len(swarm.superpeers) >= ZONES_MAX:
-            swarm.superpeers.clear()
-        swarm.superpeers[key] = names, len(members)
+        swarm.origin.choose(key, names, len(members))
     return names
 
 

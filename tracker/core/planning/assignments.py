@@ -13,8 +13,9 @@ from p2pdist.model.messages import Assign
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 from tracker.core.events import Send
 from tracker.core.host import Host
+from tracker.core.member import FROM_ORIGIN
 from tracker.core.origin.superpeers import superpeers
-from tracker.core.swarm import FROM_ORIGIN, Swarm
+from tracker.core.swarm import Swarm
 
 ALTERNATES = 2
 TRIES = 16
@@ -37,11 +38,12 @@ def assignments(swarm: Swarm, hosts: Mapping[str, Host]) -> list[Send]:
         session, member = hosts[name].session, swarm.members[name]
         if session is not None:
             if member.zone not in zones:
-                named = swarm.shares.get(member.zone) or superpeers(swarm, member.zone)
+                named = swarm.origin.shares.get(member.zone) or superpeers(swarm, member.zone)
                 zones[member.zone] = present_superpeers(swarm, named, source)
             news = zones[member.zone] if zones[member.zone] != member.superpeers else ()
-            member.superpeers = news or member.superpeers
-            dealt = name in swarm.swarming and member.zone in swarm.shares
+            if news:
+                member.set_superpeers(news)
+            dealt = name in swarm.swarming and member.zone in swarm.origin.shares
             found.append(Send(session, Assign(Plan(swarm.blob, tuple(stripes), news, dealt))))
     return found
 
@@ -60,14 +62,14 @@ def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[
     where it is are told once it has."""
     names = list(swarm.members)
     plans: dict[str, list[StripePlan]] = {}
-    for host, stripe in swarm.changed:
+    for host, stripe in swarm.edges.changed:
         name = swarm.members[host].parents[stripe]
         parent = source(name) if name is not None else None
         if parent is not None:
             found = (source(each) for each in alternates(swarm, names, stripe, host))
             others = tuple(each for each in found if each is not None)
             plans.setdefault(host, []).append(StripePlan(stripe, parent, others))
-    swarm.changed.clear()
+    swarm.edges.notified()
     return plans
 
 
@@ -90,7 +92,7 @@ def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[s
             other = swarm.members[pool[(member.order + stripe + step * STEP) % len(pool)]]
             if other.host in {host, parent, *found} or not other.present or not other.slots:
                 continue
-            if swarm.receives_through(stripe, other.host, host) or not swarm.rooted(stripe, other.host):
+            if swarm.edges.receives_through(stripe, other.host, host) or not swarm.edges.rooted(stripe, other.host):
                 continue
             found.append(other.host)
     return found

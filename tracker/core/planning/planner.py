@@ -29,10 +29,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.monitor.progress import GOOD_SHARE
 from tracker.core.planning.slot_index import SlotIndex
 from tracker.core.planning.slots import allot, clear, outgrown
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+from tracker.core.swarm import Swarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Planner:
     def plan(self, swarm: Swarm, *, leases: int) -> None:
         """Give parents to all unplanned receivers for whom one exists. `leases`: how many new ones
         may be granted."""
-        if not any(swarm.members[host].present for _, host in swarm.unplanned):
+        if not any(swarm.members[host].present for _, host in swarm.edges.unplanned):
             return
         redraw = outgrown(swarm)
         leases -= self._draw(swarm, leases, anew=redraw)
@@ -55,9 +56,10 @@ class Planner:
         """One pass over all stripes that have work; returns how many leases it granted."""
         before: dict[tuple[str, int], str] = {}
         if anew:
-            before, swarm.strained = clear(swarm), False
+            before = clear(swarm)
+            swarm.passes.clear_strain()
         waiting: dict[bool, dict[int, list[str]]] = {False: {}, True: {}}
-        for stripe, host in swarm.unplanned:
+        for stripe, host in swarm.edges.unplanned:
             member = swarm.members[host]
             if member.present:
                 waiting[member.slow_receiver].setdefault(stripe, []).append(host)
@@ -65,19 +67,19 @@ class Planner:
         granted = 0
         # Those that take no seat come when all trees stand, and it shows where they cost least.
         for hosts_by_stripe in waiting.values():
-            rootless = sum(1 for stripe in hosts_by_stripe if not swarm.roots[stripe])
+            rootless = sum(1 for stripe in hosts_by_stripe if not swarm.edges.roots[stripe])
             for stripe, hosts in hosts_by_stripe.items():
-                roots = len(swarm.roots[stripe])
+                roots = len(swarm.edges.roots[stripe])
                 # One is kept for each stripe that nobody reads yet, before another zone gets its
                 # own.
                 rootless -= not roots
                 _StripePass(swarm, stripe, hosts, self.origin_streams_max, leases - granted - rootless).run(redraw=anew)
-                granted += max(0, len(swarm.roots[stripe]) - roots)
+                granted += max(0, len(swarm.edges.roots[stripe]) - roots)
         for (host, stripe), parent in before.items():
             if swarm.members[host].parents[stripe] == parent:
-                swarm.changed.pop((host, stripe), None)
-        if anew or not swarm.drawn_for:
-            swarm.drawn_for = swarm.receivers
+                swarm.edges.forget_change(host, stripe)
+        if anew or not swarm.passes.drawn_for:
+            swarm.passes.drawn(swarm.receivers)
         return granted
 
 
@@ -141,7 +143,7 @@ class _StripePass:
         no other stripe."""
         swarm, stripe = self.swarm, self.stripe
         member = swarm.members[host]
-        lost = bool(swarm.typical_rate) and not swarm.roots[stripe]
+        lost = bool(swarm.typical_rate) and not swarm.edges.roots[stripe]
         unproven = lost and max(member.rates) < GOOD_SHARE * swarm.typical_rate
         imports = lost and any(self._from_elsewhere(each) for each in swarm.racks[rack])
         over = self.slots.over(rack) if len(swarm.racks) > 1 else 0
@@ -203,21 +205,22 @@ class _StripePass:
         swarm, stripe = self.swarm, self.stripe
         found = [
             member
-            for host, parent in swarm.parted
+            for host, parent in swarm.edges.parted
             if host == child.host and (member := swarm.members.get(parent)) is not None and member.present
         ]
         fit = [
             each
             for each in found
-            if swarm.rooted(stripe, each.host) and not swarm.receives_through(stripe, each.host, child.host)
+            if swarm.edges.rooted(stripe, each.host) and not swarm.edges.receives_through(stripe, each.host, child.host)
         ]
         return max(fit, key=lambda each: (each.counts[stripe], -each.load, each.order)).host if fit else None
 
     def _attach(self, host: str, parent: str) -> None:
-        self.swarm.attach(self.stripe, host, parent)
+        self.swarm.edges.attach(self.stripe, host, parent)
         self.slots.attached(self.swarm.members[host], parent)
         above = self.swarm.members.get(parent)
-        self.swarm.strained = self.swarm.strained or (above is not None and above.load > above.slots)
+        if above is not None and above.load > above.slots:
+            self.swarm.passes.strain()
         if parent == FROM_ORIGIN:
             self.leases -= 1
         if self._from_elsewhere(host) and len(self.swarm.racks) > 1:
@@ -234,22 +237,22 @@ class _StripePass:
         them is to be fed from inside, in the next pass."""
         members = self.swarm.members
         importers = [members[host] for host in self.swarm.racks[rack] if self._from_elsewhere(host)]
-        fit = [each for each in importers if each.present and self.swarm.rooted(self.stripe, each.host)]
+        fit = [each for each in importers if each.present and self.swarm.edges.rooted(self.stripe, each.host)]
         if not fit:
             return  # the second importer of another rack was above them
         best = max(fit, key=lambda each: (bool(each.slots), each.counts[self.stripe], each.order))
         for other in fit:
-            if other is best or not best.slots or (other.host, best.host) in self.swarm.avoided:
+            if other is best or not best.slots or (other.host, best.host) in self.swarm.edges.avoided:
                 continue
-            if not self.swarm.receives_through(
+            if not self.swarm.edges.receives_through(
                 self.stripe, best.host, other.host
             ):  # it would wait for who waits for it
-                self.swarm.detach(self.stripe, other.host)
+                self.swarm.edges.detach(self.stripe, other.host)
 
     def _may_read(self, member: Member) -> bool:
         """Whether a host may be granted the lease of the stripe: its zone has none, and the origin
         has not just failed it."""
-        roots = [self.swarm.members[root] for root in self.swarm.roots[self.stripe]]
+        roots = [self.swarm.members[root] for root in self.swarm.edges.roots[self.stripe]]
         if self.leases <= 0 or sum(1 for root in roots if root.zone == member.zone) >= self.zone_streams:
             return False
-        return (member.host, FROM_ORIGIN) not in self.swarm.avoided
+        return (member.host, FROM_ORIGIN) not in self.swarm.edges.avoided

@@ -68,7 +68,7 @@ class Schedule:
         latest = self._crowds[swarm.key][0] if swarm.key in self._crowds else now + JOIN_BATCH_S
         due = min(latest, now + (JOIN_QUIET_S if len(swarm.members) >= CROWD else JOIN_BATCH_S))
         self._crowds[swarm.key] = latest, due
-        at = max(due, swarm.rested_at)
+        at = max(due, swarm.passes.rested_at)
         self.next_at, self.wake_at = min(at, self.next_at), min(at, self.wake_at)
         self.replans["join"] = self.replans.get("join", 0) + 1
 
@@ -90,7 +90,7 @@ class Schedule:
         self.next_at = self.wake_at = inf
         for blob in self._due | self._crowds:
             swarm = swarms[blob]
-            rested = swarm.rested_at
+            rested = swarm.passes.rested_at
             gathered = self._crowds[blob][1] if blob in self._crowds else inf
             awaited = max(rested, min(gathered, self._wakes.get(blob, inf)))
             at = min(awaited, max(rested, self._due.get(blob, inf)))
@@ -100,12 +100,12 @@ class Schedule:
                 self.next_at, self.wake_at = min(at, self.next_at), min(awaited, self.wake_at)
         for swarm in found:
             self.forget(swarm.key)
-            swarm.rested_at = now + _pause_s(swarm)
+            swarm.passes.rest(now + _pause_s(swarm))
         return found
 
 
 def _pause_s(swarm: Swarm) -> float:
     """How long a swarm rests after the pass that is about to be made."""
     members = len(swarm.members)
-    edges = len(swarm.unplanned) + len(swarm.changed)
+    edges = len(swarm.edges.unplanned) + len(swarm.edges.changed)
     return PAUSE_S_PER_MEMBER * max(0, min(members, members // 10 + MEMBERS_PER_EDGE * edges) - AT_ONCE_MAX)

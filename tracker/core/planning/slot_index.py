@@ -10,8 +10,9 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
+from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.planning.slow_receivers import Carriers
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm, only_leaves
+from tracker.core.swarm import Swarm
 
 FreeSlot = tuple[int, int, int, str]
 """Depth, seats of the host taken in this pass, its load, its name."""
@@ -127,7 +128,7 @@ class SlotIndex:
         member = self.swarm.members[best[4]]
         found = self._rack(member.rack)
         free = member.free(self.stripe)
-        self.swarm.grant_slot(member, self.stripe)
+        member.grant_slot(self.stripe)
         granted = member.free(self.stripe) - free
         found.slots += granted
         found.reachable += granted
@@ -183,7 +184,7 @@ class SlotIndex:
                 if not member.present:
                     continue
                 free = member.free(self.stripe)
-                if (not rack.fed or free > 0) and self.swarm.rooted(self.stripe, host):
+                if (not rack.fed or free > 0) and self.swarm.edges.rooted(self.stripe, host):
                     rack.fed = rack.fed or self._light or not member.slow_receiver
                     if free > 0:
                         rack.reachable += free
@@ -261,7 +262,7 @@ class SlotIndex:
         found = []
         for host in self.swarm.racks[rack]:
             member = self.swarm.members[host]
-            if member.present and self.swarm.rooted(self.stripe, host):
+            if member.present and self.swarm.edges.rooted(self.stripe, host):
                 found.append(self._extra_key(member))
         heapq.heapify(found)
         return found
@@ -286,15 +287,15 @@ class SlotIndex:
         idle = member.slots - member.load
         rank = 0 if idle > 0 else 1 if member.slots else 2
         load = -float(idle) if rank == 0 else member.load / max(member.slots, 0.25)
-        inner = rank > 0 and not only_leaves(self.swarm, self.stripe, member)
+        inner = rank > 0 and not self.swarm.edges.only_leaves(self.stripe, member)
         return rank, inner, load, self._depth(member), member.host
 
     def _depth(self, member: Member) -> int:
         depth = self._depths.get(member.host)
         if depth is None:
-            depth = self._depths[member.host] = self.swarm.depth(self.stripe, member.host)
+            depth = self._depths[member.host] = self.swarm.edges.depth(self.stripe, member.host)
         return depth
 
     def _failed(self, parent: Member, child: Member) -> bool:
         """Whether `parent` failed `child` a moment ago."""
-        return (child.host, parent.host) in self.swarm.avoided
+        return (child.host, parent.host) in self.swarm.edges.avoided

@@ -24,7 +24,8 @@ for the next host that comes to it, and only trees drawn anew bring those back.
 
 from __future__ import annotations
 
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+from tracker.core.member import FROM_ORIGIN, Member
+from tracker.core.swarm import Swarm
 
 GROWTH = 1.25
 STRAINED_GROWTH = 1.03
@@ -55,7 +56,7 @@ def allot(swarm: Swarm) -> None:
             _allot_inside(swarm, rack, unallotted[rack], lacking)
         counts = exports.setdefault(zone, [0] * swarm.stripes)
         found = sources.setdefault(zone, [False] * swarm.stripes)
-        for stripe, roots in enumerate(swarm.roots):
+        for stripe, roots in enumerate(swarm.edges.roots):
             root = any(host in names for host in roots)
             counts[stripe] += (not whole[stripe] and not root) + min(0, lacking[stripe])
             found[stripe] = found[stripe] or whole[stripe] or root
@@ -86,12 +87,14 @@ def _allot_inside(swarm: Swarm, rack: str, unallotted: list[Member], lacking: li
             each.free(stripe) > 0 and _attached(swarm, each, stripe) for each in present
         ):
             candidates = [each for each in unallotted if each.unallotted > 0 and _attached(swarm, each, stripe)]
-            best = max(candidates, key=lambda each: (each.host in swarm.roots[stripe], each.unallotted), default=None)
+            best = max(
+                candidates, key=lambda each: (each.host in swarm.edges.roots[stripe], each.unallotted), default=None
+            )
             if best is not None:
                 _allot(best, stripe, lacking, 1)
     if swarm.mixed:
         _allot_readers(swarm, unallotted, lacking)
-    for stripe, holders in enumerate(swarm.roots):
+    for stripe, holders in enumerate(swarm.edges.roots):
         for host in holders:
             if swarm.members[host].rack == rack:
                 _allot(swarm.members[host], stripe, lacking, swarm.members[host].unallotted)
@@ -109,7 +112,7 @@ def _allot_readers(swarm: Swarm, unallotted: list[Member], lacking: list[int]) -
     """A seat of a host that receives by BitTorrent in each stripe without a root, of another host
     each time if possible."""
     pool = [member for member in unallotted if member.host in swarm.swarming]
-    for stripe, holders in enumerate(swarm.roots):
+    for stripe, holders in enumerate(swarm.edges.roots):
         if not holders and pool:
             _allot(max(pool, key=lambda each: (each.unallotted, each.order)), stripe, lacking, 1)
 
@@ -121,7 +124,7 @@ def _allot_exports(swarm: Swarm, unallotted: dict[str, list[Member]], lacking: l
     mixed = (
         [rack for rack in racks if any(each.host in swarm.swarming for each in unallotted[rack])] if swarm.mixed else []
     )
-    homes = [{swarm.members[root].rack for root in roots} or set(mixed[:1]) for roots in swarm.roots]
+    homes = [{swarm.members[root].rack for root in roots} or set(mixed[:1]) for roots in swarm.edges.roots]
     for slots in (1, swarm.stripes):
         for stripe in range(swarm.stripes):
             for rack in racks:
@@ -142,13 +145,19 @@ def outgrown(swarm: Swarm) -> bool:
     """Whether a young swarm has grown so much since its trees were drawn, or got hosts for which
     there were no seats, that drawing them anew pays. Looking at all trees costs as much as a plan,
     and so it is done again only once the swarm has grown (`kept_for`)."""
-    if swarm.receivers <= swarm.drawn_for or not swarm.drawn_for or swarm.under_way or swarm.layout.count < PIECES_MIN:
+    if (
+        swarm.receivers <= swarm.passes.drawn_for
+        or not swarm.passes.drawn_for
+        or swarm.passes.under_way
+        or swarm.layout.count < PIECES_MIN
+    ):
         return False
-    if swarm.receivers != len(swarm.members) or swarm.receivers < STRAINED_GROWTH * swarm.kept_for:
+    if swarm.receivers != len(swarm.members) or swarm.receivers < STRAINED_GROWTH * swarm.passes.kept_for:
         return False
     if (
         swarm.receivers
-        < (STRAINED_GROWTH if swarm.strained and swarm.receivers <= STRAINED_MAX else GROWTH) * swarm.drawn_for
+        < (STRAINED_GROWTH if swarm.passes.strained and swarm.receivers <= STRAINED_MAX else GROWTH)
+        * swarm.passes.drawn_for
     ):
         return False
     ahead = max(max(member.counts) for member in swarm.members.values())
@@ -156,8 +165,8 @@ def outgrown(swarm: Swarm) -> bool:
         return False
     if len(swarm.racks) > 1 or ahead <= max(0, _levels(swarm) - _levels_anew(swarm)):
         return True
-    if not swarm.unplanned:  # who waits may make trees deeper
-        swarm.kept_for = swarm.receivers
+    if not swarm.edges.unplanned:  # who waits may make trees deeper
+        swarm.passes.kept(swarm.receivers)
     return False
 
 
@@ -195,12 +204,12 @@ def clear(swarm: Swarm) -> dict[tuple[str, int], str]:
     (host, stripe)."""
     parents: dict[tuple[str, int], str] = {}
     for member in swarm.members.values():
-        member.allotted = [0] * swarm.stripes
+        member.clear_slots()
         for stripe, parent in enumerate(member.parents):
             if parent is not None and parent != FROM_ORIGIN:
-                if (member.host, stripe) not in swarm.changed:
+                if (member.host, stripe) not in swarm.edges.changed:
                     parents[member.host, stripe] = parent
-                swarm.detach(stripe, member.host)
+                swarm.edges.detach(stripe, member.host)
     return parents
 
 
@@ -212,5 +221,5 @@ def _attached(swarm: Swarm, member: Member, stripe: int) -> bool:
 def _allot(member: Member, stripe: int, lacking: list[int], slots: int) -> None:
     taken = min(slots, member.unallotted, lacking[stripe])
     if taken > 0:
-        member.allotted[stripe] += taken
+        member.allot(stripe, taken)
         lacking[stripe] -= taken

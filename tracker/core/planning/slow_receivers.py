@@ -12,7 +12,8 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 
-from tracker.core.swarm import Member, Swarm
+from tracker.core.member import Member
+from tracker.core.swarm import Swarm
 
 STAY_S, STAY_MAX_S = 2.0, 10.0
 """How long a light host stays where it is before it is looked at again; the second where it has got
@@ -36,7 +37,7 @@ class Carriers:
         self._heap = [
             self._carrier(each)
             for each in members
-            if each.present and not each.slow_receiver and swarm.rooted(stripe, each.host)
+            if each.present and not each.slow_receiver and swarm.edges.rooted(stripe, each.host)
         ]
         heapq.heapify(self._heap)
 
@@ -51,7 +52,7 @@ class Carriers:
                 heapq.heappush(self._heap, now)
                 continue
             passed.append(now)
-            if (child.host, now[5]) not in self.swarm.avoided:
+            if (child.host, now[5]) not in self.swarm.edges.avoided:
                 found = now[5]
         for key in passed:
             heapq.heappush(self._heap, key)
@@ -84,8 +85,8 @@ def relocate(swarm: Swarm, member: Member, *, now: float) -> bool:
         tried = (swarm.members[each] for each in (names[first:] + names[:first])[:TRIES])
         found = next((each for each in tried if _fits(swarm, stripe, member, each)), None)
         if found is not None:
-            swarm.now = now  # the report may have told nothing new of this swarm
-            swarm.attach(stripe, member.host, found.host)
+            swarm.edges.set_now(now)  # the report may have told nothing new of this swarm
+            swarm.edges.attach(stripe, member.host, found.host)
             moved = True
     return moved
 
@@ -101,7 +102,7 @@ def reclassify(swarm: Swarm, member: Member, *, slow_receiver: bool) -> None:
         if parent is None:
             continue
         if slow_receiver or parent.load + slots[parent.host] >= parent.slots:
-            swarm.detach(stripe, member.host)
+            swarm.edges.detach(stripe, member.host)
         else:
             slots[parent.host] += 1
     swarm.set_slow_receiver(member, slow_receiver)
@@ -110,7 +111,7 @@ def reclassify(swarm: Swarm, member: Member, *, slow_receiver: bool) -> None:
     for stripe, name in enumerate(member.parents if not slow_receiver else ()):
         parent = swarm.members.get(name or "")
         if parent is not None and parent.free(stripe) < 0:
-            swarm.grant_slot(parent, stripe)
+            parent.grant_slot(stripe)
 
 
 def _stayed(member: Member, stripe: int, now: float) -> bool:
@@ -121,11 +122,16 @@ def _stayed(member: Member, stripe: int, now: float) -> bool:
 
 
 def _fits(swarm: Swarm, stripe: int, child: Member, parent: Member) -> bool:
-    if parent is child or not parent.present or parent.slow_receiver or (child.host, parent.host) in swarm.avoided:
+    if (
+        parent is child
+        or not parent.present
+        or parent.slow_receiver
+        or (child.host, parent.host) in swarm.edges.avoided
+    ):
         return False
-    if not _can_carry(swarm, parent, slow_receiver=0) or swarm.receives_through(stripe, parent.host, child.host):
+    if not _can_carry(swarm, parent, slow_receiver=0) or swarm.edges.receives_through(stripe, parent.host, child.host):
         return False
-    return swarm.rooted(stripe, parent.host)
+    return swarm.edges.rooted(stripe, parent.host)
 
 
 def _can_carry(swarm: Swarm, parent: Member, *, slow_receiver: int) -> bool:

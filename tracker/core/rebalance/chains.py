@@ -23,7 +23,8 @@ from __future__ import annotations
 import heapq
 from math import inf
 
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+from tracker.core.member import FROM_ORIGIN, Member
+from tracker.core.swarm import Swarm
 
 PIECES_MIN = 8
 """Moving a stream costs about a round trip and the slow start of a connection."""
@@ -50,13 +51,14 @@ Candidate = tuple[float, int, str]
 
 def due(swarm: Swarm, *, now: float) -> bool:
     """Whether the last look was long enough ago for another one."""
-    return now - swarm.lined_up_at >= PAUSE_S + PAUSE_S_PER_MEMBER * len(swarm.members)
+    return now - swarm.passes.lined_up_at >= PAUSE_S + PAUSE_S_PER_MEMBER * len(swarm.members)
 
 
 def line_up(swarm: Swarm, *, now: float) -> int:
     """Let late hosts receive from each other, and racks from idler ones; returns how many were
     moved."""
-    swarm.lined_up_at = swarm.now = now
+    swarm.passes.lined_up(now)
+    swarm.edges.set_now(now)
     left = _Left(swarm, now)
     limit = min(MOVES_MAX, max(MOVES_MIN, int(len(swarm.members) * MOVES_SHARE)))
     moved = 0
@@ -189,7 +191,7 @@ def _import_anew(swarm: Swarm, stripe: int, left: _Left, late: list[Member], lim
         stays = left.time(child, stripe, left.ends(above, stripe), max(1, left.load(above)))  # others have gone by now
         source = sources.take(child) if _gains(stays, left.time(child, stripe, 0.0, 1)) else None
         if source is not None:
-            swarm.move(stripe, child, source)
+            swarm.edges.move(stripe, child, source)
             moved += 1
     if moved:
         left.forget_ends(stripe)
@@ -296,10 +298,10 @@ class _Line:
             found = self._best(child, above, ends) if moved < limit or ends == inf else None
             if found is not None:
                 ends, above = found
-                self.swarm.move(stripe, child, above)
+                self.swarm.edges.move(stripe, child, above)
                 moved += 1
             elif ends == inf:
-                self.swarm.strained = True  # one too many stays
+                self.swarm.passes.strain()  # one too many stays
             left.placed(child, stripe, ends)
             self._count(above.host, 1)
             for each in (above, child):
@@ -363,6 +365,6 @@ def _serves(swarm: Swarm, member: Member, load: int) -> bool:
 def _may_feed(swarm: Swarm, stripe: int, child: Member, parent: Member) -> bool:
     """Whether a host may receive from another one: that did not fail it a moment ago, and does not
     receive from it."""
-    return (child.host, parent.host) not in swarm.avoided and not swarm.receives_through(
+    return (child.host, parent.host) not in swarm.edges.avoided and not swarm.edges.receives_through(
         stripe, parent.host, child.host
     )

@@ -11,7 +11,8 @@ changes its parent between two pieces.
 
 from __future__ import annotations
 
-from tracker.core.swarm import Member, Swarm, only_leaves
+from tracker.core.member import Member
+from tracker.core.swarm import Swarm
 
 PAUSE_S = 0.5
 MOVES_SHARE = 1 / 16
@@ -29,15 +30,17 @@ TRIES = 64
 def spread_overload(swarm: Swarm, *, now: float) -> int:
     """Move children away from overloaded hosts; returns how many moved. Clears `strained` when
     nobody is overloaded."""
-    swarm.spread_at = now
+    swarm.passes.spread(now)
     overloaded = [member for member in swarm.members.values() if member.slots and member.load > member.slots]
     if not overloaded:
-        swarm.strained = False
+        swarm.passes.clear_strain()
         return 0
     limit = max(4, int(len(swarm.members) * MOVES_SHARE))
     moved = 0
     racks: dict[str, _Rack] = {}
-    inner = {member.host: any(not only_leaves(swarm, s, member) for s in range(swarm.stripes)) for member in overloaded}
+    inner = {
+        member.host: any(not swarm.edges.only_leaves(s, member) for s in range(swarm.stripes)) for member in overloaded
+    }
     for member in sorted(overloaded, key=lambda each: (not inner[each.host], _lowest(swarm, each), each.order)):
         if moved >= limit:
             break
@@ -62,7 +65,7 @@ class _Rack:
         self.bearing = [
             each
             for each in present
-            if each.load == each.slots and all(only_leaves(swarm, stripe, each) for stripe in range(swarm.stripes))
+            if each.load == each.slots and all(swarm.edges.only_leaves(stripe, each) for stripe in range(swarm.stripes))
         ]
         self.bearing.sort(key=lambda each: (-_lowest(swarm, each), each.order))
 
@@ -119,23 +122,29 @@ class _Rack:
             early = max(leaves, key=lambda each: (each.counts[stripe], each.order))
             gain = early.counts[stripe] - late.counts[stripe]
             if gain > max(BEHIND_PIECES, UNEVEN_S * swarm.typical_rate) and self._fits(stripe, early, upper):
-                swarm.attach(stripe, late.host, carrier.host)
-                swarm.attach(stripe, early.host, upper.host)
+                swarm.edges.attach(stripe, late.host, carrier.host)
+                swarm.edges.attach(stripe, early.host, upper.host)
                 self.bearing.remove(carrier)
                 return 2
         return 0
 
     def _fits(self, stripe: int, child: Member, carrier: Member) -> bool:
         swarm = self.swarm
-        if carrier is child or child.parents[stripe] == carrier.host or (child.host, carrier.host) in swarm.avoided:
+        if (
+            carrier is child
+            or child.parents[stripe] == carrier.host
+            or (child.host, carrier.host) in swarm.edges.avoided
+        ):
             return False
         if carrier.counts[stripe] + max(BEHIND_PIECES, BEHIND_S * swarm.typical_rate) < child.counts[stripe]:
             return False
-        return not swarm.receives_through(stripe, carrier.host, child.host) and swarm.rooted(stripe, carrier.host)
+        return not swarm.edges.receives_through(stripe, carrier.host, child.host) and swarm.edges.rooted(
+            stripe, carrier.host
+        )
 
     def _move(self, stripe: int, child: Member, carrier: Member) -> None:
         """Change a child's parent."""
-        self.swarm.move(stripe, child, carrier)
+        self.swarm.edges.move(stripe, child, carrier)
         if carrier.load >= carrier.slots and carrier in self.idle:
             self.idle.remove(carrier)
         if carrier.load > carrier.slots and carrier in self.bearing:

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from p2pdist.model.digest import Digest
+from tracker.core.member import Member
 from tracker.core.rebalance.chains import PIECES_MIN, due, line_up
-from tracker.core.swarm import Member, Swarm
+from tracker.core.swarm import Swarm
 
 
 @dataclass(slots=True)
@@ -80,9 +81,11 @@ def _hand_over(swarm: Swarm, stripe: int, members: list[Member], idle: list[Memb
         if not gains:
             continue
         whole.pop()
-        if (child.host, parent.host) in swarm.avoided or swarm.receives_through(stripe, parent.host, child.host):
+        if (child.host, parent.host) in swarm.edges.avoided or swarm.edges.receives_through(
+            stripe, parent.host, child.host
+        ):
             continue
-        swarm.move(stripe, child, parent)
+        swarm.edges.move(stripe, child, parent)
         moved += 1
     return moved
 

@@ -27,7 +27,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
-from tracker.core.swarm import FROM_ORIGIN, Member, Swarm
+from tracker.core.member import FROM_ORIGIN, Member
+from tracker.core.swarm import Swarm
 
 
 def reattach(swarm: Swarm, member: Member, stripe: int, parent: str | None, add_absent: Callable[[str], bool]) -> None:
@@ -35,25 +36,25 @@ def reattach(swarm: Swarm, member: Member, stripe: int, parent: str | None, add_
     another when that is away. `stand_in` takes an unknown parent into the swarm and says whether it
     could."""
     host, known = member.host, member.parents[stripe]
-    member.superpeers = ()  # its agent may have started anew
+    member.set_superpeers(())  # its agent may have started anew
     if member.counts[stripe] == swarm.totals[stripe] or parent == known:
         return
     if known is not None:
-        swarm.changed[host, stripe] = None
+        swarm.edges.notify(host, stripe)
         if parent is None and known != FROM_ORIGIN and not swarm.members[known].present:
-            swarm.detach(stripe, host)
+            swarm.edges.detach(stripe, host)
     if parent is None or (parent == FROM_ORIGIN and (_is_whole(swarm, stripe) or not yield_lease(swarm, stripe, host))):
         return
     if parent != FROM_ORIGIN:
         if parent not in swarm.members and not add_absent(parent):
             return
-        if swarm.receives_through(stripe, parent, host):
+        if swarm.edges.receives_through(stripe, parent, host):
             return
         upper = swarm.members[parent]
         if upper.free(stripe) <= 0:
-            swarm.grant_slot(upper, stripe)
-    swarm.attach(stripe, host, parent)
-    swarm.under_way = True
+            upper.grant_slot(stripe)
+    swarm.edges.attach(stripe, host, parent)
+    swarm.passes.set_under_way()
 
 
 def _is_whole(swarm: Swarm, stripe: int) -> bool:
@@ -64,11 +65,6 @@ def _is_whole(swarm: Swarm, stripe: int) -> bool:
 AVOID_S = 5.0
 AVOID_CORRUPT_S = 600.0
 """As long as the host that met wrong bytes leaves their source alone (p2pdist/core/sources.py)."""
-
-LEASE_MOVE_S = 2.0
-LEASE_MOVE_MAX_S = 64.0
-"""The pause between moves of a lease doubles with each, up to this, and is short again after a
-quiet time of this length."""
 
 STUCK_COMPLAINTS = 2
 """So often a host must have complained, with no piece in between, before its parent is taken for
@@ -101,13 +97,13 @@ def at_fault(swarm: Swarm, child: Member, stripe: int) -> bool:
         SLOW_RECEIVER_COMPLAINTS if child.slow_receiver else STUCK_COMPLAINTS if reads else 1
     ):
         return False
-    return swarm.blocked(stripe, child.host) == child.host
+    return swarm.edges.blocked(stripe, child.host) == child.host
 
 
 def free_blocked(swarm: Swarm, stripe: int, child: str, *, now: float) -> bool:
     """Somebody above `child` is held up: free those whom that host keeps waiting if it is stuck;
     returns whether it did."""
-    host = swarm.blocked(stripe, child)
+    host = swarm.edges.blocked(stripe, child)
     if host is None or host == child:
         return False
     member = swarm.members[host]
@@ -115,9 +111,9 @@ def free_blocked(swarm: Swarm, stripe: int, child: str, *, now: float) -> bool:
         return False
     swarm.record(now, f"{host} is stuck in stripe {stripe} and loses its children there")
     for each in list(member.children[stripe]):
-        swarm.avoided[each, host] = now + AVOID_S
-        swarm.detach(stripe, each)
-    swarm.detach(stripe, host)
+        swarm.edges.avoid(each, host, now + AVOID_S)
+        swarm.edges.detach(stripe, each)
+    swarm.edges.detach(stripe, host)
     return True
 
 
@@ -127,18 +123,15 @@ def move_lease(swarm: Swarm, stripe: int, host: str, *, now: float, at_once: boo
     member = swarm.members[host]
     if member.parents[stripe] != FROM_ORIGIN:
         return False
-    quiet_s = now - swarm.lease_moved_at[stripe]
-    if not at_once and quiet_s < swarm.lease_pause_s[stripe]:
+    if not at_once and swarm.origin.lease_rests(stripe, now=now):
         return False
     if not any(_lacks(other, swarm, stripe) for other in swarm.members.values() if other is not member):
         return False
-    swarm.lease_moved_at[stripe] = now
-    longer = quiet_s < LEASE_MOVE_MAX_S
-    swarm.lease_pause_s[stripe] = min(LEASE_MOVE_MAX_S, 2 * swarm.lease_pause_s[stripe]) if longer else LEASE_MOVE_S
-    swarm.avoided[host, FROM_ORIGIN] = now + AVOID_S
+    swarm.origin.lease_moved(stripe, now=now)
+    swarm.edges.avoid(host, FROM_ORIGIN, now + AVOID_S)
     for child in list(member.children[stripe]):
-        swarm.detach(stripe, child)
-    swarm.detach(stripe, host)
+        swarm.edges.detach(stripe, child)
+    swarm.edges.detach(stripe, host)
     return True
 
 
@@ -151,9 +144,7 @@ def origin_failed(swarm: Swarm, stripe: int, host: str, reason: str, *, now: flo
     swarm must end: wrong or missing content at the origin ends it once two hosts, or the only one,
     met it."""
     damning = reason in {"corrupt", "missing"}
-    if damning:
-        swarm.origin_failures[host] = None
-    if not damning or len(swarm.origin_failures) < min(2, swarm.receivers):
+    if not damning or swarm.origin.count_failure(host) < min(2, swarm.receivers):
         return move_lease(swarm, stripe, host, now=now, at_once=damning), None
     if reason == "missing":
         return False, NotFound(f"the origin does not have {swarm.blob}", remedy="Push it again")
@@ -164,11 +155,11 @@ def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:
     """Whether a host that reads a stripe from the origin may go on: it has more of it than any
     holder of its zone's lease, who then lose it."""
     count, zone = swarm.members[host].counts[stripe], swarm.members[host].zone
-    holders = [holder for holder in swarm.roots[stripe] if swarm.members[holder].zone == zone]
+    holders = [holder for holder in swarm.edges.roots[stripe] if swarm.members[holder].zone == zone]
     if any(swarm.members[holder].counts[stripe] >= count for holder in holders):
         return False
     for holder in holders:
-        swarm.detach(stripe, holder)
+        swarm.edges.detach(stripe, holder)
     return True
 
 
@@ -176,11 +167,11 @@ def spare_origin(swarm: Swarm, host: str) -> bool:
     """Where a host has the whole of a stripe, take the lease from whoever else still holds one;
     returns whether somebody did."""
     member, found = swarm.members[host], False
-    for stripe, holders in enumerate(swarm.roots):
+    for stripe, holders in enumerate(swarm.edges.roots):
         if holders and member.counts[stripe] == swarm.totals[stripe]:
             found = True
             for holder in list(holders):
-                swarm.detach(stripe, holder)
+                swarm.edges.detach(stripe, holder)
     return found
 
 
@@ -188,13 +179,12 @@ def relieve(swarm: Swarm, member: Member, slots: int, *, now: float) -> None:
     """Give a host a smaller budget. Its children wait for other parents, and it does too where it
     had any: its best child takes its place, and it becomes a leaf; as a root it makes room for
     another. Light ones stay until there is a better place (light.py)."""
-    member.slots, member.relieved_at = slots, now
-    member.allotted = [0] * swarm.stripes
+    member.reduce_slots(slots, now=now)
     for stripe in range(swarm.stripes):
         if member.children[stripe] and not member.seed:
             if member.parents[stripe] == FROM_ORIGIN:
-                swarm.avoided[member.host, FROM_ORIGIN] = now + AVOID_S
-            swarm.detach(stripe, member.host)
+                swarm.edges.avoid(member.host, FROM_ORIGIN, now + AVOID_S)
+            swarm.edges.detach(stripe, member.host)
         for child in list(member.children[stripe]):
             if not swarm.members[child].slow_receiver:
-                swarm.detach(stripe, child)
+                swarm.edges.detach(stripe, child)

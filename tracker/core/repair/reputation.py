@@ -21,7 +21,7 @@ from tracker.core.monitor.progress import keeps_up
 from tracker.core.planning.schedule import Schedule
 from tracker.core.planning.slow_receivers import reclassify
 from tracker.core.repair.repair import relieve
-from tracker.core.swarm import Member, Swarm
+from tracker.core.swarm import Swarm
 
 RECOVERY_S = 3.0
 """How long after the last start preseeds are not judged yet: they take up their pace again, and old
@@ -43,63 +43,20 @@ class Reputation:
         """Seats of a host in a swarm."""
         return 0 if host.banned else self.capacities.slots(host.name, swarm.fanout, now=now)
 
-    def join(self, host: Host, swarm: Swarm, counts: list[int], *, now: float) -> Member:
-        """Take a host into a swarm, with the budget and the weight that it has."""
-        slots = self.slots(host, swarm, now=now)
-        member = swarm.add(host.name, counts, slots=slots, now=now, zone=host.zone, rack=host.rack)
-        member.slow_receiver = self.capacities.slow_receiver(host.name)
-        host.enter(swarm.blob, swarm.key)
-        return member
-
-    def sort(self, host: Host, swarm: Swarm) -> None:
-        """Note whether the host still receives the blob."""
-        if swarm.members[host.name].seed:
-            host.receiving.pop(swarm.key, None)
-        else:
-            host.receiving[swarm.key] = None
-
-    def leave(self, host: Host, swarm: Swarm, reason: str, *, now: float) -> None:
-        """Take a host out of a swarm; its children are planned anew."""
-        swarm.remove(host.name)
-        swarm.record(now, f"{host.name} is gone: {reason}")
-        host.leave(swarm.blob, swarm.key)
-        if not swarm.members:
-            del self.swarms[swarm.key]
-            self.schedule.forget(swarm.key)
-        else:
-            self.schedule.ask(swarm.key, reason, now)
-
-    def rename(self, swarm: Swarm, key: Digest, *, now: float) -> None:
-        """Let a swarm have another key."""
-        old, swarm.key = swarm.key, key
-        self.swarms[key] = self.swarms.pop(old)
-        self.schedule.forget(old)
-        for name in swarm.members:
-            host = self.hosts[name]
-            host.leave(swarm.blob, old)
-            host.enter(swarm.blob, key)
-            self.sort(host, swarm)
-        self.schedule.ask(key, "layout", now)
-
-    def depart(self, host: Host, *, now: float) -> None:
-        """The host is about to end."""
-        host.leaving = True
-        for blob in list(host.swarms):
-            self.leave(host, self.swarms[blob], "leaving", now=now)
-
     def set_fanout(self, swarm: Swarm, *, now: float) -> None:
         """Before a swarm is planned: where a blob has but one stripe, let its hosts have as many
         seats as their number asks for. All of them are for that stripe, and a host keeps the
         children that it has."""
-        if swarm.stripes > 1 or not swarm.unplanned:
+        if swarm.stripes > 1 or not swarm.edges.unplanned:
             return
         slots = fanout(len(swarm.members), swarm.layout, self.capacities.typical())
-        changed, swarm.fanout = slots != swarm.fanout, slots
+        changed = slots != swarm.fanout
+        swarm.set_fanout(slots)
         for member in swarm.members.values():
             if changed:
                 kept = min(member.slots, member.load)
-                member.slots = max(kept, self.slots(self.hosts[member.host], swarm, now=now))
-            member.allotted[0] = member.slots
+                member.set_slots(max(kept, self.slots(self.hosts[member.host], swarm, now=now)))
+            member.allot_all()
 
     def relieve(self, host: Host, reason: str, *, now: float) -> None:
         """Fit a host's children to its budget. Its best child takes its place, and it becomes a
@@ -119,7 +76,7 @@ class Reputation:
             if member.slots < swarm.fanout and (member.seed or keeps_up(swarm, member)):
                 host = self.hosts[member.host]
                 if self.capacities.retry(member.host, now=now):
-                    member.slots = max(member.slots, self.slots(host, swarm, now=now))
+                    member.set_slots(max(member.slots, self.slots(host, swarm, now=now)))
                     swarm.record(now, f"{member.host} is tried again with {member.slots} seats")
 
     def excused(self, swarm: Swarm, *, now: float) -> bool:
@@ -155,4 +112,4 @@ class Reputation:
             if host is not None and banned and not host.banned:
                 for blob in host.swarms:
                     swarm = self.swarms[blob]
-                    swarm.members[name].slots = self.slots(host, swarm, now=now)
+                    swarm.members[name].set_slots(self.slots(host, swarm, now=now))

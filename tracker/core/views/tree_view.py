@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tracker.core.swarm import FROM_ORIGIN, Swarm
+from tracker.core.member import FROM_ORIGIN
+from tracker.core.swarm import Swarm
 
 ORIGIN = -1
 NOBODY = -2

@@ -1,0 +1,144 @@
+"""Complaints: what the tracker does when a host says that a source failed it.
+
+Theory. A complaint names a source, a stripe and a reason. Where the source is a peer, the edge to
+it is taken apart and the pair is avoided for a while, so that the planner finds another parent. A
+peer that refuses or sends wrong bytes loses reputation. Where the source is the origin, the lease
+moves to another host, or the swarm ends. While all hosts are late (monitor/lateness.py), complaints
+of standing still are ignored: no parent is at fault.
+
+In a large fleet hosts report seldom. So a host that stands still or lags, its parent and the
+parent's other children are asked to report often for a while (monitor/probing.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from p2pdist.model.messages import Complaint, Reject
+from p2pdist.model.plan import by_name
+from tracker.core.events import Command, Send
+from tracker.core.host import Host
+from tracker.core.member import FROM_ORIGIN, Member
+from tracker.core.membership import Membership
+from tracker.core.monitor.probing import PROBE_INTERVAL_S, Probing, ask_reports
+from tracker.core.planning.schedule import Schedule
+from tracker.core.repair.repair import (
+    AVOID_S,
+    GIVES_S,
+    GIVING_COMPLAINTS,
+    STUCK_COMPLAINTS,
+    at_fault,
+    avoid_s,
+    free_blocked,
+    move_lease,
+    origin_failed,
+)
+from tracker.core.repair.reputation import Reputation
+from tracker.core.swarm import Swarm
+
+NAMELESS_S = 15.0
+"""So long a host whose name servers do not answer is given no other that is known by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complaints:
+    """Handles complaints with the parts of the fleet that it shares."""
+
+    membership: Membership
+    """Takes dead hosts out of swarms; holds the fleet's hosts and swarms."""
+    reputation: Reputation
+    """Hears which hosts failed others."""
+    schedule: Schedule
+    """Hears which swarms are to be planned anew."""
+    probing: Probing
+    """Says which hosts are asked to report often."""
+
+    def handle(
+        self, host: Host, complaint: Complaint, *, late: Callable[[float], bool], probes: bool, now: float
+    ) -> list[Command]:
+        """A host complains. `late` says whether the whole fleet is late with its reports; `probes`:
+        the fleet reports so seldom that probing pays. Complaints that cannot be true are ignored."""
+        out: list[Command] = []
+        swarm = self.membership.swarms.get(host.key(complaint.blob))
+        if swarm is None or host.name not in swarm.members or not 0 <= complaint.stripe < swarm.stripes:
+            return out
+        source, reason = complaint.source, complaint.reason
+        if source != FROM_ORIGIN and (source == host.name or source not in swarm.members):
+            return out
+        text = f"{host.name} complains of {source or 'the origin'} in stripe {complaint.stripe}: {reason}"
+        swarm.record(now, text)
+        if reason in {"stalled", "slow"} and late(now):
+            return out  # all stand still at once: no host is at fault
+        if source == FROM_ORIGIN:
+            self._of_origin(swarm, swarm.members[host.name], complaint, now, out)
+            return out
+        if reason in {"stalled", "slow"} and probes:
+            sisters, where = swarm.members[source].children[complaint.stripe], (swarm.key, complaint.stripe)
+            self.probing.complained(host.name, source, sisters, where, now=now)
+            out += ask_reports(self.membership.hosts, self.probing.begin(now=now), PROBE_INTERVAL_S)
+        if reason != "slow":
+            self._of_peer(swarm, swarm.members[host.name], complaint, now)
+        return out
+
+    def _of_peer(self, swarm: Swarm, child: Member, complaint: Complaint, now: float) -> None:
+        """A peer gives nothing, or what cannot be used: part it from the child, and give the child
+        another parent."""
+        stripe, source, reason = complaint.stripe, complaint.source, complaint.reason
+        edges = swarm.edges
+        if complaint.nameless:
+            self._nameless(swarm, child, now)
+            if child.parents[stripe] == source:
+                edges.detach(stripe, child.host)
+            return
+        child.complain(stripe)
+        if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
+            if free_blocked(swarm, stripe, child.host, now=now):
+                self.schedule.ask(swarm.key, "stuck", now)
+            return
+        parent = self.membership.hosts.get(source)
+        gives = parent is not None and now - parent.sent_at < GIVES_S
+        if reason == "stalled" and child.complaints[stripe] < (GIVING_COMPLAINTS if gives else STUCK_COMPLAINTS):
+            edges.part(child.host, source, now + AVOID_S)
+        else:  # not its own rate, then
+            edges.forget_parted(child.host)
+        edges.avoid(child.host, source, now + avoid_s(child, stripe, reason))
+        if child.parents[stripe] == source:
+            edges.detach(stripe, child.host)
+            if reason in {"stalled", "corrupt"}:
+                move_lease(swarm, stripe, source, now=now, at_once=False)
+        if parent is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
+            if parent.session is None and source in swarm.members:
+                self.membership.leave(parent, swarm, "dead", now=now)
+            elif reason != "reset" or not self.reputation.excused(swarm, now=now):
+                self.reputation.penalise(parent, child.host, reason, now=now)
+        self.schedule.ask(swarm.key, reason, now)
+
+    def _nameless(self, swarm: Swarm, child: Member, now: float) -> None:
+        """A host cannot look names up: for a while it is given no parent that is known by name, and
+        none of these is at fault. What it receives from some of them goes on."""
+        for name in swarm.members:
+            if name != child.host and by_name(self.membership.hosts[name].address):
+                swarm.edges.avoid(child.host, name, now + NAMELESS_S)
+        self.schedule.ask(swarm.key, "nameless", now)
+
+    def _of_origin(self, swarm: Swarm, member: Member, complaint: Complaint, now: float, out: list[Command]) -> None:
+        """A reader cannot read the origin: another host may, or the swarm ends for all."""
+        stripe, reason = complaint.stripe, complaint.reason
+        if member.host not in swarm.edges.roots[stripe]:
+            if reason != "unavailable" and member.host in swarm.readers():
+                swarm.origin.fail_sharing()
+                self.schedule.ask(swarm.key, reason, now)
+            return  # only the holder of the lease reads there
+        member.complain(stripe)
+        if reason == "stalled" and member.complaints[stripe] < STUCK_COMPLAINTS:
+            return  # a reader waits for its children, too, when they are slow to take what it has read
+        moved, error = origin_failed(swarm, stripe, member.host, reason, now=now)
+        if moved:
+            self.schedule.ask(swarm.key, reason, now)
+        if error is None:
+            return
+        for receiver in swarm.members.values():
+            session = self.membership.hosts[receiver.host].session
+            if session is not None and not receiver.seed:
+                out.append(Send(session, Reject(error.problem(), swarm.blob)))

@@ -1,0 +1,230 @@
+"""Edges: who receives each stripe of a swarm from whom.
+
+Each stripe of a blob has a tree of its own. An edge joins a child to its parent in one stripe; the
+parent is another member or the origin, and a child of the origin is a root and holds the stripe's
+lease.
+
+Invariants: the edges of a stripe form a forest; only receivers have parents; a host is a root
+exactly if its parent is the origin; a receiver without a parent in a stripe that it lacks is
+unplanned there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tracker.core.member import FROM_ORIGIN, Member
+
+
+@dataclass(slots=True)
+class Edges:
+    """The trees of one swarm, the receivers that wait for a parent, and the pairs of hosts between
+    which no edge is wanted."""
+
+    members: dict[str, Member]
+    """The swarm's members by host name, shared with the Swarm, which adds and removes them."""
+    totals: list[int]
+    """Pieces of each stripe, shared with the Swarm."""
+    roots: list[dict[str, None]] = field(default_factory=list)
+    """Hosts that read a stripe from the origin, by stripe. `attach`, `detach`."""
+    unplanned: dict[tuple[int, str], None] = field(default_factory=dict)
+    """(stripe, host) of receivers that wait for a parent. `wait`, `attach`, `detach`, `remove`,
+    `finish`."""
+    changed: dict[tuple[str, int], None] = field(default_factory=dict)
+    """(host, stripe) whose parent the host is still to be told. `attach`, `notify`, `notified`,
+    `forget_change`."""
+    avoided: dict[tuple[str, str], float] = field(default_factory=dict)
+    """(child, parent) pairs that failed, and the time until which they are not joined again.
+    `avoid`, `expire`."""
+    parted: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Pairs between which too little came though the parent is there and gives, and the time until
+    which they are not parted again. The origin is not read instead of such a parent. `part`,
+    `forget_parted`, `expire`."""
+    now: float = 0.0
+    """Time that `attach` notes for an edge. `set_now`."""
+
+    def __post_init__(self) -> None:
+        self.roots = [{} for _ in self.totals]
+
+    # -- changes
+
+    def set_now(self, now: float) -> None:
+        """Edges that are made from now on are of this time."""
+        self.now = now
+
+    def attach(self, stripe: int, child: str, parent: str) -> None:
+        """`child` receives `stripe` from `parent` (FROM_ORIGIN: with the lease). A cycle is a bug
+        of ours."""
+        member = self.members[child]
+        assert not member.seed and not self.receives_through(stripe, parent, child), f"cycle: {child} under {parent}"
+        self._unlink(stripe, member)
+        member.parents[stripe] = parent
+        member.moved_at[stripe] = member.attached_at[stripe] = self.now
+        member.lags[stripe] = None
+        if parent == FROM_ORIGIN:
+            self.roots[stripe][child] = None
+        else:
+            above = self.members[parent]
+            above.children[stripe][child] = None
+            above.taken[stripe] += not member.slow_receiver
+        self.unplanned.pop((stripe, child), None)
+        self.changed[child, stripe] = None
+
+    def detach(self, stripe: int, child: str) -> None:
+        """`child` loses its parent and waits for another."""
+        member = self.members[child]
+        self._unlink(stripe, member)
+        if member.counts[stripe] < self.totals[stripe]:
+            self.unplanned[stripe, child] = None
+
+    def move(self, stripe: int, child: Member, parent: Member) -> None:
+        """`child` leaves its parent, which is a host, for another, which allots a slot for it."""
+        above = self.members[child.parents[stripe] or ""]
+        if not child.slow_receiver and above.allotted[stripe] >= above.taken[stripe]:
+            above.allotted[stripe] -= 1
+        parent.grant_slot(stripe)
+        self.attach(stripe, child.host, parent.host)
+
+    def wait(self, stripe: int, host: str) -> None:
+        """A host without a parent waits for one."""
+        self.unplanned[stripe, host] = None
+
+    def finish(self, stripe: int, member: Member) -> None:
+        """A member has the whole of a stripe and needs no parent there; its parent's slot is
+        free."""
+        self._unlink(stripe, member)
+        self.unplanned.pop((stripe, member.host), None)
+        self.changed.pop((member.host, stripe), None)
+
+    def remove(self, member: Member) -> None:
+        """A host that left the swarm has no edges any more: its children wait for other parents.
+        The swarm has taken it out of the members before."""
+        for stripe in range(len(self.totals)):
+            for child in list(member.children[stripe]):
+                self._unlink(stripe, self.members[child])
+                self.unplanned[stripe, child] = None
+            self._unlink(stripe, member)
+            self.unplanned.pop((stripe, member.host), None)
+            self.changed.pop((member.host, stripe), None)
+
+    def set_slow_receiver(self, member: Member, slow: bool) -> bool:
+        """A member takes no slots of its parents any more, or takes them again; returns whether
+        that overloads a parent."""
+        overloads = False
+        member.slow_receiver = slow
+        for stripe, parent in enumerate(member.parents):
+            if above := self.members.get(parent or ""):
+                above.taken[stripe] += -1 if slow else 1
+                overloads = overloads or 0 < above.slots < above.load
+        return overloads
+
+    def _unlink(self, stripe: int, member: Member) -> None:
+        parent = member.parents[stripe]
+        if parent is None:
+            return
+        member.parents[stripe] = None
+        member.lags[stripe] = None
+        if parent == FROM_ORIGIN:
+            self.roots[stripe].pop(member.host, None)
+        elif parent in self.members:
+            above = self.members[parent]
+            del above.children[stripe][member.host]
+            above.taken[stripe] -= not member.slow_receiver
+
+    # -- what hosts are still to be told
+
+    def notify(self, host: str, stripe: int) -> None:
+        """The host is to be told its parent in a stripe (again)."""
+        self.changed[host, stripe] = None
+
+    def notify_children(self, host: str) -> None:
+        """The host is back, perhaps at another address: its children are to be told."""
+        for stripe, children in enumerate(self.members[host].children):
+            for child in children:
+                self.changed[child, stripe] = None
+
+    def forget_change(self, host: str, stripe: int) -> None:
+        """The host has the parent that it was told of before."""
+        self.changed.pop((host, stripe), None)
+
+    def notified(self) -> None:
+        """All hosts have been told."""
+        self.changed.clear()
+
+    # -- pairs that are not to be joined
+
+    def avoid(self, child: str, parent: str, until: float) -> None:
+        """The parent failed the child: the planner does not join them until then."""
+        self.avoided[child, parent] = until
+
+    def part(self, child: str, parent: str, until: float) -> None:
+        """Too little comes to the child from a parent that is there and gives."""
+        self.parted[child, parent] = until
+
+    def forget_parted(self, child: str) -> None:
+        """The child failed for another reason than its own rate: the other parents that gave it
+        little may be just as far away."""
+        self.parted = {pair: until for pair, until in self.parted.items() if pair[0] != child}
+
+    def expire(self, now: float) -> None:
+        """Forget the pairs whose time is over."""
+        if self.avoided:
+            self.avoided = {pair: until for pair, until in self.avoided.items() if until > now}
+        if self.parted:
+            self.parted = {pair: until for pair, until in self.parted.items() if until > now}
+
+    # -- questions
+
+    def pairs(self, stripe: int) -> Iterator[tuple[str, str]]:
+        """(child, parent) of every edge of a stripe; the parent may be FROM_ORIGIN."""
+        for member in self.members.values():
+            parent = member.parents[stripe]
+            if parent is not None:
+                yield member.host, parent
+
+    def receives_through(self, stripe: int, host: str, ancestor: str) -> bool:
+        """Whether `host` is `ancestor` or receives the stripe through it."""
+        current: str | None = host
+        while current:
+            if current == ancestor:
+                return True
+            current = self.members[current].parents[stripe]
+        return False
+
+    def blocked(self, stripe: int, host: str) -> str | None:
+        """The first host on the path from `host` up, itself included, whose parent has more of the
+        stripe than it has, is absent, or is yet to be found. None when all wait for the origin."""
+        current = host
+        while True:
+            member = self.members[current]
+            parent = member.parents[stripe]
+            if parent == FROM_ORIGIN:
+                return None
+            above = self.members[parent] if parent is not None else None
+            if above is None or not above.present or above.counts[stripe] > member.counts[stripe]:
+                return current
+            current = above.host
+
+    def depth(self, stripe: int, host: str) -> int:
+        """Edges between the host and the origin, a seed, or a host without a parent."""
+        steps = 0
+        current = self.members[host].parents[stripe]
+        while current is not None:
+            steps += 1
+            current = self.members[current].parents[stripe] if current else None
+        return steps
+
+    def rooted(self, stripe: int, host: str) -> bool:
+        """Whether the path from the host up ends at the origin, at a seed or at a host that has
+        the whole stripe."""
+        current: str | None = host
+        for _ in range(len(self.members) + 1):
+            if not current or self.members[current].counts[stripe] == self.totals[stripe]:
+                return current is not None
+            current = self.members[current].parents[stripe]
+        raise AssertionError(f"the way up from {host} is a cycle")
+
+    def only_leaves(self, stripe: int, member: Member) -> bool:
+        """Whether the host's children forward the stripe to no other host."""
+        return not any(self.members[child].children[stripe] for child in member.children[stripe])

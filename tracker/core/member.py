@@ -1,0 +1,176 @@
+"""Member: one host in a swarm, as the tracker knows it.
+
+A member is a receiver (it lacks pieces) or a seed (it has all of them). A receiver has one parent
+in each stripe that it still lacks: another member, the origin, or none yet. A member has a number
+of upload slots (child streams). They are allotted to stripes, and each child takes one, unless the
+child is a slow receiver: its downlink takes next to nothing of an uplink.
+
+A member is absent after its session ended, or while it is silent, until it says again what it
+holds. Its streams may well run on, so its edges stay for a while, but it gets no new parents and no
+new children.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from p2pdist.model.plan import Source
+
+FROM_ORIGIN = ""
+"""Stands for the origin where a parent's host name is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """A host lags behind its parent in a stripe."""
+
+    since: float
+    """Time at which it began to."""
+    count: int
+    """Pieces of the stripe that the host had then."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One host in a swarm. `Edges` writes parents, children and taken slots, `Swarm` counts and
+    location; everything else changes through the methods below. Lists have an entry for each
+    stripe."""
+
+    host: str
+    """The host's name."""
+    counts: list[int]
+    """Verified pieces. Swarm.advance, Swarm.forget_pieces."""
+    allotted: list[int]
+    """Upload slots allotted to the stripe. `allot`, `grant_slot`, `clear_slots`, Edges.move."""
+    parents: list[str | None]
+    """Host name, FROM_ORIGIN or None. Edges."""
+    children: list[dict[str, None]]
+    """Host names in the order in which they were attached. Edges."""
+    joined_at: float
+    """Time at which the host joined the swarm."""
+    slots: int
+    """Upload slots in all stripes together; below zero never. `set_slots`, `reduce_slots`."""
+    complaints: list[int]
+    """Complaints since the host last got a piece of the stripe. `complain`, Swarm.advance."""
+    moved_at: list[float]
+    """Time at which pieces last came or the parent changed. Swarm.advance, Edges.attach."""
+    attached_at: list[float]
+    """Time at which the parent changed. Edges.attach."""
+    rates: list[float]
+    """Pieces a second between the last two reports. `set_rate`."""
+    lags: list[Lag | None]
+    """Since when the host lags behind its parent. `set_lag`, `clear_lags`, Edges."""
+    order: int
+    """Orders hosts differently for each blob, and the same in every tracker."""
+    zone: str = ""
+    """Name of the zone. Swarm.set_location."""
+    rack: str = ""
+    """Zone and rack with a space between them. Swarm.set_location."""
+    seed: bool = False
+    """Whether the host has every piece. Swarm.advance, Swarm.forget_pieces."""
+    absent_since: float | None = None
+    """Time at which the host became absent; None while it is present. `mark_absent`,
+    `mark_present`."""
+    silent: bool = False
+    """Absent because it sends no reports though it has a session. `mark_absent`, `mark_present`."""
+    heard_at: float = 0.0
+    """Time of its last report. `hear`."""
+    slow_receiver: bool = False
+    """Its downlink is so slow that it takes no slot of its parents. Swarm.set_slow_receiver."""
+    relieved_at: float = -inf
+    """Time at which its slots were reduced. `reduce_slots`."""
+    fair_reports: int = 0
+    """Reports in a row that show that a slow receiver is none. `count_fair_report`."""
+    taken: list[int] = field(default_factory=list)
+    """Upload slots that children take. Edges."""
+    superpeers: tuple[Source, ...] = ()
+    """The superpeers that the host was told of in its session. `set_superpeers`."""
+
+    @property
+    def present(self) -> bool:
+        """Whether the host has said in its present session what it holds."""
+        return self.absent_since is None
+
+    @property
+    def unallotted(self) -> int:
+        """Upload slots that are allotted to no stripe."""
+        return self.slots - sum(self.allotted)
+
+    @property
+    def load(self) -> int:
+        """Upload slots that children take, in all stripes."""
+        return sum(self.taken)
+
+    def free(self, stripe: int) -> int:
+        """Allotted upload slots of a stripe that no child takes; below zero where there are too
+        few."""
+        return self.allotted[stripe] - self.taken[stripe]
+
+    def allot(self, stripe: int, count: int) -> None:
+        """Give a stripe `count` of the unallotted slots."""
+        self.allotted[stripe] += count
+
+    def grant_slot(self, stripe: int) -> None:
+        """Allot one more slot to a stripe, from the unallotted ones or from a stripe where one is
+        idle. A host that has neither is overloaded and keeps its allotment."""
+        if self.unallotted <= 0:
+            stripes = range(len(self.allotted))
+            donor = next((other for other in stripes if other != stripe and self.free(other) > 0), None)
+            if donor is None:
+                return
+            self.allotted[donor] -= 1
+        self.allotted[stripe] += 1
+
+    def allot_all(self) -> None:
+        """Allot every slot to the one stripe of a small blob."""
+        self.allotted[0] = self.slots
+
+    def clear_slots(self) -> None:
+        """Take all slots from the stripes."""
+        self.allotted = [0] * len(self.allotted)
+
+    def set_slots(self, slots: int) -> None:
+        """The host may serve so many children."""
+        self.slots = slots
+
+    def reduce_slots(self, slots: int, *, now: float) -> None:
+        """The host turned out slow, or is banned: none of its slots is allotted from now on."""
+        self.slots, self.relieved_at = slots, now
+        self.clear_slots()
+
+    def complain(self, stripe: int) -> None:
+        """The host complains of its parent in a stripe."""
+        self.complaints[stripe] += 1
+
+    def hear(self, now: float) -> None:
+        """A report of the host came."""
+        self.heard_at = now
+
+    def mark_absent(self, now: float, *, silent: bool = False) -> None:
+        """The host has no session, has not yet said what it holds, or is silent."""
+        self.absent_since, self.silent = now, silent
+
+    def mark_present(self) -> None:
+        """The host says what it holds, or reports again after it was silent."""
+        self.absent_since, self.silent = None, False
+
+    def set_rate(self, stripe: int, rate: float) -> None:
+        """The host's last report shows so many pieces a second."""
+        self.rates[stripe] = rate
+
+    def set_lag(self, stripe: int, lag: Lag | None) -> None:
+        """The host begins to lag behind its parent, or does so no longer."""
+        self.lags[stripe] = lag
+
+    def clear_lags(self) -> None:
+        """Forget what shows that the host lags."""
+        self.lags = [None] * len(self.lags)
+
+    def count_fair_report(self, fair: bool) -> None:
+        """A report of a slow receiver shows a fair share of pieces, or one does not."""
+        self.fair_reports = self.fair_reports + 1 if fair else 0
+
+    def set_superpeers(self, superpeers: tuple[Source, ...]) -> None:
+        """The host is told of these superpeers; none: its agent may have started anew."""
+        self.superpeers = superpeers

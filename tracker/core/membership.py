@@ -1,0 +1,142 @@
+"""Membership: which hosts are in which swarms.
+
+A host is in one swarm of a blob at most. Hosts that say the same of how a blob is cut form a
+swarm: the one of the layout that a manifest gives has the blob's digest as its key; without a
+manifest, the one of the layout that was said first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import UsageError
+from p2pdist.model.messages import Holding
+from p2pdist.model.pieces import PieceLayout
+from tracker.core.host import Host
+from tracker.core.member import Member
+from tracker.core.monitor.presence import Presence
+from tracker.core.planning.schedule import Schedule
+from tracker.core.repair.reputation import Reputation
+from tracker.core.swarm import Swarm, key_of, layout_of
+
+HOSTS_MAX = 200_000
+SWARMS_MAX = 100_000
+
+
+@dataclass(slots=True)
+class Membership:
+    """Adds hosts to swarms and takes them out; `hosts` and `swarms` are the fleet's."""
+
+    hosts: dict[str, Host]
+    """Hosts by name."""
+    swarms: dict[Digest, Swarm]
+    """Swarms by key; none is empty."""
+    schedule: Schedule
+    """Hears which swarms are to be planned anew."""
+    reputation: Reputation
+    """Says how many upload slots a host has."""
+    presence: Presence
+    """Hears of hosts that other hosts name."""
+    _layouts: dict[Digest, PieceLayout] = field(default_factory=dict)
+    """How blobs are cut, as manifests say. `describe`."""
+
+    def swarm_of(self, holding: Holding) -> Swarm:
+        """The swarm of the hosts that say the same of how the blob is cut, maybe a new one. Raises
+        UsageError when the blob cannot be cut like that, or there are too many swarms."""
+        layout, blob = layout_of(holding), holding.blob
+        first, other = self.swarms.get(blob), key_of(blob, layout)
+        if first is not None and first.layout == layout:
+            return first
+        if other in self.swarms:
+            return self.swarms[other]
+        if len(self.swarms) >= SWARMS_MAX:
+            raise UsageError("this tracker has too many swarms")
+        main = first is None and self._layouts.get(blob, layout) == layout
+        return Swarm(blob, layout, key=blob if main else other)
+
+    def describe(self, blob: Digest, layout: PieceLayout, *, now: float) -> None:
+        """A manifest says how a blob is cut. The first one counts."""
+        if blob in self._layouts:
+            return
+        while len(self._layouts) >= SWARMS_MAX:
+            del self._layouts[next(iter(self._layouts))]
+        self._layouts[blob] = layout
+        claimed = self.swarms.get(blob)
+        if claimed is not None and claimed.layout != layout:
+            self._rename(claimed, key_of(blob, claimed.layout), now=now)
+        if (right := self.swarms.get(key_of(blob, layout))) is not None:
+            self._rename(right, blob, now=now)
+
+    def enter(self, host: Host, swarm: Swarm, *, now: float) -> None:
+        """The host speaks of a blob in this swarm: it leaves another swarm of the blob."""
+        other = host.key(swarm.blob)
+        if other != swarm.key and other in host.swarms:
+            self.leave(host, self.swarms[other], "it says that the blob is cut differently", now=now)
+        self.swarms[swarm.key] = swarm
+
+    def join(self, host: Host, swarm: Swarm, counts: list[int], *, now: float) -> Member:
+        """Add a host to a swarm, with the upload slots that it has."""
+        member = swarm.add(
+            host.name,
+            counts,
+            slots=self.reputation.slots(host, swarm, now=now),
+            now=now,
+            zone=host.zone,
+            rack=host.rack,
+            slow_receiver=self.reputation.capacities.slow_receiver(host.name),
+        )
+        host.enter(swarm.blob, swarm.key)
+        return member
+
+    def add_absent(self, swarm: Swarm, name: str, *, now: float) -> bool:
+        """Add a host to a swarm because another host receives from it; it is absent until it speaks
+        itself. Returns whether it was added."""
+        host = self.hosts.get(name)
+        if host is None:
+            if len(self.hosts) >= HOSTS_MAX:
+                return False
+            host = self.hosts[name] = Host(name, absent_since=now)
+        if host.leaving or host.key(swarm.blob) in host.swarms:  # in a swarm of the blob it speaks for itself
+            return False
+        self.join(host, swarm, [0] * swarm.stripes, now=now)
+        self.presence.named(host, swarm, now)
+        return True
+
+    def sort(self, host: Host, swarm: Swarm) -> None:
+        """Note whether the host still receives the blob."""
+        if swarm.members[host.name].seed:
+            host.receiving.pop(swarm.key, None)
+        else:
+            host.receiving[swarm.key] = None
+
+    def leave(self, host: Host, swarm: Swarm, reason: str, *, now: float) -> None:
+        """Take a host out of a swarm; its children are planned anew."""
+        swarm.remove(host.name)
+        swarm.record(now, f"{host.name} is gone: {reason}")
+        host.leave(swarm.blob, swarm.key)
+        if not swarm.members:
+            del self.swarms[swarm.key]
+            self.schedule.forget(swarm.key)
+        else:
+            self.schedule.ask(swarm.key, reason, now)
+
+    def drain(self, host: Host, *, now: float) -> None:
+        """The host is about to end: it leaves all its swarms at once, with its leases, and nothing
+        new is asked of it. Its children are planned anew together, because it fetches nothing more
+        and each of them would run dry; until they change their parents it goes on serving them."""
+        host.drain()
+        for key in list(host.swarms):
+            self.leave(host, self.swarms[key], "leaving", now=now)
+
+    def _rename(self, swarm: Swarm, key: Digest, *, now: float) -> None:
+        """Let a swarm have another key."""
+        old = swarm.rename(key)
+        self.swarms[key] = self.swarms.pop(old)
+        self.schedule.forget(old)
+        for name in swarm.members:
+            host = self.hosts[name]
+            host.leave(swarm.blob, old)
+            host.enter(swarm.blob, key)
+            self.sort(host, swarm)
+        self.schedule.ask(key, "layout", now)

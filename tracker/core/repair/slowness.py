@@ -1,0 +1,107 @@
+"""Slowness: what the tracker does about hosts that hold others up, after each report.
+
+A report of a host shows whether it gets its share (monitor/progress.py says what is shown). A
+silent parent is taken for absent, a host with a slow uplink or downlink loses upload slots, and two
+hosts between which alone too little comes are parted. Hosts that receive by BitTorrent are not
+judged, since a BitTorrent swarm finds its own way around slow peers, nor is a swarm with a rate
+that a policy sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tracker.core.capacity import Capacities
+from tracker.core.host import Host
+from tracker.core.member import Member
+from tracker.core.monitor.presence import Presence
+from tracker.core.monitor.probing import Probing
+from tracker.core.monitor.progress import (
+    FAIR_REPORTS,
+    gets_fair_share,
+    limited,
+    note_rates,
+    silent_parents,
+    slow_edges,
+    slow_host,
+)
+from tracker.core.planning.schedule import Schedule
+from tracker.core.planning.slow_receivers import relocate
+from tracker.core.policy.book import PolicyBook
+from tracker.core.repair.repair import AVOID_S
+from tracker.core.repair.reputation import Reputation
+from tracker.core.swarm import Swarm
+
+PARTED_S = 30.0
+"""For so long two hosts are not parted again because little comes from the one to the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """Judges after reports, with the parts of the fleet that it shares."""
+
+    hosts: Mapping[str, Host]
+    """The fleet's hosts by name."""
+    schedule: Schedule
+    """Hears which swarms are to be planned anew."""
+    capacities: Capacities
+    """Remembers which hosts are slow."""
+    policies: PolicyBook
+    """Says in which swarms a policy sets the rate."""
+    presence: Presence
+    """Hears which hosts are silent."""
+    probing: Probing
+    """Says which hosts are asked to report often."""
+    reputation: Reputation
+    """Takes upload slots from slow hosts."""
+
+    def judge(self, swarm: Swarm, host: Host, *, still: bool, late: bool, interval_s: float, now: float) -> None:
+        """A host has reported: find what holds it up, unless the whole fleet is `late`. `still`:
+        the report says nothing of this swarm, because nothing came. Hosts report at least every
+        `interval_s`."""
+        member = swarm.members[host.name]
+        if still:
+            note_rates(swarm, member, member.counts, now=now)
+        member.hear(now)
+        if host.name in swarm.swarming:
+            return
+        if late:
+            member.clear_lags()
+            return
+        self._silence(swarm, member, interval_s=interval_s, now=now)
+        if self.policies.paced(swarm.blob):
+            return
+        member.count_fair_report(member.slow_receiver and gets_fair_share(swarm, member))
+        if member.fair_reports >= FAIR_REPORTS:
+            self.reputation.clear_slow_receiver(host, now=now)
+        slow = limited(swarm, member, host.download_bytes_s) or slow_host(swarm, member, now=now)
+        if slow is not None and self.reputation.excused(swarm, now=now):
+            slow = None
+        if slow is not None and self.capacities.mark_slow(slow[0], slow[1], downlink=slow[2], now=now):
+            self.reputation.relieve(self.hosts[slow[0]], "lags" if slow[2] else "children lag", now=now)
+            self.probing.judged(slow[0], now=now)
+        else:
+            self._part(swarm, member, now)
+
+    def _silence(self, swarm: Swarm, member: Member, *, interval_s: float, now: float) -> None:
+        """Take parents for absent that do not report while this child of theirs stands still."""
+        for parent in silent_parents(swarm, member, self.probing.asked_at, interval_s=interval_s, now=now):
+            self.presence.silent(self.hosts[parent], now)
+            for key in self.hosts[parent].swarms:
+                self.schedule.ask(key, "silent", now)
+
+    def _part(self, swarm: Swarm, member: Member, now: float) -> None:
+        """Part a host from parents that give it too little, though neither of the two is slow, or
+        move it where it is in the way."""
+        if relocate(swarm, member, now=now):
+            self.schedule.ask(swarm.key, "in the way", now)
+        for stripe in slow_edges(swarm, member, now=now) if not member.slow_receiver else ():
+            parent = member.parents[stripe] or ""
+            if (member.host, parent) in swarm.edges.parted:
+                continue  # it got no other parent, or no more from another
+            swarm.edges.part(member.host, parent, now + PARTED_S)
+            swarm.record(now, f"{member.host} gets too little of stripe {stripe} from {parent}")
+            swarm.edges.avoid(member.host, parent, now + AVOID_S)
+            swarm.edges.detach(stripe, member.host)
+            self.schedule.ask(swarm.key, "slow edge", now)
