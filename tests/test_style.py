@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tracker.warm_tags": (MODEL, "tracker.core", "tracker.content", "tracker.preseed_service", "tracker.warm_tags"),
     "tracker.http": (
         MODEL,
+        "p2pdist.transfer.openapi",
         "p2pdist.transfer.problems",
         "tracker.core",
         "tracker.http",
