@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -22,12 +22,25 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import Reference, decode_manifest, parse_reference
 from p2pdist.model.messages import Keep, Kept, Release, Spares
-from p2pdist.model.preseed import PreseedRecord, PreseedRequest, RankRequest, canonical, fingerprint
+from p2pdist.model.preseed import PreseedRecord, PreseedRequest, PreseedState, RankRequest, canonical, fingerprint
 from tracker.content import Content
-from tracker.core.affinity import Affinity, Ranked, SparedBlobs, Wanted
+from tracker.core.affinity import Affinity, Assignment, Ranked, RoleHosts, SparedBlobs, Wanted
 from tracker.core.fleet import Fleet
 from tracker.core.preseeds.orders import GRACE_S, Preseeds, Progress
-from tracker.core.preseeds.preseed import Event, Gone, HostSaid, Joined, Loaded, Said, SaveFailed, Synced, Tell, Tick
+from tracker.core.preseeds.preseed import (
+    Event,
+    Gone,
+    HostSaid,
+    Joined,
+    Loaded,
+    Said,
+    SaveFailed,
+    ShownState,
+    Synced,
+    Tally,
+    Tell,
+    Tick,
+)
 from tracker.core.preseeds.selectors import parse_selector
 from tracker.state.preseeds import PreseedDatabase
 
@@ -51,6 +64,30 @@ class _Clock:
 
     def now(self) -> float:
         return time.time() if self._offset_s is None else time.monotonic() + self._offset_s
+
+
+class PreseedBrief(msgspec.Struct, frozen=True):
+    """A preseed without what depends on its hosts. `fingerprint` is the hash of its order."""
+
+    id: str
+    state: PreseedState
+    package: str
+    fingerprint: str
+
+
+class PreseedSummary(msgspec.Struct, frozen=True):
+    """A preseed in short. `created_at` is in seconds since the epoch."""
+
+    id: str
+    state: ShownState
+    package: str
+    hosts_total: int
+    hosts_done: int
+    created_at: float
+
+    @classmethod
+    def of(cls, record: PreseedRecord, tally: Tally) -> PreseedSummary:
+        return cls(record.id, tally.state, record.package, tally.hosts_total, tally.hosts_done, record.created_at)
 
 
 class Sessions(Protocol):
@@ -221,32 +258,17 @@ class Preseeding:
     def progress(self, identifier: str) -> Progress:
         return self.core.progress(identifier, now=self._clock.now())
 
-    def brief(self, identifier: str) -> dict[str, str]:
+    def brief(self, identifier: str) -> PreseedBrief:
         """A preseed as far as that costs the same however many hosts it has. Raises NotFound."""
         record = self.core.find(identifier).record
-        return {
-            "id": record.id,
-            "state": record.state,
-            "package": record.package,
-            "fingerprint": fingerprint(record.body),
-        }
+        return PreseedBrief(record.id, record.state, record.package, fingerprint(record.body))
 
-    def listed(self) -> list[dict[str, Any]]:
-        """All preseeds, in short, newest last."""
-        known = sorted(self.core.known.values(), key=lambda each: (each.record.created_at, each.record.id))
-        return [
-            {
-                "id": each.record.id,
-                "state": each.tally.state,
-                "package": each.record.package,
-                "hosts_total": each.tally.hosts_total,
-                "hosts_done": each.tally.hosts_done,
-                "created_at": each.record.created_at,
-            }
-            for each in known
-        ]
+    def summaries(self) -> list[PreseedSummary]:
+        """All preseeds, the newest last."""
+        preseeds = sorted(self.core.known.values(), key=lambda preseed: (preseed.record.created_at, preseed.record.id))
+        return [PreseedSummary.of(preseed.record, preseed.tally) for preseed in preseeds]
 
-    async def rank(self, request: RankRequest) -> list[Ranked] | dict[str, Any]:
+    async def rank(self, request: RankRequest) -> list[Ranked] | Assignment:
         """Hosts, best first; for roles, which hosts each of them gets. Raises UsageError, NotFound
         for an unknown package, Conflict for roles that need more hosts than there are,
         Unavailable."""
@@ -261,11 +283,11 @@ class Preseeding:
                 raise UsageError("two roles have the same name")
             wanted = [Wanted(role.name, await self._needed(role.packages), role.count) for role in request.roles]
             present = [name for name in self._names(request) if self._present(name)]
-            found = self.affinity.assign(wanted, present)
-            return {
-                "assignment": [{"role": role.name, "hosts": found[role.name]} for role in wanted],
-                "bytes_missing": sum(each.bytes_missing for hosts in found.values() for each in hosts),
-            }
+            assigned = self.affinity.assign(wanted, present)
+            return Assignment(
+                [RoleHosts(role.name, assigned[role.name]) for role in wanted],
+                sum(host.bytes_missing for hosts in assigned.values() for host in hosts),
+            )
         parts = await self._needed(request.packages or ())
         ranked = self.affinity.rank(parts, self._names(request))
         if request.hosts is None:

@@ -17,7 +17,7 @@ from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import TREE_TYPE, Descriptor, Manifest, blob_reference, decode_manifest, parse_reference
-from p2pdist.model.messages import MountStatus, PinStatus, PullRequest, Removed, Verified
+from p2pdist.model.messages import MountStatus, PackageStatus, PinStatus, PullRequest, Removed, Verified
 from p2pdist.mount.erofs.patch import is_intact
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
@@ -36,36 +36,36 @@ class Maintenance:
     def __init__(self, store: BlobStore, pulls: Pulls, mounts: Mounts) -> None:
         self._store, self._pulls, self._mounts = store, pulls, mounts
 
-    async def packages(self) -> list[dict[str, object]]:
+    async def packages(self) -> list[PackageStatus]:
         """The packages that were pulled here; `complete` says whether all their layers are still
         there. Then the single blobs, whose reference is `blob:sha256-<hex>`."""
         return await asyncio.to_thread(self._packages, self._pulls.parts())
 
-    def _packages(self, arriving: set[Digest]) -> list[dict[str, object]]:
-        listed: list[dict[str, object]] = []
+    def _packages(self, arriving: set[Digest]) -> list[PackageStatus]:
+        listed: list[PackageStatus] = []
         pinned = {digest for digests in self._store.pins().values() for digest in digests}
         for record in self._store.packages():
             manifest = self._manifest(record.manifest_digest)
             listed.append(
-                {
-                    "reference": record.reference,
-                    "digest": record.manifest_digest,
-                    "size": sum(blob.size for blob in manifest.blobs) if manifest else 0,
-                    "complete": manifest is not None and all(map(self._is_here, manifest.layers)),
-                    "pinned": manifest is not None and any(layer.digest in pinned for layer in manifest.layers),
-                    "last_used": record.last_used,
-                }
+                PackageStatus(
+                    record.reference,
+                    record.manifest_digest,
+                    sum(blob.size for blob in manifest.blobs) if manifest else 0,
+                    manifest is not None and all(map(self._is_here, manifest.layers)),
+                    manifest is not None and any(layer.digest in pinned for layer in manifest.layers),
+                    record.last_used,
+                )
             )
         for blob in self._single_blobs(arriving):
             listed.append(
-                {
-                    "reference": str(blob_reference(blob.digest)),
-                    "digest": blob.digest,
-                    "size": blob.size,
-                    "complete": blob.complete,
-                    "pinned": blob.digest in pinned,
-                    "last_used": blob.last_used,
-                }
+                PackageStatus(
+                    str(blob_reference(blob.digest)),
+                    blob.digest,
+                    blob.size,
+                    blob.complete,
+                    blob.digest in pinned,
+                    blob.last_used,
+                )
             )
         return listed
 
@@ -318,7 +318,7 @@ class Maintenance:
         again, and which are not and why."""
         repaired, failed = [], []
         packages = {record.reference for record in self._store.packages()}
-        lacking = [str(each["reference"]) for each in await self.packages() if not each["complete"]]
+        lacking = [package.reference for package in await self.packages() if not package.complete]
         wanted = [PullRequest(package=name) for name in lacking if name in packages]
         wanted += [PullRequest(blob=digest) for digest in single]
         for request in wanted:

@@ -378,6 +378,36 @@ class MountStatus(msgspec.Struct, frozen=True):
     pid: int = 0
 
 
+class Pulls(msgspec.Struct, frozen=True):
+    """Answer to GET /v1/pulls."""
+
+    pulls: list[PullStatus]
+
+
+class Mounts(msgspec.Struct, frozen=True):
+    """Answer to GET /v1/mounts."""
+
+    mounts: list[MountStatus]
+
+
+class PackageStatus(msgspec.Struct, frozen=True):
+    """A package or single blob in the store. `complete`: all its layers are there; `last_used` is
+    in seconds since the epoch."""
+
+    reference: str
+    digest: Digest
+    size: int
+    complete: bool
+    pinned: bool
+    last_used: float
+
+
+class Packages(msgspec.Struct, frozen=True):
+    """Answer to GET /v1/packages."""
+
+    packages: list[PackageStatus]
+
+
 class PinRequest(msgspec.Struct, frozen=True):
     """Body of POST /v1/pins. An empty `owner` means the package's own name."""
 
@@ -390,6 +420,12 @@ class PinStatus(msgspec.Struct, frozen=True):
 
     owner: str
     layers: tuple[Digest, ...]
+
+
+class Pins(msgspec.Struct, frozen=True):
+    """Answer to GET /v1/pins."""
+
+    pins: list[PinStatus]
 
 
 class Removed(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding
 from p2pdist.model.torrent import decode_torrent
-from tracker.core.bittorrent.announce import NUMWANT, Answer, Contact
+from tracker.core.bittorrent.announce import NUMWANT, AnnounceAnswer, Contact
 from tracker.core.events import Received, SessionClosed
 from tracker.http.bittorrent import FIELDS_MAX, SCRAPE_MAX, announce_of, encode_answer, parse_query
 
@@ -73,7 +73,7 @@ async def test_without_compact_peers_are_a_list(site: TorrentSite) -> None:
 def test_addresses_of_both_families() -> None:
     """BEP 23 and BEP 7: 6 bytes each in peers, 18 in peers6."""
     four, six = Contact(b"a" * 20, b"\x0a\0\0\1", 258), Contact(b"", bytes(15) + b"\1", 1)
-    answer = Answer(30, 30, 1, 1, (four, six), "full")
+    answer = AnnounceAnswer(30, 30, 1, 1, (four, six), "full")
     assert encode(encode_answer(answer, compact=True, ids=True)) == (
         b"d8:completei1e10:incompletei1e8:intervali30e12:min intervali30e"
         b"5:peers6:\x0a\0\0\1\1\2" + b"6:peers618:" + bytes(15) + b"\1\0\1" + b"15:warning message4:fulle"

@@ -16,7 +16,7 @@ from p2pdist.model.errors import NotFound, TooLarge, UsageError
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding, Left, decode_from_agent
 from tracker.core.bittorrent import announce as core
 from tracker.core.bittorrent.addresses import ip_of
-from tracker.core.bittorrent.announce import Announce, Announces, Answer, Contact
+from tracker.core.bittorrent.announce import Announce, AnnounceAnswer, Announces, Contact
 from tracker.core.bittorrent.peers import Peer, Pool, TorrentSwarm
 from tracker.core.events import Received, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
@@ -36,7 +36,7 @@ class Site:
         self.now = 0.0
         self._session = 0
 
-    def announce(self, name: str, ip: str = "", **said: Any) -> Answer:
+    def announce(self, name: str, ip: str = "", **said: Any) -> AnnounceAnswer:
         """The peer `name` announces itself from `ip`, by default an address of its own; it lacks
         something."""
         packed = ip_of(f"{ip or address(name)}:1")  # for IPv6 as well: the port is what follows the last colon
@@ -71,23 +71,23 @@ def address(name: str) -> str:
     return f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
 
 
-def names(answer: Answer) -> list[str]:
+def names(answer: AnnounceAnswer) -> list[str]:
     return [contact.peer_id.decode().rstrip(".") for contact in answer.peers]
 
 
-def addresses(answer: Answer) -> set[tuple[bytes, int]]:
+def addresses(answer: AnnounceAnswer) -> set[tuple[bytes, int]]:
     return {(contact.ip, contact.port) for contact in answer.peers}
 
 
 def test_the_second_peer_is_told_of_the_first(site: Site) -> None:
     first = site.announce("h1", event="started")
-    assert first == Answer(30, 30, 0, 1)
+    assert first == AnnounceAnswer(30, 30, 0, 1)
     second = site.announce("h2", event="started")
-    assert second == Answer(30, 30, 0, 2, (Contact(peer_id("h1"), bytes([10, 0, 0, 1]), 6881),))
+    assert second == AnnounceAnswer(30, 30, 0, 2, (Contact(peer_id("h1"), bytes([10, 0, 0, 1]), 6881),))
     assert names(site.announce("h1")) == ["h2"], "and the first of the second when it asks again"
 
 
-def hybrid(site: Site, name: str, **said: Any) -> list[Answer]:
+def hybrid(site: Site, name: str, **said: Any) -> list[AnnounceAnswer]:
     """A client of both versions announces itself under both info hashes."""
     return [site.announce(name, info_hash=info_hash, **said) for info_hash in (V1, V2)]
 
@@ -142,7 +142,7 @@ def test_what_was_not_registered_is_not_tracked(site: Site) -> None:
 def test_a_peer_that_stops_is_forgotten_and_told_of_nobody(site: Site) -> None:
     site.announce("h1")
     site.announce("h2")
-    assert site.announce("h1", event="stopped") == Answer(30, 30, 0, 1)
+    assert site.announce("h1", event="stopped") == AnnounceAnswer(30, 30, 0, 1)
     assert site.announce("h1", event="stopped").incomplete == 1, "twice does not hurt"
     assert site.announce("h3").peers == (Contact(peer_id("h2"), bytes([10, 0, 0, 2]), 6881),)
 

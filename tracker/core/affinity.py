@@ -88,6 +88,20 @@ class Ranked(msgspec.Struct, frozen=True, gc=False):
     present: bool = True
 
 
+class RoleHosts(msgspec.Struct, frozen=True):
+    """The hosts that a role of a job gets."""
+
+    role: str
+    hosts: list[Ranked]
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """The hosts of all roles of a job, and the bytes that all of these together lack."""
+
+    assignment: list[RoleHosts]
+    bytes_missing: int
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A role: its name, what its hosts need, and how many of them there shall be."""

@@ -29,20 +29,32 @@ from random import getrandbits
 from typing import get_args
 from urllib.parse import quote, unquote_to_bytes
 
+import msgspec
 from aiohttp import web
 
 from p2pdist.model.bencode import Encodable, encode
 from p2pdist.model.digest import Digest, hex_of, parse_digest
-from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.torrent import Torrent
+from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.core.bittorrent.addresses import ip_of, packed
-from tracker.core.bittorrent.announce import Announce, AnnounceEvent, Answer, Contact
+from tracker.core.bittorrent.announce import Announce, AnnounceAnswer, AnnounceEvent, Contact
 from tracker.http.keys import SERVICE
 from tracker.service import Service
 
 TORRENT_FILE_TYPE = "application/x-bittorrent"
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})(?::[0-9]{1,5})?\Z")
+
+
+class MagnetLink(msgspec.Struct, frozen=True):
+    """A torrent as a magnet link. `info_hash_v2` is left out for a torrent of version 1."""
+
+    magnet: str
+    name: str
+    size: int
+    info_hash_v1: str
+    info_hash_v2: str | msgspec.UnsetType = msgspec.UNSET
 
 
 async def register_blob(service: Service, digest: Digest) -> Torrent:
@@ -66,7 +78,7 @@ def _register_torrent(service: Service, torrent: Torrent, blobs: tuple[Digest, .
 
 
 async def blob_torrent(request: web.Request) -> web.Response:
-    """GET /v1/blobs/{digest}/torrent"""
+    """Serve the torrent of a blob, or its magnet link."""
     service = request.app[SERVICE]
     digest = parse_digest(request.match_info["digest"])
     torrent = await register_blob(service, digest)
@@ -79,7 +91,7 @@ async def blob_torrent(request: web.Request) -> web.Response:
 
 
 async def package_torrent(request: web.Request) -> web.Response:
-    """GET /v1/packages/{reference}/torrent"""
+    """Serve the torrent of a package, or its magnet link."""
     service = request.app[SERVICE]
     digest = (await service.content.resolve(parse_reference(request.match_info["reference"]))).digest
     torrent = await register_package(service, digest)
@@ -105,11 +117,9 @@ def _answer(request: web.Request, torrent: Torrent, kind: str, digest: Digest, s
             content_type=TORRENT_FILE_TYPE,
             headers={"Content-Disposition": disposition},
         )
-    body = {"magnet": magnet(wanted, tracker, seeds), "name": wanted.name, "size": wanted.size}
-    body["info_hash_v1"] = wanted.info_hash_v1.hex()
-    if wanted.layers:
-        body["info_hash_v2"] = wanted.info_hash_v2.hex()
-    return web.json_response(body)
+    v2 = wanted.info_hash_v2.hex() if wanted.layers else msgspec.UNSET
+    link = MagnetLink(magnet(wanted, tracker, seeds), wanted.name, wanted.size, wanted.info_hash_v1.hex(), v2)
+    return web.Response(body=msgspec.json.encode(link), content_type="application/json")
 
 
 def magnet(torrent: Torrent, tracker: str, web_seeds: list[str]) -> str:
@@ -133,7 +143,7 @@ Fields = dict[str, list[bytes]]
 
 
 async def announce(request: web.Request) -> web.Response:
-    """GET /announce"""
+    """Take a BitTorrent peer's announce and name other peers. Failures are bencoded, with HTTP 200."""
     service = request.app[SERVICE]
     try:
         fields = parse_query(request.rel_url.raw_query_string)
@@ -148,8 +158,8 @@ async def announce(request: web.Request) -> web.Response:
 
 
 async def scrape(request: web.Request) -> web.Response:
-    """GET /scrape: the state of up to SCRAPE_MAX torrents that are named; what is not known is left
-    out."""
+    """Count the peers of up to 74 torrents. Torrents that the tracker does not know are left
+    out; failures are bencoded, with HTTP 200."""
     try:
         hashes = parse_query(request.rel_url.raw_query_string).get("info_hash", [])
         if not 0 < len(hashes) <= SCRAPE_MAX or any(len(info_hash) != 20 for info_hash in hashes):
@@ -236,7 +246,7 @@ def _private_ip(named: bytes, ip: bytes) -> bytes:
     return packed(found) if found.is_private and not odd else ip
 
 
-def encode_answer(answer: Answer, *, compact: bool, ids: bool) -> dict[bytes, Encodable]:
+def encode_answer(answer: AnnounceAnswer, *, compact: bool, ids: bool) -> dict[bytes, Encodable]:
     """The answer as BEP 3 has it, or with addresses in 6 and 18 bytes (BEP 23, BEP 7)."""
     body: dict[bytes, Encodable] = {
         b"interval": answer.interval_s,
@@ -281,3 +291,47 @@ def _failure(error: P2PDistError) -> web.Response:
 
 def _bencoded(body: Encodable) -> web.Response:
     return web.Response(body=encode(body), content_type="text/plain")
+
+
+_TORRENT = (Answer(media_type=TORRENT_FILE_TYPE), Answer(MagnetLink))
+_TORRENT_QUERY = (
+    Query("format", "torrent, or magnet for a link as JSON"),
+    Query("version", "2 for both versions of the protocol in one, 1 for the first alone"),
+)
+_TORRENT_ERRORS = (UsageError, NotFound, Corrupt, Unavailable)
+_BENCODED = (Answer(media_type="text/plain"),)
+
+ROUTES = (
+    Route("GET", "/v1/blobs/{digest}/torrent", blob_torrent, _TORRENT, _TORRENT_QUERY, errors=_TORRENT_ERRORS),
+    Route(
+        "GET",
+        "/v1/packages/{reference:.+}/torrent",
+        package_torrent,
+        _TORRENT,
+        _TORRENT_QUERY,
+        errors=_TORRENT_ERRORS,
+    ),
+    Route(
+        "GET",
+        "/announce",
+        announce,
+        _BENCODED,
+        (
+            Query("info_hash", "the torrent, 20 bytes", required=True),
+            Query("peer_id", "the peer, 20 bytes", required=True),
+            Query("port", "where the peer listens", required=True),
+            Query("left", "bytes that it lacks", required=True),
+            Query("uploaded", "bytes sent"),
+            Query("downloaded", "bytes received"),
+            Query("event", "started, completed, stopped, paused or empty"),
+            Query("numwant", "how many peers to name"),
+            Query("key", "a secret of the peer, by which it is known again at another address"),
+            Query("ip", "a private address of the peer, from clients on the tracker's machine"),
+            Query("compact", "0: peers as a list of dictionaries"),
+            Query("no_peer_id", "1: without their ids"),
+            Query("blob", "the digest of the blob that the torrent is of"),
+            Query("package", "the digest of the manifest of the package that the torrent is of"),
+        ),
+    ),
+    Route("GET", "/scrape", scrape, _BENCODED, (Query("info_hash", "a torrent, 20 bytes; several times", True),)),
+)

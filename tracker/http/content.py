@@ -12,10 +12,38 @@ import msgspec
 from aiohttp import ETag, web
 
 from p2pdist.model.digest import Digest, parse_digest
+from p2pdist.model.errors import Corrupt, NotFound, Refused, TooLarge, Unavailable, UsageError
 from p2pdist.model.manifest import BUNDLE_TYPE, MANIFEST_TYPE, Descriptor, Reference, parse_reference
-from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, encode_policy
+from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, PackagePolicy, encode_policy
+from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.http.keys import SERVICE
 from tracker.policies import note_package
+
+
+class PolicyStatus(PackagePolicy, frozen=True, kw_only=True):
+    """A policy: what agents hear of its packages, how many hosts may read them from the origin at
+    once, the zones that may have them, and the tags that are kept warm."""
+
+    readers: int | None
+    zones: tuple[str, ...]
+    warm: tuple[str, ...]
+
+
+class Policies(msgspec.Struct, frozen=True):
+    """The policies in force. `problem` says why the file of policies was not read when it changed,
+    empty when it was."""
+
+    policies: list[PolicyStatus]
+    problem: str
+
+
+class DescriptorDocument(msgspec.Struct, frozen=True, rename="camel"):
+    """An OCI content descriptor (image specification 1.0, descriptor.md)."""
+
+    media_type: str
+    digest: Digest
+    size: int
+    annotations: dict[str, str]
 
 
 async def policy_header(request: web.Request, reference: Reference, digest: Digest) -> dict[str, str]:
@@ -28,19 +56,22 @@ async def policy_header(request: web.Request, reference: Reference, digest: Dige
 
 
 async def policies(request: web.Request) -> web.Response:
-    """GET /v1/policies: what holds, in order; with ?reference=name:tag&zone=z what an agent in that
-    zone is told of a package, as one JSON document. Raises Refused where it may not have it."""
+    """List the policies in order, or say what holds for one package. With a reference the answer is
+    what an agent in that zone hears of the package. Raises Refused where it may not have it."""
     book = request.app[SERVICE].fleet.policies
     if "reference" in request.query:
         told = book.told(parse_reference(request.query["reference"]), request.query.get("zone", ""))
         return web.Response(text=encode_policy(told), content_type="application/json")
-    shown = [
-        msgspec.to_builtins(policy.told())
-        | {"readers": policy.readers.readers, "zones": policy.zones.zones, "warm": policy.warm.tags}
+    listed = [
+        PolicyStatus(
+            *msgspec.structs.astuple(policy.told()),
+            readers=policy.readers.readers,
+            zones=policy.zones.zones,
+            warm=policy.warm.tags,
+        )
         for policy in book.table.policies
     ]
-    body = msgspec.json.encode({"policies": shown, "problem": book.problem})
-    return web.Response(body=body, content_type="application/json")
+    return _json(Policies(listed, book.problem))
 
 
 CHUNK = 256 << 10
@@ -48,24 +79,24 @@ CHUNK = 256 << 10
 of it."""
 
 
-def _json(descriptor: Descriptor) -> dict[str, Any]:
-    return {
-        "mediaType": descriptor.media_type,
-        "digest": descriptor.digest,
-        "size": descriptor.size,
-        "annotations": dict(descriptor.annotations),
-    }
+def _json(body: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+
+def _described(descriptor: Descriptor) -> web.Response:
+    annotations = dict(descriptor.annotations)
+    return _json(DescriptorDocument(descriptor.media_type, descriptor.digest, descriptor.size, annotations))
 
 
 async def resolve(request: web.Request) -> web.Response:
-    """GET /v1/resolve?reference=name:tag"""
+    """Find the manifest that a reference names."""
     reference = parse_reference(request.query.get("reference", ""))
-    return web.json_response(_json(await request.app[SERVICE].content.resolve(reference)))
+    return _described(await request.app[SERVICE].content.resolve(reference))
 
 
 async def package(request: web.Request) -> web.StreamResponse:
-    """GET /v1/packages?reference=name:tag&zone=z: the bundle (p2pdist/model/manifest.py), with the
-    manifest's digest as its ETag, and in a header the package's policy."""
+    """Serve a package's bundle: its manifest and small documents in MessagePack. The ETag is the
+    manifest's digest; the header P2pdist-Policy says how to move and keep the package."""
     source = request.app[SERVICE].content
     reference = parse_reference(request.query.get("reference", ""))
     digest = (await source.resolve(reference)).digest
@@ -85,7 +116,7 @@ async def package(request: web.Request) -> web.StreamResponse:
 
 
 async def content(request: web.Request) -> web.Response:
-    """GET /v1/content/{digest}; `?as=manifest` for a manifest."""
+    """Serve a small document by digest: a config, a piece list, a manifest."""
     digest = parse_digest(request.match_info["digest"])
     source = request.app[SERVICE].content
     if request.query.get("as") == "manifest":
@@ -94,7 +125,39 @@ async def content(request: web.Request) -> web.Response:
 
 
 async def layer(request: web.Request) -> web.Response:
-    """GET /v1/layers/{digest}: the descriptor of a layer of some package."""
-    return web.json_response(
-        _json(await request.app[SERVICE].content.layer(parse_digest(request.match_info["digest"])))
-    )
+    """Describe a layer of a package that was read lately."""
+    return _described(await request.app[SERVICE].content.layer(parse_digest(request.match_info["digest"])))
+
+
+_REFERENCE = Query("reference", "the package, as name:tag or name@digest", required=True)
+_ZONE = Query("zone", "the zone of the agent that asks")
+_READ_ERRORS = (UsageError, NotFound, Corrupt, Unavailable)
+
+ROUTES = (
+    Route("GET", "/v1/resolve", resolve, (Answer(DescriptorDocument),), (_REFERENCE,), errors=_READ_ERRORS),
+    Route(
+        "GET",
+        "/v1/packages",
+        package,
+        (Answer(media_type=BUNDLE_TYPE), Answer(status=304, media_type="")),
+        (_REFERENCE, _ZONE),
+        errors=(*_READ_ERRORS, Refused),
+    ),
+    Route(
+        "GET",
+        "/v1/content/{digest}",
+        content,
+        (Answer(media_type="application/octet-stream"), Answer(media_type=MANIFEST_TYPE)),
+        (Query("as", "manifest: it is one, and its layers can be asked for from then on"),),
+        errors=(*_READ_ERRORS, TooLarge),
+    ),
+    Route("GET", "/v1/layers/{digest}", layer, (Answer(DescriptorDocument),), errors=(UsageError, NotFound)),
+    Route(
+        "GET",
+        "/v1/policies",
+        policies,
+        (Answer(Policies), Answer(PackagePolicy)),
+        (Query("reference", "the package; all policies if left out"), _ZONE),
+        errors=(UsageError, Refused),
+    ),
+)

@@ -23,8 +23,9 @@ from aiohttp import ETag, web
 
 from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import Unavailable, UsageError
+from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.core.views.tree_view import StripeView
-from tracker.core.views.view import View
+from tracker.core.views.view import Change, View
 from tracker.http.keys import SERVICE
 from tracker.preseed_service import Preseeding
 from tracker.service import Service
@@ -96,7 +97,7 @@ class Watch:
         for (blob, _), watched in self._trees.items():
             watched.view.update(self._swarms.get(blob), self.view.version)
         if self._preseeding is not None and self._watchers:
-            self.preseeds = msgspec.json.encode(self._preseeding.listed()[-PRESEEDS_SHOWN:])
+            self.preseeds = msgspec.json.encode(self._preseeding.summaries()[-PRESEEDS_SHOWN:])
         self._encoded.clear()
         self._tell()
 
@@ -157,8 +158,8 @@ WATCH: web.AppKey[Watch] = web.AppKey("watch", Watch)
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """GET /v1/events?swarm=DIGEST&stripe=N: `change` (tracker/core/views/view.py) and, where there
-    are any, `preseeds`."""
+    """Report the fleet as server-sent events. Events named `change` carry everything at first, then
+    what changed; events named `preseeds` list preseeds."""
     watch = request.app[WATCH]
     changes = watch.changes(_tree_of(request))
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
@@ -192,7 +193,7 @@ def _tree_of(request: web.Request) -> Tree | None:
 
 
 async def file(request: web.Request) -> web.Response:
-    """GET / and what it consists of."""
+    """Serve a file of the health page."""
     path = _STATIC / _FILES[request.path]
     data = path.read_bytes()
     etag = digest_of(data)
@@ -209,8 +210,8 @@ async def file(request: web.Request) -> web.Response:
     return response
 
 
-def add_pages(app: web.Application, service: Service, preseeding: Preseeding | None = None) -> Watch:
-    """Serve the page and its events from an application; returns who watches."""
+def add_watch(app: web.Application, service: Service, preseeding: Preseeding | None = None) -> Watch:
+    """Let an application update the view of its fleet while it runs; for ROUTES."""
     watch = app[WATCH] = Watch(service, preseeding)
 
     async def updating(_: web.Application) -> AsyncIterator[None]:
@@ -224,6 +225,17 @@ def add_pages(app: web.Application, service: Service, preseeding: Preseeding | N
 
     app.cleanup_ctx.append(updating)
     app.on_shutdown.append(end)
-    app.add_routes([web.get(path, file) for path in _FILES])
-    app.add_routes([web.get("/v1/events", events)])
     return watch
+
+
+ROUTES = (
+    *(Route("GET", path, file, (Answer(media_type=_TYPES[Path(name).suffix]),)) for path, name in _FILES.items()),
+    Route(
+        "GET",
+        "/v1/events",
+        events,
+        (Answer(Change, media_type="text/event-stream"),),
+        (Query("swarm", "the blob whose tree is watched"), Query("stripe", "its stripe, 0 if left out")),
+        errors=(UsageError, Unavailable),
+    ),
+)

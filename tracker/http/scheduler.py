@@ -1,174 +1,257 @@
-"""What operators and schedulers ask: hosts, swarms, stories; preseeds and rankings.
+"""Routes for operators and job schedulers: hosts, swarms and their stories; preseeds and rankings.
 
-Answers are encoded by msgspec: while one is made no session is served, and ten thousand hosts take
+Answers are encoded by msgspec: no session is served while one is made, and ten thousand hosts take
 it 1.5 ms, the standard library 10 ms.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from p2pdist.model.digest import parse_digest
-from p2pdist.model.errors import NotFound, UsageError
+from p2pdist.model.digest import Digest, parse_digest
+from p2pdist.model.errors import Conflict, Corrupt, NotFound, TooLarge, Unavailable, UsageError
+from p2pdist.model.messages import Reachability
 from p2pdist.model.preseed import PreseedRequest, RankRequest, decode_request
+from p2pdist.transfer.openapi import Answer, Query, Route
+from tracker.core.affinity import Assignment, Ranked
 from tracker.core.host import Host
+from tracker.core.preseeds.orders import Progress
 from tracker.core.preseeds.selectors import near
 from tracker.core.swarm import Swarm
 from tracker.http.keys import PRESEEDING, SERVICE
+from tracker.preseed_service import PreseedBrief, PreseedSummary
+
+
+class HostStatus(msgspec.Struct, frozen=True, gc=False):
+    """A host. `absent_s` is how long ago its session ended, null while it is connected; `leaving`:
+    its agent is about to end; `blobs` is the number of its swarms; `blamed` names the hosts that
+    complained of it, and why."""
+
+    host: str
+    address: str
+    zone: str
+    rack: str
+    present: bool
+    absent_s: float | None
+    leaving: bool
+    blobs: int
+    blamed: dict[str, str]
+
+
+class HostDetail(HostStatus, frozen=True, gc=False):
+    """A host, and the blobs of its swarms."""
+
+    swarms: list[Digest]
+
+
+class SwarmStatus(msgspec.Struct, frozen=True):
+    """A swarm. `complete` of its `hosts` have the whole blob; `progress` is the part of all their
+    pieces that has arrived."""
+
+    digest: Digest
+    size: int
+    pieces: int
+    stripes: int
+    hosts: int
+    complete: int
+    origin_leases: int
+    progress: float
+
+
+class MemberStatus(msgspec.Struct, frozen=True):
+    """A host in a swarm: its pieces and its parent in each stripe ("" for the origin, null for
+    none), whether it has the whole blob, and the number of its children."""
+
+    host: str
+    counts: list[int]
+    parents: list[str | None]
+    seed: bool
+    children: int
+
+
+class SwarmDetail(SwarmStatus, frozen=True):
+    """A swarm and its members."""
+
+    members: list[MemberStatus]
+
+
+class StoryEvent(msgspec.Struct, frozen=True):
+    """What happened in a swarm `age_s` seconds ago."""
+
+    age_s: float
+    event: str
 
 
 def _answer(body: Any, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
 
 
-def _host(host: Host) -> dict[str, Any]:
+def _host(host: Host) -> HostStatus:
     absent_s = None
     if host.session is None and host.absent_since is not None:
-        absent_s = max(0.0, time.monotonic() - host.absent_since)
-    return {
-        "host": host.name,
-        "address": host.address,
-        "zone": host.zone,
-        "rack": host.rack,
-        "present": host.session is not None,
-        "absent_s": round(absent_s, 1) if absent_s is not None else None,
-        "leaving": host.leaving,
-        "blobs": len(host.swarms),
-        "blamed": {by: reason for by, (reason, _) in host.penalties.items()},
-    }
+        absent_s = round(max(0.0, time.monotonic() - host.absent_since), 1)
+    return HostStatus(
+        host.name,
+        host.address,
+        host.zone,
+        host.rack,
+        host.session is not None,
+        absent_s,
+        host.leaving,
+        len(host.swarms),
+        {name: reason for name, (reason, _) in host.penalties.items()},
+    )
 
 
-def _swarm(swarm: Swarm) -> dict[str, Any]:
+def _swarm(swarm: Swarm) -> SwarmStatus:
     pieces = sum(swarm.totals)
     held = sum(sum(member.counts) for member in swarm.members.values())
-    return {
-        "digest": swarm.blob,
-        "size": swarm.layout.size,
-        "pieces": pieces,
-        "stripes": swarm.stripes,
-        "hosts": len(swarm.members),
-        "complete": len(swarm.members) - swarm.receivers,
-        "origin_leases": swarm.leases(),
-        "progress": held / max(1, pieces * len(swarm.members)),
-    }
+    return SwarmStatus(
+        swarm.blob,
+        swarm.layout.size,
+        pieces,
+        swarm.stripes,
+        len(swarm.members),
+        len(swarm.members) - swarm.receivers,
+        swarm.leases(),
+        held / max(1, pieces * len(swarm.members)),
+    )
 
 
 async def hosts(request: web.Request) -> web.Response:
-    """GET /v1/hosts: those connected, and those that ended without a word in the last hour."""
+    """List the hosts that are connected, and those whose sessions broke in the last hour."""
     fleet = request.app[SERVICE].fleet
     return _answer([_host(host) for host in (*fleet.hosts.values(), *fleet.lost.values())])
 
 
 async def host(request: web.Request) -> web.Response:
-    """GET /v1/hosts/{name}"""
+    """Describe one host."""
     name = request.match_info["name"]
     fleet = request.app[SERVICE].fleet
-    found = fleet.hosts.get(name) or fleet.lost.get(name)
-    if found is None:
+    host = fleet.hosts.get(name) or fleet.lost.get(name)
+    if host is None:
         guess = near(name[:255], fleet.hosts)
         raise NotFound(f"no host named {name[:255]!r} is known here", remedy=f"Did you mean {guess}?" if guess else "")
-    swarms = [fleet.swarms[key].blob for key in found.swarms if key in fleet.swarms]
-    return _answer(_host(found) | {"swarms": swarms})
+    swarms = [fleet.swarms[key].blob for key in host.swarms if key in fleet.swarms]
+    return _answer(HostDetail(**msgspec.structs.asdict(_host(host)), swarms=swarms))
 
 
 async def reachability(request: web.Request) -> web.Response:
-    """GET /v1/hosts/{name}/reachability: whether the tracker can connect to it; `problem` says why
-    not."""
+    """Connect to a host and say whether it can be reached at its address."""
     return _answer(await request.app[SERVICE].reach.look(request.match_info["name"], request.remote or ""))
 
 
 def _find_swarm(request: web.Request) -> Swarm:
     digest = parse_digest(request.match_info["digest"])
-    found = request.app[SERVICE].fleet.swarms.get(digest)
-    if found is None:
+    swarm = request.app[SERVICE].fleet.swarms.get(digest)
+    if swarm is None:
         raise NotFound(f"no agent holds or wants {digest}")
-    return found
+    return swarm
 
 
 async def swarms(request: web.Request) -> web.Response:
-    """GET /v1/swarms"""
+    """List the swarms."""
     return _answer([_swarm(swarm) for swarm in request.app[SERVICE].fleet.swarms.values()])
 
 
 async def swarm(request: web.Request) -> web.Response:
-    """GET /v1/swarms/{digest}: the swarm with each member's progress and parents."""
-    found = _find_swarm(request)
+    """Describe one swarm, with each member's progress and parents."""
+    swarm = _find_swarm(request)
     members = [
-        {"host": each.host, "counts": each.counts, "parents": each.parents, "seed": each.seed, "children": each.load}
-        for each in found.members.values()
+        MemberStatus(member.host, member.counts, member.parents, member.seed, member.load)
+        for member in swarm.members.values()
     ]
-    return _answer(_swarm(found) | {"members": members})
+    return _answer(SwarmDetail(**msgspec.structs.asdict(_swarm(swarm)), members=members))
 
 
 async def story(request: web.Request) -> web.Response:
-    """GET /v1/swarms/{digest}/story: what happened, newest last; `age_s` is how long ago."""
+    """Tell what happened in a swarm, the newest event last."""
     now = time.monotonic()
-    events = [{"age_s": round(now - at, 3), "event": text} for at, text in _find_swarm(request).story]
-    return _answer(events)
+    return _answer([StoryEvent(round(now - moment, 3), text) for moment, text in _find_swarm(request).story])
 
 
 # -- preseeds and rankings
 
 
-def routes() -> Iterable[web.RouteDef]:
-    """What a tracker answers that takes preseeds."""
-    return [
-        web.post("/v1/preseeds", preseed),
-        web.get("/v1/preseeds", preseeds),
-        web.put("/v1/preseeds/{id}", put_preseed),
-        web.get("/v1/preseeds/{id}", preseed_progress),
-        web.delete("/v1/preseeds/{id}", cancel_preseed),
-        web.post("/v1/rank", rank),
-    ]
-
-
-async def _create(request: web.Request, wanted: PreseedRequest) -> web.Response:
-    progress, created = await request.app[PRESEEDING].create(wanted)
+async def _create(request: web.Request, order: PreseedRequest) -> web.Response:
+    progress, created = await request.app[PRESEEDING].create(order)
     return _answer(progress, 201 if created else 200)
 
 
 async def preseed(request: web.Request) -> web.Response:
-    """POST /v1/preseeds: 201 and how far it is; 200 when it was asked for before."""
+    """Order a preseed. The answer is 201 for a new order, 200 for one that was given before."""
     return await _create(request, decode_request(await request.read(), PreseedRequest))
 
 
 async def put_preseed(request: web.Request) -> web.Response:
-    """PUT /v1/preseeds/{id}: the same with this id."""
-    wanted = decode_request(await request.read(), PreseedRequest)
-    plain = {**msgspec.to_builtins(wanted), "id": request.match_info["id"]}
+    """Order a preseed under this id. The answer is 201 for a new order, 200 for one that was given
+    before."""
+    order = decode_request(await request.read(), PreseedRequest)
+    plain = {**msgspec.to_builtins(order), "id": request.match_info["id"]}
     named = decode_request(msgspec.json.encode(plain), PreseedRequest)
-    if wanted.id not in (None, named.id):
-        raise UsageError(f"the preseed in the body is {wanted.id}, the one in the path {named.id}")
+    if order.id not in (None, named.id):
+        raise UsageError(f"the preseed in the body is {order.id}, the one in the path {named.id}")
     return await _create(request, named)
 
 
 async def preseeds(request: web.Request) -> web.Response:
-    """GET /v1/preseeds: all, in short."""
-    return _answer(request.app[PRESEEDING].listed())
+    """List all preseeds in short, the newest last."""
+    return _answer(request.app[PRESEEDING].summaries())
 
 
 async def preseed_progress(request: web.Request) -> web.Response:
-    """GET /v1/preseeds/{id}; `?brief=1` for what does not depend on how many hosts it has."""
-    return _told(request)
+    """Say how far a preseed is."""
+    return _progress(request)
 
 
-def _told(request: web.Request) -> web.Response:
-    preseeding, name = request.app[PRESEEDING], request.match_info["id"]
-    return _answer(preseeding.brief(name) if request.query.get("brief") == "1" else preseeding.progress(name))
+def _progress(request: web.Request) -> web.Response:
+    service, name = request.app[PRESEEDING], request.match_info["id"]
+    return _answer(service.brief(name) if request.query.get("brief") == "1" else service.progress(name))
 
 
 async def cancel_preseed(request: web.Request) -> web.Response:
-    """DELETE /v1/preseeds/{id}: cancels it and answers as GET does; it can still be asked how it
-    ended."""
+    """Cancel a preseed and say how far it was. The tracker still answers how it ended."""
     await request.app[PRESEEDING].cancel(request.match_info["id"])
-    return _told(request)
+    return _progress(request)
 
 
 async def rank(request: web.Request) -> web.Response:
-    """POST /v1/rank"""
+    """Rank hosts by how little of some packages they lack, or assign hosts to the roles of a job."""
     return _answer(await request.app[PRESEEDING].rank(decode_request(await request.read(), RankRequest)))
+
+
+ROUTES = (
+    Route("GET", "/v1/hosts", hosts, (Answer(list[HostStatus]),)),
+    Route("GET", "/v1/hosts/{name}", host, (Answer(HostDetail),), errors=(NotFound,)),
+    Route(
+        "GET",
+        "/v1/hosts/{name}/reachability",
+        reachability,
+        (Answer(Reachability),),
+        errors=(NotFound, Unavailable),
+    ),
+    Route("GET", "/v1/swarms", swarms, (Answer(list[SwarmStatus]),)),
+    Route("GET", "/v1/swarms/{digest}", swarm, (Answer(SwarmDetail),), errors=(UsageError, NotFound)),
+    Route("GET", "/v1/swarms/{digest}/story", story, (Answer(list[StoryEvent]),), errors=(UsageError, NotFound)),
+)
+
+_ORDERED = (Answer(Progress), Answer(Progress, 201))
+_PROGRESS = (Answer(Progress), Answer(PreseedBrief))
+_BRIEF = (Query("brief", "1: only what does not depend on the number of hosts"),)
+_ORDER_ERRORS = (UsageError, TooLarge, NotFound, Conflict, Corrupt, Unavailable)
+
+PRESEED_ROUTES = (
+    Route("POST", "/v1/preseeds", preseed, _ORDERED, request=PreseedRequest, errors=_ORDER_ERRORS),
+    Route("GET", "/v1/preseeds", preseeds, (Answer(list[PreseedSummary]),)),
+    Route("PUT", "/v1/preseeds/{id}", put_preseed, _ORDERED, request=PreseedRequest, errors=_ORDER_ERRORS),
+    Route("GET", "/v1/preseeds/{id}", preseed_progress, _PROGRESS, _BRIEF, errors=(NotFound,)),
+    Route("DELETE", "/v1/preseeds/{id}", cancel_preseed, _PROGRESS, _BRIEF, errors=(NotFound, Conflict, Unavailable)),
+    Route(
+        "POST", "/v1/rank", rank, (Answer(list[Ranked]), Answer(Assignment)), request=RankRequest, errors=_ORDER_ERRORS
+    ),
+)
+"""Routes of a tracker that takes preseeds."""

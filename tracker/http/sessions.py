@@ -9,7 +9,8 @@ import logging
 from aiohttp import WSMsgType, web
 
 from p2pdist.model.errors import P2PDistError, UsageError
-from p2pdist.model.messages import MESSAGE_BYTES_MAX, Hello, Reject, decode_from_agent, encode
+from p2pdist.model.messages import MESSAGE_BYTES_MAX, FromAgent, FromTracker, Hello, Reject, decode_from_agent, encode
+from p2pdist.transfer.openapi import Answer, Route
 from tracker.core.events import Received
 from tracker.http.keys import SERVICE
 from tracker.service import Outbox, Service
@@ -24,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 async def session(request: web.Request) -> web.WebSocketResponse:
-    """GET /v1/session"""
+    """Open an agent's session, a WebSocket. Each frame is one JSON document."""
     service = request.app[SERVICE]
     socket = web.WebSocketResponse(
         timeout=FAREWELL_S, max_msg_size=MESSAGE_BYTES_MAX, heartbeat=HEARTBEAT_S, compress=False
@@ -47,6 +48,17 @@ async def session(request: web.Request) -> web.WebSocketResponse:
             await asyncio.wait([writer], timeout=FAREWELL_S)
             writer.cancel()
     return socket
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/session",
+        session,
+        (Answer(status=101, media_type=""),),
+        messages={"agent": FromAgent, "tracker": FromTracker},
+    ),
+)
 
 
 async def _hello(socket: web.WebSocketResponse) -> Hello:

@@ -25,11 +25,41 @@ from p2pdist.agent.agent import Agent
 from p2pdist.agent.caller import Caller
 from p2pdist.agent.uplink import RangeFlow
 from p2pdist.model.digest import parse_digest
-from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, UsageError
-from p2pdist.model.messages import BlobHolding, DrainRequest, MountRequest, PinRequest, PullRequest, VerifyRequest
+from p2pdist.model.errors import (
+    UNDECODABLE,
+    Conflict,
+    Corrupt,
+    DiskFull,
+    NotFound,
+    Refused,
+    TooLarge,
+    Unavailable,
+    UsageError,
+)
+from p2pdist.model.messages import (
+    BlobHolding,
+    Drained,
+    DrainRequest,
+    MountRequest,
+    Mounts,
+    MountStatus,
+    Packages,
+    PinRequest,
+    Pins,
+    PinStatus,
+    PullRequest,
+    Pulls,
+    PullStatus,
+    Removed,
+    StreamRequest,
+    Verified,
+    VerifyRequest,
+)
 from p2pdist.model.pieces import PieceSet
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
+from p2pdist.store.store import Usage
+from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.frames import stream_length
 from p2pdist.transfer.stream.ranges import serve_range
@@ -117,9 +147,62 @@ SYSTEM_OWNERS = ("preseed:", "slurm-")
 """How names begin of those that keep packages for others than the users of the socket."""
 
 PULSE_LOOK_S = 0.005
+BYTES_TYPE = "application/octet-stream"
 LOOK_S_MAX = 5.0
 AGENT: web.AppKey[Agent] = web.AppKey("agent", Agent)
 REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry", CollectorRegistry)
+
+
+class AgentHealth(msgspec.Struct, frozen=True):
+    """Answer to GET /healthz. `disk` is "ok", or for how long the store's disk has not answered."""
+
+    status: str
+    host: str
+    disk: str
+
+
+class AgentReadiness(msgspec.Struct, frozen=True):
+    """Answer to GET /readyz. `status` is "ok" or what the agent waits for; `problem` is why no
+    tracker answers."""
+
+    status: str
+    tracker: str
+    problem: str
+    disk: str
+
+
+class TrackerStatus(msgspec.Struct, frozen=True):
+    """The tracker of an agent. `clock_ahead_s` is the host's clock less the tracker's, null while
+    it is not known."""
+
+    url: str
+    connected: bool
+    problem: str
+    clock_ahead_s: float | None
+
+
+class StoreStatus(msgspec.Struct, frozen=True):
+    """The store of an agent. `usage` is null while its disk does not answer."""
+
+    path: str
+    usage: Usage | None
+    capacity: int | None
+    disk: str
+
+
+class AgentStatus(msgspec.Struct, frozen=True):
+    """Answer to GET /v1/status. `unreachable` is why other hosts cannot reach the agent, empty when
+    they can; `leaving`: it is about to end."""
+
+    host: str
+    address: str
+    tracker: TrackerStatus
+    unreachable: str
+    store: StoreStatus
+    streams: int
+    leaving: bool
+    pulls: list[PullStatus]
+
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Value = TypeVar("Value")
@@ -168,15 +251,14 @@ async def _opened(blob: Blob) -> int:
 
 
 async def _healthz(request: web.Request) -> web.Response:
-    """GET /healthz: the process answers, whose agent it is, and whether the store's disk
-    answers."""
+    """Say that the process answers, which host it is on, and whether the store's disk answers."""
     agent = request.app[AGENT]
-    return _answer({"status": "ok", "host": agent.host, "disk": _disk_words(await _disk_hangs_s(agent))})
+    return _answer(AgentHealth("ok", agent.host, _disk_words(await _disk_hangs_s(agent))))
 
 
 async def _readyz(request: web.Request) -> web.Response:
-    """GET /readyz: 200 while a tracker answers and the store's disk does, else 503 and why not; an
-    agent without trackers is ready, one that is about to end is not."""
+    """Say whether a tracker and the store's disk answer. An agent without trackers is ready, one that
+    is about to end is not."""
     agent = request.app[AGENT]
     session, leaving = agent.session, agent.drain.draining
     tracked, hangs_s = session.connected or not session.urls, await _disk_hangs_s(agent)
@@ -184,10 +266,7 @@ async def _readyz(request: web.Request) -> web.Response:
     status = (
         "ok" if ready else "leaving" if leaving else "waiting for a tracker" if not tracked else "waiting for the disk"
     )
-    return _answer(
-        {"status": status, "tracker": session.url, "problem": session.problem, "disk": _disk_words(hangs_s)},
-        200 if ready else 503,
-    )
+    return _answer(AgentReadiness(status, session.url, session.problem, _disk_words(hangs_s)), 200 if ready else 503)
 
 
 async def _disk_hangs_s(agent: Agent) -> float:
@@ -214,7 +293,7 @@ async def _looked_up(look: Callable[[], Value]) -> Value | None:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    """GET /metrics in the Prometheus text format."""
+    """Serve metrics in the Prometheus text format."""
     body = await _looked_up(lambda: generate_latest(request.app[REGISTRY]))
     if body is None:
         raise Unavailable("the store cannot be looked at: its disk does not answer", remedy="See dmesg")
@@ -222,7 +301,7 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 async def _stream(request: web.Request) -> web.StreamResponse:
-    """POST /v1/streams: a stripe for another agent (see StreamRequest)."""
+    """Send the pieces of a stripe to another agent, as they become available."""
     agent = request.app[AGENT]
     try:
         async with asyncio.timeout(BODY_S_MAX):
@@ -250,8 +329,8 @@ async def _stream(request: web.Request) -> web.StreamResponse:
 
 
 async def _holding(request: web.Request) -> web.Response:
-    """GET /v1/blobs/{digest}/holding?host=: how much of a blob is here, and whether it may yet turn
-    to `host` for it; fetches nothing."""
+    """Say how much of a blob is here, and whether this agent may yet turn to `host` for it. Nothing
+    is fetched."""
     agent, digest = request.app[AGENT], parse_digest(request.match_info["digest"])
     blob, neighbourhood = agent.store.get(digest), agent.neighbourhood
     if blob is None or not agent.serves(digest):
@@ -262,8 +341,8 @@ async def _holding(request: web.Request) -> web.Response:
 
 
 async def _blob(request: web.Request) -> web.StreamResponse:
-    """GET /v1/blobs/{digest}: the blob or a range of it; what is missing is fetched through the
-    swarm. Takes turns with streams."""
+    """Serve a blob or a range of it. Missing pieces are fetched through the swarm; the bytes take
+    turns with streams."""
     flow = request.app[AGENT].uplink.open_range()
     try:
         return await _send_blob(request, flow)
@@ -272,7 +351,8 @@ async def _blob(request: web.Request) -> web.StreamResponse:
 
 
 async def _local_blob(request: web.Request) -> web.StreamResponse:
-    """The same on the Unix socket, where no limit of the network holds."""
+    """Serve a blob or a range of it, without the limits of the network. Missing pieces are fetched
+    through the swarm."""
     return await _send_blob(request, None)
 
 
@@ -303,7 +383,7 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
 
 
 async def _pull(request: web.Request) -> web.Response:
-    """POST /v1/pulls"""
+    """Pull a package or blob. The answer is 202 at once, or with `wait` 200 when it has arrived."""
     wanted = await _decode(request, PullRequest)
     pull = request.app[AGENT].pulls.start(wanted, _caller(request))
     if not wanted.wait:
@@ -316,8 +396,7 @@ async def _pull(request: web.Request) -> web.Response:
 
 
 async def _pull_status(request: web.Request) -> web.Response:
-    """GET /v1/pulls/{id}?wait_s=: how far it is, at once or when it has ended or so many seconds
-    have passed"""
+    """Say how far a pull is: at once, or when it has ended or `wait_s` seconds have passed."""
     pull = request.app[AGENT].pulls.get(request.match_info["id"])
     if (wait_s := _seconds(request.query.get("wait_s", "0"))) and pull.task is not None:
         await asyncio.wait((pull.task,), timeout=wait_s)
@@ -325,24 +404,22 @@ async def _pull_status(request: web.Request) -> web.Response:
 
 
 async def _pull_list(request: web.Request) -> web.Response:
-    """GET /v1/pulls"""
-    return _answer({"pulls": request.app[AGENT].pulls.list()})
+    """List the pulls."""
+    return _answer(Pulls(request.app[AGENT].pulls.list()))
 
 
 async def _mount(request: web.Request) -> web.Response:
-    """POST /v1/mounts"""
-    return _answer(
-        await request.app[AGENT].package_mounts.mount(await _decode(request, MountRequest), _caller(request))
-    )
+    """Show a package that is in the store, or hand out its images."""
+    return _answer(await request.app[AGENT].package_mounts.mount(await _decode(request, MountRequest), _caller(request)))
 
 
 async def _mounts(request: web.Request) -> web.Response:
-    """GET /v1/mounts"""
-    return _answer({"mounts": request.app[AGENT].mounts.list()})
+    """List what is shown."""
+    return _answer(Mounts(request.app[AGENT].mounts.list()))
 
 
 async def _unmount(request: web.Request) -> web.Response:
-    """DELETE /v1/mounts?path=...&force=1&device=...&inode=..."""
+    """Take down what is shown at a path."""
     path = request.query.get("path", "")
     if not path:
         raise UsageError("say which path to unmount")
@@ -355,12 +432,12 @@ async def _unmount(request: web.Request) -> web.Response:
 
 
 async def _packages(request: web.Request) -> web.Response:
-    """GET /v1/packages"""
-    return _answer({"packages": await request.app[AGENT].maintenance.packages()})
+    """List the packages and single blobs in the store."""
+    return _answer(Packages(await request.app[AGENT].maintenance.packages()))
 
 
 async def _remove(request: web.Request) -> web.Response:
-    """DELETE /v1/packages?reference=..."""
+    """Remove a package from the store."""
     return _answer(await request.app[AGENT].maintenance.remove(request.query.get("reference", "")))
 
 
@@ -371,31 +448,31 @@ def _check_owner(request: web.Request, owner: str) -> None:
 
 
 async def _pin(request: web.Request) -> web.Response:
-    """POST /v1/pins"""
+    """Pull a package and keep it from eviction."""
     wanted = await _decode(request, PinRequest)
     _check_owner(request, wanted.owner)
     return _answer(await request.app[AGENT].maintenance.pin(wanted.package, wanted.owner))
 
 
 async def _pins(request: web.Request) -> web.Response:
-    """GET /v1/pins"""
-    return _answer({"pins": request.app[AGENT].maintenance.pins()})
+    """List what is kept from eviction, by owner."""
+    return _answer(Pins(request.app[AGENT].maintenance.pins()))
 
 
 async def _unpin(request: web.Request) -> web.Response:
-    """DELETE /v1/pins?package=... or ?owner=..."""
+    """Give up a pin, of a package or of an owner."""
     query = request.query
     _check_owner(request, query.get("owner", ""))
     return _answer(await request.app[AGENT].maintenance.unpin(query.get("package", ""), query.get("owner", "")))
 
 
 async def _collect(request: web.Request) -> web.Response:
-    """POST /v1/collect"""
+    """Remove what no package names."""
     return _answer(await request.app[AGENT].maintenance.collect())
 
 
 async def _verify(request: web.Request) -> web.StreamResponse:
-    """POST /v1/verify"""
+    """Read everything in the store and verify it. The answer is a line of JSON now and then."""
     wanted = await _decode(request, VerifyRequest)
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
@@ -407,8 +484,7 @@ async def _verify(request: web.Request) -> web.StreamResponse:
 
 
 async def _drain(request: web.Request) -> web.Response:
-    """POST /v1/drain: answers when everything is handed over or the time is up; the agent ends
-    then."""
+    """Hand over to other hosts and end. The answer comes when that is done or the time is up."""
     wanted, agent = await _decode(request, DrainRequest), request.app[AGENT]
     _caller(request).require_trusted("drain this agent")
     agent.drain.ask(agent.settings.drain_s if wanted.seconds is None else wanted.seconds)
@@ -416,76 +492,134 @@ async def _drain(request: web.Request) -> web.Response:
 
 
 async def _status(request: web.Request) -> web.Response:
-    """GET /v1/status"""
+    """Describe the agent, its tracker, its store and its pulls."""
     agent = request.app[AGENT]
     usage, hangs_s = await _looked_up(agent.store.usage), await _disk_hangs_s(agent)
     return _answer(
-        {
-            "host": agent.host,
-            "address": agent.session.address,
-            "tracker": {
-                "url": agent.session.url,
-                "connected": agent.session.connected,
-                "problem": agent.session.problem,
-                "clock_ahead_s": agent.session.clock_ahead_s,
-            },
-            "unreachable": agent.reachability.problem,
-            "store": {
-                "path": str(agent.settings.store),
-                "usage": usage,
-                "capacity": agent.store.capacity,
-                "disk": _disk_words(hangs_s),
-            },
-            "streams": agent.uplink.streams,
-            "leaving": agent.drain.draining,
-            "pulls": agent.pulls.list(),
-        }
+        AgentStatus(
+            agent.host,
+            agent.session.address,
+            TrackerStatus(
+                agent.session.url, agent.session.connected, agent.session.problem, agent.session.clock_ahead_s
+            ),
+            agent.reachability.problem,
+            StoreStatus(str(agent.settings.store), usage, agent.store.capacity, _disk_words(hangs_s)),
+            agent.uplink.streams,
+            agent.drain.draining,
+            agent.pulls.list(),
+        )
     )
 
 
-def _common(agent: Agent, metrics: CollectorRegistry) -> web.Application:
+_READ_ERRORS = (UsageError, NotFound, Corrupt, Unavailable)
+_PULL_ERRORS = (*_READ_ERRORS, Refused, Conflict, DiskFull)
+_BLOB = (Answer(media_type=BYTES_TYPE), Answer(status=206, media_type=BYTES_TYPE))
+
+COMMON_ROUTES = (
+    Route("GET", "/healthz", _healthz, (Answer(AgentHealth),)),
+    Route("GET", "/readyz", _readyz, (Answer(AgentReadiness), Answer(AgentReadiness, 503))),
+    Route("GET", "/metrics", _metrics, (Answer(media_type="text/plain"),), errors=(Unavailable,)),
+)
+
+PUBLIC_ROUTES = (
+    *COMMON_ROUTES,
+    Route(
+        "POST",
+        "/v1/streams",
+        _stream,
+        (Answer(media_type=BYTES_TYPE),),
+        request=StreamRequest,
+        errors=(UsageError, TooLarge, NotFound, Unavailable),
+    ),
+    Route("GET", "/v1/blobs/{digest}", _blob, _BLOB, errors=_PULL_ERRORS),
+    Route(
+        "GET",
+        "/v1/blobs/{digest}/holding",
+        _holding,
+        (Answer(BlobHolding),),
+        (Query("host", "the host that asks"),),
+        errors=(UsageError, NotFound),
+    ),
+)
+"""What peers and any HTTP client may ask over TCP."""
+
+_PIN_QUERY = (Query("package", "the package"), Query("owner", "the owner; one of both"))
+_UNMOUNT_QUERY = (
+    Query("path", "where it is shown, or the name of images", required=True),
+    Query("force", "1: although programs use it"),
+    Query("device", "the device that the caller sees at the path"),
+    Query("inode", "the inode that the caller sees at the path"),
+)
+
+LOCAL_ROUTES = (
+    *COMMON_ROUTES,
+    Route("GET", "/v1/blobs/{digest}", _local_blob, _BLOB, errors=_PULL_ERRORS),
+    Route(
+        "POST",
+        "/v1/pulls",
+        _pull,
+        (Answer(PullStatus), Answer(PullStatus, 202)),
+        request=PullRequest,
+        errors=_PULL_ERRORS,
+    ),
+    Route("GET", "/v1/pulls", _pull_list, (Answer(Pulls),)),
+    Route(
+        "GET",
+        "/v1/pulls/{id}",
+        _pull_status,
+        (Answer(PullStatus),),
+        (Query("wait_s", f"seconds to wait for its end, at most {WAIT_S_MAX:.0f}"),),
+        errors=(UsageError, NotFound),
+    ),
+    Route("POST", "/v1/mounts", _mount, (Answer(MountStatus),), request=MountRequest, errors=_PULL_ERRORS),
+    Route("GET", "/v1/mounts", _mounts, (Answer(Mounts),)),
+    Route(
+        "DELETE",
+        "/v1/mounts",
+        _unmount,
+        (Answer(MountStatus),),
+        _UNMOUNT_QUERY,
+        errors=(UsageError, NotFound, Refused, Conflict),
+    ),
+    Route("GET", "/v1/packages", _packages, (Answer(Packages),)),
+    Route(
+        "DELETE",
+        "/v1/packages",
+        _remove,
+        (Answer(Removed),),
+        (Query("reference", "the package", required=True),),
+        errors=(UsageError, NotFound, Conflict),
+    ),
+    Route("POST", "/v1/pins", _pin, (Answer(PinStatus),), request=PinRequest, errors=_PULL_ERRORS),
+    Route("GET", "/v1/pins", _pins, (Answer(Pins),)),
+    Route("DELETE", "/v1/pins", _unpin, (Answer(PinStatus),), _PIN_QUERY, errors=(UsageError, NotFound, Refused)),
+    Route("POST", "/v1/collect", _collect, (Answer(Removed),)),
+    Route(
+        "POST",
+        "/v1/verify",
+        _verify,
+        (Answer(Verified, media_type="application/x-ndjson"),),
+        request=VerifyRequest,
+        errors=(UsageError,),
+    ),
+    Route("POST", "/v1/drain", _drain, (Answer(Drained),), request=DrainRequest, errors=(UsageError, Refused)),
+    Route("GET", "/v1/status", _status, (Answer(AgentStatus),)),
+)
+"""What processes on this host may ask over the Unix socket."""
+
+
+def _application(agent: Agent, metrics: CollectorRegistry, routes: tuple[Route, ...], title: str) -> web.Application:
     app = web.Application(middlewares=[problems], client_max_size=BODY_BYTES_MAX)
     app.on_response_prepare.append(name_request)
     app[AGENT], app[REGISTRY] = agent, metrics
-    app.add_routes(
-        [
-            web.get("/healthz", _healthz),
-            web.get("/readyz", _readyz),
-            web.get("/metrics", _metrics),
-        ]
-    )
+    serve(app, routes, title=title)
     return app
 
 
 def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
     """The application for TCP and the one for the Unix socket."""
     metrics = registry(agent)
-    public, local = _common(agent, metrics), _common(agent, metrics)
-    public.add_routes(
-        [
-            web.post("/v1/streams", _stream),
-            web.get("/v1/blobs/{digest}", _blob),
-            web.get("/v1/blobs/{digest}/holding", _holding),
-        ]
+    return (
+        _application(agent, metrics, PUBLIC_ROUTES, "p2pdist agent"),
+        _application(agent, metrics, LOCAL_ROUTES, "p2pdist agent, on its Unix socket"),
     )
-    local.add_routes(
-        [
-            web.get("/v1/blobs/{digest}", _local_blob),
-            web.post("/v1/pulls", _pull),
-            web.get("/v1/pulls", _pull_list),
-            web.get("/v1/pulls/{id}", _pull_status),
-            web.post("/v1/mounts", _mount),
-            web.get("/v1/mounts", _mounts),
-            web.delete("/v1/mounts", _unmount),
-            web.get("/v1/packages", _packages),
-            web.delete("/v1/packages", _remove),
-            web.post("/v1/pins", _pin),
-            web.get("/v1/pins", _pins),
-            web.delete("/v1/pins", _unpin),
-            web.post("/v1/collect", _collect),
-            web.post("/v1/verify", _verify),
-            web.post("/v1/drain", _drain),
-            web.get("/v1/status", _status),
-        ]
-    )
-    return public, local

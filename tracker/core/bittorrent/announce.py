@@ -101,7 +101,7 @@ class Contact:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnnounceAnswer:
     """What a peer is told. `complete` and `incomplete` count seeds and others; `warning` is for its
     user."""
 
@@ -174,7 +174,7 @@ class Announces:
 
     # -- peers
 
-    def announce(self, event: Announce, *, now: float, chance: int) -> Answer:
+    def announce(self, event: Announce, *, now: float, chance: int) -> AnnounceAnswer:
         """Take a peer's word and tell it of others; `chance` are 64 random bits. Raises NotFound
         for a torrent that is not registered, and TooLarge where its address has too many peers."""
         self.expire(now=now)
@@ -243,10 +243,12 @@ class Announces:
         found.sort(key=lambda each: each[:2])
         return [address for _, _, address in found[:WEB_SEEDS_MAX]]
 
-    def _answer(self, torrent: TorrentSwarm, info_hash: bytes, contacts: tuple[Contact, ...], warning: str) -> Answer:
+    def _answer(
+        self, torrent: TorrentSwarm, info_hash: bytes, contacts: tuple[Contact, ...], warning: str
+    ) -> AnnounceAnswer:
         interval_s = self.interval_s()
         complete, incomplete = (torrent.count(info_hash, seeds=seeds) for seeds in (True, False))
-        return Answer(interval_s, max(INTERVAL_MIN_S, interval_s // 2), complete, incomplete, contacts, warning)
+        return AnnounceAnswer(interval_s, max(INTERVAL_MIN_S, interval_s // 2), complete, incomplete, contacts, warning)
 
     def _known(self, torrent: TorrentSwarm, event: Announce) -> Peer | None:
         return torrent.announced.get((event.peer_id, _identity(event)))
