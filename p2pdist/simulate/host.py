@@ -1,20 +1,13 @@
-"""A simulated host: the real download, sources and uplink cores, and around them what the agent's
-shell does.
+"""A simulated host: the real download, sources, downlink and uplink cores, and around them what the
+agent does.
 
 What survives a crash is the disk: the verified pieces of each blob. Everything else, the cores
 included, begins anew.
-
-How a simulated host takes in what arrives: after each piece its downlink core says for how long
-it does not read the stream on.
-
-Blobs, and what one host has to do with one of them.
-
-What a simulated host tells the tracker of itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from p2pdist.core import download as dl
@@ -32,26 +25,30 @@ from p2pdist.model.messages import (
     Holding,
     Leaving,
     Left,
-    Priority,
     Reject,
     Report,
 )
-from p2pdist.model.pieces import PieceLayout, PieceSet
+from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.simulate.context import Surroundings
 from p2pdist.simulate.network import Link, Network, Rack, Stream
+from p2pdist.simulate.origin import Blob, Origin
 from p2pdist.simulate.processor import Processor
 from p2pdist.simulate.tracker import AgentSession
 from p2pdist.simulate.ways import Ways
 
+DOWNLOAD_TICK_S = 0.25
+UPLINK_TICK_S = 0.1
 
-class Intake:
-    """One life of a host's downlink."""
 
-    __slots__ = ("_downlink", "_network")
+class FrameReader:
+    """How a host reads its streams, in one life of its process: after each piece the downlink core
+    says for how long the host does not read the stream on."""
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    __slots__ = ("_downlink", "_network", "_origin")
+
+    def __init__(self, network: Network, origin: Origin) -> None:
+        self._network, self._origin = network, origin
         self._downlink = Downlink()
 
     def arrived(self, stream: Stream, length: int) -> None:
@@ -61,34 +58,21 @@ class Intake:
         pause_s = self._downlink.received(stream.pull.blob.priority, length, self._network.world.now)
         if pause_s:
             stream.unread += 1
-            self._network.world.after(pause_s, self._look, stream)
+            self._network.world.after(pause_s, self._read_on, stream)
         elif stream.held_up:
             self._network.room(stream)
 
-    def _look(self, stream: Stream) -> None:
+    def _read_on(self, stream: Stream) -> None:
         world = self._network.world
         pause_s = self._downlink.held_s(stream.pull.blob.priority, world.now)
         if pause_s and stream.child_open:
-            world.after(pause_s, self._look, stream)
+            world.after(pause_s, self._read_on, stream)
             return
         stream.unread -= 1
         if stream.held_up:
             self._network.room(stream)
-        if stream.parent is None and self._network.origin is not None:
-            self._network.origin.go_on([stream])
-
-
-class Blob:
-    """One blob of a simulation: how it is cut, how urgent its pulls are, and what else is the same
-    for it at every host."""
-
-    __slots__ = ("digest", "layout", "lengths", "priority", "stripes", "verified")
-
-    def __init__(self, digest: Digest, layout: PieceLayout, priority: Priority) -> None:
-        self.digest, self.layout, self.priority = digest, layout, priority
-        self.stripes = layout.stripes
-        self.lengths = [layout.length(piece) for piece in range(layout.count)]
-        self.verified = [ul.Verified(digest, piece) for piece in range(layout.count)]
+        if stream.parent is None:
+            self._origin.read_on([stream])
 
 
 class Pull:
@@ -169,23 +153,211 @@ def report(host: Host) -> Report | None:
         if counts != pull.reported:
             pull.reported = counts
             advances.append(Advance(pull.blob.digest, counts))
-    sent_bytes, busy_s = host.uplink.take_sample(host.world.now)
+    sent_bytes, busy_s = host.server.uplink.take_sample(host.world.now)
     waiting = any(not pull.settled for pull in host.pulls.values())
     return Report(tuple(advances), sent_bytes, busy_s) if advances or busy_s or waiting else None
 
 
-DOWNLOAD_TICK_S = 0.25
-UPLINK_TICK_S = 0.1
+class StreamServer:
+    """The sending end of a host: its streams to children, whose blocks go out as the uplink core
+    commands."""
+
+    __slots__ = (
+        "_block_sent",
+        "_checks",
+        "_context",
+        "_life",
+        "_network",
+        "_number",
+        "_processor",
+        "_pulls",
+        "_waiting",
+        "_watching",
+        "_world",
+        "_wrong_share",
+        "link",
+        "name",
+        "outgoing",
+        "rack",
+        "running",
+        "sent_bytes",
+        "silent",
+        "uplink",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        link: Link,
+        rack: Rack | None,
+        pulls: Mapping[Digest, Pull],
+        processor: Processor,
+        context: Surroundings,
+    ) -> None:
+        self.name, self.link, self.rack = name, link, rack
+        self._pulls, self._processor, self._context = pulls, processor, context
+        self._world, self._network, self._checks = context.world, context.network, context.checks
+        #: Whether the host's process runs; start() and stop() set it.
+        self.running = False
+        #: Whether the host accepts streams and sends nothing in them.
+        self.silent = False
+        #: The share of the pieces that go out with wrong bytes.
+        self._wrong_share = 0.0
+        #: Bytes sent in all lives, also to peers of swarms.
+        self.sent_bytes = 0
+        self.uplink = ul.Uplink(blocks_per_piece=context.blocks_per_piece)
+        #: Streams by their number in the uplink core, and the number of the last.
+        self.outgoing: dict[int, Stream] = {}
+        self._number = 0
+        #: The event that the uplink core gets after each block, by stream.
+        self._block_sent: dict[int, ul.BlockSent] = {}
+        #: Streams from the origin to this host that wait until its children have caught up.
+        self._waiting: list[Stream] = []
+        #: Counts lives, so that a tick of an earlier one does nothing.
+        self._life = 0
+        #: Whether a tick of the uplink core is due.
+        self._watching = False
+
+    # -- life and faults
+
+    def start(self) -> None:
+        """The host's process starts, with a new uplink core."""
+        self.running = True
+        self._life += 1
+        self.outgoing.clear()
+        self._waiting.clear()
+        self._block_sent.clear()
+        self._watching = False
+        self.uplink = ul.Uplink(blocks_per_piece=self._context.blocks_per_piece)
+
+    def stop(self) -> None:
+        """The host's process is dead; abandon() follows."""
+        self.running = False
+        self._life += 1
+
+    def abandon(self) -> None:
+        """Break all streams."""
+        for stream in list(self.outgoing.values()):
+            self._network.abandon(stream)
+        self.outgoing.clear()
+
+    def fall_silent(self) -> None:
+        """Send nothing from now on in streams that are opened."""
+        self.silent = True
+
+    def spoil(self, share: float) -> None:
+        """Send wrong bytes from now on for this share of all pieces, always the same ones."""
+        self._wrong_share = share
+
+    def spoils(self, piece: int) -> bool:
+        """Whether this host's copy of a piece goes out with wrong bytes."""
+        return (piece * 2654435761 % 1000) < self._wrong_share * 1000
+
+    # -- streams
+
+    def serve(self, stream: Stream, have: PieceSet) -> str:
+        """A child asks for a stripe; returns the reason of a refusal, or "" when it is served."""
+        pull = self._pulls.get(stream.pull.blob.digest)
+        if pull is None or pull.error is not None:
+            return "missing"
+        self._number += 1
+        stream.serving, stream.parent_open = self._number, True
+        self.outgoing[self._number] = stream
+        if not self.silent:
+            self._block_sent[self._number] = ul.BlockSent(self._number)
+            self.handle(ul.Opened(self._number, pull.blob.digest, stream.stripe, have, pull.blob.priority))
+        return ""
+
+    def drop(self, blob: Blob) -> None:
+        """End all streams of a blob, of which the host gives nothing any more."""
+        for stream in [stream for stream in self.outgoing.values() if stream.pull.blob is blob]:
+            self._network.close_serving(stream)
+            self._network.abandon(stream)
+        self.handle(ul.Dropped(blob.digest))
+
+    def count_sent(self, length: int) -> None:
+        """The uplink has sent so many bytes."""
+        self.sent_bytes += length
+
+    def block_sent(self, stream: Stream, length: int) -> None:
+        """The uplink has sent a stream's block."""
+        self.sent_bytes += length
+        self._processor.run(self._block_was_sent, stream)
+
+    def _block_was_sent(self, stream: Stream) -> None:
+        if stream.serving not in self._block_sent:
+            return  # the stream was closed before the process got to this
+        self.handle(self._block_sent[stream.serving])
+        if self._waiting:
+            self._wait_less()
+
+    def stopped_serving(self, stream: Stream) -> None:
+        """A child's stream is closed."""
+        if self.outgoing.pop(stream.serving, None) is not None:
+            self._block_sent.pop(stream.serving, None)
+            self.handle(ul.Closed(stream.serving))
+            self._wait_less()
+
+    def hold_back(self, stream: Stream) -> None:
+        """Let a stream from the origin to this host wait until its children may have caught up."""
+        self._waiting.append(stream)
+
+    def _wait_less(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._context.origin.read_on(waiting)
+
+    # -- the uplink core
+
+    def handle(self, event: ul.Event) -> None:
+        """Let the uplink core hear of something, and do what it commands."""
+        for command in self.uplink.handle(event, now=self._world.now):
+            stream = self.outgoing.get(command.stream)
+            if stream is None:
+                continue
+            if isinstance(command, ul.Send):
+                pull = self._pulls[stream.pull.blob.digest]
+                piece, end = command.piece, command.offset + command.length
+                self._checks.sending(stream, pull, piece, command.offset)
+                self._network.send(stream, piece, command.length, end == pull.blob.lengths[piece])
+            else:
+                self._network.finish(stream)
+
+    def watch_uplink(self) -> None:
+        """Tick the uplink core while blocks are in flight."""
+        if not self._watching:
+            self._watching = True
+            self._world.after(UPLINK_TICK_S, self._tick, self._life)
+
+    def _tick(self, life: int) -> None:
+        if life != self._life:
+            return
+        self._watching = False
+        self.handle(ul.Tick())
+        if self.uplink.in_flight:
+            self.watch_uplink()
 
 
 class Host:
-    """See the module's text."""
+    """A host with its pulls, of which it has the same ones in each life of its process."""
 
     __slots__ = (
-        "_around", "_block_sent", "_intake", "_life", "_number", "_sources", "_watching", "ahead", "checks", "leaving", "link",
-        "name", "network", "outgoing", "processor", "pulls", "rack", "running", "sent_bytes", "session", "silent", "uplink", "world",
-        "wrong_bytes", "zone",
-    )  # fmt: skip
+        "_around",
+        "_life",
+        "_reader",
+        "_sources",
+        "checks",
+        "leaving",
+        "link",
+        "name",
+        "network",
+        "processor",
+        "pulls",
+        "rack",
+        "server",
+        "session",
+        "world",
+        "zone",
+    )
 
     def __init__(
         self,
@@ -199,17 +371,14 @@ class Host:
         self.name, self.link, self.rack, self.zone = name, link, rack, zone
         self.world, self.network, self.checks = around.world, around.network, around.checks
         self.pulls = {blob.digest: Pull(blob) for blob in blobs}
-        self.running = self.leaving = self.silent = False
-        self.wrong_bytes = 0.0
-        self.outgoing: dict[int, Stream] = {}
-        self.ahead: list[Stream] = []
-        self.sent_bytes = 0
-        self.uplink = ul.Uplink(blocks_per_piece=around.blocks_per_piece)
-        self._intake = Intake(self.network)
+        #: Whether the process was asked to end: it fetches nothing more, and serves on.
+        self.leaving = False
         self._around = around
+        self._reader = FrameReader(self.network, around.origin)
         self._sources = Sources()
         pieces = [blob.layout.piece_size for blob in blobs]
         self.processor = Processor(self.world, max(pieces, default=0) / link.up_bytes_s)
+        self.server = StreamServer(name, link, rack, self.pulls, self.processor, around)
         self.session = AgentSession(
             Hello(PROTOCOL_VERSION, name, f"{name}:7071", zone, rack.name if rack is not None else ""),
             around.tracker,
@@ -219,29 +388,23 @@ class Host:
             on_message=self.decided,
             on_change=self.tracker_changed,
         )
+        #: Counts starts and crashes, so that a tick of an earlier life does nothing.
         self._life = 0
-        self._number = 0
-        self._watching = False
-        self._block_sent: dict[int, ul.BlockSent] = {}
 
-    def spoils(self, piece: int) -> bool:
-        """Whether this host's copy of a piece goes out with wrong bytes: the share `wrong_bytes` of
-        all pieces, always the same ones."""
-        return (piece * 2654435761 % 1000) < self.wrong_bytes * 1000
+    @property
+    def running(self) -> bool:
+        """Whether the agent's process runs."""
+        return self.server.running
 
     # -- life and death
 
     def start(self) -> None:
         """The agent's process starts: it opens a session and goes on with its pulls."""
         assert not self.running
-        self.running, self.leaving = True, False
+        self.leaving = False
         self._life += 1
-        self.outgoing.clear()
-        self.ahead.clear()
-        self._block_sent.clear()
-        self._watching = False
-        self.uplink = ul.Uplink(blocks_per_piece=self._around.blocks_per_piece)
-        self._intake = Intake(self.network)
+        self.server.start()
+        self._reader = FrameReader(self.network, self._around.origin)
         self._sources = Sources()
         for pull in self.pulls.values():
             self._begin(pull)
@@ -250,16 +413,14 @@ class Host:
     def crash(self, *, power: bool) -> None:
         """The process dies; without power its peers are not even told."""
         assert self.running
-        self.running = False
+        self.server.stop()
         self._life += 1
         if power:
             self.network.power(self.name, on=False)
         self._stop_pulling()
         for mesh in self._around.meshes.values():
             mesh.gone(self.name)
-        for stream in list(self.outgoing.values()):
-            self.network.abandon(stream)
-        self.outgoing.clear()
+        self.server.abandon()
         self.session.stop()
 
     def leave(self) -> None:
@@ -296,7 +457,7 @@ class Host:
                 pull.ways.steer()
             self.submit(pull, dl.TrackerChanged(self.session.welcomed))
             self.world.after(self.world.random.uniform(0, DOWNLOAD_TICK_S), self._tick_download, pull, self._life)
-        self._feed(ul.Held(blob.digest, blob.layout, blob.stripes, pull.have))
+        self.server.handle(ul.Held(blob.digest, blob.layout, blob.stripes, pull.have))
 
     # -- session
 
@@ -383,10 +544,7 @@ class Host:
             self._drop(stream)
             self.network.close(stream)
         self.session.tell(Left(pull.blob.digest))
-        for stream in [each for each in self.outgoing.values() if each.pull.blob is pull.blob]:
-            self.network.close_serving(stream)
-            self.network.abandon(stream)
-        self._feed(ul.Dropped(pull.blob.digest))
+        self.server.drop(pull.blob)
         self._around.on_settled(self, pull)
 
     def _open(self, pull: Pull, number: int, source: Source, stripe: int) -> None:
@@ -394,7 +552,7 @@ class Host:
             stream = pull.incoming[number] = Stream(self, None, pull, number, stripe)
             self._around.origin.open(stream)
             return
-        parent = self._around.hosts[source.host]
+        parent = self._around.senders[source.host]
         stream = pull.incoming[number] = Stream(self, parent, pull, number, stripe)
         have = PieceSet(pull.blob.layout.count, pull.have.bits)
         for other in pull.incoming.values():
@@ -438,7 +596,7 @@ class Host:
             return
         self._drop(stream)
         if not stream.parent_open:
-            self.network.streams.pop(stream, None)
+            self.network.forget(stream)
         closed = stream.finishing >= 0
         self.submit(stream.pull, dl.StreamEnded(stream.number, "closed" if closed else reason))
         self._steer(stream.pull)
@@ -452,7 +610,7 @@ class Host:
         if stream.feed is not None:
             stream.feed.arrived(piece, length, good)
             return
-        self._intake.arrived(stream, length)
+        self._reader.arrived(stream, length)
         pull = stream.pull
         if not stream.child_open or (stream.finishing >= 0 and piece != stream.finishing):
             if self.running:
@@ -479,8 +637,7 @@ class Host:
         assert pull.download is not None
         self.checks.stored(pull, piece, True)
         now = self.world.now
-        for send in self.uplink.handle(pull.blob.verified[piece], now=now):
-            self._give(send)
+        self.server.handle(pull.blob.verified[piece])
         if pull.ways is not None:
             pull.ways.stored(piece)
         commands = pull.download.handle(dl.PieceStored(number, piece), now=now)
@@ -493,72 +650,10 @@ class Host:
         self.network.close(stream)
         self.submit(stream.pull, dl.StreamEnded(stream.number, "corrupt", piece))
 
-    # -- sending
+    def lead(self, blob: Digest, stripe: int) -> int:
+        """By how many pieces of a stripe the host is ahead of its children."""
+        return self.server.uplink.lead(blob, stripe)
 
-    def serve(self, stream: Stream, have: PieceSet) -> str:
-        """A child asks for a stripe; returns why not, or "" when it will be served."""
-        pull = self.pulls.get(stream.pull.blob.digest)
-        if pull is None or pull.error is not None:
-            return "missing"
-        self._number += 1
-        stream.serving, stream.parent_open = self._number, True
-        self.outgoing[self._number] = stream
-        if not self.silent:
-            self._block_sent[self._number] = ul.BlockSent(self._number)
-            self._feed(ul.Opened(self._number, pull.blob.digest, stream.stripe, have, pull.blob.priority))
-        return ""
-
-    def block_sent(self, stream: Stream, length: int) -> None:
-        """The uplink has sent a stream's block."""
-        self.sent_bytes += length
-        self.processor.run(self._block_was_sent, stream)
-
-    def _block_was_sent(self, stream: Stream) -> None:
-        if stream.serving not in self._block_sent:
-            return  # the stream was closed before the process got to this
-        for command in self.uplink.handle(self._block_sent[stream.serving], now=self.world.now):
-            self._give(command)
-        if self.ahead:
-            self._wait_less()
-
-    def stopped_serving(self, stream: Stream) -> None:
-        """A child's stream is closed."""
-        if self.outgoing.pop(stream.serving, None) is not None:
-            self._block_sent.pop(stream.serving, None)
-            self._feed(ul.Closed(stream.serving))
-            self._wait_less()
-
-    def _wait_less(self) -> None:
-        """Children may have caught up with the stripes that this host reads from the origin."""
-        ahead, self.ahead = self.ahead, []
-        self._around.origin.go_on(ahead)
-
-    def watch_uplink(self) -> None:
-        """Tick the uplink core while blocks are in flight."""
-        if not self._watching:
-            self._watching = True
-            self.world.after(UPLINK_TICK_S, self._tick_uplink, self._life)
-
-    def _tick_uplink(self, life: int) -> None:
-        if life != self._life:
-            return
-        self._watching = False
-        self._feed(ul.Tick())
-        if self.uplink.in_flight:
-            self.watch_uplink()
-
-    def _feed(self, event: ul.Event) -> None:
-        for command in self.uplink.handle(event, now=self.world.now):
-            self._give(command)
-
-    def _give(self, command: ul.Command) -> None:
-        stream = self.outgoing.get(command.stream)
-        if stream is None:
-            return
-        if isinstance(command, ul.Send):
-            pull = self.pulls[stream.pull.blob.digest]
-            piece, end = command.piece, command.offset + command.length
-            self.checks.sending(stream, pull, piece, command.offset)
-            self.network.send(stream, piece, command.length, end == pull.blob.lengths[piece])
-        else:
-            self.network.finish(stream)
+    def hold_back(self, stream: Stream) -> None:
+        """Let a stream from the origin wait until the host's children may have caught up."""
+        self.server.hold_back(stream)

@@ -230,7 +230,7 @@ class Session:
         else:
             self.tracker_open = False
         if not self.host_open and not self.tracker_open:
-            self.tracker.network.sessions.pop(self, None)
+            self.tracker.network.unwatch(self)
 
     def path_changed(self, *, whole: bool) -> None:
         """The path between host and tracker was cut, or is whole again."""
@@ -292,7 +292,7 @@ class Tracker:
         self._number += 1
         session = Session(self, agent, self._number)
         self._sessions[session.number] = session
-        self.network.sessions[session] = None
+        self.network.watch(session)
         self._handle(SessionOpened(session.number, hello))
         return session
 

@@ -13,7 +13,7 @@ from p2pdist.core.download import Command, OpenStream
 from p2pdist.core.sources import Candidates
 from p2pdist.model.plan import ORIGIN, Source
 from p2pdist.model.rendezvous import ranked
-from p2pdist.simulate.faults import Crash, OriginOutage, Partition, TrackerLoss, inject
+from p2pdist.simulate.faults import Crash, OriginOutage, Partition, TrackerLoss
 from p2pdist.simulate.host import Host, Pull
 from p2pdist.simulate.invariants import InvariantBroken
 from p2pdist.simulate.network import Cut
@@ -73,7 +73,7 @@ class Run:
         fleet = self.simulation.tracker.fleet
         assert fleet is not None
         (swarm,) = fleet.swarms.values()
-        inject(self.simulation, TrackerLoss(self.world.now, self._back_after_s))
+        self.simulation.inject(TrackerLoss(self.world.now, self._back_after_s))
         if self._crashes is None:
             return
         others, power, first_keepers = self._crashes
@@ -88,7 +88,7 @@ class Run:
         rest = [name for name in self.names if name not in victims]
         for name in (*victims, *self.random.sample(rest, others)):
             at = self.world.now + self.random.uniform(0.0, 0.5 * SHORTEST_S)
-            inject(self.simulation, Crash(name, at, None, power))
+            self.simulation.inject(Crash(name, at, None, power))
 
     def end(self) -> Report:
         """Run it: whoever did not crash must be complete."""
@@ -150,7 +150,7 @@ def test_each_side_of_a_cut_reads_about_once() -> None:
         run = Run(seed)
         group = frozenset(run.random.sample(run.names, HOSTS // 2))
         at = LOST_AT_S + run.random.uniform(0.0, 0.3 * SHORTEST_S)
-        inject(run.simulation, Partition(Cut(group), at, 1e6))
+        run.simulation.inject(Partition(Cut(group), at, 1e6))
         assert run.end().origin_ratio <= 2.4, seed
 
 
@@ -205,7 +205,7 @@ def test_an_origin_that_is_away_is_not_stormed(monkeypatch: pytest.MonkeyPatch) 
         run = Run(seed)
         run.crash()
         begin, end = LOST_AT_S + 1.0, LOST_AT_S + 16.0
-        inject(run.simulation, OriginOutage(begin, end - begin))
+        run.simulation.inject(OriginOutage(begin, end - begin))
         tries: list[float] = []
         checks = run.simulation.invariants
         commanded = checks.commanded
