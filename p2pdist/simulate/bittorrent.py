@@ -31,10 +31,11 @@ from collections.abc import Iterable, Mapping
 from random import Random
 from typing import Any, Protocol
 
+from p2pdist.core.pull import SWARM
 from p2pdist.model.digest import Digest
 from p2pdist.model.pieces import PieceSet
 from p2pdist.simulate.context import Surroundings
-from p2pdist.simulate.network import SWARM, TRACKER_NAME, Endpoint
+from p2pdist.simulate.network import TRACKER_NAME, Endpoint
 from p2pdist.simulate.origin import Blob
 
 OUTGOING_MAX = 8

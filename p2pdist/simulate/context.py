@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from p2pdist.core import download as dl
+from p2pdist.core.pull import Command
 from p2pdist.core.transport import Policy
 from p2pdist.model.digest import Digest
 from p2pdist.simulate.clock import World
@@ -27,8 +27,8 @@ class Checks(Protocol):
     def sending(self, stream: Stream, pull: Any, piece: int, offset: int) -> None:
         """The host's uplink core sends a block."""
 
-    def commanded(self, host: Any, pull: Any, command: dl.Command) -> None:
-        """The host's download core commands something."""
+    def commanded(self, host: Any, pull: Any, command: Command) -> None:
+        """The core of the host's pull commands something."""
 
     def joining(self, host: Any, pull: Any) -> None:
         """A swarm is about to write into the host's blob."""

@@ -43,10 +43,6 @@ taken for stuck."""
 ORIGIN_NAME = "@origin"
 TRACKER_NAME = "@tracker"
 
-SWARM = -1
-"""The number of a transfer by BitTorrent in the events of a download core, which no stream between
-hosts has."""
-
 
 class Rack:
     """One rack's link to the others. `bytes_s` is the rate of each direction, 0 for no limit.
