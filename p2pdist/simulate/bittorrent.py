@@ -148,7 +148,7 @@ class Peer:
     @property
     def reachable(self) -> bool:
         """Whether the path to the other side is whole."""
-        return self.member.network.reachable(self.member.name, self.other.member.name)
+        return self.member.network.paths.reachable(self.member.name, self.other.member.name)
 
     def look(self) -> None:
         """Learn what the other side has."""
@@ -283,7 +283,7 @@ class Member:
         if self.left:
             return
         fleet = self.mesh.context.tracker.fleet
-        if fleet is None or not self.network.reachable(self.name, TRACKER_NAME):
+        if fleet is None or not self.network.paths.reachable(self.name, TRACKER_NAME):
             self.world.after(ANNOUNCE_AGAIN_S, self.announce)
             return
         swarm = fleet.swarms.get(self.mesh.digest)
@@ -293,13 +293,13 @@ class Member:
 
     def _connect(self) -> None:
         for name in self._contacts.choose(self.peers, self.world.random):
-            if self.network.reachable(self.name, name):
+            if self.network.paths.reachable(self.name, name):
                 self.world.after(2 * self.network.latency_s, self._reached, name)
             else:
                 self.world.after(CONNECT_TIMEOUT_S, self._refused, name)
 
     def _reached(self, name: str) -> None:
-        whole = self.network.reachable(self.name, name)
+        whole = self.network.paths.reachable(self.name, name)
         other = self.mesh.answer(name) if whole and not self.left else None
         if other is None or other._contacts.banned(self.name):
             self._refused(name)
@@ -521,8 +521,8 @@ class Member:
             good = not server.spoils(piece)
             arrived = peer.other.member._arrived
             if self.host.rack is child.rack:
-                self.world.at(network.arrival(child.link, length), arrived, peer.other, piece, length, good)
+                self.world.at(network.wires.arrival(child.link, length), arrived, peer.other, piece, length, good)
             else:
-                network.cross(self.host.rack, child, length, arrived, peer.other, piece, length, good)
+                network.wires.cross(self.host.rack, child, length, arrived, peer.other, piece, length, good)
         if peer.open:
             self._send(peer)

@@ -9,18 +9,17 @@ so is the swarm of version 1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
+from p2pdist.core.download import Download
 from p2pdist.core.origin_seeding import LOOK_S, Feed
-from p2pdist.core.pull import SWARM, SwarmClosed, TorrentKnown
+from p2pdist.core.pull import SWARM, Event, SwarmClosed, TorrentKnown
 from p2pdist.model.messages import Complaint, Reason
 from p2pdist.model.plan import ORIGIN, Plan
-from p2pdist.simulate.network import Stream
-
-if TYPE_CHECKING:
-    from p2pdist.simulate.bittorrent import Member
-    from p2pdist.simulate.context import Surroundings
-    from p2pdist.simulate.host import Host, Pull
+from p2pdist.simulate.bittorrent import Member, SwarmHost, SwarmPull
+from p2pdist.simulate.context import Surroundings
+from p2pdist.simulate.network import Receiver, Stream
+from p2pdist.simulate.tracker import AgentSession
 
 LOOK_UP_S = (0.3, 2.0)
 LOOK_UP_AGAIN_S = (1.0, 2.0)
@@ -31,10 +30,26 @@ CLOSE_S = 0.1
 """How long libtorrent takes to let go of the file."""
 
 
+class FetchPull(SwarmPull, Protocol):
+    """One blob at one host, as its part in a swarm uses it."""
+
+    download: Download | None
+    bytes_origin: int
+
+
+class FetchHost(SwarmHost, Receiver, Protocol):
+    """A host that fetches by a swarm."""
+
+    session: AgentSession
+
+    def submit(self, pull: Any, event: Event) -> None:
+        """Hand an event to the pull's core, and do what it commands."""
+
+
 class SwarmFeed:
     """Brings pieces from the origin into the swarm, as core/origin_seeding.py decides."""
 
-    def __init__(self, host: Host, pull: Pull, member: Member, context: Surroundings) -> None:
+    def __init__(self, host: FetchHost, pull: FetchPull, member: Member, context: Surroundings) -> None:
         self._host, self._pull, self._member, self._context = host, pull, member, context
         self._world = context.world
         self._core = Feed(pull.blob.digest, host.name, pull.have, self._world.now)
@@ -113,7 +128,7 @@ class SwarmFeed:
     def _forget(self, stream: Stream) -> None:
         stream.child_open = False
         self._context.origin.closed(stream)
-        self._context.network.streams.pop(stream, None)
+        self._context.network.forget(stream)
         self._stream = None
 
     def _complain(self, stripe: int, reason: Reason) -> None:
@@ -124,7 +139,7 @@ class SwarmFetch:
     """One pull's part in a swarm, in one life of its host. The host's process stops it when it
     dies."""
 
-    def __init__(self, host: Host, pull: Pull, context: Surroundings) -> None:
+    def __init__(self, host: FetchHost, pull: FetchPull, context: Surroundings) -> None:
         self._host, self._pull, self._context = host, pull, context
         self._world, self._mesh = context.world, context.meshes[pull.blob.digest]
         self._names: dict[str, None] = {}  # hosts that plans named

@@ -420,7 +420,7 @@ class Host:
         self.server.stop()
         self._life += 1
         if power:
-            self.network.power(self.name, on=False)
+            self.network.paths.power(self.name, on=False)
         self._stop_pulling()
         for mesh in self._around.meshes.values():
             mesh.gone(self.name)

@@ -285,7 +285,7 @@ class Invariants:
                     self.broken(f"{host.name} gave up for no good reason: {pull.error}")
                 if fleet is None or not host.running or pull.error is not None:
                     continue
-                if not host.network.reachable(host.name, TRACKER_NAME):
+                if not host.network.paths.reachable(host.name, TRACKER_NAME):
                     continue
                 swarm = fleet.swarms.get(pull.blob.digest)
                 member = swarm.members.get(host.name) if swarm is not None else None

@@ -100,6 +100,46 @@ class Link:
         return self.up_free_at
 
 
+class Wires:
+    """Carries blocks that were sent to the hosts that receive them: over racks' links and the
+    downlink, with `latency_s` on each path, one way."""
+
+    __slots__ = ("_latency_s", "_world")
+
+    def __init__(self, world: World, latency_s: float) -> None:
+        self._world, self._latency_s = world, latency_s
+
+    def arrival(self, link: Link, length: int) -> float:
+        """When a block that has just been sent will have arrived; occupies the downlink until
+        then."""
+        filled = link.down_free_at + length / link.down_bytes_s
+        soonest = self._world.now + self._latency_s
+        arrives = filled if filled > soonest else soonest
+        link.down_free_at = arrives
+        return arrives
+
+    def cross(self, source: Rack | None, child: Endpoint, length: int, call: Call, *arguments: object) -> None:
+        """Carry a block that was just sent from a rack (None: the origin) to a host outside it, and
+        make the call when it arrives."""
+        now = self._world.now
+        passed = source.leave(now, length) if source is not None else now
+        self._at(passed, self._enter, child, length, call, arguments)
+
+    def _enter(self, child: Endpoint, length: int, call: Call, arguments: tuple[object, ...]) -> None:
+        now = self._world.now
+        passed = child.rack.enter(now, length) if child.rack is not None else now
+        self._at(passed, self._reach, child, length, call, arguments)
+
+    def _reach(self, child: Endpoint, length: int, call: Call, arguments: tuple[object, ...]) -> None:
+        self._world.at(self.arrival(child.link, length), call, *arguments)
+
+    def _at(self, time: float, call: Call, *arguments: object) -> None:
+        if time > self._world.now:
+            self._world.at(time, call, *arguments)
+        else:
+            call(*arguments)
+
+
 class Endpoint(Protocol):
     """A host as an end of a stream, or of a connection between peers."""
 
@@ -254,22 +294,19 @@ class Cut:
         return self.origin if outside == ORIGIN_NAME else self.peers
 
 
-class Network:
-    """All paths between hosts, tracker and origin, and what is on its way on them. `latency_s` is
-    that of each path, one way."""
+class Paths:
+    """The paths between hosts, tracker (TRACKER_NAME) and origin (ORIGIN_NAME): which are cut, or
+    lead to a host without power. `on_change` is called after each change, before the sessions."""
 
-    def __init__(self, world: World, latency_s: float) -> None:
-        self.world = world
-        self.latency_s = latency_s
-        #: Streams of which at least one side is open, with what to call when their path heals.
-        self.streams: dict[Stream, Callable[[Stream], None] | None] = {}
-        self._sessions: dict[TrackerPath, None] = {}
-        self._unpowered: dict[str, None] = {}
+    __slots__ = ("_cuts", "_on_change", "_sessions", "_unpowered", "_whole")
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
         self._cuts: list[Cut] = []
+        self._unpowered: dict[str, None] = {}
+        self._sessions: dict[TrackerPath, None] = {}
         #: Whether there is neither a cut nor a host without power.
         self._whole = True
-
-    # -- cuts
 
     def reachable(self, one: str, other: str) -> bool:
         """Whether the path between two names (hosts, ORIGIN_NAME, TRACKER_NAME) is there."""
@@ -282,12 +319,12 @@ class Network:
     def cut(self, cut: Cut) -> None:
         """Begin a cut."""
         self._cuts.append(cut)
-        self._reconsider()
+        self._changed()
 
     def heal(self, cut: Cut) -> None:
         """End a cut."""
         self._cuts.remove(cut)
-        self._reconsider()
+        self._changed()
 
     def power(self, name: str, *, on: bool) -> None:
         """Let a host's link go silent, or come back."""
@@ -295,21 +332,7 @@ class Network:
             self._unpowered.pop(name, None)
         else:
             self._unpowered[name] = None
-        self._reconsider()
-
-    def _reconsider(self) -> None:
-        """Note which streams are cut now and which are whole again, and tell the sessions."""
-        self._whole = not self._cuts and not self._unpowered
-        for stream in list(self.streams):
-            whole = self.reachable(stream.child.name, stream.parent.name if stream.parent else ORIGIN_NAME)
-            if not whole and stream.cut_since is None:
-                stream.cut_since = self.world.now
-                self.world.after(GIVES_UP_S, self._give_up, stream, stream.cut_since)
-            elif whole and stream.cut_since is not None:
-                stream.cut_since = None
-                self._healed(stream)
-        for session in list(self._sessions):
-            session.path_changed(whole=self.reachable(session.host, TRACKER_NAME))
+        self._changed()
 
     def watch(self, session: TrackerPath) -> None:
         """Tell a session from now on when its path is cut or heals."""
@@ -318,6 +341,37 @@ class Network:
     def unwatch(self, session: TrackerPath) -> None:
         """Tell a session of no more cuts."""
         self._sessions.pop(session, None)
+
+    def _changed(self) -> None:
+        self._whole = not self._cuts and not self._unpowered
+        self._on_change()
+        for session in list(self._sessions):
+            session.path_changed(whole=self.reachable(session.host, TRACKER_NAME))
+
+
+class Network:
+    """Streams, and what is on its way on them. `latency_s` is that of each path, one way."""
+
+    def __init__(self, world: World, latency_s: float) -> None:
+        self.world = world
+        self.latency_s = latency_s
+        #: Streams of which at least one side is open, with what to call when their path heals.
+        self.streams: dict[Stream, Callable[[Stream], None] | None] = {}
+        self.paths = Paths(self._paths_changed)
+        self.wires = Wires(world, latency_s)
+
+    # -- cuts
+
+    def _paths_changed(self) -> None:
+        """Note which streams are cut now, and which are whole again."""
+        for stream in list(self.streams):
+            whole = self.paths.reachable(stream.child.name, stream.parent.name if stream.parent else ORIGIN_NAME)
+            if not whole and stream.cut_since is None:
+                stream.cut_since = self.world.now
+                self.world.after(GIVES_UP_S, self._give_up, stream, stream.cut_since)
+            elif whole and stream.cut_since is not None:
+                stream.cut_since = None
+                self._healed(stream)
 
     def _healed(self, stream: Stream) -> None:
         if not stream.child_open or (stream.parent is not None and not stream.parent_open):
@@ -347,7 +401,7 @@ class Network:
         """A host asks the origin for pieces; the network calls `on_heal` when the path, after a
         cut, is whole again."""
         self.streams[stream] = on_heal
-        if not self.reachable(stream.child.name, ORIGIN_NAME):
+        if not self.paths.reachable(stream.child.name, ORIGIN_NAME):
             stream.cut_since = self.world.now
 
     def forget(self, stream: Stream) -> None:
@@ -358,7 +412,7 @@ class Network:
         """The child, which holds `have`, asks the parent for a stripe."""
         assert stream.parent is not None
         self.streams[stream] = None
-        if self.reachable(stream.child.name, stream.parent.name):
+        if self.paths.reachable(stream.child.name, stream.parent.name):
             self.world.after(2 * self.latency_s, self._asked, stream, have)
         else:
             stream.cut_since = self.world.now
@@ -408,9 +462,9 @@ class Network:
         if last:
             stream.transit.append(piece)
         if stream.crosses:
-            self.cross(parent.rack, child, length, self._crossed, stream, piece, length, last, good)
+            self.wires.cross(parent.rack, child, length, self._crossed, stream, piece, length, last, good)
         else:
-            arrives = self.arrival(child.link, length)
+            arrives = self.wires.arrival(child.link, length)
             if last:
                 stream.last_arrival = arrives
                 self.world.at(arrives, child.arrived, stream, piece, length, good)
@@ -420,27 +474,6 @@ class Network:
         else:
             stream.held_up = length
             parent.watch_uplink()
-
-    def cross(self, source: Rack | None, child: Endpoint, length: int, call: Call, *arguments: object) -> None:
-        """Carry a block that was just sent from a rack (None: the origin) to a host outside it, and
-        make the call when it arrives."""
-        now = self.world.now
-        passed = source.leave(now, length) if source is not None else now
-        self._later(passed, self._enter, child, length, call, arguments)
-
-    def _enter(self, child: Endpoint, length: int, call: Call, arguments: tuple[object, ...]) -> None:
-        now = self.world.now
-        passed = child.rack.enter(now, length) if child.rack is not None else now
-        self._later(passed, self._reach, child, length, call, arguments)
-
-    def _reach(self, child: Endpoint, length: int, call: Call, arguments: tuple[object, ...]) -> None:
-        self.world.at(self.arrival(child.link, length), call, *arguments)
-
-    def _later(self, time: float, call: Call, *arguments: object) -> None:
-        if time > self.world.now:
-            self.world.at(time, call, *arguments)
-        else:
-            call(*arguments)
 
     def _crossed(self, stream: Stream, piece: int, length: int, last: bool, good: bool) -> None:
         if last:
@@ -454,15 +487,6 @@ class Network:
         if stream.parent_open and stream.parent is not None:
             stream.sending = -1
             stream.parent.block_sent(stream, length)
-
-    def arrival(self, link: Link, length: int) -> float:
-        """When a block that has just been sent will have arrived; occupies the downlink until
-        then."""
-        filled = link.down_free_at + length / link.down_bytes_s
-        soonest = self.world.now + self.latency_s
-        arrives = filled if filled > soonest else soonest
-        link.down_free_at = arrives
-        return arrives
 
     def finish(self, stream: Stream) -> None:
         """The sender has given everything: the child learns it after the last piece."""

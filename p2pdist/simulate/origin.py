@@ -132,7 +132,7 @@ class Origin:
         elif stream.child_open:
             blob: Blob = stream.pull.blob
             good = piece not in self._wrong.get(blob.digest, ())
-            self._network.cross(None, stream.child, length, self._arrived, stream, piece, length, good)
+            self._network.wires.cross(None, stream.child, length, self._arrived, stream, piece, length, good)
         self._serve()
 
     def _arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:

@@ -165,7 +165,7 @@ class Simulation:
     def _all_welcome(self) -> bool:
         """Whether a tracker answers every host that runs and is not cut from it."""
         return self.tracker.fleet is not None and all(
-            host.session.welcomed or not self.network.reachable(host.name, TRACKER_NAME)
+            host.session.welcomed or not self.network.paths.reachable(host.name, TRACKER_NAME)
             for host in self.hosts.values()
             if host.running
         )
@@ -178,7 +178,7 @@ class Simulation:
 
     def inject(self, fault: Fault) -> None:
         """Let a fault happen at its time."""
-        world, network, origin, tracker = self.world, self.network, self.origin, self.tracker
+        world, paths, origin, tracker = self.world, self.network.paths, self.origin, self.tracker
         match fault:
             case Crash(_, at, _, _):
                 world.at(at, self._crash, fault)
@@ -187,9 +187,9 @@ class Simulation:
             case Slow(name, at, share, both):
                 world.at(at, self.hosts[name].link.slow_to, share, both)
             case Partition(cut, at, for_s):
-                world.at(at, network.cut, cut)
+                world.at(at, paths.cut, cut)
                 if for_s is not None:
-                    world.at(at + for_s, network.heal, cut)
+                    world.at(at + for_s, paths.heal, cut)
             case WrongBytes(name, at, share):
                 world.at(at, self.hosts[name].server.spoil, share)
             case Silent(name, at):
@@ -251,7 +251,7 @@ class Simulation:
 
     def _restart(self, fault: Crash | Leave) -> None:
         if isinstance(fault, Crash) and fault.power:
-            self.network.power(fault.host, on=True)
+            self.network.paths.power(fault.host, on=True)
         self.hosts[fault.host].start()
 
     def _lose_tracker(self, fault: TrackerLosses) -> None:

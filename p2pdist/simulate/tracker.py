@@ -146,7 +146,7 @@ class AgentSession:
     def _connect(self, life: int, pause_s: float) -> None:
         if life != self._life or self._session is not None:
             return
-        if not self._network.reachable(self.host, TRACKER_NAME):
+        if not self._network.paths.reachable(self.host, TRACKER_NAME):
             self._world.after(CONNECT_TIMEOUT_S, self._retry, life, pause_s)
             return
         self._session = self._tracker.connect(self, self._hello)
@@ -230,7 +230,7 @@ class Session:
         else:
             self.tracker_open = False
         if not self.host_open and not self.tracker_open:
-            self.tracker.network.unwatch(self)
+            self.tracker.network.paths.unwatch(self)
 
     def path_changed(self, *, whole: bool) -> None:
         """The path between host and tracker was cut, or is whole again."""
@@ -292,7 +292,7 @@ class Tracker:
         self._number += 1
         session = Session(self, agent, self._number)
         self._sessions[session.number] = session
-        self.network.watch(session)
+        self.network.paths.watch(session)
         self._handle(SessionOpened(session.number, hello))
         return session
 
