@@ -34,7 +34,7 @@ from typing import Any, Protocol
 from p2pdist.core.pull import SWARM
 from p2pdist.model.digest import Digest
 from p2pdist.model.pieces import PieceSet
-from p2pdist.simulate.context import Surroundings
+from p2pdist.simulate.context import Context
 from p2pdist.simulate.network import TRACKER_NAME, Endpoint
 from p2pdist.simulate.origin import Blob
 
@@ -78,7 +78,7 @@ class SwarmPull(Protocol):
     rejected: int
 
     @property
-    def settled(self) -> bool:
+    def ended(self) -> bool:
         """Whether the pull has ended."""
 
 
@@ -219,7 +219,7 @@ class Contacts:
 class Mesh:
     """All members of one blob's swarm, by host. `hosts` are all hosts of the simulation."""
 
-    def __init__(self, digest: Digest, context: Surroundings, hosts: Mapping[str, SwarmHost]) -> None:
+    def __init__(self, digest: Digest, context: Context, hosts: Mapping[str, SwarmHost]) -> None:
         self.digest, self.context, self.hosts = digest, context, hosts
         self.world, self.network = context.world, context.network
         self.members: dict[str, Member] = {}
@@ -414,7 +414,7 @@ class Member:
 
     def ask(self, peer: Peer) -> None:
         """Request the rarest pieces from the other side, REQUESTS_MAX at once."""
-        if not peer.open or peer.other.choking or self.pull.settled:
+        if not peer.open or peer.other.choking or self.pull.ended:
             return
         while len(peer.requested) < REQUESTS_MAX:
             piece = self._rarest(peer.theirs & ~self.have & ~self.under_way)

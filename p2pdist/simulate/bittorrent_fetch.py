@@ -17,7 +17,7 @@ from p2pdist.core.pull import SWARM, Event, SwarmClosed, TorrentKnown
 from p2pdist.model.messages import Complaint, Reason
 from p2pdist.model.plan import ORIGIN, Plan
 from p2pdist.simulate.bittorrent import Member, SwarmHost, SwarmPull
-from p2pdist.simulate.context import Surroundings
+from p2pdist.simulate.context import Context
 from p2pdist.simulate.network import Receiver, Stream
 from p2pdist.simulate.tracker import AgentSession
 
@@ -49,7 +49,7 @@ class FetchHost(SwarmHost, Receiver, Protocol):
 class SwarmFeed:
     """Brings pieces from the origin into the swarm, as core/origin_seeding.py decides."""
 
-    def __init__(self, host: FetchHost, pull: FetchPull, member: Member, context: Surroundings) -> None:
+    def __init__(self, host: FetchHost, pull: FetchPull, member: Member, context: Context) -> None:
         self._host, self._pull, self._member, self._context = host, pull, member, context
         self._world = context.world
         self._core = Feed(pull.blob.digest, host.name, pull.have, self._world.now)
@@ -132,14 +132,14 @@ class SwarmFeed:
         self._stream = None
 
     def _complain(self, stripe: int, reason: Reason) -> None:
-        self._host.session.tell(Complaint(self._pull.blob.digest, stripe, ORIGIN.host, reason))
+        self._host.session.send(Complaint(self._pull.blob.digest, stripe, ORIGIN.host, reason))
 
 
 class SwarmFetch:
     """One pull's part in a swarm, in one life of its host. The host's process stops it when it
     dies."""
 
-    def __init__(self, host: FetchHost, pull: FetchPull, context: Surroundings) -> None:
+    def __init__(self, host: FetchHost, pull: FetchPull, context: Context) -> None:
         self._host, self._pull, self._context = host, pull, context
         self._world, self._mesh = context.world, context.meshes[pull.blob.digest]
         self._names: dict[str, None] = {}  # hosts that plans named

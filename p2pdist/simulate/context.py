@@ -51,7 +51,7 @@ class Swarm(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Context:
     """What all hosts of a simulation share."""
 
     world: World
@@ -64,7 +64,7 @@ class Surroundings:
     #: The sending ends of all hosts, by name.
     senders: Mapping[str, Sender]
     #: Called with the host and its pull when the pull has completed or given up.
-    on_settled: Callable[[Any, Any], None]
+    on_ended: Callable[[Any, Any], None]
     #: How blobs come to a host.
     transport_of: Callable[[str], Policy]
     #: The BitTorrent swarms by blob; none where all blobs come by trees.

@@ -33,7 +33,7 @@ from p2pdist.model.messages import (
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.simulate.bittorrent_fetch import SwarmFetch
-from p2pdist.simulate.context import Surroundings
+from p2pdist.simulate.context import Context
 from p2pdist.simulate.network import Link, Network, Rack, Stream
 from p2pdist.simulate.origin import Blob, Origin
 from p2pdist.simulate.processor import Processor
@@ -120,7 +120,7 @@ class Pull:
         self.duplicates = self.rejected = self.moves = 0
 
     @property
-    def settled(self) -> bool:
+    def ended(self) -> bool:
         return self.completed_at is not None or self.error is not None
 
     def counts(self) -> tuple[int, ...]:
@@ -158,7 +158,7 @@ def report(host: Host) -> Report | None:
             pull.reported = counts
             advances.append(Advance(pull.blob.digest, counts))
     sent_bytes, busy_s = host.server.uplink.take_sample(host.world.now)
-    waiting = any(not pull.settled for pull in host.pulls.values())
+    waiting = any(not pull.ended for pull in host.pulls.values())
     return Report(tuple(advances), sent_bytes, busy_s) if advances or busy_s or waiting else None
 
 
@@ -196,7 +196,7 @@ class StreamServer:
         rack: Rack | None,
         pulls: Mapping[Digest, Pull],
         processor: Processor,
-        context: Surroundings,
+        context: Context,
     ) -> None:
         self.name, self.link, self.rack = name, link, rack
         self._pulls, self._processor, self._context = pulls, processor, context
@@ -345,7 +345,7 @@ class Host:
     """A host with its pulls, of which it has the same ones in each life of its process."""
 
     __slots__ = (
-        "_around",
+        "_context",
         "_life",
         "_reader",
         "_sources",
@@ -368,24 +368,24 @@ class Host:
         name: str,
         link: Link,
         blobs: Sequence[Blob],
-        around: Surroundings,
+        context: Context,
         rack: Rack | None = None,
         zone: str = "",
     ) -> None:
         self.name, self.link, self.rack, self.zone = name, link, rack, zone
-        self.world, self.network, self.checks = around.world, around.network, around.checks
+        self.world, self.network, self.checks = context.world, context.network, context.checks
         self.pulls = {blob.digest: Pull(blob) for blob in blobs}
         #: Whether the process was asked to end: it fetches nothing more, and serves on.
         self.leaving = False
-        self._around = around
-        self._reader = FrameReader(self.network, around.origin)
+        self._context = context
+        self._reader = FrameReader(self.network, context.origin)
         self._sources = Sources()
         pieces = [blob.layout.piece_size for blob in blobs]
         self.processor = Processor(self.world, max(pieces, default=0) / link.up_bytes_s)
-        self.server = StreamServer(name, link, rack, self.pulls, self.processor, around)
+        self.server = StreamServer(name, link, rack, self.pulls, self.processor, context)
         self.session = AgentSession(
             Hello(PROTOCOL_VERSION, name, f"{name}:7071", zone, rack.name if rack is not None else ""),
-            around.tracker,
+            context.tracker,
             self.processor,
             holdings=partial(holdings, self),
             report=partial(report, self),
@@ -408,7 +408,7 @@ class Host:
         self.leaving = False
         self._life += 1
         self.server.start()
-        self._reader = FrameReader(self.network, self._around.origin)
+        self._reader = FrameReader(self.network, self._context.origin)
         self._sources = Sources()
         for pull in self.pulls.values():
             self._begin(pull)
@@ -422,7 +422,7 @@ class Host:
         if power:
             self.network.paths.power(self.name, on=False)
         self._stop_pulling()
-        for mesh in self._around.meshes.values():
+        for mesh in self._context.meshes.values():
             mesh.gone(self.name)
         self.server.abandon()
         self.session.stop()
@@ -431,7 +431,7 @@ class Host:
         """The process is asked to end: it fetches nothing more, tells the tracker, and serves on
         (p2pdist/agent/drain.py)."""
         self.leaving = True
-        self.session.tell(Leaving())
+        self.session.send(Leaving())
         self._stop_pulling()
 
     def _stop_pulling(self) -> None:
@@ -450,15 +450,15 @@ class Host:
         if pull.error is not None:
             return
         if not pull.have.complete:
-            around = self._around
+            context = self._context
             download = dl.Download(
-                blob.digest, blob.layout, blob.stripes, pull.have, self._sources, now, around.patience_s, self.name
+                blob.digest, blob.layout, blob.stripes, pull.have, self._sources, now, context.patience_s, self.name
             )
             pull.download, pull.have = download, download.have
-            policy = around.transport_of(self.name)
+            policy = context.transport_of(self.name)
             pull.core = pl.PullCore(download, policy, priority=blob.priority)
             if policy != "trees":
-                pull.swarm = SwarmFetch(self, pull, around)
+                pull.swarm = SwarmFetch(self, pull, context)
             self.submit(pull, dl.TrackerChanged(self.session.welcomed))
             self.world.after(self.world.random.uniform(0, DOWNLOAD_TICK_S), self._tick_download, pull, self._life)
         self.server.handle(ul.Held(blob.digest, blob.layout, blob.stripes, pull.have))
@@ -468,7 +468,7 @@ class Host:
     def tracker_changed(self, present: bool) -> None:
         """A tracker answers, or none does."""
         if present and self.leaving:
-            self.session.tell(Leaving())
+            self.session.send(Leaving())
         for pull in self.pulls.values():
             if pull.download is not None:
                 self.submit(pull, dl.TrackerChanged(present))
@@ -513,16 +513,16 @@ class Host:
                 case dl.CloseStream(number, after_piece):
                     self._close(pull.incoming[number], after_piece)
                 case dl.Complain(stripe, source, reason, piece):
-                    self.session.tell(Complaint(pull.blob.digest, stripe, source.host, reason, piece))
+                    self.session.send(Complaint(pull.blob.digest, stripe, source.host, reason, piece))
                 case dl.Completed():
                     pull.completed_at = self.world.now
                     self.session.report()
                     self._end_swarm(pull)
-                    self._around.on_settled(self, pull)
+                    self._context.on_ended(self, pull)
                 case dl.GaveUp(error):
                     self._gave_up(pull, error)
                 case pl.TellTracker():
-                    self.session.tell(holding_of(pull))
+                    self.session.send(holding_of(pull))
                 case CutShort():
                     for stream in list(pull.incoming.values()):
                         self.closed(stream)
@@ -543,16 +543,16 @@ class Host:
         for stream in list(pull.incoming.values()):
             self._drop(stream)
             self.network.close(stream)
-        self.session.tell(Left(pull.blob.digest))
+        self.session.send(Left(pull.blob.digest))
         self.server.drop(pull.blob)
-        self._around.on_settled(self, pull)
+        self._context.on_ended(self, pull)
 
     def _open(self, pull: Pull, number: int, source: Source, stripe: int) -> None:
         if source.is_origin:
             stream = pull.incoming[number] = Stream(self, None, pull, number, stripe)
-            self._around.origin.open(stream)
+            self._context.origin.open(stream)
             return
-        parent = self._around.senders[source.host]
+        parent = self._context.senders[source.host]
         stream = pull.incoming[number] = Stream(self, parent, pull, number, stripe)
         have = PieceSet(pull.blob.layout.count, pull.have.bits)
         for other in pull.incoming.values():
@@ -570,7 +570,7 @@ class Host:
         stream.child_open = False
         stream.pull.incoming.pop(stream.number, None)
         if stream.parent is None:
-            self._around.origin.closed(stream)
+            self._context.origin.closed(stream)
 
     def closed(self, stream: Stream) -> None:
         """This side has closed a stream, as commanded."""

@@ -75,7 +75,7 @@ class Invariants:
     def commanded(self, host: Host, pull: Pull, command: PullCommand) -> None:
         """A pull's core commands something: streams only for what is missing, one a stripe, one
         end, and nothing after it."""
-        if pull.settled:
+        if pull.ended:
             self.broken(f"{host.name} does {command} after its pull has ended")
         match command:
             case dl.OpenStream(_, source, stripe):
@@ -112,7 +112,7 @@ class Invariants:
         """A swarm begins to write into a blob: nothing else does, and something is lacking."""
         if pull.incoming:
             self.broken(f"{host.name} joins a swarm and still has {len(pull.incoming)} streams")
-        if pull.settled:
+        if pull.ended:
             self.broken(f"{host.name} joins a swarm after its pull has ended")
 
     def asking(self, host: Host, pull: Pull, piece: int) -> None:

@@ -9,7 +9,7 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.simulate.bittorrent import Mesh
 from p2pdist.simulate.clock import World
-from p2pdist.simulate.context import Surroundings
+from p2pdist.simulate.context import Context
 from p2pdist.simulate.faults import (
     Busy,
     Crash,
@@ -78,9 +78,9 @@ class Simulation:
         #: When the last pull ended, in seconds.
         self.ended_at = 0.0
         #: How many pulls have not ended, of hosts that are not lost.
-        self._unsettled = 0
+        self._pulls_open = 0
         senders: dict[str, StreamServer] = {}
-        context = Surroundings(
+        context = Context(
             self.world,
             self.network,
             self.origin,
@@ -89,7 +89,7 @@ class Simulation:
             scenario.blocks_per_piece,
             scenario.patience_s,
             senders,
-            self._settled,
+            self._pull_ended,
             scenario.transport_of,
             self.meshes,
         )
@@ -102,7 +102,7 @@ class Simulation:
             blobs = self.blobs if number < (scenario.starters or scenario.hosts) else self.blobs[starts:]
             host = self.hosts[name] = Host(name, link, blobs, context, rack, zone)
             senders[name] = host.server
-            self._unsettled += len(blobs)
+            self._pulls_open += len(blobs)
 
     def run(self, progress: Progress | None = None) -> Report:
         """Run until every pull has ended and the tracker has heard of it. Raises InvariantBroken."""
@@ -117,8 +117,12 @@ class Simulation:
         while self.world.run(until=scenario.time_limit_s, events_max=SLICE_EVENTS):
             if progress is not None:
                 progress(*self._delivered())
-        if self._unsettled:
-            waiting = [name for name, host in self.hosts.items() if name not in self.lost and not _settled(host)]
+        if self._pulls_open:
+            waiting = [
+                name
+                for name, host in self.hosts.items()
+                if name not in self.lost and any(not pull.ended for pull in host.pulls.values())
+            ]
             self.invariants.broken(f"{len(waiting)} hosts wait forever: {', '.join(waiting[:10])}")
         self._quiet()
         self.invariants.check_end(self.tracker.fleet, self.hosts.values(), failures(scenario.faults))
@@ -135,19 +139,19 @@ class Simulation:
     @property
     def ended(self) -> bool:
         """Whether every pull has ended."""
-        return not self._unsettled
+        return not self._pulls_open
 
     def _make_fleet(self, now: float) -> Fleet:
         scenario = self.scenario
         return Fleet(now, origin_streams_max=scenario.origin_streams_max, report_interval_s=scenario.report_interval_s)
 
-    def _settled(self, host: Host, pull: Pull) -> None:
+    def _pull_ended(self, host: Host, pull: Pull) -> None:
         self.invariants.counted(pull)
-        self._unsettled -= 1
+        self._pulls_open -= 1
         self._stop_if_ended()
 
     def _stop_if_ended(self) -> None:
-        if not self._unsettled:
+        if not self._pulls_open:
             self.world.stopped = True
 
     def _quiet(self) -> None:
@@ -246,7 +250,7 @@ class Simulation:
             self.world.after(fault.back_after_s, self._restart, fault)
             return
         self.lost[host.name] = None
-        self._unsettled -= sum(1 for pull in host.pulls.values() if not pull.settled)
+        self._pulls_open -= sum(1 for pull in host.pulls.values() if not pull.ended)
         self._stop_if_ended()
 
     def _restart(self, fault: Crash | Leave) -> None:
@@ -259,7 +263,3 @@ class Simulation:
             self.tracker.kill()
             self.world.after(fault.back_after_s, self.tracker.start)
             self.world.after(fault.every_s, self._lose_tracker, fault)
-
-
-def _settled(host: Host) -> bool:
-    return all(pull.settled for pull in host.pulls.values())

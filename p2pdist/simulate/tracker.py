@@ -102,7 +102,7 @@ class AgentSession:
             self._session = None
         self.welcomed = False
 
-    def tell(self, message: FromAgent) -> None:
+    def send(self, message: FromAgent) -> None:
         """Send a message to the tracker; without a tracker it is dropped."""
         if self._session is not None and self.welcomed:
             self._session.to_tracker(message)
@@ -111,7 +111,7 @@ class AgentSession:
         """Report at once what is new."""
         report = self._report()
         if report is not None:
-            self.tell(report)
+            self.send(report)
 
     def ended(self, session: Session) -> None:
         """The session broke: the host's pulls go on, and it tries to open another session."""
@@ -136,7 +136,7 @@ class AgentSession:
                 self._on_change(True)
                 holdings = self._holdings()
                 if holdings:
-                    self.tell(Holdings(holdings))
+                    self.send(Holdings(holdings))
                 self._report_every(session, interval_s)
             case Pace(interval_s):
                 self._report_every(session, interval_s)
