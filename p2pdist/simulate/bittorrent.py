@@ -308,7 +308,7 @@ class Member:
         if name in self.peers:
             return
         before = other.peers.get(self.name)
-        if before is not None:  # it was cut off, or has come back before the other side learned of its end
+        if before is not None:  # the path was cut, or this host died and is back
             other._drop(before)
         here, there = Peer(self, outgoing=True), Peer(other, outgoing=False)
         here.other, there.other = there, here

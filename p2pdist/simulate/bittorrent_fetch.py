@@ -37,10 +37,14 @@ class FetchPull(SwarmPull, Protocol):
     bytes_origin: int
 
 
-class FetchHost(SwarmHost, Receiver, Protocol):
+class FetchHost(SwarmHost, Protocol):
     """A host that fetches by a swarm."""
 
     session: AgentSession
+
+    @property
+    def client(self) -> Receiver:
+        """What the host receives with."""
 
     def submit(self, pull: Any, event: Event) -> None:
         """Hand an event to the pull's core, and do what it commands."""
@@ -122,7 +126,7 @@ class SwarmFeed:
         while (piece := self._core.next(download.readers(), now=self._world.now)) is not None:
             self._context.checks.feeding(self._host, self._pull, piece)
             if self._stream is None:
-                self._stream = Stream(self._host, None, self._pull, SWARM, 0, feed=self)
+                self._stream = Stream(self._host.client, None, self._pull, SWARM, 0, feed=self)
             self._context.origin.ask(self._stream, piece)
 
     def _forget(self, stream: Stream) -> None:

@@ -1,6 +1,6 @@
 """What all hosts of a simulation share.
 
-Hosts and their pulls pass through it unread: the modules that know them stand above this one.
+Hosts and their pulls pass through it unread: the modules that know them import this one.
 """
 
 from __future__ import annotations

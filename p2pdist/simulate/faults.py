@@ -1,5 +1,7 @@
-"""What goes wrong in a simulation, when, and where; and schedules of it drawn from a seed. Times are
-in seconds. Simulation lets faults happen."""
+"""What goes wrong in a simulation, when (in seconds) and where, and schedules drawn from a seed.
+
+Faults are data; Simulation.inject lets them happen.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ class Crash:
     (None)."""
 
     host: str
-    at: float
+    at_s: float
     back_after_s: float | None
     power: bool = False
 
@@ -29,7 +31,7 @@ class Leave:
     (None)."""
 
     host: str
-    at: float
+    at_s: float
     back_after_s: float | None
     within_s: float = 5.0
 
@@ -39,7 +41,7 @@ class Slow:
     """A host's uplink, with `both` its downlink too, has this share of its rate from a time on."""
 
     host: str
-    at: float
+    at_s: float
     share: float
     both: bool = False
 
@@ -50,7 +52,7 @@ class Partition:
     a while or for good (None)."""
 
     cut: Cut
-    at: float
+    at_s: float
     for_s: float | None
 
 
@@ -59,7 +61,7 @@ class WrongBytes:
     """A host sends wrong bytes for this share of the pieces."""
 
     host: str
-    at: float
+    at_s: float
     share: float
 
 
@@ -68,14 +70,14 @@ class Silent:
     """A host accepts streams from a time on, and sends nothing in them."""
 
     host: str
-    at: float
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerLoss:
     """The tracker's process dies, and a new one starts after a while, or never (None)."""
 
-    at: float
+    at_s: float
     back_after_s: float | None
 
 
@@ -92,7 +94,7 @@ class TrackerLosses:
 class OriginOutage:
     """The origin answers that it is unavailable, for a while or for good (None)."""
 
-    at: float
+    at_s: float
     for_s: float | None
 
 
@@ -108,7 +110,7 @@ class Late:
     """A host starts only at this time."""
 
     host: str
-    at: float
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Busy:
     tracker's) have this share of a processor, or none at all (0), as on a machine that is
     paused."""
 
-    at: float
+    at_s: float
     for_s: float
     share: float
     hosts: frozenset[str] | None = None
@@ -242,11 +244,11 @@ class _Draw:
 
     def _tracker_losses(self) -> list[Fault]:
         losses: list[Fault] = []
-        at = self.time() * 0.5
+        at_s = self.time() * 0.5
         for _ in range(self.random.randint(1, 3)):
             away_s = self.span(0.1, 4.0)
-            losses.append(TrackerLoss(at, away_s))
-            at += away_s + self.span(0.2, 6.0)
+            losses.append(TrackerLoss(at_s, away_s))
+            at_s += away_s + self.span(0.2, 6.0)
         return losses
 
 

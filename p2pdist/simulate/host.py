@@ -7,8 +7,7 @@ included, begins anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from p2pdist.core import download as dl
 from p2pdist.core import pull as pl
@@ -41,6 +40,90 @@ from p2pdist.simulate.tracker import AgentSession
 
 DOWNLOAD_TICK_S = 0.25
 UPLINK_TICK_S = 0.1
+
+
+class Pull:
+    """One blob at one host: what its disk holds, the core that fetches the rest, and figures."""
+
+    __slots__ = (
+        "blob",
+        "bytes_again",
+        "bytes_origin",
+        "bytes_peers",
+        "bytes_swarm",
+        "completed_at",
+        "core",
+        "download",
+        "duplicates",
+        "error",
+        "have",
+        "incoming",
+        "joined_at",
+        "moves",
+        "proof",
+        "rejected",
+        "reported",
+        "swarm",
+    )
+
+    def __init__(self, blob: Blob) -> None:
+        self.blob = blob
+        #: The pieces on the disk; of a life that downloads, the download core's own set.
+        self.have = PieceSet(blob.layout.count)
+        #: A byte for each piece, 1 once it was stored: the record of the invariants.
+        self.proof = bytearray(blob.layout.count)
+        #: The cores of this life, None while the host fetches nothing of the blob.
+        self.download: dl.Download | None = None
+        self.core: pl.PullCore | None = None
+        #: Its part in a swarm, where the host may fetch by one.
+        self.swarm: SwarmFetch | None = None
+        #: Open streams by their number in the download core; StreamClient keeps them.
+        self.incoming: dict[int, Stream] = {}
+        #: Pieces of each stripe, as the tracker has heard of last.
+        self.reported: tuple[int, ...] = ()
+        #: When the host started for the first time, and when it had all pieces, in seconds.
+        self.joined_at: float | None = None
+        self.completed_at: float | None = None
+        #: Why the pull gave up.
+        self.error: P2PDistError | None = None
+        #: Good bytes from the origin and from peers, and those of both that came by BitTorrent.
+        self.bytes_origin = self.bytes_peers = self.bytes_swarm = 0
+        #: Bytes that came for nothing: the host held them, or had closed their stream.
+        self.bytes_again = 0
+        #: Pieces that the host held already, and pieces with wrong bytes.
+        self.duplicates = self.rejected = 0
+        #: How often the pull left one transport for another.
+        self.moves = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the pull has completed or given up."""
+        return self.completed_at is not None or self.error is not None
+
+    def counts(self) -> tuple[int, ...]:
+        """How many pieces of each stripe the host holds."""
+        if self.download is not None:
+            return tuple(self.download.counts)
+        return tuple(self.have.stripe_counts(self.blob.stripes))
+
+    def holding(self) -> Holding:
+        """What a tracker must know of the pull; what is in it counts as reported."""
+        blob, layout = self.blob, self.blob.layout
+        self.reported = self.counts()
+        parents = self.download.parents() if self.download is not None else ()
+        if self.swarm is not None and parents:
+            read = self.swarm.reading
+            parents = tuple("" if stripe in read else host for stripe, host in enumerate(parents))
+        by_swarm = self.core.report_swarm() if self.core is not None else False
+        return Holding(blob.digest, layout.size, layout.piece_size, self.reported, parents, blob.priority, by_swarm)
+
+    def advance(self) -> Advance | None:
+        """What is new since the last report, None when nothing is."""
+        counts = self.counts() if self.error is None else self.reported
+        if counts == self.reported:
+            return None
+        self.reported = counts
+        return Advance(self.blob.digest, counts)
 
 
 class FrameReader:
@@ -77,89 +160,149 @@ class FrameReader:
             self._origin.read_on([stream])
 
 
-class Pull:
-    """One blob at one host. `have` is what the disk holds; `proof` is the invariants' own record of
-    it. `bytes_again` came for nothing: the host held them, or had closed their stream and asked
-    another source for them; `bytes_swarm` are those of the others that came by BitTorrent. `moves`
-    counts how often the pull left a transport for the other."""
+class StreamClient:
+    """The receiving end of a host: its streams from parents and from the origin.
+
+    `on_event` hears what the core of a pull must know, `on_piece` of each good piece, with the
+    number of its stream.
+    """
 
     __slots__ = (
-        "blob",
-        "bytes_again",
-        "bytes_origin",
-        "bytes_peers",
-        "bytes_swarm",
-        "completed_at",
-        "core",
-        "download",
-        "duplicates",
-        "error",
-        "have",
-        "incoming",
-        "joined_at",
-        "moves",
-        "proof",
-        "rejected",
-        "reported",
-        "swarm",
+        "_context",
+        "_network",
+        "_on_event",
+        "_on_piece",
+        "_reader",
+        "_server",
+        "link",
+        "name",
+        "processor",
+        "rack",
+        "zone",
     )
 
-    def __init__(self, blob: Blob) -> None:
-        self.blob = blob
-        self.have = PieceSet(blob.layout.count)
-        self.download: dl.Download | None = None
-        self.core: pl.PullCore | None = None
-        self.swarm: SwarmFetch | None = None
-        self.incoming: dict[int, Stream] = {}
-        self.reported: tuple[int, ...] = ()
-        self.proof = bytearray(blob.layout.count)
-        self.joined_at: float | None = None
-        self.completed_at: float | None = None
-        self.error: P2PDistError | None = None
-        self.bytes_origin = self.bytes_peers = self.bytes_swarm = self.bytes_again = 0
-        self.duplicates = self.rejected = self.moves = 0
+    def __init__(
+        self,
+        server: StreamServer,
+        zone: str,
+        processor: Processor,
+        context: Context,
+        *,
+        on_event: Callable[[Pull, dl.Event], None],
+        on_piece: Callable[[Pull, int, int], None],
+    ) -> None:
+        self.name, self.link, self.rack, self.zone = server.name, server.link, server.rack, zone
+        self.processor = processor
+        self._server, self._context, self._network = server, context, context.network
+        self._on_event, self._on_piece = on_event, on_piece
+        self._reader = FrameReader(context.network, context.origin)
 
-    @property
-    def ended(self) -> bool:
-        return self.completed_at is not None or self.error is not None
+    def start(self) -> None:
+        """The host's process starts, and reads from its downlink anew."""
+        self._reader = FrameReader(self._network, self._context.origin)
 
-    def counts(self) -> tuple[int, ...]:
-        if self.download is not None:
-            return tuple(self.download.counts)
-        return tuple(self.have.stripe_counts(self.blob.stripes))
+    def open(self, pull: Pull, number: int, source: Source, stripe: int) -> None:
+        """Open stream `number` of a pull."""
+        if source.is_origin:
+            stream = pull.incoming[number] = Stream(self, None, pull, number, stripe)
+            self._context.origin.open(stream)
+            return
+        parent = self._context.senders[source.host]
+        stream = pull.incoming[number] = Stream(self, parent, pull, number, stripe)
+        have = PieceSet(pull.blob.layout.count, pull.have.bits)
+        for other in pull.incoming.values():
+            if other.finishing >= 0:
+                have.add(other.finishing)
+        self._network.open(stream, have)
 
+    def close(self, stream: Stream, *, after_piece: bool) -> None:
+        """Close a stream, with `after_piece` once the piece that is coming is complete."""
+        if after_piece and stream.parent is not None:
+            stream.finishing = self._network.under_way(stream)
+        if stream.finishing < 0:
+            self._close_now(stream)
 
-def holdings(host: Host) -> tuple[Holding, ...]:
-    """What a tracker must know of a host."""
-    if host.leaving:
-        return ()
-    return tuple(holding_of(pull) for pull in host.pulls.values() if pull.error is None)
+    def close_all(self, pull: Pull) -> None:
+        """Close the streams of a pull; its core hears of each."""
+        for stream in list(pull.incoming.values()):
+            self._close_now(stream)
 
+    def drop_all(self, pull: Pull) -> None:
+        """Close the streams of a pull that has ended."""
+        for stream in list(pull.incoming.values()):
+            self._drop(stream)
+            self._network.close(stream)
 
-def holding_of(pull: Pull) -> Holding:
-    """What it must know of one pull."""
-    blob = pull.blob
-    pull.reported = pull.counts()
-    parents = pull.download.parents() if pull.download is not None else ()
-    if pull.swarm is not None and parents:
-        read = pull.swarm.reading
-        parents = tuple("" if stripe in read else host for stripe, host in enumerate(parents))
-    by_swarm = pull.core.report_swarm() if pull.core is not None else False
-    layout = blob.layout
-    return Holding(blob.digest, layout.size, layout.piece_size, pull.reported, parents, blob.priority, by_swarm)
+    def _close_now(self, stream: Stream) -> None:
+        self._drop(stream)
+        self._network.close(stream)
+        if stream.pull.download is not None:
+            self._on_event(stream.pull, dl.StreamEnded(stream.number, "closed"))
 
+    def _drop(self, stream: Stream) -> None:
+        stream.child_open = False
+        stream.pull.incoming.pop(stream.number, None)
+        if stream.parent is None:
+            self._context.origin.closed(stream)
 
-def report(host: Host) -> Report | None:
-    """What is new since the last report, None when nothing is."""
-    advances = []
-    for pull in host.pulls.values():
-        counts = pull.counts() if pull.error is None else pull.reported
-        if counts != pull.reported:
-            pull.reported = counts
-            advances.append(Advance(pull.blob.digest, counts))
-    sent_bytes, busy_s = host.server.uplink.take_sample(host.world.now)
-    waiting = any(not pull.ended for pull in host.pulls.values())
-    return Report(tuple(advances), sent_bytes, busy_s) if advances or busy_s or waiting else None
+    def ended(self, stream: Stream, reason: str) -> None:
+        """A stream has ended from the other side."""
+        self.processor.run(self._ended, stream, reason)
+
+    def _ended(self, stream: Stream, reason: str) -> None:
+        if not stream.child_open:
+            return
+        if stream.feed is not None:
+            stream.feed.ended()
+            return
+        self._drop(stream)
+        if not stream.parent_open:
+            self._network.forget(stream)
+        closed = stream.finishing >= 0
+        self._on_event(stream.pull, dl.StreamEnded(stream.number, "closed" if closed else reason))
+
+    def arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
+        """A piece has come in whole; `good` is what verifying it will show."""
+        self.processor.run(self._arrived, stream, piece, length, good)
+
+    def _arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
+        if stream.feed is not None:
+            stream.feed.arrived(piece, length, good)
+            return
+        self._reader.arrived(stream, length)
+        pull: Pull = stream.pull
+        if not stream.child_open or (stream.finishing >= 0 and piece != stream.finishing):
+            if self._server.running:
+                pull.bytes_again += length
+            return
+        assert pull.download is not None
+        if not good:
+            self._reject(stream, piece)
+            return
+        if stream.parent is None:
+            pull.bytes_origin += length
+        else:
+            pull.bytes_peers += length
+        if pull.proof[piece]:
+            pull.duplicates += 1
+            pull.bytes_again += length
+        self._on_piece(pull, stream.number, piece)
+        if stream.finishing == piece and stream.child_open:
+            self._close_now(stream)
+
+    def _reject(self, stream: Stream, piece: int) -> None:
+        stream.pull.rejected += 1
+        self._drop(stream)
+        self._network.close(stream)
+        self._on_event(stream.pull, dl.StreamEnded(stream.number, "corrupt", piece))
+
+    def lead(self, blob: Digest, stripe: int) -> int:
+        """By how many pieces of a stripe the host is ahead of its children."""
+        return self._server.uplink.lead(blob, stripe)
+
+    def hold_back(self, stream: Stream) -> None:
+        """Let a stream from the origin wait until the host's children may have caught up."""
+        self._server.hold_back(stream)
 
 
 class StreamServer:
@@ -347,9 +490,8 @@ class Host:
     __slots__ = (
         "_context",
         "_life",
-        "_reader",
         "_sources",
-        "checks",
+        "client",
         "leaving",
         "link",
         "name",
@@ -373,24 +515,24 @@ class Host:
         zone: str = "",
     ) -> None:
         self.name, self.link, self.rack, self.zone = name, link, rack, zone
-        self.world, self.network, self.checks = context.world, context.network, context.checks
+        self.world, self.network, self._context = context.world, context.network, context
         self.pulls = {blob.digest: Pull(blob) for blob in blobs}
         #: Whether the process was asked to end: it fetches nothing more, and serves on.
         self.leaving = False
-        self._context = context
-        self._reader = FrameReader(self.network, context.origin)
+        #: The sources core, which all pulls of a life share.
         self._sources = Sources()
-        pieces = [blob.layout.piece_size for blob in blobs]
-        self.processor = Processor(self.world, max(pieces, default=0) / link.up_bytes_s)
+        piece_size = max((blob.layout.piece_size for blob in blobs), default=0)
+        self.processor = Processor(self.world, piece_size / link.up_bytes_s)
         self.server = StreamServer(name, link, rack, self.pulls, self.processor, context)
+        self.client = StreamClient(self.server, zone, self.processor, context, on_event=self.submit, on_piece=self.keep)
         self.session = AgentSession(
             Hello(PROTOCOL_VERSION, name, f"{name}:7071", zone, rack.name if rack is not None else ""),
             context.tracker,
             self.processor,
-            holdings=partial(holdings, self),
-            report=partial(report, self),
-            on_message=self.decided,
-            on_change=self.tracker_changed,
+            holdings=self._holdings,
+            report=self._report,
+            on_message=self._decided,
+            on_change=self._tracker_changed,
         )
         #: Counts starts and crashes, so that a tick of an earlier life does nothing.
         self._life = 0
@@ -400,7 +542,7 @@ class Host:
         """Whether the agent's process runs."""
         return self.server.running
 
-    # -- life and death
+    # -- the process
 
     def start(self) -> None:
         """The agent's process starts: it opens a session and goes on with its pulls."""
@@ -408,14 +550,14 @@ class Host:
         self.leaving = False
         self._life += 1
         self.server.start()
-        self._reader = FrameReader(self.network, self._context.origin)
+        self.client.start()
         self._sources = Sources()
         for pull in self.pulls.values():
             self._begin(pull)
         self.session.start()
 
     def crash(self, *, power: bool) -> None:
-        """The process dies; without power its peers are not even told."""
+        """The process dies; with `power` the host goes silent, and its peers learn nothing."""
         assert self.running
         self.server.stop()
         self._life += 1
@@ -438,19 +580,50 @@ class Host:
         for pull in self.pulls.values():
             if pull.swarm is not None:
                 pull.swarm.stop()
-            for stream in list(pull.incoming.values()):
-                self._drop(stream)
-                self.network.close(stream)
+            self.client.drop_all(pull)
             pull.download = None
 
+    # -- the session
+
+    def _holdings(self) -> tuple[Holding, ...]:
+        if self.leaving:
+            return ()
+        return tuple(pull.holding() for pull in self.pulls.values() if pull.error is None)
+
+    def _report(self) -> Report | None:
+        advances = tuple(advance for pull in self.pulls.values() if (advance := pull.advance()) is not None)
+        sent_bytes, busy_s = self.server.uplink.take_sample(self.world.now)
+        waiting = any(not pull.ended for pull in self.pulls.values())
+        return Report(advances, sent_bytes, busy_s) if advances or busy_s or waiting else None
+
+    def _tracker_changed(self, present: bool) -> None:
+        if present and self.leaving:
+            self.session.send(Leaving())
+        for pull in self.pulls.values():
+            if pull.download is not None:
+                self.submit(pull, dl.TrackerChanged(present))
+
+    def _decided(self, message: Assign | Reject) -> None:
+        if isinstance(message, Assign):
+            pull = self.pulls.get(message.plan.blob)
+            if pull is not None and pull.swarm is not None:
+                pull.swarm.planned(message.plan)
+            if pull is not None and pull.download is not None:
+                self.submit(pull, dl.Planned(message.plan))
+        elif message.blob is not None:
+            pull = self.pulls.get(message.blob)
+            if pull is not None and pull.download is not None:
+                self.submit(pull, dl.Rejected(from_problem(message.problem)))
+
+    # -- pulls
+
     def _begin(self, pull: Pull) -> None:
-        blob, now = pull.blob, self.world.now
+        blob, now, context = pull.blob, self.world.now, self._context
         if pull.joined_at is None:
             pull.joined_at = now
         if pull.error is not None:
             return
         if not pull.have.complete:
-            context = self._context
             download = dl.Download(
                 blob.digest, blob.layout, blob.stripes, pull.have, self._sources, now, context.patience_s, self.name
             )
@@ -460,42 +633,16 @@ class Host:
             if policy != "trees":
                 pull.swarm = SwarmFetch(self, pull, context)
             self.submit(pull, dl.TrackerChanged(self.session.welcomed))
-            self.world.after(self.world.random.uniform(0, DOWNLOAD_TICK_S), self._tick_download, pull, self._life)
+            self.world.after(self.world.random.uniform(0, DOWNLOAD_TICK_S), self._tick_due, pull, self._life)
         self.server.handle(ul.Held(blob.digest, blob.layout, blob.stripes, pull.have))
 
-    # -- session
+    def _tick_due(self, pull: Pull, life: int) -> None:
+        self.processor.run(self._tick, pull, life)
 
-    def tracker_changed(self, present: bool) -> None:
-        """A tracker answers, or none does."""
-        if present and self.leaving:
-            self.session.send(Leaving())
-        for pull in self.pulls.values():
-            if pull.download is not None:
-                self.submit(pull, dl.TrackerChanged(present))
-
-    def decided(self, message: Assign | Reject) -> None:
-        """The tracker has decided something about a pull."""
-        if isinstance(message, Assign):
-            blob, event = message.plan.blob, dl.Planned(message.plan)
-            pull = self.pulls.get(blob)
-            if pull is not None and pull.swarm is not None:
-                pull.swarm.planned(message.plan)
-            if pull is not None and pull.download is not None:
-                self.submit(pull, event)
-        elif message.blob is not None:
-            pull = self.pulls.get(message.blob)
-            if pull is not None and pull.download is not None:
-                self.submit(pull, dl.Rejected(from_problem(message.problem)))
-
-    # -- receiving
-
-    def _tick_download(self, pull: Pull, life: int) -> None:
-        self.processor.run(self._tick_downloads, pull, life)
-
-    def _tick_downloads(self, pull: Pull, life: int) -> None:
+    def _tick(self, pull: Pull, life: int) -> None:
         if life == self._life and pull.download is not None and not pull.download.finished:
             self.submit(pull, dl.Tick())
-            self.world.after(DOWNLOAD_TICK_S, self._tick_download, pull, life)
+            self.world.after(DOWNLOAD_TICK_S, self._tick_due, pull, life)
 
     def submit(self, pull: Pull, event: pl.Event) -> None:
         """Hand an event to the pull's core, and do what it commands."""
@@ -504,28 +651,36 @@ class Host:
         if commands:
             self._obey(pull, commands)
 
+    def keep(self, pull: Pull, number: int, piece: int) -> None:
+        """Store a piece that has verified, from stream `number`, and offer it to the children."""
+        self._context.checks.stored(pull, piece, True)
+        self.server.handle(pull.blob.verified[piece])
+        if pull.swarm is not None:
+            pull.swarm.held(piece)
+        self.submit(pull, dl.PieceStored(number, piece))
+
     def _obey(self, pull: Pull, commands: Iterable[pl.Command]) -> None:
         for command in commands:
-            self.checks.commanded(self, pull, command)
+            self._context.checks.commanded(self, pull, command)
             match command:
                 case dl.OpenStream(number, source, stripe):
-                    self._open(pull, number, source, stripe)
+                    self.client.open(pull, number, source, stripe)
                 case dl.CloseStream(number, after_piece):
-                    self._close(pull.incoming[number], after_piece)
+                    self.client.close(pull.incoming[number], after_piece=after_piece)
                 case dl.Complain(stripe, source, reason, piece):
                     self.session.send(Complaint(pull.blob.digest, stripe, source.host, reason, piece))
                 case dl.Completed():
                     pull.completed_at = self.world.now
                     self.session.report()
-                    self._end_swarm(pull)
+                    if pull.swarm is not None:
+                        pull.swarm.end()
                     self._context.on_ended(self, pull)
                 case dl.GaveUp(error):
                     self._gave_up(pull, error)
                 case pl.TellTracker():
-                    self.session.send(holding_of(pull))
+                    self.session.send(pull.holding())
                 case CutShort():
-                    for stream in list(pull.incoming.values()):
-                        self.closed(stream)
+                    self.client.close_all(pull)
                 case pl.Switched():
                     pull.moves += 1
                 case pl.BeginSwarm() if pull.swarm is not None:
@@ -533,121 +688,11 @@ class Host:
                 case pl.EndSwarm() if pull.swarm is not None:
                     pull.swarm.close()
 
-    def _end_swarm(self, pull: Pull) -> None:
-        if pull.swarm is not None:
-            pull.swarm.end()
-
     def _gave_up(self, pull: Pull, error: P2PDistError) -> None:
         pull.error = error
-        self._end_swarm(pull)
-        for stream in list(pull.incoming.values()):
-            self._drop(stream)
-            self.network.close(stream)
+        if pull.swarm is not None:
+            pull.swarm.end()
+        self.client.drop_all(pull)
         self.session.send(Left(pull.blob.digest))
         self.server.drop(pull.blob)
         self._context.on_ended(self, pull)
-
-    def _open(self, pull: Pull, number: int, source: Source, stripe: int) -> None:
-        if source.is_origin:
-            stream = pull.incoming[number] = Stream(self, None, pull, number, stripe)
-            self._context.origin.open(stream)
-            return
-        parent = self._context.senders[source.host]
-        stream = pull.incoming[number] = Stream(self, parent, pull, number, stripe)
-        have = PieceSet(pull.blob.layout.count, pull.have.bits)
-        for other in pull.incoming.values():
-            if other.finishing >= 0:
-                have.add(other.finishing)
-        self.network.open(stream, have)
-
-    def _close(self, stream: Stream, after_piece: bool) -> None:
-        if after_piece and stream.parent is not None:
-            stream.finishing = self.network.under_way(stream)
-        if stream.finishing < 0:
-            self.closed(stream)
-
-    def _drop(self, stream: Stream) -> None:
-        stream.child_open = False
-        stream.pull.incoming.pop(stream.number, None)
-        if stream.parent is None:
-            self._context.origin.closed(stream)
-
-    def closed(self, stream: Stream) -> None:
-        """This side has closed a stream, as commanded."""
-        self._drop(stream)
-        self.network.close(stream)
-        if stream.pull.download is not None:
-            self.submit(stream.pull, dl.StreamEnded(stream.number, "closed"))
-
-    def ended(self, stream: Stream, reason: str) -> None:
-        """A stream has ended from the other side."""
-        self.processor.run(self._ended, stream, reason)
-
-    def _ended(self, stream: Stream, reason: str) -> None:
-        if not stream.child_open:
-            return
-        if stream.feed is not None:
-            stream.feed.ended()
-            return
-        self._drop(stream)
-        if not stream.parent_open:
-            self.network.forget(stream)
-        closed = stream.finishing >= 0
-        self.submit(stream.pull, dl.StreamEnded(stream.number, "closed" if closed else reason))
-
-    def arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
-        """A piece has come in whole. It is verified; a good one is stored and at once offered to
-        this host's children."""
-        self.processor.run(self._arrived, stream, piece, length, good)
-
-    def _arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
-        if stream.feed is not None:
-            stream.feed.arrived(piece, length, good)
-            return
-        self._reader.arrived(stream, length)
-        pull = stream.pull
-        if not stream.child_open or (stream.finishing >= 0 and piece != stream.finishing):
-            if self.running:
-                pull.bytes_again += length
-            return
-        download = pull.download
-        assert download is not None
-        if not good:
-            self._reject(stream, piece)
-            return
-        if stream.parent is None:
-            pull.bytes_origin += length
-        else:
-            pull.bytes_peers += length
-        if pull.proof[piece]:
-            pull.duplicates += 1
-            pull.bytes_again += length
-        self.keep(pull, stream.number, piece)
-        if stream.finishing == piece and stream.child_open:
-            self.closed(stream)
-
-    def keep(self, pull: Pull, number: int, piece: int) -> None:
-        """Store a piece that has verified, from stream `number`."""
-        assert pull.core is not None
-        self.checks.stored(pull, piece, True)
-        now = self.world.now
-        self.server.handle(pull.blob.verified[piece])
-        if pull.swarm is not None:
-            pull.swarm.held(piece)
-        commands = pull.core.handle(dl.PieceStored(number, piece), now=now)
-        if commands:
-            self._obey(pull, commands)
-
-    def _reject(self, stream: Stream, piece: int) -> None:
-        stream.pull.rejected += 1
-        self._drop(stream)
-        self.network.close(stream)
-        self.submit(stream.pull, dl.StreamEnded(stream.number, "corrupt", piece))
-
-    def lead(self, blob: Digest, stripe: int) -> int:
-        """By how many pieces of a stripe the host is ahead of its children."""
-        return self.server.uplink.lead(blob, stripe)
-
-    def hold_back(self, stream: Stream) -> None:
-        """Let a stream from the origin wait until the host's children may have caught up."""
-        self.server.hold_back(stream)

@@ -1,11 +1,11 @@
-"""When a process in a simulation handles what has come for it: at once, or late while its machine is
-busy or paused.
+"""When a simulated process handles what has come for it: at once, or late while its machine is busy
+or paused.
 
 Model. Whatever comes for the process (a piece, a message, the end of a stream, room for the next
 block, its own timers) waits in one queue. With a share of a processor, each entry waits for as much
 longer than usual as the share is smaller, where usual is the time that a piece takes on the host's
 link: a host with a tenth of a processor sends and receives at about a tenth of its rate, and
-reports late. With none the process stands still until it has a processor again, and then handles
+reports late. With none the process stops until it has a processor again, and then handles
 all that has gathered.
 """
 
@@ -28,7 +28,7 @@ class Processor:
         self._busy_until = 0.0
 
     def slow_to(self, share: float, *, until: float) -> None:
-        """Have this share of a processor from now on; with none, stand still until `until`."""
+        """Have this share of a processor from now on; with none, stop until `until`."""
         self._lag_s = self._usual_s * (1 / share - 1) if share else 0.0
         if not share:
             self._busy_until = max(self._busy_until, until)

@@ -28,8 +28,8 @@ FORMATS = frozenset([".png", ".svg", ".pdf"])
 
 
 def check_plot(path: Path) -> None:
-    """Raise UsageError or P2PDistError when no picture could be written there, before hours have
-    gone into what it shows."""
+    """Check, before a run that may take hours, that a picture of it can be written. Raises
+    UsageError for a path that cannot be one, P2PDistError without matplotlib."""
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"{path} is not the name of a picture", remedy="Let it end in .png, .svg or .pdf")
     if not path.absolute().parent.is_dir():
@@ -42,7 +42,8 @@ def check_plot(path: Path) -> None:
 
 
 def draw(report: Report, path: Path) -> None:
-    """Write the picture; see check_plot. Raises P2PDistError when the file cannot be written."""
+    """Write the picture of a run into a file that check_plot has accepted. Raises P2PDistError when
+    the file cannot be written."""
     try:
         picture(report).savefig(path)
     except OSError as error:
@@ -50,24 +51,24 @@ def draw(report: Report, path: Path) -> None:
 
 
 def picture(report: Report) -> Figure:
-    """The curve, the bound as a vertical line, and the times at which so many of the complete were
-    complete as MARKS says."""
+    """The share of pulls that are complete over time, the bound as a vertical line, and a mark at
+    each share in MARKS of the pulls that completed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    ends, wanted = report.completions, max(1, report.wanted)
+    ends, pulls = report.completions, max(1, report.wanted)
     last = max(report.bound_s, report.makespan_s) * 1.05 or 1.0
-    shares = [number / wanted for number in range(len(ends) + 1)]
+    shares = [number / pulls for number in range(len(ends) + 1)]
     axes.plot([0.0, *ends, last], [*shares, shares[-1]], drawstyle="steps-post", label="hosts complete")
     axes.axvline(report.bound_s, color="grey", linestyle="--", label=f"bound {report.bound_s:.3f} s")
     for share in MARKS:
         if ends:
             time = percentile(ends, share)
             label = f"p{share * 100:g} {time:.3f} s"
-            axes.plot([time], [share * len(ends) / wanted], marker="o", linestyle="none", label=label)
+            axes.plot([time], [share * len(ends) / pulls], marker="o", linestyle="none", label=label)
     axes.set(xlabel="seconds", ylabel="share of hosts complete", xlim=(0, last), ylim=(0, 1.03))
     axes.set_title(
         f"{report.hosts} hosts, {report.size / 1e9:g} GB, {report.ratio:.3f} x the bound (seed {report.seed})"
@@ -79,63 +80,71 @@ def picture(report: Report) -> Figure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Figures of one run.
-
-    Times are in seconds since a host's own start, except the makespan and the `completions`, which
-    count from the start of the run. `bound_s` is what no distribution to those that were not lost
-    can beat, `healthy_bound_s` to those that neither crash nor are slow (bound.py). The percentiles
-    `healthy_*` are of these hosts; `own_ratio_max` is the worst of their own times over what it
-    needs at least. `rack_rx_ratio_*` are the bytes that came into a rack from outside over the
-    blob's size F, 0 without racks; `zone_origin_ratios` what the origin sent into each zone over F.
-    `wanted` is how many pulls there were, a host and a blob each. `duplicates` are pieces received
-    by a host that held them; `duplicate_ratio` is all bytes that came for nothing over those that
-    were taken. `moved` are pulls that left a way for the other, `swarm_ratio` the share of what was
-    taken that came by BitTorrent. `fingerprint` differs when anything that a host or the origin did
-    differs."""
+    """Figures of one run. A pull is one blob at one host; times are in seconds."""
 
     hosts: int
+    #: Bytes of all blobs.
     size: int
+    #: Of each blob.
     pieces: int
     piece_size: int
     stripes: int
     seed: int
+    #: When the last pull completed, from the start of the run.
     makespan_s: float
+    #: What no distribution to the hosts that were not lost can beat (bound.py), and how many times
+    #: that the makespan is.
     bound_s: float
     ratio: float
+    #: Percentiles of the pulls' times, each from its host's start.
     p50_s: float
     p99_s: float
     p999_s: float
+    #: The hosts that neither crash nor leave nor are slow, with their own bound and percentiles.
     healthy: int
     healthy_bound_s: float
     healthy_p50_s: float
     healthy_p99_s: float
     healthy_p999_s: float
+    #: The worst of their times over what the host would need alone.
     own_ratio_max: float
+    #: What the origin and each host sent, over the size.
     origin_ratio: float
     host_sent_ratio_mean: float
     host_sent_ratio_max: float
+    #: What came into a rack from outside, over the size; 0 without racks.
     rack_rx_ratio_max: float
     rack_rx_ratio_mean: float
+    #: What the origin sent into each zone, over the size.
     zone_origin_ratios: dict[str, float]
+    #: How many pulls there were, completed and gave up; and how many hosts were lost.
     wanted: int
     complete: int
     failed: int
     lost: int
+    #: Pieces that a host received and held already.
     duplicates: int
+    #: Bytes that came for nothing over the bytes that were taken.
     duplicate_ratio: float
+    #: Pieces with wrong bytes.
     rejected: int
+    #: Pulls that left one transport for another, and the share of the bytes taken that came by
+    #: BitTorrent.
     moved: int
     swarm_ratio: float
+    #: Messages that the tracker handled, and events of the clock.
     reports: int
     events: int
+    #: Differs when anything that a host or the origin did differs.
     fingerprint: str
+    #: When each pull completed, from the start of the run, in order.
     completions: tuple[float, ...]
 
     def curve(self) -> list[float | None]:
         """When 1 %, 2 %, to 100 % of the pulls were complete, in seconds from the start of the run;
-        None for what was not reached."""
-        needed = [ceil(percent * self.wanted / 100) for percent in range(1, 101)]
-        return [self.completions[each - 1] if each <= len(self.completions) else None for each in needed]
+        None for a share that was not reached."""
+        counts = [ceil(percent * self.wanted / 100) for percent in range(1, 101)]
+        return [self.completions[count - 1] if count <= len(self.completions) else None for count in counts]
 
     @classmethod
     def of(
@@ -149,8 +158,8 @@ class Report:
         messages: int,
         events: int,
     ) -> Report:
-        """The figures of a scenario (Scenario.filled) that was run: its hosts by name, those that
-        were lost, the messages that the tracker got, and the events of the clock."""
+        """The figures of a scenario (Scenario.filled) that was run: its hosts by name, the hosts
+        that were lost, the messages that the tracker handled, and the events of the clock."""
         size, layout = scenario.size * scenario.blobs, PieceLayout(scenario.size, scenario.piece_size)
         pulls = [pull for host in hosts.values() for pull in host.pulls.values()]
         delivered = max(1, sum(pull.bytes_origin + pull.bytes_peers for pull in pulls))
@@ -201,8 +210,8 @@ class Report:
 
 
 class _Times(NamedTuple):
-    """Times of the pulls that are complete, in seconds, sorted: when they ended, what each took from
-    its host's start, the same of healthy hosts alone, and that over each host's own bound."""
+    """Of the pulls that are complete, sorted: when each ended and how long it took from its host's
+    start, in seconds; of healthy hosts alone how long, and that over the host's own bound."""
 
     ends: list[float]
     own: list[float]

@@ -42,8 +42,8 @@ SLICE_EVENTS = 200_000
 QUIET_S = 1.25
 QUIET_INTERVALS = 2.5
 QUIET_TRIES = 60
-"""After the last pull the simulation goes on for at least QUIET_S, and so many report intervals, and
-does so QUIET_TRIES times at most until every host has a session."""
+"""After the last pull the simulation goes on for QUIET_S and so many report intervals, and again,
+QUIET_TRIES times at most, until every host has a session."""
 
 LEAVE_POLL_S = 0.02
 """How often a host that leaves looks whether it still has children."""
@@ -105,7 +105,7 @@ class Simulation:
             self._pulls_open += len(blobs)
 
     def run(self, progress: Progress | None = None) -> Report:
-        """Run until every pull has ended and the tracker has heard of it. Raises InvariantBroken."""
+        """Run until all pulls have ended and the tracker knows it. Raises InvariantBroken."""
         scenario = self.scenario
         self.tracker.start()
         late = late_hosts(scenario.faults)
@@ -184,37 +184,37 @@ class Simulation:
         """Let a fault happen at its time."""
         world, paths, origin, tracker = self.world, self.network.paths, self.origin, self.tracker
         match fault:
-            case Crash(_, at, _, _):
-                world.at(at, self._crash, fault)
-            case Leave(_, at, _, _):
-                world.at(at, self._leave, fault)
-            case Slow(name, at, share, both):
-                world.at(at, self.hosts[name].link.slow_to, share, both)
-            case Partition(cut, at, for_s):
-                world.at(at, paths.cut, cut)
+            case Crash(_, at_s, _, _):
+                world.at(at_s, self._crash, fault)
+            case Leave(_, at_s, _, _):
+                world.at(at_s, self._leave, fault)
+            case Slow(name, at_s, share, both):
+                world.at(at_s, self.hosts[name].link.slow_to, share, both)
+            case Partition(cut, at_s, for_s):
+                world.at(at_s, paths.cut, cut)
                 if for_s is not None:
-                    world.at(at + for_s, paths.heal, cut)
-            case WrongBytes(name, at, share):
-                world.at(at, self.hosts[name].server.spoil, share)
-            case Silent(name, at):
-                world.at(at, self.hosts[name].server.fall_silent)
-            case TrackerLoss(at, back_after_s):
-                world.at(at, tracker.kill)
+                    world.at(at_s + for_s, paths.heal, cut)
+            case WrongBytes(name, at_s, share):
+                world.at(at_s, self.hosts[name].server.spoil, share)
+            case Silent(name, at_s):
+                world.at(at_s, self.hosts[name].server.fall_silent)
+            case TrackerLoss(at_s, back_after_s):
+                world.at(at_s, tracker.kill)
                 if back_after_s is not None:
-                    world.at(at + back_after_s, tracker.start)
+                    world.at(at_s + back_after_s, tracker.start)
             case TrackerLosses(every_s, _):
                 world.at(every_s, self._lose_tracker, fault)
-            case OriginOutage(at, for_s):
-                world.at(at, origin.set_available, False)
+            case OriginOutage(at_s, for_s):
+                world.at(at_s, origin.set_available, False)
                 if for_s is not None:
-                    world.at(at + for_s, origin.set_available, True)
+                    world.at(at_s + for_s, origin.set_available, True)
             case OriginWrong(pieces):
                 origin.spoil(pieces, self.blobs)
-            case Late(name, at):
-                world.at(at, self.hosts[name].start)
-            case Busy(at, for_s, share):
-                world.at(at, self._slow_processors, fault, share, at + for_s)
-                world.at(at + for_s, self._slow_processors, fault, 1.0, at + for_s)
+            case Late(name, at_s):
+                world.at(at_s, self.hosts[name].start)
+            case Busy(at_s, for_s, share):
+                world.at(at_s, self._slow_processors, fault, share, at_s + for_s)
+                world.at(at_s + for_s, self._slow_processors, fault, 1.0, at_s + for_s)
 
     def _slow_processors(self, fault: Busy, share: float, until: float) -> None:
         processors = {name: host.processor for name, host in self.hosts.items()}

@@ -252,8 +252,8 @@ class Session:
 
 
 class Tracker:
-    """The tracker's process around one fleet core at a time. `watcher` sees each event that the core
-    has handled; `make_fleet` makes a core, given the time."""
+    """The tracker's process, around one fleet core at a time. `watcher` sees each event that the
+    core has handled; `make_fleet` makes a core, given the time."""
 
     def __init__(self, world: World, network: Network, watcher: Watcher, make_fleet: Callable[[float], Fleet]) -> None:
         self.world, self.network = world, network

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2pdist.simulate.faults import Leave, TrackerLoss, origin_limit, schedule
+from p2pdist.simulate.host import StreamClient
 from p2pdist.simulate.network import Stream
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
@@ -25,14 +26,14 @@ def run(
     broken: list[str] = []
     scenario = Scenario(HOSTS, PIECES * 65536, 1e6, seed=seed, latency_s=0.001, faults=faults)
     simulation = Simulation(scenario)
-    ended = type(next(iter(simulation.hosts.values()))).ended
+    ended = StreamClient.ended
 
-    def watched(host: object, stream: Stream, reason: str) -> None:
+    def watched(client: StreamClient, stream: Stream, reason: str) -> None:
         if stream.child_open and stream.finishing < 0 and reason != "done":
             broken.append(f"{stream.parent and stream.parent.name} {reason}")
-        ended(host, stream, reason)  # type: ignore[arg-type]
+        ended(client, stream, reason)
 
-    monkeypatch.setattr(type(next(iter(simulation.hosts.values()))), "ended", watched)
+    monkeypatch.setattr(StreamClient, "ended", watched)
     return simulation, simulation.run(), broken
 
 

@@ -222,7 +222,7 @@ def test_an_origin_that_is_away_is_not_stormed(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("name", "defect", "noticed"),
-    [("kept_by", all_keepers, "is no keeper"), ("_order", always_alone, "has a tracker to ask")],
+    [("kept_by", all_keepers, "is no superpeer"), ("_order", always_alone, "has a tracker to ask")],
 )
 def test_whoever_may_not_read_is_noticed(
     monkeypatch: pytest.MonkeyPatch, name: str, defect: Callable[..., Any], noticed: str
