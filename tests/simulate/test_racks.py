@@ -52,7 +52,7 @@ def test_the_tracker_is_told_rack_and_zone() -> None:
 @pytest.mark.parametrize("racks", [2, 6])
 def test_no_rack_takes_in_more_than_its_downlink_can(racks: int) -> None:
     """A rack at half of one host's rate: however the trees are drawn, what came in cannot have come
-    faster, and everybody completes."""
+    faster, and every host completes."""
     scenario = Scenario(24, 96 << 16, 4e6, racks=racks, rack_bytes_s=2e6, latency_s=0.001)
     report = Simulation(scenario).run()
     assert report.complete == 24
