@@ -277,7 +277,7 @@ class Agent:
         one no longer."""
         fetching = self._fetching.get(digest)
         if fetching is not None and priority == "start" and fetching.priority == "preseed":
-            fetching.hurry()
+            fetching.escalate()
             self._announce(fetching.holding())
         return fetching
 

@@ -186,6 +186,8 @@ class Download:
     host: str = ""
     finished: bool = False
     counts: list[int] = field(default_factory=list)
+    writing: set[int] = field(default_factory=set)
+    """Streams that were opened and have not ended."""
     _stripes: list[_Stripe] = field(default_factory=list)
     _streams: dict[int, _Stripe] = field(default_factory=dict)
     _finishing: dict[int, int] = field(default_factory=dict)
@@ -250,6 +252,11 @@ class Download:
             stripe.source.host if stripe.source and stripe.stream is not None else None for stripe in self._stripes
         )
 
+    @property
+    def fed(self) -> bool:
+        """Whether every stripe that lacks something has a source."""
+        return all(stripe.stream is not None or not stripe.missing for stripe in self._stripes)
+
     def trouble(self, now: float) -> str:
         """Why nothing has come for TROUBLE_S, where a source failed meanwhile; empty while pieces
         come."""
@@ -308,6 +315,7 @@ class Download:
         stripe.stored_at = stripe.quiet_since = now
         stripe.delivered = 0
         self._streams[self._next_stream] = stripe
+        self.writing.add(self._next_stream)
         out.append(OpenStream(self._next_stream, source, stripe.number))
         self._next_stream += 1
 
@@ -325,6 +333,7 @@ class Download:
             self._close(stripe, out, after_piece=after_piece)
 
     def _ended(self, event: StreamEnded, now: float, out: list[Command]) -> None:
+        self.writing.discard(event.stream)
         stripe = self._streams.get(event.stream)
         # What a keeper cannot read of its own accord it may still get from others; with a lease
         # others wait for what it finds out.

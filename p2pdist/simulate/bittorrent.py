@@ -1,94 +1,49 @@
-"""A BitTorrent swarm of one blob: what libtorrent does as the other way of moving bytes, as far as
-handoffs between the ways depend on it.
+"""A simulated BitTorrent swarm of one blob: what libtorrent does, as far as switches between trees
+and swarms depend on it.
 
-Model. Members know some hosts by name: those of the tracker's plans, those that an announce names,
-those that their own peers know (BEP 11). A member dials all of the first, and of the others as
-many, by chance, as give it DIALLED_MAX connections; who does not answer is tried TRIES_MAX times.
-Those answer that are in the swarm, or have the whole blob; who fetches it by trees does not. Of a
-connection both sides know what the other has. A side asks for up to WINDOW pieces at once, the
-rarest among its peers first, chance deciding among equals; it uploads to SLOTS peers at once, every
-RECHOKE_S to those who gave most, and one of them by chance. Each connection sends one piece at a
-time; all of a host's share its uplink with its streams, first come, first served, and the
-receiver's downlink and the racks between as in network.py. A piece is verified when it has arrived;
-who sent a wrong one is not talked to again. A request that was not answered for REQUEST_S is made
-elsewhere. What is sent into a cut path is lost; a connection that was cut for PEER_TIMEOUT_S ends,
-that of a process that dies at once.
+Model. A member knows some hosts by name: those of the tracker's plans, those that an announce
+names, those that its own peers know (BEP 11). It connects to all of the first, and to as many of
+the others, by chance, as give it OUTGOING_MAX connections; it tries a host that does not answer
+TRIES_MAX times. A host answers if it is a member, or has the whole blob; a host that fetches the
+blob by trees does not. Both sides of a connection know what the other has. A side requests up to
+REQUESTS_MAX pieces at once, the rarest among its peers first, chance deciding among equals. It
+uploads to UPLOAD_SLOTS peers at once, every RECHOKE_S to those that gave most, and one of them by
+chance (optimistic unchoking). Each connection sends one piece at a time; all connections of a host
+share its uplink with its streams, first come, first served, and the receiver's downlink and the
+racks between as in network.py. A piece is verified when it has arrived; a member bans a peer that
+sent a wrong one. It makes a request that was not answered for REQUEST_S elsewhere. What is sent
+into a cut path is lost; a connection that was cut for PEER_TIMEOUT_S ends, and that of a process
+that dies at once.
 
 Left out: blocks below a piece, and with them pieces from several peers, the end game, and what a
 broken transfer loses besides whole pieces; the time that news of pieces takes; limits on
-connections that nobody reaches here; the swarm of version 1; fast resume; the second or less that a
-host needs to become a seed again after its transfer.
+connections that no host reaches here; the swarm of version 1; fast resume; the second or less that
+a host needs to become a seed again after its transfer.
 
-Invariants: a member asks for no piece that it holds or has asked for; it counts only what has
+Invariants: a member requests no piece that it holds or has requested; it counts only what has
 verified.
-
-A connection between two members of a simulated BitTorrent swarm, as one of them sees it; see
-mesh.py.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from random import Random
+from typing import Any, Protocol
 
+from p2pdist.core.pull import SWARM
 from p2pdist.model.digest import Digest
-from p2pdist.simulate.bittorrent_fetch import SWARM
-from p2pdist.simulate.network import TRACKER_NAME
+from p2pdist.model.pieces import PieceSet
+from p2pdist.simulate.context import Context
+from p2pdist.simulate.network import TRACKER_NAME, Endpoint
+from p2pdist.simulate.origin import Blob
 
-if TYPE_CHECKING:
-    from p2pdist.simulate.context import Surroundings
-    from p2pdist.simulate.host import Host, Pull
-
-
-class Peer:
-    """One side of a connection. `choking`: this side uploads nothing to the other; `asked` is what
-    it asked the other for, and when; `queue` what the other waits for from it; `got` what it got
-    since the last choice of whom to upload to."""
-
-    __slots__ = (
-        "asked",
-        "choking",
-        "cut_since",
-        "dialled",
-        "got",
-        "member",
-        "open",
-        "other",
-        "queue",
-        "seen",
-        "sending",
-    )
-
-    def __init__(self, member: Member, *, dialled: bool) -> None:
-        self.member, self.dialled = member, dialled
-        self.other: Peer = self
-        self.open = self.choking = True
-        self.sending = False
-        self.seen = 0
-        self.asked: dict[int, float] = {}
-        self.queue: deque[int] = deque()
-        self.got = 0
-        self.cut_since: float | None = None
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the other side lacks something that this one has, as far as it knows."""
-        return bool(self.other.seen & ~self.other.member.have)
-
-    def look(self) -> None:
-        """See what the other side has."""
-        new = self.other.member.have & ~self.seen
-        self.seen |= new
-        self.member.count(new, 1)
-
-
-DIALLED_MAX = 8
-DIAL_TIMEOUT_S = 3.0
+OUTGOING_MAX = 8
+CONNECT_TIMEOUT_S = 3.0
 RECONNECT_S = 1.0
 TRIES_MAX = 4
-WINDOW = 4
-SLOTS = 8
+REQUESTS_MAX = 4
+UPLOAD_SLOTS = 8
 RECHOKE_S = 3.0
 REQUEST_S = 5.0
 PEER_TIMEOUT_S = 15.0
@@ -98,18 +53,181 @@ ANNOUNCE_AGAIN_S = 10.0
 EXCHANGE_S = 60.0
 
 
-class Mesh:
-    """All members of one blob's swarm, by host."""
+class Uploader(Protocol):
+    """What a host sends with, as a swarm uses it."""
 
-    def __init__(self, digest: Digest, around: Surroundings) -> None:
-        self.digest, self.around = digest, around
-        self.world, self.network = around.world, around.network
+    silent: bool
+
+    def spoils(self, piece: int) -> bool:
+        """Whether the host sends wrong bytes for this piece."""
+
+    def count_sent(self, length: int) -> None:
+        """The uplink has sent so many bytes."""
+
+
+class SwarmPull(Protocol):
+    """One blob at one host, as a swarm uses it."""
+
+    blob: Blob
+    have: PieceSet
+    proof: bytearray
+    bytes_again: int
+    bytes_peers: int
+    bytes_swarm: int
+    duplicates: int
+    rejected: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether the pull has ended."""
+
+
+class SwarmHost(Endpoint, Protocol):
+    """A host, as a swarm uses it."""
+
+    leaving: bool
+
+    @property
+    def running(self) -> bool:
+        """Whether the host's process runs."""
+
+    @property
+    def server(self) -> Uploader:
+        """What the host sends with."""
+
+    @property
+    def pulls(self) -> Mapping[Digest, SwarmPull]:
+        """What the host holds and fetches, by blob."""
+
+    def keep(self, pull: Any, number: int, piece: int) -> None:
+        """Store a piece that has verified."""
+
+
+class Peer:
+    """One side of a connection between two members."""
+
+    __slots__ = (
+        "choking",
+        "cut_since",
+        "member",
+        "open",
+        "other",
+        "outgoing",
+        "queue",
+        "received",
+        "requested",
+        "sending",
+        "theirs",
+    )
+
+    def __init__(self, member: Member, *, outgoing: bool) -> None:
+        self.member, self.outgoing = member, outgoing
+        #: The other side; the member that connects sets it.
+        self.other: Peer = self
+        self.open = True
+        #: Whether this side uploads nothing to the other.
+        self.choking = True
+        #: Whether a piece for the other side is in the uplink.
+        self.sending = False
+        #: The pieces that the other side has, as far as this one knows, as bits.
+        self.theirs = 0
+        #: Pieces that this side has requested, with the times in seconds.
+        self.requested: dict[int, float] = {}
+        #: Pieces that the other side has requested and that are not sent yet.
+        self.queue: deque[int] = deque()
+        #: Bytes that the other side has sent since the last choice of peers to upload to.
+        self.received = 0
+        #: Since when the path is cut, as the member's last tick saw it, in seconds.
+        self.cut_since: float | None = None
+
+    @property
+    def interested(self) -> bool:
+        """Whether the other side lacks a piece that this one has, as far as it knows."""
+        return bool(self.other.theirs & ~self.other.member.have)
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the path to the other side is whole."""
+        return self.member.network.paths.reachable(self.member.name, self.other.member.name)
+
+    def look(self) -> None:
+        """Learn what the other side has."""
+        new = self.other.member.have & ~self.theirs
+        self.theirs |= new
+        self.member.count(new, 1)
+
+    def cancelled(self, piece: int) -> None:
+        """The other side needs a piece no more; it is sent all the same once that has begun."""
+        if piece in self.queue:
+            self.queue.remove(piece)
+
+
+class Contacts:
+    """The hosts that a member may connect to."""
+
+    __slots__ = ("_banned", "_connecting", "_named", "_tries")
+
+    def __init__(self) -> None:
+        #: How many tries have failed, less one for each time that the host was named again.
+        self._tries: dict[str, int] = {}
+        #: Hosts that plans named.
+        self._named: dict[str, None] = {}
+        #: Hosts that have sent wrong bytes.
+        self._banned: dict[str, None] = {}
+        #: Hosts that a try to connect to, or the pause after it, is under way for.
+        self._connecting: dict[str, None] = {}
+
+    def add(self, name: str, *, named: bool) -> None:
+        """A host may be a member, too; `named` by a plan."""
+        self._tries[name] = max(0, self._tries.get(name, 0) - 1)
+        if named:
+            self._named[name] = None
+
+    def choose(self, peers: Mapping[str, Peer], random: Random) -> list[str]:
+        """The hosts to connect to now, beside these peers."""
+        names = [
+            name
+            for name, tries in self._tries.items()
+            if tries < TRIES_MAX and name not in peers and name not in self._connecting and name not in self._banned
+        ]
+        named = [name for name in names if name in self._named]
+        others = [name for name in names if name not in self._named]
+        outgoing = [name for name, peer in peers.items() if peer.outgoing and name not in self._named]
+        room = OUTGOING_MAX - len(outgoing) - sum(name not in self._named for name in self._connecting)
+        chosen = [*named, *random.sample(others, min(len(others), max(0, room)))]
+        self._connecting.update(dict.fromkeys(chosen))
+        return chosen
+
+    def failed(self, name: str) -> float:
+        """A try has failed; returns for how many seconds there is no other."""
+        self._tries[name] += 1
+        return self._tries[name] * RECONNECT_S
+
+    def tried(self, name: str) -> None:
+        """A try, with the pause after it, is over."""
+        self._connecting.pop(name, None)
+
+    def ban(self, name: str) -> None:
+        """Have nothing to do with a host any more."""
+        self._banned[name] = None
+
+    def banned(self, name: str) -> bool:
+        """Whether the host has sent wrong bytes."""
+        return name in self._banned
+
+
+class Mesh:
+    """All members of one blob's swarm, by host. `hosts` are all hosts of the simulation."""
+
+    def __init__(self, digest: Digest, context: Context, hosts: Mapping[str, SwarmHost]) -> None:
+        self.digest, self.context, self.hosts = digest, context, hosts
+        self.world, self.network = context.world, context.network
         self.members: dict[str, Member] = {}
 
-    def join(self, host: Host, pull: Pull, known: Iterable[str]) -> Member:
-        """A host takes part from now on; `known` are hosts that may, too."""
+    def join(self, host: SwarmHost, pull: SwarmPull, names: Iterable[str]) -> Member:
+        """Let a host be a member from now on; `names` are hosts that may be members, too."""
         member = self.members[host.name] = Member(self, host, pull)
-        member.meet(known, named=True)
+        member.meet(names, named=True)
         member.announce()
         member.tick()
         return member
@@ -121,11 +239,11 @@ class Mesh:
             member.leave()
 
     def answer(self, name: str) -> Member | None:
-        """Who takes a connection at a host, None when nobody does. A host with the whole blob
-        becomes a seed when somebody knocks."""
+        """The member that takes a connection at a host, None when there is none. A host with the
+        whole blob becomes a seed when another one connects."""
         member = self.members.get(name)
         if member is None:
-            host = self.around.hosts[name]
+            host = self.hosts[name]
             pull = host.pulls.get(self.digest)
             if pull is not None and host.running and not host.leaving and pull.have.complete:
                 member = self.members[name] = Member(self, host, pull)
@@ -134,40 +252,38 @@ class Mesh:
 
 
 class Member:
-    """One host in a swarm. `have` are its pieces, and `under_way` those that it asked for, as bits;
-    `counts` how many of its peers have each piece."""
+    """One host in a swarm."""
 
-    def __init__(self, mesh: Mesh, host: Host, pull: Pull) -> None:
-        self.mesh, self.host, self.pull = mesh, host, pull
+    def __init__(self, mesh: Mesh, host: SwarmHost, pull: SwarmPull) -> None:
+        self.mesh, self.host, self.pull, self.name = mesh, host, pull, host.name
         self.world, self.network = mesh.world, mesh.network
+        #: The pieces that the host holds, and those that it has requested, as bits.
         self.have = int.from_bytes(pull.have.bits, "little")
         self.under_way = 0
+        #: How many of the peers have each piece.
         self.counts = [0] * pull.have.count
+        #: Connections, by host.
         self.peers: dict[str, Peer] = {}
         self.left = False
-        self._known: dict[str, int] = {}
-        self._named: dict[str, None] = {}
-        self._banned: dict[str, None] = {}
-        self._dialling: dict[str, None] = {}
+        self._contacts = Contacts()
+        #: When peers are next asked for theirs, in seconds.
         self._exchange_at = self.world.now + EXCHANGE_S
 
-    # -- who knows whom
+    # -- connections
 
     def meet(self, names: Iterable[str], *, named: bool = False) -> None:
-        """Hosts that may take part, too; `named` by a plan."""
+        """Hosts that may be members, too; `named` by a plan."""
         for name in names:
-            if name and name != self.host.name and name in self.mesh.around.hosts:
-                self._known[name] = max(0, self._known.get(name, 0) - 1)
-                if named:
-                    self._named[name] = None
-        self._dial()
+            if name and name != self.name and name in self.mesh.hosts:
+                self._contacts.add(name, named=named)
+        self._connect()
 
     def announce(self) -> None:
-        """Ask the tracker who else takes part, now and then."""
+        """Ask the tracker for other members, and again every ANNOUNCE_S."""
         if self.left:
             return
-        fleet = self.mesh.around.tracker.fleet
-        if fleet is None or not self.network.reachable(self.host.name, TRACKER_NAME):
+        fleet = self.mesh.context.tracker.fleet
+        if fleet is None or not self.network.paths.reachable(self.name, TRACKER_NAME):
             self.world.after(ANNOUNCE_AGAIN_S, self.announce)
             return
         swarm = fleet.swarms.get(self.mesh.digest)
@@ -175,93 +291,78 @@ class Member:
         self.meet(self.world.random.sample(names, min(ANNOUNCED_MAX, len(names))))
         self.world.after(ANNOUNCE_S, self.announce)
 
-    def _dial(self) -> None:
-        open_to = [
-            name
-            for name, tries in self._known.items()
-            if tries < TRIES_MAX and name not in self.peers and name not in self._dialling and name not in self._banned
-        ]
-        named = [name for name in open_to if name in self._named]
-        others = [name for name in open_to if name not in self._named]
-        dialled = [name for name, peer in self.peers.items() if peer.dialled and name not in self._named]
-        room = DIALLED_MAX - len(dialled) - sum(name not in self._named for name in self._dialling)
-        for name in [*named, *self.world.random.sample(others, min(len(others), max(0, room)))]:
-            self._dialling[name] = None
-            if self.network.reachable(self.host.name, name):
+    def _connect(self) -> None:
+        for name in self._contacts.choose(self.peers, self.world.random):
+            if self.network.paths.reachable(self.name, name):
                 self.world.after(2 * self.network.latency_s, self._reached, name)
             else:
-                self.world.after(DIAL_TIMEOUT_S, self._refused, name)
+                self.world.after(CONNECT_TIMEOUT_S, self._refused, name)
 
     def _reached(self, name: str) -> None:
-        whole = self.network.reachable(self.host.name, name)
+        whole = self.network.paths.reachable(self.name, name)
         other = self.mesh.answer(name) if whole and not self.left else None
-        if other is None or self.host.name in other._banned:
+        if other is None or other._contacts.banned(self.name):
             self._refused(name)
             return
-        self._dialling.pop(name, None)
+        self._contacts.tried(name)
         if name in self.peers:
             return
-        before = other.peers.get(self.host.name)
-        if before is not None:  # it was cut off, or has come back before the other side knew that it was gone
+        before = other.peers.get(self.name)
+        if before is not None:  # the path was cut, or this host died and is back
             other._drop(before)
-        here, there = Peer(self, dialled=True), Peer(other, dialled=False)
+        here, there = Peer(self, outgoing=True), Peer(other, outgoing=False)
         here.other, there.other = there, here
-        self.peers[name], other.peers[self.host.name] = here, there
+        self.peers[name], other.peers[self.name] = here, there
         for peer in (here, there):
             peer.look()
         for peer in (here, there):
             peer.member._offer(peer)
 
     def _refused(self, name: str) -> None:
-        self._known[name] += 1
-        self.world.after(self._known[name] * RECONNECT_S, self._redial, name)
+        self.world.after(self._contacts.failed(name), self._reconnect, name)
 
-    def _redial(self, name: str) -> None:
-        self._dialling.pop(name, None)
+    def _reconnect(self, name: str) -> None:
+        self._contacts.tried(name)
         if not self.left:
-            self._dial()
-
-    # -- the end
+            self._connect()
 
     def leave(self) -> None:
-        """Take part no more: what is under way is lost, and the others learn it."""
+        """Be a member no more: what is under way is lost, and the peers learn it."""
         self.left = True
-        if self.mesh.members.get(self.host.name) is self:
-            del self.mesh.members[self.host.name]
+        if self.mesh.members.get(self.name) is self:
+            del self.mesh.members[self.name]
         for peer in list(self.peers.values()):
             self._close(peer)
 
     def _close(self, peer: Peer) -> None:
-        """This side ends a connection; the other one is told, if the path is there."""
+        """End a connection; the other side learns it if the path is whole."""
         self._drop(peer)
-        if self._whole(peer):
+        if peer.reachable:
             self.world.after(self.network.latency_s, peer.other.member._drop, peer.other)
 
     def _drop(self, peer: Peer) -> None:
         if not peer.open:
             return
         peer.open = False
-        name = peer.other.member.host.name
+        name = peer.other.member.name
         if self.peers.get(name) is peer:
             del self.peers[name]
-        self.count(peer.seen, -1)
-        for piece in peer.asked:
-            self.under_way &= ~(1 << piece)
-        peer.asked.clear()
+        self.count(peer.theirs, -1)
+        self._choked(peer)
         peer.queue.clear()
         if not self.left:
             self._ask_all()
-            self._dial()
+            self._connect()
 
-    # -- now and then
+    # -- every RECHOKE_S
 
     def tick(self) -> None:
-        """Choose anew to whom to upload, and look after what does not move."""
+        """Choose anew the peers to upload to, and look after what does not move."""
         if self.left or not self.host.running:
             return
         now = self.world.now
         for peer in list(self.peers.values()):
-            if self._whole(peer):
+            if peer.reachable:
                 if peer.cut_since is not None:
                     peer.cut_since = None
                     peer.look()
@@ -270,26 +371,26 @@ class Member:
             elif now - peer.cut_since >= PEER_TIMEOUT_S:
                 self._drop(peer)
                 continue
-            for piece in [piece for piece, since in peer.asked.items() if now - since >= REQUEST_S]:
-                del peer.asked[piece]
+            for piece in [piece for piece, since in peer.requested.items() if now - since >= REQUEST_S]:
+                del peer.requested[piece]
                 self._cancel(peer, piece)
                 self.under_way &= ~(1 << piece)
         if now >= self._exchange_at:
             self._exchange_at = now + EXCHANGE_S
-            self.meet([name for peer in self.peers.values() if self._whole(peer) for name in peer.other.member.peers])
+            self.meet([name for peer in self.peers.values() if peer.reachable for name in peer.other.member.peers])
         self._rechoke()
         self._ask_all()
-        self._dial()
+        self._connect()
         self.world.after(RECHOKE_S, self.tick)
 
     def _rechoke(self) -> None:
-        wanting = [peer for peer in self.peers.values() if peer.wanted]
-        self.world.random.shuffle(wanting)
-        lucky, rest = wanting[:1], wanting[1:]
-        rest.sort(key=lambda peer: -peer.got)
-        chosen = [*lucky, *rest[: SLOTS - 1]]
+        interested = [peer for peer in self.peers.values() if peer.interested]
+        self.world.random.shuffle(interested)
+        optimistic, rest = interested[:1], interested[1:]
+        rest.sort(key=lambda peer: -peer.received)
+        chosen = [*optimistic, *rest[: UPLOAD_SLOTS - 1]]
         for peer in self.peers.values():
-            peer.got = 0
+            peer.received = 0
             if peer not in chosen and not peer.choking:
                 peer.choking = True
                 peer.queue.clear()
@@ -298,31 +399,31 @@ class Member:
             self._offer(peer)
 
     def _choked(self, peer: Peer) -> None:
-        """The other side answers no more."""
-        for piece in peer.asked:
+        """The other side answers no requests any more."""
+        for piece in peer.requested:
             self.under_way &= ~(1 << piece)
-        peer.asked.clear()
+        peer.requested.clear()
 
     def _offer(self, peer: Peer) -> None:
-        """Upload to the other side, if it wants something and there is a slot."""
-        if peer.choking and peer.wanted and sum(not each.choking for each in self.peers.values()) < SLOTS:
+        """Upload to the other side, if it is interested and there is a slot."""
+        if peer.choking and peer.interested and sum(not other.choking for other in self.peers.values()) < UPLOAD_SLOTS:
             peer.choking = False
             self.world.after(self.network.latency_s, peer.other.member.ask, peer.other)
 
     # -- receiving
 
     def ask(self, peer: Peer) -> None:
-        """Ask the other side for what is rarest, as far as the window is open."""
-        if not peer.open or peer.other.choking or self.pull.settled:
+        """Request the rarest pieces from the other side, REQUESTS_MAX at once."""
+        if not peer.open or peer.other.choking or self.pull.ended:
             return
-        while len(peer.asked) < WINDOW:
-            piece = self._rarest(peer.seen & ~self.have & ~self.under_way)
+        while len(peer.requested) < REQUESTS_MAX:
+            piece = self._rarest(peer.theirs & ~self.have & ~self.under_way)
             if piece is None:
                 return
-            self.mesh.around.checks.asking(self.host, self.pull, piece)
-            peer.asked[piece] = self.world.now
+            self.mesh.context.checks.asking(self.host, self.pull, piece)
+            peer.requested[piece] = self.world.now
             self.under_way |= 1 << piece
-            if self._whole(peer):
+            if peer.reachable:
                 self.world.after(self.network.latency_s, peer.other.member._asked, peer.other, piece)
 
     def _ask_all(self) -> None:
@@ -330,35 +431,34 @@ class Member:
             self.ask(peer)
 
     def _rarest(self, bits: int) -> int | None:
-        found: list[int] = []
+        rarest: list[int] = []
         least = len(self.peers) + 1
         while bits:
             low = bits & -bits
             piece = low.bit_length() - 1
             bits ^= low
             if self.counts[piece] < least:
-                least, found = self.counts[piece], [piece]
+                least, rarest = self.counts[piece], [piece]
             elif self.counts[piece] == least:
-                found.append(piece)
-        return self.world.random.choice(found) if found else None
+                rarest.append(piece)
+        return self.world.random.choice(rarest) if rarest else None
 
     def _arrived(self, peer: Peer, piece: int, length: int, good: bool) -> None:
         pull = self.pull
-        asked = peer.open and peer.asked.pop(piece, None) is not None
-        if asked:
+        if peer.open and peer.requested.pop(piece, None) is not None:
             self.under_way &= ~(1 << piece)
         if self.left or not self.host.running:
             pull.bytes_again += length if self.host.running else 0
         elif not good:
             pull.rejected += 1
-            self._banned[peer.other.member.host.name] = None
+            self._contacts.ban(peer.other.member.name)
             if peer.open:
                 self._close(peer)
         elif pull.proof[piece]:
             pull.duplicates += 1
             pull.bytes_again += length
         else:
-            peer.got += length
+            peer.received += length
             pull.bytes_peers += length
             pull.bytes_swarm += length
             self.host.keep(pull, SWARM, piece)
@@ -366,18 +466,18 @@ class Member:
             self.ask(peer)
 
     def held(self, piece: int) -> None:
-        """The host holds a piece from now on, whoever it came from: it is asked for no more, and
-        peers hear of it."""
+        """The host holds a piece from now on, from whatever source: the member requests it no more,
+        and its peers hear of it."""
         bit = 1 << piece
         self.have |= bit
         for peer in list(self.peers.values()):
-            if peer.asked.pop(piece, None) is not None:
+            if peer.requested.pop(piece, None) is not None:
                 self.under_way &= ~bit
                 self._cancel(peer, piece)
-            if self._whole(peer):
+            if peer.reachable:
                 there = peer.other
-                if not there.seen & bit:
-                    there.seen |= bit
+                if not there.theirs & bit:
+                    there.theirs |= bit
                     there.member.counts[piece] += 1
                 self._offer(peer)
                 if not there.member.have & bit:
@@ -385,12 +485,8 @@ class Member:
 
     def _cancel(self, peer: Peer, piece: int) -> None:
         """The other side need not send a piece that it has not begun to send."""
-        if self._whole(peer):
-            self.world.after(self.network.latency_s, peer.other.member._cancelled, peer.other, piece)
-
-    def _cancelled(self, peer: Peer, piece: int) -> None:
-        if piece in peer.queue:
-            peer.queue.remove(piece)
+        if peer.reachable:
+            self.world.after(self.network.latency_s, peer.other.cancelled, piece)
 
     def count(self, bits: int, by: int) -> None:
         """So many peers more have these pieces."""
@@ -407,29 +503,26 @@ class Member:
             self._send(peer)
 
     def _send(self, peer: Peer) -> None:
-        if peer.sending or not peer.queue or self.host.silent:
+        if peer.sending or not peer.queue or self.host.server.silent:
             return
-        piece, link, now = peer.queue.popleft(), self.host.link, self.world.now
+        piece = peer.queue.popleft()
         length = self.pull.blob.lengths[piece]
-        link.up_free_at = max(now, link.up_free_at) + length / link.up_bytes_s
         peer.sending = True
-        self.world.at(link.up_free_at, self._sent, peer, piece, length)
+        self.world.at(self.host.link.send(self.world.now, length), self._sent, peer, piece, length)
 
     def _sent(self, peer: Peer, piece: int, length: int) -> None:
         peer.sending = False
         if self.left or not self.host.running:
             return
-        self.host.sent_bytes += length
+        server = self.host.server
+        server.count_sent(length)
         child, network = peer.other.member.host, self.network
-        if self._whole(peer):
-            good = not self.host.wrong_bytes or not self.host.spoils(piece)
+        if peer.reachable:
+            good = not server.spoils(piece)
             arrived = peer.other.member._arrived
             if self.host.rack is child.rack:
-                self.world.at(network.arrival(child.link, length), arrived, peer.other, piece, length, good)
+                self.world.at(network.wires.arrival(child.link, length), arrived, peer.other, piece, length, good)
             else:
-                network.cross(self.host.rack, child, length, arrived, peer.other, piece, length, good)
+                network.wires.cross(self.host.rack, child, length, arrived, peer.other, piece, length, good)
         if peer.open:
             self._send(peer)
-
-    def _whole(self, peer: Peer) -> bool:
-        return self.network.reachable(self.host.name, peer.other.member.host.name)

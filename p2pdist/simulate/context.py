@@ -1,50 +1,58 @@
-"""What all hosts of a simulation share."""
+"""What all hosts of a simulation share.
+
+Hosts and their pulls pass through it unread: the modules that know them import this one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
-from p2pdist.core import download as dl
+from p2pdist.core.pull import Command
 from p2pdist.core.transport import Policy
 from p2pdist.model.digest import Digest
-
-if TYPE_CHECKING:
-    from p2pdist.simulate.bittorrent import Mesh
-    from p2pdist.simulate.clock import World
-    from p2pdist.simulate.host import Host, Pull
-    from p2pdist.simulate.network import Network, Stream
-    from p2pdist.simulate.origin import Origin
-    from p2pdist.simulate.tracker import Tracker
+from p2pdist.simulate.clock import World
+from p2pdist.simulate.network import Network, Sender, Stream
+from p2pdist.simulate.origin import Origin
+from p2pdist.simulate.tracker import Tracker
 
 
 class Checks(Protocol):
-    """Where a host says what it does, so that somebody may object (see invariants.py)."""
+    """Where a host reports what it does, so that a defect ends the run (invariants.py)."""
 
-    def stored(self, pull: Pull, piece: int, good: bool) -> None:
-        """The host took a piece for good."""
+    def stored(self, pull: Any, piece: int, good: bool) -> None:
+        """The host stores a piece."""
 
-    def sending(self, stream: Stream, pull: Pull, piece: int, offset: int) -> None:
+    def sending(self, stream: Stream, pull: Any, piece: int, offset: int) -> None:
         """The host's uplink core sends a block."""
 
-    def commanded(self, host: Host, pull: Pull, command: dl.Command) -> None:
-        """The host's download core commands something."""
+    def commanded(self, host: Any, pull: Any, command: Command) -> None:
+        """The core of the host's pull commands something."""
 
-    def joining(self, host: Host, pull: Pull) -> None:
+    def joining(self, host: Any, pull: Any) -> None:
         """A swarm is about to write into the host's blob."""
 
-    def asking(self, host: Host, pull: Pull, piece: int) -> None:
-        """The host asks a peer of a swarm for a piece."""
+    def asking(self, host: Any, pull: Any, piece: int) -> None:
+        """The host requests a piece from a peer of a swarm."""
 
-    def feeding(self, host: Host, pull: Pull, piece: int) -> None:
+    def feeding(self, host: Any, pull: Any, piece: int) -> None:
         """The host reads a piece from the origin for a swarm."""
 
 
+class Swarm(Protocol):
+    """The BitTorrent swarm of one blob (bittorrent.py)."""
+
+    def join(self, host: Any, pull: Any, names: Iterable[str]) -> Any:
+        """Let a host be a member from now on; returns the member."""
+
+    def gone(self, name: str) -> None:
+        """A host's process has died."""
+
+
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """See the module's text. `meshes` are the BitTorrent swarms, one a blob; `on_settled` is called
-    when a pull completes or gives up."""
+class Context:
+    """What all hosts of a simulation share."""
 
     world: World
     network: Network
@@ -53,7 +61,11 @@ class Surroundings:
     checks: Checks
     blocks_per_piece: int
     patience_s: float
-    hosts: dict[str, Host]
-    on_settled: Callable[[Host, Pull], None]
+    #: The sending ends of all hosts, by name.
+    senders: Mapping[str, Sender]
+    #: Called with the host and its pull when the pull has completed or given up.
+    on_ended: Callable[[Any, Any], None]
+    #: How blobs come to a host.
     transport_of: Callable[[str], Policy]
-    meshes: dict[Digest, Mesh]
+    #: The BitTorrent swarms by blob; none where all blobs come by trees.
+    meshes: Mapping[Digest, Swarm]

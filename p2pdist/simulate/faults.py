@@ -1,17 +1,16 @@
-"""What goes wrong in a simulation, when, and to whom; and schedules of it drawn from a seed."""
+"""What goes wrong in a simulation, when (in seconds) and where, and schedules drawn from a seed.
+
+Faults are data; Simulation.inject lets them happen.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
 
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
-from p2pdist.simulate.network import TRACKER_NAME, Cut
-
-if TYPE_CHECKING:
-    from p2pdist.simulate.simulation import Simulation
+from p2pdist.simulate.network import Cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +19,19 @@ class Crash:
     (None)."""
 
     host: str
-    at: float
+    at_s: float
     back_after_s: float | None
     power: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A host's process is asked to end: it hands over to others, ends when nobody receives from it,
-    after `within_s` at the latest, and comes back a while later, or never (None)."""
+    """A host's process is asked to end: the tracker moves its children to other parents, it ends
+    when it has no children, after `within_s` at the latest, and comes back a while later, or never
+    (None)."""
 
     host: str
-    at: float
+    at_s: float
     back_after_s: float | None
     within_s: float = 5.0
 
@@ -41,7 +41,7 @@ class Slow:
     """A host's uplink, with `both` its downlink too, has this share of its rate from a time on."""
 
     host: str
-    at: float
+    at_s: float
     share: float
     both: bool = False
 
@@ -52,7 +52,7 @@ class Partition:
     a while or for good (None)."""
 
     cut: Cut
-    at: float
+    at_s: float
     for_s: float | None
 
 
@@ -61,7 +61,7 @@ class WrongBytes:
     """A host sends wrong bytes for this share of the pieces."""
 
     host: str
-    at: float
+    at_s: float
     share: float
 
 
@@ -70,14 +70,14 @@ class Silent:
     """A host accepts streams from a time on, and sends nothing in them."""
 
     host: str
-    at: float
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerLoss:
     """The tracker's process dies, and a new one starts after a while, or never (None)."""
 
-    at: float
+    at_s: float
     back_after_s: float | None
 
 
@@ -94,7 +94,7 @@ class TrackerLosses:
 class OriginOutage:
     """The origin answers that it is unavailable, for a while or for good (None)."""
 
-    at: float
+    at_s: float
     for_s: float | None
 
 
@@ -110,7 +110,7 @@ class Late:
     """A host starts only at this time."""
 
     host: str
-    at: float
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Busy:
     tracker's) have this share of a processor, or none at all (0), as on a machine that is
     paused."""
 
-    at: float
+    at_s: float
     for_s: float
     share: float
     hosts: frozenset[str] | None = None
@@ -140,9 +140,6 @@ Fault = (
     | Busy
 )
 
-LOOK_S = 0.02
-"""How often a host that leaves looks whether somebody still receives from it."""
-
 KINDS = ("crash", "leave", "slow", "partition", "wrong", "silent", "tracker", "origin", "origin-wrong", "late", "busy")
 
 
@@ -151,9 +148,9 @@ ORIGIN_ALLOWANCE = {
     OriginOutage: 0.3, OriginWrong: 2.0,
 }  # fmt: skip
 """How much of the blob the origin may send beyond one copy for each kind of fault that happens, as
-a share of the blob. A lease holder that goes away takes what it has not passed on with it; both
-sides of a partition need a copy while it lasts; newcomers that find a new tracker before those who
-were under way get a reader of their own until they are back."""
+a share of the blob. What a lease holder that goes away has not passed on is read again; both sides
+of a partition need a copy while it lasts; hosts that find a new tracker before the hosts of the
+last one did get a reader of their own until these are back."""
 
 
 def origin_limit(faults: Iterable[Fault]) -> float:
@@ -168,108 +165,19 @@ def late_hosts(faults: Iterable[Fault]) -> frozenset[str]:
 
 
 def failures(faults: Iterable[Fault]) -> tuple[type[P2PDistError], ...]:
-    """With what a pull may fail under these faults, when all goes as it should."""
-    found: list[type[P2PDistError]] = []
+    """The errors that a pull may fail with under these faults, without a defect of ours."""
+    errors: list[type[P2PDistError]] = []
     for fault in faults:
         match fault:
             case OriginWrong():
-                found.append(Corrupt)
+                errors.append(Corrupt)
             case OriginOutage(_, None):
-                found.append(Unavailable)
-    return tuple(found)
-
-
-def inject(simulation: Simulation, fault: Fault) -> None:
-    """Let a fault happen at its time."""
-    world, network, hosts = simulation.world, simulation.network, simulation.hosts
-    match fault:
-        case Crash(name, at, _, _):
-            world.at(at, _crash, simulation, fault)
-        case Leave(name, at, _, _):
-            world.at(at, _leave, simulation, fault)
-        case Slow(name, at, share, both):
-            world.at(at, hosts[name].link.slow_to, share, both)
-        case Partition(cut, at, for_s):
-            world.at(at, network.cut, cut)
-            if for_s is not None:
-                world.at(at + for_s, network.heal, cut)
-        case WrongBytes(name, at, share):
-            world.at(at, setattr, hosts[name], "wrong_bytes", share)
-        case Silent(name, at):
-            world.at(at, setattr, hosts[name], "silent", True)
-        case TrackerLoss(at, back_after_s):
-            world.at(at, simulation.tracker.kill)
-            if back_after_s is not None:
-                world.at(at + back_after_s, simulation.tracker.start)
-        case TrackerLosses(every_s, _):
-            world.at(every_s, _lose_tracker, simulation, fault)
-        case OriginOutage(at, for_s):
-            world.at(at, simulation.origin.set_available, False)
-            if for_s is not None:
-                world.at(at + for_s, simulation.origin.set_available, True)
-        case OriginWrong(pieces):
-            simulation.origin.wrong = {blob.digest: pieces for blob in simulation.blobs}
-        case Late(name, at):
-            world.at(at, hosts[name].start)
-        case Busy(at, for_s, share):
-            world.at(at, _slow_processors, simulation, fault, share, at + for_s)
-            world.at(at + for_s, _slow_processors, simulation, fault, 1.0, at + for_s)
-
-
-def _slow_processors(simulation: Simulation, fault: Busy, share: float, until: float) -> None:
-    processors = {name: host.processor for name, host in simulation.hosts.items()}
-    processors[TRACKER_NAME] = simulation.tracker.processor
-    for name in processors if fault.hosts is None else sorted(fault.hosts):
-        processors[name].slow_to(share, until=until)
-
-
-def _crash(simulation: Simulation, fault: Crash) -> None:
-    host = simulation.hosts[fault.host]
-    if not host.running:
-        return
-    host.crash(power=fault.power)
-    if fault.back_after_s is None:
-        simulation.lose(host)
-    else:
-        simulation.world.after(fault.back_after_s, _restart, simulation, fault)
-
-
-def _leave(simulation: Simulation, fault: Leave) -> None:
-    host = simulation.hosts[fault.host]
-    if host.running and not host.leaving:
-        host.leave()
-        simulation.world.after(LOOK_S, _see_off, simulation, fault, simulation.world.now + fault.within_s)
-
-
-def _see_off(simulation: Simulation, fault: Leave, end_at: float) -> None:
-    host = simulation.hosts[fault.host]
-    if not host.running or not host.leaving:
-        return  # something else has ended it meanwhile
-    if host.outgoing and simulation.world.now < end_at:
-        simulation.world.after(LOOK_S, _see_off, simulation, fault, end_at)
-        return
-    host.crash(power=False)
-    if fault.back_after_s is None:
-        simulation.lose(host)
-    else:
-        simulation.world.after(fault.back_after_s, _restart, simulation, fault)
-
-
-def _restart(simulation: Simulation, fault: Crash | Leave) -> None:
-    if isinstance(fault, Crash) and fault.power:
-        simulation.network.power(fault.host, on=True)
-    simulation.hosts[fault.host].start()
-
-
-def _lose_tracker(simulation: Simulation, fault: TrackerLosses) -> None:
-    if not simulation.ended:
-        simulation.tracker.kill()
-        simulation.world.after(fault.back_after_s, simulation.tracker.start)
-        simulation.world.after(fault.every_s, _lose_tracker, simulation, fault)
+                errors.append(Unavailable)
+    return tuple(errors)
 
 
 class _Draw:
-    """Draws one schedule."""
+    """The chance behind one schedule."""
 
     def __init__(self, seed: int, names: list[str], pieces: int, duration_s: float) -> None:
         self.random = Random(f"faults {seed}")
@@ -324,8 +232,8 @@ class _Draw:
             case "origin":
                 return [OriginOutage(self.time(), self.span(0.3, 10.0))]
             case "origin-wrong":
-                some = random.sample(range(self.pieces), random.choice((1, 3, self.pieces)))
-                return [OriginWrong(frozenset(some))]
+                pieces = random.sample(range(self.pieces), random.choice((1, 3, self.pieces)))
+                return [OriginWrong(frozenset(pieces))]
             case "busy":
                 return [Busy(self.time(), self.span(0.5, 4.0), random.choice((0.0, 0.1, 0.3)))]
             case "late":
@@ -335,13 +243,13 @@ class _Draw:
         raise ValueError(f"there is no fault of the kind {kind!r}")
 
     def _tracker_losses(self) -> list[Fault]:
-        found: list[Fault] = []
-        at = self.time() * 0.5
+        losses: list[Fault] = []
+        at_s = self.time() * 0.5
         for _ in range(self.random.randint(1, 3)):
-            away = self.span(0.1, 4.0)
-            found.append(TrackerLoss(at, away))
-            at += away + self.span(0.2, 6.0)
-        return found
+            away_s = self.span(0.1, 4.0)
+            losses.append(TrackerLoss(at_s, away_s))
+            at_s += away_s + self.span(0.2, 6.0)
+        return losses
 
 
 WEIGHTS = {
@@ -352,8 +260,8 @@ WEIGHTS = {
 def schedule(
     seed: int, names: list[str], *, pieces: int, duration_s: float, kinds: tuple[str, ...] = ()
 ) -> tuple[Fault, ...]:
-    """A schedule drawn from a seed: one to four kinds of faults, or those named, within about
-    `duration_s`."""
+    """A schedule drawn from a seed: one to four kinds of faults, or `kinds`, within about
+    `duration_s`. A late host neither crashes nor leaves."""
     draw = _Draw(seed, names, pieces, duration_s)
     chosen = list(kinds)
     while not kinds and len(chosen) < 1 + seed % 4:

@@ -1,26 +1,20 @@
-"""A simulated host: the real download, sources and uplink cores, and around them what the agent's
-shell does.
+"""A simulated host: the real download, sources, downlink and uplink cores, and around them what the
+agent does.
 
 What survives a crash is the disk: the verified pieces of each blob. Everything else, the cores
 included, begins anew.
-
-How a simulated host takes in what arrives: after each piece its downlink core says for how long
-it does not read the stream on.
-
-Blobs, and what one host has to do with one of them.
-
-What a simulated host tells the tracker of itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from p2pdist.core import download as dl
+from p2pdist.core import pull as pl
 from p2pdist.core import uplink as ul
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.sources import Sources
+from p2pdist.core.transport import CutShort
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, from_problem
 from p2pdist.model.messages import (
@@ -32,70 +26,24 @@ from p2pdist.model.messages import (
     Holding,
     Leaving,
     Left,
-    Priority,
     Reject,
     Report,
 )
-from p2pdist.model.pieces import PieceLayout, PieceSet
+from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Source
-from p2pdist.simulate.context import Surroundings
+from p2pdist.simulate.bittorrent_fetch import SwarmFetch
+from p2pdist.simulate.context import Context
 from p2pdist.simulate.network import Link, Network, Rack, Stream
+from p2pdist.simulate.origin import Blob, Origin
 from p2pdist.simulate.processor import Processor
 from p2pdist.simulate.tracker import AgentSession
-from p2pdist.simulate.ways import Ways
 
-
-class Intake:
-    """One life of a host's downlink."""
-
-    __slots__ = ("_downlink", "_network")
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        self._downlink = Downlink()
-
-    def arrived(self, stream: Stream, length: int) -> None:
-        """A piece has come in whole: there is room for another once the host reads on."""
-        if stream.transit:
-            stream.transit.pop(0)
-        pause_s = self._downlink.received(stream.pull.blob.priority, length, self._network.world.now)
-        if pause_s:
-            stream.unread += 1
-            self._network.world.after(pause_s, self._look, stream)
-        elif stream.held_up:
-            self._network.room(stream)
-
-    def _look(self, stream: Stream) -> None:
-        world = self._network.world
-        pause_s = self._downlink.held_s(stream.pull.blob.priority, world.now)
-        if pause_s and stream.child_open:
-            world.after(pause_s, self._look, stream)
-            return
-        stream.unread -= 1
-        if stream.held_up:
-            self._network.room(stream)
-        if stream.parent is None and self._network.origin is not None:
-            self._network.origin.go_on([stream])
-
-
-class Blob:
-    """One blob of a simulation: how it is cut, how urgent its pulls are, and what else is the same
-    for it at every host."""
-
-    __slots__ = ("digest", "layout", "lengths", "priority", "stripes", "verified")
-
-    def __init__(self, digest: Digest, layout: PieceLayout, priority: Priority) -> None:
-        self.digest, self.layout, self.priority = digest, layout, priority
-        self.stripes = layout.stripes
-        self.lengths = [layout.length(piece) for piece in range(layout.count)]
-        self.verified = [ul.Verified(digest, piece) for piece in range(layout.count)]
+DOWNLOAD_TICK_S = 0.25
+UPLINK_TICK_S = 0.1
 
 
 class Pull:
-    """One blob at one host. `have` is what the disk holds; `proof` is the invariants' own record of
-    it. `bytes_again` came for nothing: the host held them, or had closed their stream and asked
-    another source for them; `bytes_swarm` are those of the others that came by BitTorrent. `moves`
-    counts how often the pull left a way for the other."""
+    """One blob at one host: what its disk holds, the core that fetches the rest, and figures."""
 
     __slots__ = (
         "blob",
@@ -104,6 +52,7 @@ class Pull:
         "bytes_peers",
         "bytes_swarm",
         "completed_at",
+        "core",
         "download",
         "duplicates",
         "error",
@@ -114,317 +63,187 @@ class Pull:
         "proof",
         "rejected",
         "reported",
-        "ways",
+        "swarm",
     )
 
     def __init__(self, blob: Blob) -> None:
         self.blob = blob
+        #: The pieces on the disk; of a life that downloads, the download core's own set.
         self.have = PieceSet(blob.layout.count)
-        self.download: dl.Download | None = None
-        self.ways: Ways | None = None
-        self.incoming: dict[int, Stream] = {}
-        self.reported: tuple[int, ...] = ()
+        #: A byte for each piece, 1 once it was stored: the record of the invariants.
         self.proof = bytearray(blob.layout.count)
+        #: The cores of this life, None while the host fetches nothing of the blob.
+        self.download: dl.Download | None = None
+        self.core: pl.PullCore | None = None
+        #: Its part in a swarm, where the host may fetch by one.
+        self.swarm: SwarmFetch | None = None
+        #: Open streams by their number in the download core; StreamClient keeps them.
+        self.incoming: dict[int, Stream] = {}
+        #: Pieces of each stripe, as the tracker has heard of last.
+        self.reported: tuple[int, ...] = ()
+        #: When the host started for the first time, and when it had all pieces, in seconds.
         self.joined_at: float | None = None
         self.completed_at: float | None = None
+        #: Why the pull gave up.
         self.error: P2PDistError | None = None
-        self.bytes_origin = self.bytes_peers = self.bytes_swarm = self.bytes_again = 0
-        self.duplicates = self.rejected = self.moves = 0
+        #: Good bytes from the origin and from peers, and those of both that came by BitTorrent.
+        self.bytes_origin = self.bytes_peers = self.bytes_swarm = 0
+        #: Bytes that came for nothing: the host held them, or had closed their stream.
+        self.bytes_again = 0
+        #: Pieces that the host held already, and pieces with wrong bytes.
+        self.duplicates = self.rejected = 0
+        #: How often the pull left one transport for another.
+        self.moves = 0
 
     @property
-    def settled(self) -> bool:
+    def ended(self) -> bool:
+        """Whether the pull has completed or given up."""
         return self.completed_at is not None or self.error is not None
 
     def counts(self) -> tuple[int, ...]:
+        """How many pieces of each stripe the host holds."""
         if self.download is not None:
             return tuple(self.download.counts)
         return tuple(self.have.stripe_counts(self.blob.stripes))
 
+    def holding(self) -> Holding:
+        """What a tracker must know of the pull; what is in it counts as reported."""
+        blob, layout = self.blob, self.blob.layout
+        self.reported = self.counts()
+        parents = self.download.parents() if self.download is not None else ()
+        if self.swarm is not None and parents:
+            read = self.swarm.reading
+            parents = tuple("" if stripe in read else host for stripe, host in enumerate(parents))
+        by_swarm = self.core.report_swarm() if self.core is not None else False
+        return Holding(blob.digest, layout.size, layout.piece_size, self.reported, parents, blob.priority, by_swarm)
 
-def holdings(host: Host) -> tuple[Holding, ...]:
-    """What a tracker must know of a host."""
-    if host.leaving:
-        return ()
-    return tuple(holding_of(pull) for pull in host.pulls.values() if pull.error is None)
-
-
-def holding_of(pull: Pull) -> Holding:
-    """What it must know of one pull."""
-    blob, ways = pull.blob, pull.ways
-    pull.reported = pull.counts()
-    parents = pull.download.parents() if pull.download is not None else ()
-    if ways is not None and parents:
-        read = ways.reading
-        parents = tuple("" if stripe in read else host for stripe, host in enumerate(parents))
-    by_swarm = ways.tell() if ways is not None else False
-    layout = blob.layout
-    return Holding(blob.digest, layout.size, layout.piece_size, pull.reported, parents, blob.priority, by_swarm)
-
-
-def report(host: Host) -> Report | None:
-    """What is new since the last report, None when nothing is."""
-    advances = []
-    for pull in host.pulls.values():
-        counts = pull.counts() if pull.error is None else pull.reported
-        if counts != pull.reported:
-            pull.reported = counts
-            advances.append(Advance(pull.blob.digest, counts))
-    sent_bytes, busy_s = host.uplink.take_sample(host.world.now)
-    waiting = any(not pull.settled for pull in host.pulls.values())
-    return Report(tuple(advances), sent_bytes, busy_s) if advances or busy_s or waiting else None
+    def advance(self) -> Advance | None:
+        """What is new since the last report, None when nothing is."""
+        counts = self.counts() if self.error is None else self.reported
+        if counts == self.reported:
+            return None
+        self.reported = counts
+        return Advance(self.blob.digest, counts)
 
 
-DOWNLOAD_TICK_S = 0.25
-UPLINK_TICK_S = 0.1
+class FrameReader:
+    """How a host reads its streams, in one life of its process: after each piece the downlink core
+    says for how long the host does not read the stream on."""
+
+    __slots__ = ("_downlink", "_network", "_origin")
+
+    def __init__(self, network: Network, origin: Origin) -> None:
+        self._network, self._origin = network, origin
+        self._downlink = Downlink()
+
+    def arrived(self, stream: Stream, length: int) -> None:
+        """A piece has come in whole: there is room for another once the host reads on."""
+        if stream.transit:
+            stream.transit.pop(0)
+        pause_s = self._downlink.received(stream.pull.blob.priority, length, self._network.world.now)
+        if pause_s:
+            stream.unread += 1
+            self._network.world.after(pause_s, self._read_on, stream)
+        elif stream.held_up:
+            self._network.room(stream)
+
+    def _read_on(self, stream: Stream) -> None:
+        world = self._network.world
+        pause_s = self._downlink.held_s(stream.pull.blob.priority, world.now)
+        if pause_s and stream.child_open:
+            world.after(pause_s, self._read_on, stream)
+            return
+        stream.unread -= 1
+        if stream.held_up:
+            self._network.room(stream)
+        if stream.parent is None:
+            self._origin.read_on([stream])
 
 
-class Host:
-    """See the module's text."""
+class StreamClient:
+    """The receiving end of a host: its streams from parents and from the origin.
+
+    `on_event` hears what the core of a pull must know, `on_piece` of each good piece, with the
+    number of its stream.
+    """
 
     __slots__ = (
-        "_around", "_block_sent", "_intake", "_life", "_number", "_sources", "_watching", "ahead", "checks", "leaving", "link",
-        "name", "network", "outgoing", "processor", "pulls", "rack", "running", "sent_bytes", "session", "silent", "uplink", "world",
-        "wrong_bytes", "zone",
-    )  # fmt: skip
+        "_context",
+        "_network",
+        "_on_event",
+        "_on_piece",
+        "_reader",
+        "_server",
+        "link",
+        "name",
+        "processor",
+        "rack",
+        "zone",
+    )
 
     def __init__(
         self,
-        name: str,
-        link: Link,
-        blobs: Sequence[Blob],
-        around: Surroundings,
-        rack: Rack | None = None,
-        zone: str = "",
+        server: StreamServer,
+        zone: str,
+        processor: Processor,
+        context: Context,
+        *,
+        on_event: Callable[[Pull, dl.Event], None],
+        on_piece: Callable[[Pull, int, int], None],
     ) -> None:
-        self.name, self.link, self.rack, self.zone = name, link, rack, zone
-        self.world, self.network, self.checks = around.world, around.network, around.checks
-        self.pulls = {blob.digest: Pull(blob) for blob in blobs}
-        self.running = self.leaving = self.silent = False
-        self.wrong_bytes = 0.0
-        self.outgoing: dict[int, Stream] = {}
-        self.ahead: list[Stream] = []
-        self.sent_bytes = 0
-        self.uplink = ul.Uplink(blocks_per_piece=around.blocks_per_piece)
-        self._intake = Intake(self.network)
-        self._around = around
-        self._sources = Sources()
-        pieces = [blob.layout.piece_size for blob in blobs]
-        self.processor = Processor(self.world, max(pieces, default=0) / link.up_bytes_s)
-        self.session = AgentSession(
-            Hello(PROTOCOL_VERSION, name, f"{name}:7071", zone, rack.name if rack is not None else ""),
-            around.tracker,
-            self.processor,
-            holdings=partial(holdings, self),
-            report=partial(report, self),
-            on_message=self.decided,
-            on_change=self.tracker_changed,
-        )
-        self._life = 0
-        self._number = 0
-        self._watching = False
-        self._block_sent: dict[int, ul.BlockSent] = {}
-
-    def spoils(self, piece: int) -> bool:
-        """Whether this host's copy of a piece goes out with wrong bytes: the share `wrong_bytes` of
-        all pieces, always the same ones."""
-        return (piece * 2654435761 % 1000) < self.wrong_bytes * 1000
-
-    # -- life and death
+        self.name, self.link, self.rack, self.zone = server.name, server.link, server.rack, zone
+        self.processor = processor
+        self._server, self._context, self._network = server, context, context.network
+        self._on_event, self._on_piece = on_event, on_piece
+        self._reader = FrameReader(context.network, context.origin)
 
     def start(self) -> None:
-        """The agent's process starts: it opens a session and goes on with its pulls."""
-        assert not self.running
-        self.running, self.leaving = True, False
-        self._life += 1
-        self.outgoing.clear()
-        self.ahead.clear()
-        self._block_sent.clear()
-        self._watching = False
-        self.uplink = ul.Uplink(blocks_per_piece=self._around.blocks_per_piece)
-        self._intake = Intake(self.network)
-        self._sources = Sources()
-        for pull in self.pulls.values():
-            self._begin(pull)
-        self.session.start()
+        """The host's process starts, and reads from its downlink anew."""
+        self._reader = FrameReader(self._network, self._context.origin)
 
-    def crash(self, *, power: bool) -> None:
-        """The process dies; without power its peers are not even told."""
-        assert self.running
-        self.running = False
-        self._life += 1
-        if power:
-            self.network.power(self.name, on=False)
-        self._stop_pulling()
-        for mesh in self._around.meshes.values():
-            mesh.gone(self.name)
-        for stream in list(self.outgoing.values()):
-            self.network.abandon(stream)
-        self.outgoing.clear()
-        self.session.stop()
-
-    def leave(self) -> None:
-        """The process is asked to end: it fetches nothing more, tells the tracker, and serves on
-        (p2pdist/agent/drain.py)."""
-        self.leaving = True
-        self.session.tell(Leaving())
-        self._stop_pulling()
-
-    def _stop_pulling(self) -> None:
-        for pull in self.pulls.values():
-            if pull.ways is not None:
-                pull.ways.stop()
-            for stream in list(pull.incoming.values()):
-                self._drop(stream)
-                self.network.close(stream)
-            pull.download = None
-
-    def _begin(self, pull: Pull) -> None:
-        blob, now = pull.blob, self.world.now
-        if pull.joined_at is None:
-            pull.joined_at = now
-        if pull.error is not None:
-            return
-        if not pull.have.complete:
-            around = self._around
-            download = dl.Download(
-                blob.digest, blob.layout, blob.stripes, pull.have, self._sources, now, around.patience_s, self.name
-            )
-            pull.download, pull.have = download, download.have
-            if around.transport_of(self.name) != "trees":
-                pull.ways = Ways(self, pull, around)
-                pull.ways.tracker_changed(self.session.welcomed)
-                pull.ways.steer()
-            self.submit(pull, dl.TrackerChanged(self.session.welcomed))
-            self.world.after(self.world.random.uniform(0, DOWNLOAD_TICK_S), self._tick_download, pull, self._life)
-        self._feed(ul.Held(blob.digest, blob.layout, blob.stripes, pull.have))
-
-    # -- session
-
-    def tracker_changed(self, present: bool) -> None:
-        """A tracker answers, or none does."""
-        if present and self.leaving:
-            self.session.tell(Leaving())
-        for pull in self.pulls.values():
-            if pull.ways is not None:
-                pull.ways.tracker_changed(present)
-            if pull.download is not None:
-                self.submit(pull, dl.TrackerChanged(present))
-
-    def decided(self, message: Assign | Reject) -> None:
-        """The tracker has decided something about a pull."""
-        if isinstance(message, Assign):
-            blob, event = message.plan.blob, dl.Planned(message.plan)
-            pull = self.pulls.get(blob)
-            if pull is not None and pull.ways is not None:
-                pull.ways.planned(message.plan)
-            if pull is not None and pull.download is not None:
-                self.submit(pull, event)
-        elif message.blob is not None:
-            pull = self.pulls.get(message.blob)
-            if pull is not None and pull.download is not None:
-                self.submit(pull, dl.Rejected(from_problem(message.problem)))
-
-    # -- receiving
-
-    def _tick_download(self, pull: Pull, life: int) -> None:
-        self.processor.run(self._tick_downloads, pull, life)
-
-    def _tick_downloads(self, pull: Pull, life: int) -> None:
-        if life == self._life and pull.download is not None and not pull.download.finished:
-            if pull.ways is not None:
-                pull.ways.steer()
-                if pull.ways.changed:
-                    self.session.tell(holding_of(pull))
-            self.submit(pull, dl.Tick())
-            self.world.after(DOWNLOAD_TICK_S, self._tick_download, pull, life)
-
-    def submit(self, pull: Pull, event: dl.Event) -> None:
-        """Let the download core hear of something, and do what it commands."""
-        assert pull.download is not None
-        commands = pull.download.handle(event, now=self.world.now)
-        if commands:
-            self._obey(pull, commands)
-
-    def _obey(self, pull: Pull, commands: list[dl.Command]) -> None:
-        for command in commands:
-            self.checks.commanded(self, pull, command)
-            match command:
-                case dl.OpenStream(number, source, stripe):
-                    self._open(pull, number, source, stripe)
-                case dl.CloseStream(number, after_piece):
-                    self._close(pull.incoming[number], after_piece)
-                case dl.Complain(stripe, source, reason, piece):
-                    self.session.tell(Complaint(pull.blob.digest, stripe, source.host, reason, piece))
-                case dl.Completed():
-                    pull.completed_at = self.world.now
-                    self.session.report()
-                    self._end_ways(pull)
-                    self._around.on_settled(self, pull)
-                case dl.GaveUp(error):
-                    self._gave_up(pull, error)
-
-    def _end_ways(self, pull: Pull) -> None:
-        if pull.ways is not None:
-            pull.ways.end()
-
-    def fed(self, pull: Pull) -> bool:
-        """Whether every stripe that lacks something has a source."""
-        assert pull.download is not None
-        parents, counts = pull.download.parents(), pull.counts()
-        totals = (len(range(stripe, pull.have.count, len(counts))) for stripe in range(len(counts)))
-        return all(
-            host is not None or count == total for host, count, total in zip(parents, counts, totals, strict=True)
-        )
-
-    def _gave_up(self, pull: Pull, error: P2PDistError) -> None:
-        pull.error = error
-        self._end_ways(pull)
-        for stream in list(pull.incoming.values()):
-            self._drop(stream)
-            self.network.close(stream)
-        self.session.tell(Left(pull.blob.digest))
-        for stream in [each for each in self.outgoing.values() if each.pull.blob is pull.blob]:
-            self.network.close_serving(stream)
-            self.network.abandon(stream)
-        self._feed(ul.Dropped(pull.blob.digest))
-        self._around.on_settled(self, pull)
-
-    def _open(self, pull: Pull, number: int, source: Source, stripe: int) -> None:
+    def open(self, pull: Pull, number: int, source: Source, stripe: int) -> None:
+        """Open stream `number` of a pull."""
         if source.is_origin:
             stream = pull.incoming[number] = Stream(self, None, pull, number, stripe)
-            self._around.origin.open(stream)
+            self._context.origin.open(stream)
             return
-        parent = self._around.hosts[source.host]
+        parent = self._context.senders[source.host]
         stream = pull.incoming[number] = Stream(self, parent, pull, number, stripe)
         have = PieceSet(pull.blob.layout.count, pull.have.bits)
         for other in pull.incoming.values():
             if other.finishing >= 0:
                 have.add(other.finishing)
-        self.network.open(stream, have)
+        self._network.open(stream, have)
 
-    def _close(self, stream: Stream, after_piece: bool) -> None:
+    def close(self, stream: Stream, *, after_piece: bool) -> None:
+        """Close a stream, with `after_piece` once the piece that is coming is complete."""
         if after_piece and stream.parent is not None:
-            stream.finishing = self.network.under_way(stream)
+            stream.finishing = self._network.under_way(stream)
         if stream.finishing < 0:
-            self.closed(stream)
+            self._close_now(stream)
+
+    def close_all(self, pull: Pull) -> None:
+        """Close the streams of a pull; its core hears of each."""
+        for stream in list(pull.incoming.values()):
+            self._close_now(stream)
+
+    def drop_all(self, pull: Pull) -> None:
+        """Close the streams of a pull that has ended."""
+        for stream in list(pull.incoming.values()):
+            self._drop(stream)
+            self._network.close(stream)
+
+    def _close_now(self, stream: Stream) -> None:
+        self._drop(stream)
+        self._network.close(stream)
+        if stream.pull.download is not None:
+            self._on_event(stream.pull, dl.StreamEnded(stream.number, "closed"))
 
     def _drop(self, stream: Stream) -> None:
         stream.child_open = False
         stream.pull.incoming.pop(stream.number, None)
         if stream.parent is None:
-            self._around.origin.closed(stream)
-
-    def closed(self, stream: Stream) -> None:
-        """This side has closed a stream, as commanded."""
-        self._drop(stream)
-        self.network.close(stream)
-        if stream.pull.download is not None:
-            self.submit(stream.pull, dl.StreamEnded(stream.number, "closed"))
-            self._steer(stream.pull)
-
-    def _steer(self, pull: Pull) -> None:
-        if pull.ways is not None:
-            pull.ways.steer()
+            self._context.origin.closed(stream)
 
     def ended(self, stream: Stream, reason: str) -> None:
         """A stream has ended from the other side."""
@@ -438,28 +257,25 @@ class Host:
             return
         self._drop(stream)
         if not stream.parent_open:
-            self.network.streams.pop(stream, None)
+            self._network.forget(stream)
         closed = stream.finishing >= 0
-        self.submit(stream.pull, dl.StreamEnded(stream.number, "closed" if closed else reason))
-        self._steer(stream.pull)
+        self._on_event(stream.pull, dl.StreamEnded(stream.number, "closed" if closed else reason))
 
     def arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
-        """A piece has come in whole. It is verified; a good one is stored and at once offered to
-        this host's children."""
+        """A piece has come in whole; `good` is what verifying it will show."""
         self.processor.run(self._arrived, stream, piece, length, good)
 
     def _arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
         if stream.feed is not None:
             stream.feed.arrived(piece, length, good)
             return
-        self._intake.arrived(stream, length)
-        pull = stream.pull
+        self._reader.arrived(stream, length)
+        pull: Pull = stream.pull
         if not stream.child_open or (stream.finishing >= 0 and piece != stream.finishing):
-            if self.running:
+            if self._server.running:
                 pull.bytes_again += length
             return
-        download = pull.download
-        assert download is not None
+        assert pull.download is not None
         if not good:
             self._reject(stream, piece)
             return
@@ -470,34 +286,125 @@ class Host:
         if pull.proof[piece]:
             pull.duplicates += 1
             pull.bytes_again += length
-        self.keep(pull, stream.number, piece)
+        self._on_piece(pull, stream.number, piece)
         if stream.finishing == piece and stream.child_open:
-            self.closed(stream)
-
-    def keep(self, pull: Pull, number: int, piece: int) -> None:
-        """Store a piece that has verified, from stream `number`."""
-        assert pull.download is not None
-        self.checks.stored(pull, piece, True)
-        now = self.world.now
-        for send in self.uplink.handle(pull.blob.verified[piece], now=now):
-            self._give(send)
-        if pull.ways is not None:
-            pull.ways.stored(piece)
-        commands = pull.download.handle(dl.PieceStored(number, piece), now=now)
-        if commands:
-            self._obey(pull, commands)
+            self._close_now(stream)
 
     def _reject(self, stream: Stream, piece: int) -> None:
         stream.pull.rejected += 1
         self._drop(stream)
-        self.network.close(stream)
-        self.submit(stream.pull, dl.StreamEnded(stream.number, "corrupt", piece))
+        self._network.close(stream)
+        self._on_event(stream.pull, dl.StreamEnded(stream.number, "corrupt", piece))
 
-    # -- sending
+    def lead(self, blob: Digest, stripe: int) -> int:
+        """By how many pieces of a stripe the host is ahead of its children."""
+        return self._server.uplink.lead(blob, stripe)
+
+    def hold_back(self, stream: Stream) -> None:
+        """Let a stream from the origin wait until the host's children may have caught up."""
+        self._server.hold_back(stream)
+
+
+class StreamServer:
+    """The sending end of a host: its streams to children, whose blocks go out as the uplink core
+    commands."""
+
+    __slots__ = (
+        "_block_sent",
+        "_checks",
+        "_context",
+        "_life",
+        "_network",
+        "_number",
+        "_processor",
+        "_pulls",
+        "_waiting",
+        "_watching",
+        "_world",
+        "_wrong_share",
+        "link",
+        "name",
+        "outgoing",
+        "rack",
+        "running",
+        "sent_bytes",
+        "silent",
+        "uplink",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        link: Link,
+        rack: Rack | None,
+        pulls: Mapping[Digest, Pull],
+        processor: Processor,
+        context: Context,
+    ) -> None:
+        self.name, self.link, self.rack = name, link, rack
+        self._pulls, self._processor, self._context = pulls, processor, context
+        self._world, self._network, self._checks = context.world, context.network, context.checks
+        #: Whether the host's process runs; start() and stop() set it.
+        self.running = False
+        #: Whether the host accepts streams and sends nothing in them.
+        self.silent = False
+        #: The share of the pieces that go out with wrong bytes.
+        self._wrong_share = 0.0
+        #: Bytes sent in all lives, also to peers of swarms.
+        self.sent_bytes = 0
+        self.uplink = ul.Uplink(blocks_per_piece=context.blocks_per_piece)
+        #: Streams by their number in the uplink core, and the number of the last.
+        self.outgoing: dict[int, Stream] = {}
+        self._number = 0
+        #: The event that the uplink core gets after each block, by stream.
+        self._block_sent: dict[int, ul.BlockSent] = {}
+        #: Streams from the origin to this host that wait until its children have caught up.
+        self._waiting: list[Stream] = []
+        #: Counts lives, so that a tick of an earlier one does nothing.
+        self._life = 0
+        #: Whether a tick of the uplink core is due.
+        self._watching = False
+
+    # -- life and faults
+
+    def start(self) -> None:
+        """The host's process starts, with a new uplink core."""
+        self.running = True
+        self._life += 1
+        self.outgoing.clear()
+        self._waiting.clear()
+        self._block_sent.clear()
+        self._watching = False
+        self.uplink = ul.Uplink(blocks_per_piece=self._context.blocks_per_piece)
+
+    def stop(self) -> None:
+        """The host's process is dead; abandon() follows."""
+        self.running = False
+        self._life += 1
+
+    def abandon(self) -> None:
+        """Break all streams."""
+        for stream in list(self.outgoing.values()):
+            self._network.abandon(stream)
+        self.outgoing.clear()
+
+    def fall_silent(self) -> None:
+        """Send nothing from now on in streams that are opened."""
+        self.silent = True
+
+    def spoil(self, share: float) -> None:
+        """Send wrong bytes from now on for this share of all pieces, always the same ones."""
+        self._wrong_share = share
+
+    def spoils(self, piece: int) -> bool:
+        """Whether this host's copy of a piece goes out with wrong bytes."""
+        return (piece * 2654435761 % 1000) < self._wrong_share * 1000
+
+    # -- streams
 
     def serve(self, stream: Stream, have: PieceSet) -> str:
-        """A child asks for a stripe; returns why not, or "" when it will be served."""
-        pull = self.pulls.get(stream.pull.blob.digest)
+        """A child asks for a stripe; returns the reason of a refusal, or "" when it is served."""
+        pull = self._pulls.get(stream.pull.blob.digest)
         if pull is None or pull.error is not None:
             return "missing"
         self._number += 1
@@ -505,60 +412,287 @@ class Host:
         self.outgoing[self._number] = stream
         if not self.silent:
             self._block_sent[self._number] = ul.BlockSent(self._number)
-            self._feed(ul.Opened(self._number, pull.blob.digest, stream.stripe, have, pull.blob.priority))
+            self.handle(ul.Opened(self._number, pull.blob.digest, stream.stripe, have, pull.blob.priority))
         return ""
+
+    def drop(self, blob: Blob) -> None:
+        """End all streams of a blob, of which the host gives nothing any more."""
+        for stream in [stream for stream in self.outgoing.values() if stream.pull.blob is blob]:
+            self._network.close_serving(stream)
+            self._network.abandon(stream)
+        self.handle(ul.Dropped(blob.digest))
+
+    def count_sent(self, length: int) -> None:
+        """The uplink has sent so many bytes."""
+        self.sent_bytes += length
 
     def block_sent(self, stream: Stream, length: int) -> None:
         """The uplink has sent a stream's block."""
         self.sent_bytes += length
-        self.processor.run(self._block_was_sent, stream)
+        self._processor.run(self._block_was_sent, stream)
 
     def _block_was_sent(self, stream: Stream) -> None:
         if stream.serving not in self._block_sent:
             return  # the stream was closed before the process got to this
-        for command in self.uplink.handle(self._block_sent[stream.serving], now=self.world.now):
-            self._give(command)
-        if self.ahead:
+        self.handle(self._block_sent[stream.serving])
+        if self._waiting:
             self._wait_less()
 
     def stopped_serving(self, stream: Stream) -> None:
         """A child's stream is closed."""
         if self.outgoing.pop(stream.serving, None) is not None:
             self._block_sent.pop(stream.serving, None)
-            self._feed(ul.Closed(stream.serving))
+            self.handle(ul.Closed(stream.serving))
             self._wait_less()
 
+    def hold_back(self, stream: Stream) -> None:
+        """Let a stream from the origin to this host wait until its children may have caught up."""
+        self._waiting.append(stream)
+
     def _wait_less(self) -> None:
-        """Children may have caught up with the stripes that this host reads from the origin."""
-        ahead, self.ahead = self.ahead, []
-        self._around.origin.go_on(ahead)
+        waiting, self._waiting = self._waiting, []
+        self._context.origin.read_on(waiting)
+
+    # -- the uplink core
+
+    def handle(self, event: ul.Event) -> None:
+        """Let the uplink core hear of something, and do what it commands."""
+        for command in self.uplink.handle(event, now=self._world.now):
+            stream = self.outgoing.get(command.stream)
+            if stream is None:
+                continue
+            if isinstance(command, ul.Send):
+                pull = self._pulls[stream.pull.blob.digest]
+                piece, end = command.piece, command.offset + command.length
+                self._checks.sending(stream, pull, piece, command.offset)
+                self._network.send(stream, piece, command.length, end == pull.blob.lengths[piece])
+            else:
+                self._network.finish(stream)
 
     def watch_uplink(self) -> None:
         """Tick the uplink core while blocks are in flight."""
         if not self._watching:
             self._watching = True
-            self.world.after(UPLINK_TICK_S, self._tick_uplink, self._life)
+            self._world.after(UPLINK_TICK_S, self._tick, self._life)
 
-    def _tick_uplink(self, life: int) -> None:
+    def _tick(self, life: int) -> None:
         if life != self._life:
             return
         self._watching = False
-        self._feed(ul.Tick())
+        self.handle(ul.Tick())
         if self.uplink.in_flight:
             self.watch_uplink()
 
-    def _feed(self, event: ul.Event) -> None:
-        for command in self.uplink.handle(event, now=self.world.now):
-            self._give(command)
 
-    def _give(self, command: ul.Command) -> None:
-        stream = self.outgoing.get(command.stream)
-        if stream is None:
+class Host:
+    """A host with its pulls, of which it has the same ones in each life of its process."""
+
+    __slots__ = (
+        "_context",
+        "_life",
+        "_sources",
+        "client",
+        "leaving",
+        "link",
+        "name",
+        "network",
+        "processor",
+        "pulls",
+        "rack",
+        "server",
+        "session",
+        "world",
+        "zone",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        link: Link,
+        blobs: Sequence[Blob],
+        context: Context,
+        rack: Rack | None = None,
+        zone: str = "",
+    ) -> None:
+        self.name, self.link, self.rack, self.zone = name, link, rack, zone
+        self.world, self.network, self._context = context.world, context.network, context
+        self.pulls = {blob.digest: Pull(blob) for blob in blobs}
+        #: Whether the process was asked to end: it fetches nothing more, and serves on.
+        self.leaving = False
+        #: The sources core, which all pulls of a life share.
+        self._sources = Sources()
+        piece_size = max((blob.layout.piece_size for blob in blobs), default=0)
+        self.processor = Processor(self.world, piece_size / link.up_bytes_s)
+        self.server = StreamServer(name, link, rack, self.pulls, self.processor, context)
+        self.client = StreamClient(self.server, zone, self.processor, context, on_event=self.submit, on_piece=self.keep)
+        self.session = AgentSession(
+            Hello(PROTOCOL_VERSION, name, f"{name}:7071", zone, rack.name if rack is not None else ""),
+            context.tracker,
+            self.processor,
+            holdings=self._holdings,
+            report=self._report,
+            on_message=self._decided,
+            on_change=self._tracker_changed,
+        )
+        #: Counts starts and crashes, so that a tick of an earlier life does nothing.
+        self._life = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether the agent's process runs."""
+        return self.server.running
+
+    # -- the process
+
+    def start(self) -> None:
+        """The agent's process starts: it opens a session and goes on with its pulls."""
+        assert not self.running
+        self.leaving = False
+        self._life += 1
+        self.server.start()
+        self.client.start()
+        self._sources = Sources()
+        for pull in self.pulls.values():
+            self._begin(pull)
+        self.session.start()
+
+    def crash(self, *, power: bool) -> None:
+        """The process dies; with `power` the host goes silent, and its peers learn nothing."""
+        assert self.running
+        self.server.stop()
+        self._life += 1
+        if power:
+            self.network.paths.power(self.name, on=False)
+        self._stop_pulling()
+        for mesh in self._context.meshes.values():
+            mesh.gone(self.name)
+        self.server.abandon()
+        self.session.stop()
+
+    def leave(self) -> None:
+        """The process is asked to end: it fetches nothing more, tells the tracker, and serves on
+        (p2pdist/agent/drain.py)."""
+        self.leaving = True
+        self.session.send(Leaving())
+        self._stop_pulling()
+
+    def _stop_pulling(self) -> None:
+        for pull in self.pulls.values():
+            if pull.swarm is not None:
+                pull.swarm.stop()
+            self.client.drop_all(pull)
+            pull.download = None
+
+    # -- the session
+
+    def _holdings(self) -> tuple[Holding, ...]:
+        if self.leaving:
+            return ()
+        return tuple(pull.holding() for pull in self.pulls.values() if pull.error is None)
+
+    def _report(self) -> Report | None:
+        advances = tuple(advance for pull in self.pulls.values() if (advance := pull.advance()) is not None)
+        sent_bytes, busy_s = self.server.uplink.take_sample(self.world.now)
+        waiting = any(not pull.ended for pull in self.pulls.values())
+        return Report(advances, sent_bytes, busy_s) if advances or busy_s or waiting else None
+
+    def _tracker_changed(self, present: bool) -> None:
+        if present and self.leaving:
+            self.session.send(Leaving())
+        for pull in self.pulls.values():
+            if pull.download is not None:
+                self.submit(pull, dl.TrackerChanged(present))
+
+    def _decided(self, message: Assign | Reject) -> None:
+        if isinstance(message, Assign):
+            pull = self.pulls.get(message.plan.blob)
+            if pull is not None and pull.swarm is not None:
+                pull.swarm.planned(message.plan)
+            if pull is not None and pull.download is not None:
+                self.submit(pull, dl.Planned(message.plan))
+        elif message.blob is not None:
+            pull = self.pulls.get(message.blob)
+            if pull is not None and pull.download is not None:
+                self.submit(pull, dl.Rejected(from_problem(message.problem)))
+
+    # -- pulls
+
+    def _begin(self, pull: Pull) -> None:
+        blob, now, context = pull.blob, self.world.now, self._context
+        if pull.joined_at is None:
+            pull.joined_at = now
+        if pull.error is not None:
             return
-        if isinstance(command, ul.Send):
-            pull = self.pulls[stream.pull.blob.digest]
-            piece, end = command.piece, command.offset + command.length
-            self.checks.sending(stream, pull, piece, command.offset)
-            self.network.send(stream, piece, command.length, end == pull.blob.lengths[piece])
-        else:
-            self.network.finish(stream)
+        if not pull.have.complete:
+            download = dl.Download(
+                blob.digest, blob.layout, blob.stripes, pull.have, self._sources, now, context.patience_s, self.name
+            )
+            pull.download, pull.have = download, download.have
+            policy = context.transport_of(self.name)
+            pull.core = pl.PullCore(download, policy, priority=blob.priority)
+            if policy != "trees":
+                pull.swarm = SwarmFetch(self, pull, context)
+            self.submit(pull, dl.TrackerChanged(self.session.welcomed))
+            self.world.after(self.world.random.uniform(0, DOWNLOAD_TICK_S), self._tick_due, pull, self._life)
+        self.server.handle(ul.Held(blob.digest, blob.layout, blob.stripes, pull.have))
+
+    def _tick_due(self, pull: Pull, life: int) -> None:
+        self.processor.run(self._tick, pull, life)
+
+    def _tick(self, pull: Pull, life: int) -> None:
+        if life == self._life and pull.download is not None and not pull.download.finished:
+            self.submit(pull, dl.Tick())
+            self.world.after(DOWNLOAD_TICK_S, self._tick_due, pull, life)
+
+    def submit(self, pull: Pull, event: pl.Event) -> None:
+        """Hand an event to the pull's core, and do what it commands."""
+        assert pull.core is not None
+        commands = pull.core.handle(event, now=self.world.now)
+        if commands:
+            self._obey(pull, commands)
+
+    def keep(self, pull: Pull, number: int, piece: int) -> None:
+        """Store a piece that has verified, from stream `number`, and offer it to the children."""
+        self._context.checks.stored(pull, piece, True)
+        self.server.handle(pull.blob.verified[piece])
+        if pull.swarm is not None:
+            pull.swarm.held(piece)
+        self.submit(pull, dl.PieceStored(number, piece))
+
+    def _obey(self, pull: Pull, commands: Iterable[pl.Command]) -> None:
+        for command in commands:
+            self._context.checks.commanded(self, pull, command)
+            match command:
+                case dl.OpenStream(number, source, stripe):
+                    self.client.open(pull, number, source, stripe)
+                case dl.CloseStream(number, after_piece):
+                    self.client.close(pull.incoming[number], after_piece=after_piece)
+                case dl.Complain(stripe, source, reason, piece):
+                    self.session.send(Complaint(pull.blob.digest, stripe, source.host, reason, piece))
+                case dl.Completed():
+                    pull.completed_at = self.world.now
+                    self.session.report()
+                    if pull.swarm is not None:
+                        pull.swarm.end()
+                    self._context.on_ended(self, pull)
+                case dl.GaveUp(error):
+                    self._gave_up(pull, error)
+                case pl.TellTracker():
+                    self.session.send(pull.holding())
+                case CutShort():
+                    self.client.close_all(pull)
+                case pl.Switched():
+                    pull.moves += 1
+                case pl.BeginSwarm() if pull.swarm is not None:
+                    pull.swarm.begin()
+                case pl.EndSwarm() if pull.swarm is not None:
+                    pull.swarm.close()
+
+    def _gave_up(self, pull: Pull, error: P2PDistError) -> None:
+        pull.error = error
+        if pull.swarm is not None:
+            pull.swarm.end()
+        self.client.drop_all(pull)
+        self.session.send(Left(pull.blob.digest))
+        self.server.drop(pull.blob)
+        self._context.on_ended(self, pull)

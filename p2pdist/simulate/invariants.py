@@ -1,8 +1,9 @@
 """What must hold at every moment of a simulation; the first breach ends the run with its seed and
 time.
 
-Cheap checks follow each event: what is stored, sent, opened and planned. The trees are checked
-along the paths that an event may have changed, and as a whole every FULL_CHECK_S and at the end.
+Cheap checks follow each event: what hosts store, send and open, and what the tracker plans. The
+trees are checked along the paths that an event may have changed, and as a whole every FULL_CHECK_S
+and at the end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from p2pdist.core import download as dl
+from p2pdist.core.pull import Command as PullCommand
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Assign, Holding, Holdings
@@ -32,32 +34,34 @@ class InvariantBroken(AssertionError):
 
 
 class Invariants:
-    """See the module's text. `origin_streams_max` is the cap on leases that the fleets are
-    given."""
+    """The checks of one run. `origin_streams_max` is the cap on leases that fleets are given."""
 
     def __init__(self, world: World, seed: int, origin_streams_max: int) -> None:
         self._world, self._seed = world, seed
         self._origin_streams_max = origin_streams_max
+        #: Leases by blob, stripe and host: of this fleet that may be out, and of all fleets.
         self._granted: dict[tuple[Digest, int, str], None] = {}
         self._ever_granted: dict[tuple[Digest, int, str], None] = {}
+        #: Hosts that a plan has named as superpeers of a blob to themselves.
         self._named: dict[tuple[Digest, str], None] = {}
+        #: The fleet that handled the last event.
         self._fleet: Fleet | None = None
+        #: When the trees are next checked as a whole, in seconds.
         self._full_check_at = 0.0
-        self.full_checks = 0
 
     def require(self, condition: bool, what: str) -> None:
-        """Object unless `condition` holds."""
+        """End the run, with the text `what`, unless the condition holds."""
         if not condition:
             self.broken(what)
 
     def broken(self, what: str) -> None:
-        """Object."""
+        """End the run: what is said does not hold."""
         raise InvariantBroken(f"seed {self._seed}, at {self._world.now:.6f} s: {what}")
 
     # -- hosts
 
     def stored(self, pull: Pull, piece: int, good: bool) -> None:
-        """A host takes a piece for good: it must have been checked, and only good ones may be."""
+        """A host stores a piece: only good ones may be."""
         if not good:
             self.broken(f"wrong bytes of piece {piece} were stored")
         pull.proof[piece] = 1
@@ -72,15 +76,15 @@ class Invariants:
         if piece % pull.blob.stripes != stream.stripe:
             self.broken(f"{stream} carries piece {piece}")
 
-    def commanded(self, host: Host, pull: Pull, command: dl.Command) -> None:
-        """A download core commands something: streams only for what is missing, one a stripe, one
+    def commanded(self, host: Host, pull: Pull, command: PullCommand) -> None:
+        """A pull's core commands something: streams only for what is missing, one a stripe, one
         end, and nothing after it."""
-        if pull.settled:
+        if pull.ended:
             self.broken(f"{host.name} does {command} after its pull has ended")
         match command:
             case dl.OpenStream(_, source, stripe):
                 self._opening(host, pull, stripe)
-                if pull.ways is not None and pull.ways.swarm_writes:
+                if pull.core is not None and pull.core.swarm_writes:
                     self.broken(f"{host.name} opens a stream while a swarm writes into the blob")
                 if source.host == host.name:
                     self.broken(f"{host.name} opens a stream to itself")
@@ -94,10 +98,10 @@ class Invariants:
                 self.broken(f"{host.name} gives up though it has all pieces")
 
     def _reading_unasked(self, host: Host, pull: Pull, stripe: int) -> None:
-        """Without a lease only a keeper reads the origin, and only while no tracker answers it."""
+        """Without a lease only a superpeer may read the origin, while no tracker answers it."""
         what = f"{host.name} reads stripe {stripe} from the origin, never had the lease and"
         if (pull.blob.digest, host.name) not in self._named:
-            self.broken(f"{what} is no keeper")
+            self.broken(f"{what} is no superpeer")
         if host.session.welcomed:
             self.broken(f"{what} has a tracker to ask")
 
@@ -105,26 +109,26 @@ class Invariants:
         stripes = pull.blob.stripes
         if all(pull.proof[stripe::stripes]):
             self.broken(f"{host.name} opens a stream for stripe {stripe}, of which it lacks nothing")
-        if any(each.stripe == stripe and each.finishing < 0 for each in pull.incoming.values()):
+        if any(stream.stripe == stripe and stream.finishing < 0 for stream in pull.incoming.values()):
             self.broken(f"{host.name} opens a second stream for stripe {stripe}")
 
     def joining(self, host: Host, pull: Pull) -> None:
         """A swarm begins to write into a blob: nothing else does, and something is lacking."""
         if pull.incoming:
             self.broken(f"{host.name} joins a swarm and still has {len(pull.incoming)} streams")
-        if pull.settled:
+        if pull.ended:
             self.broken(f"{host.name} joins a swarm after its pull has ended")
 
     def asking(self, host: Host, pull: Pull, piece: int) -> None:
-        """A swarm fetches only what is missing, whichever way the rest came."""
+        """A member of a swarm requests a piece: it holds it not, and has no streams."""
         if pull.proof[piece]:
             self.broken(f"{host.name} asks a swarm for piece {piece}, which it holds")
         if pull.incoming:
             self.broken(f"{host.name} asks a swarm for piece {piece} and still has streams")
 
     def feeding(self, host: Host, pull: Pull, piece: int) -> None:
-        """Who reads for a swarm what is missing has a lease, or is a keeper while these read, or
-        while no tracker answers."""
+        """A host that reads a piece for a swarm lacks it, and has a lease, or is a superpeer while
+        superpeers share the origin or no tracker answers."""
         self.asking(host, pull, piece)
         blob, stripe = pull.blob.digest, piece % pull.blob.stripes
         if (blob, stripe, host.name) in self._ever_granted:
@@ -167,8 +171,8 @@ class Invariants:
         self._keepers(swarm, member, [keeper.host for keeper in message.plan.keepers])
         for plan in message.plan.stripes:
             parent = plan.parent
-            told = parent.host if parent is not None else None
-            self.require(told == member.parents[plan.stripe], f"{name} is told another parent than it has")
+            planned = parent.host if parent is not None else None
+            self.require(planned == member.parents[plan.stripe], f"{name} is told another parent than it has")
             self._climb(swarm, plan.stripe, name)
             if parent is not None and parent.is_origin:
                 self._granted[swarm.blob, plan.stripe, name] = None
@@ -218,7 +222,6 @@ class Invariants:
 
     def check_fleet(self, fleet: Fleet) -> None:
         """Everything about a fleet's swarms."""
-        self.full_checks += 1
         for swarm in fleet.swarms.values():
             receivers = sum(1 for member in swarm.members.values() if not member.seed)
             self.require(
@@ -287,7 +290,7 @@ class Invariants:
                     self.broken(f"{host.name} gave up for no good reason: {pull.error}")
                 if fleet is None or not host.running or pull.error is not None:
                     continue
-                if not host.network.reachable(host.name, TRACKER_NAME):
+                if not host.network.paths.reachable(host.name, TRACKER_NAME):
                     continue
                 swarm = fleet.swarms.get(pull.blob.digest)
                 member = swarm.members.get(host.name) if swarm is not None else None

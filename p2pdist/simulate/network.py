@@ -1,42 +1,51 @@
-"""The network: links with a rate, paths with a latency, streams that break, and cuts.
+"""The simulated network: links with a rate, paths with a latency, streams that break, and cuts.
 
 Model. A block occupies its sender's uplink first come, first served: it has been sent at max(now,
 uplink free) + bytes / rate. It has arrived at max(sent + latency, downlink free + bytes / rate),
 cut through: the receiver takes it in while it is being sent. What is on its way when a stream
-closes is lost. Of one stream at most WINDOW_PIECES wait for the receiver's downlink: its window is
-full then, and the sender's kernel takes no more until there is room. Opening a stream takes a round
-trip.
+closes is lost. Of one stream at most WINDOW_PIECES wait for the receiver's downlink: then its
+window is full, and the sender's kernel takes no more until there is room. Opening a stream takes a
+round trip.
 
-Between the two, a block for another rack waits its turn on its own rack's uplink and then on the
-other rack's downlink (rack.py), and one from the origin on the latter. Of such a stream at most
-CROSSING_PIECES are on their way, whichever queue they stand in.
+Racks share an uplink and a downlink each, through which everything passes that crosses the rack's
+boundary. A block for another rack waits first for its own rack's uplink and then for the other
+rack's downlink, and one from the origin for the latter. Of such a stream at most CROSSING_PIECES
+are on their way.
 
 A process that dies breaks its streams at once. A host without power and a cut path are silent:
 blocks into them are stuck until the path heals, and after GIVES_UP_S the kernel gives the stream up
 on both sides. A stream whose other end is gone breaks when the path heals.
 
-Racks: a shared uplink and a shared downlink each, through which everything passes that crosses
-the rack's boundary.
+The network knows hosts as the ends of streams (Receiver, Sender), the tracker as sessions whose
+path is cut and heals, and the origin as a name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
+from p2pdist.model.digest import Digest
 from p2pdist.model.pieces import PieceSet
 from p2pdist.simulate.clock import Call, World
+from p2pdist.simulate.processor import Processor
 
-if TYPE_CHECKING:
-    from p2pdist.simulate.bittorrent_fetch import SwarmFeed
-    from p2pdist.simulate.host import Host, Pull
-    from p2pdist.simulate.origin import Origin
-    from p2pdist.simulate.tracker import Session
+CONNECT_TIMEOUT_S = 2.0
+GIVES_UP_S = 10.0
+WINDOW_PIECES = 4
+CROSSING_PIECES = 2
+
+SLOW_BLOCK_S = 0.2
+"""A block that takes longer than this keeps its sender's uplink core ticking: it may have to be
+taken for stuck."""
+
+ORIGIN_NAME = "@origin"
+TRACKER_NAME = "@tracker"
 
 
 class Rack:
-    """One rack. `bytes_s` is the rate of each direction, 0 for no limit; `bytes_in` and `bytes_out`
-    count what has crossed its boundary.
+    """One rack's link to the others. `bytes_s` is the rate of each direction, 0 for no limit.
 
     Like a host's link each direction is first come, first served and cut through: a block passes
     while it comes in, when nothing else is in its way.
@@ -46,7 +55,9 @@ class Rack:
 
     def __init__(self, name: str, bytes_s: float) -> None:
         self.name, self.bytes_s = name, bytes_s
+        #: When each direction will have carried what it has been given, in seconds.
         self.up_free_at = self.down_free_at = 0.0
+        #: What has crossed the boundary, in bytes.
         self.bytes_in = self.bytes_out = 0
 
     def leave(self, now: float, length: int) -> float:
@@ -66,22 +77,9 @@ class Rack:
         return self.down_free_at
 
 
-CONNECT_TIMEOUT_S = 2.0
-GIVES_UP_S = 10.0
-WINDOW_PIECES = 4
-CROSSING_PIECES = 2
-
-SLOW_BLOCK_S = 0.2
-"""A block that takes longer than this keeps its sender's uplink core ticking: it may have to be
-taken for stuck."""
-
-ORIGIN_NAME = "@origin"
-TRACKER_NAME = "@tracker"
-
-
 class Link:
-    """One host's link: rates in bytes/s, and when each direction will have done what it has been
-    given."""
+    """One host's link: rates in bytes/s, and when each direction will have carried what it has been
+    given, in seconds."""
 
     __slots__ = ("_full", "down_bytes_s", "down_free_at", "up_bytes_s", "up_free_at")
 
@@ -96,13 +94,116 @@ class Link:
         if both:
             self.down_bytes_s = self._full[1] * share
 
+    def send(self, now: float, length: int) -> float:
+        """When a block that is given to the uplink now will have been sent."""
+        self.up_free_at = max(now, self.up_free_at) + length / self.up_bytes_s
+        return self.up_free_at
+
+
+class Wires:
+    """Carries blocks that were sent to the hosts that receive them: over racks' links and the
+    downlink, with `latency_s` on each path, one way."""
+
+    __slots__ = ("_latency_s", "_world")
+
+    def __init__(self, world: World, latency_s: float) -> None:
+        self._world, self._latency_s = world, latency_s
+
+    def arrival(self, link: Link, length: int) -> float:
+        """When a block that has just been sent will have arrived; occupies the downlink until
+        then."""
+        filled = link.down_free_at + length / link.down_bytes_s
+        soonest = self._world.now + self._latency_s
+        arrives = filled if filled > soonest else soonest
+        link.down_free_at = arrives
+        return arrives
+
+    def cross(self, source: Rack | None, child: Endpoint, length: int, call: Call, *arguments: object) -> None:
+        """Carry a block that was just sent from a rack (None: the origin) to a host outside it, and
+        make the call when it arrives."""
+        now = self._world.now
+        passed = source.leave(now, length) if source is not None else now
+        self._at(passed, self._enter, child, length, call, arguments)
+
+    def _enter(self, child: Endpoint, length: int, call: Call, arguments: tuple[object, ...]) -> None:
+        now = self._world.now
+        passed = child.rack.enter(now, length) if child.rack is not None else now
+        self._at(passed, self._reach, child, length, call, arguments)
+
+    def _reach(self, child: Endpoint, length: int, call: Call, arguments: tuple[object, ...]) -> None:
+        self._world.at(self.arrival(child.link, length), call, *arguments)
+
+    def _at(self, time: float, call: Call, *arguments: object) -> None:
+        if time > self._world.now:
+            self._world.at(time, call, *arguments)
+        else:
+            call(*arguments)
+
+
+class Endpoint(Protocol):
+    """A host as an end of a stream, or of a connection between peers."""
+
+    name: str
+    link: Link
+    rack: Rack | None
+
+
+class Receiver(Endpoint, Protocol):
+    """The end of a stream that receives: the child."""
+
+    zone: str
+    processor: Processor
+
+    def arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
+        """A piece has come in whole; `good` says whether its bytes are right."""
+
+    def ended(self, stream: Stream, reason: str) -> None:
+        """The stream has ended from the other side, or could not be opened."""
+
+    def lead(self, blob: Digest, stripe: int) -> int:
+        """By how many pieces of a stripe the host is ahead of its own children."""
+
+    def hold_back(self, stream: Stream) -> None:
+        """The origin sends no more until the host's children have caught up (Origin.read_on)."""
+
+
+class Sender(Endpoint, Protocol):
+    """The end of a stream that sends: the parent."""
+
+    running: bool
+
+    def serve(self, stream: Stream, have: PieceSet) -> str:
+        """A child that holds `have` asks for a stripe; returns the reason of a refusal, or ""."""
+
+    def block_sent(self, stream: Stream, length: int) -> None:
+        """The uplink has sent the stream's block."""
+
+    def stopped_serving(self, stream: Stream) -> None:
+        """The stream is closed on this side."""
+
+    def watch_uplink(self) -> None:
+        """A block takes long: the uplink core must look at the time."""
+
+    def spoils(self, piece: int) -> bool:
+        """Whether the host sends wrong bytes for this piece."""
+
+
+class Feed(Protocol):
+    """What reads the origin for a swarm, in the place of the child of a stream."""
+
+    def arrived(self, piece: int, length: int, good: bool) -> None:
+        """A piece has come in whole."""
+
+    def ended(self) -> None:
+        """The origin does not answer, or the path to it is cut."""
+
 
 class Stream:
-    """One stripe on its way from `parent` (None: the origin) to `child`. `number` is its name in
-    the child's download core, `serving` in the parent's uplink core. `finishing` is the piece after
-    which the child closes it, or -1; `unread` are pieces that arrived and after which the child
-    does not read on yet (intake.py). `feed` is what reads the origin for a swarm, where that
-    does."""
+    """One stripe on its way from `parent` (None: the origin) to `child`.
+
+    `number` names it in the child's download core. `pull` is the child's record of the blob, which
+    the network passes on unread. `feed`, if any, takes what arrives.
+    """
 
     __slots__ = (
         "began_at",
@@ -129,32 +230,54 @@ class Stream:
     )
 
     def __init__(
-        self, child: Host, parent: Host | None, pull: Pull, number: int, stripe: int, feed: SwarmFeed | None = None
+        self, child: Receiver, parent: Sender | None, pull: Any, number: int, stripe: int, feed: Feed | None = None
     ) -> None:
         self.child, self.parent, self.pull = child, parent, pull
         self.number, self.stripe, self.feed = number, stripe, feed
+        #: Its name in the parent's uplink core; the parent sets it.
         self.serving = 0
+        #: Whether each side is open; the child, the parent and the network close them.
         self.child_open, self.parent_open = True, False
+        #: The piece of the block in flight, or -1, and when the uplink began with it, in seconds.
         self.sending, self.began_at = -1, 0.0
+        #: Pieces that were sent and have not arrived.
         self.transit: list[int] = []
+        #: When the last of them arrives within the rack, in seconds.
         self.last_arrival = 0.0
+        #: The piece after which the child closes the stream, or -1; the child sets it.
         self.finishing = -1
-        self.held_up = self.unread = 0
+        #: Length of a block that was sent and waits for room in the window, or 0.
+        self.held_up = 0
+        #: Pieces that arrived and after which the child does not read on yet.
+        self.unread = 0
+        #: Whether the sender has given everything, and pieces are still crossing between racks.
         self.ending = False
         self.crosses = parent is not None and parent.rack is not child.rack
         limited = self.crosses and child.rack is not None and child.rack.bytes_s > 0
+        #: How many pieces may wait for the receiver before the sender waits.
         self.window = CROSSING_PIECES if limited else WINDOW_PIECES
+        #: Since when the path is cut, in seconds.
         self.cut_since: float | None = None
+        #: Blocks that were sent since then: piece, length, whether it ends the piece.
         self.stuck: list[tuple[int, int, bool]] = []
 
     def __str__(self) -> str:
         return f"stripe {self.stripe} from {self.parent.name if self.parent else 'the origin'} to {self.child.name}"
 
 
+class TrackerPath(Protocol):
+    """A host's session with the tracker, as far as cuts concern it."""
+
+    host: str
+
+    def path_changed(self, *, whole: bool) -> None:
+        """The path was cut, or is whole again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """`group` cannot reach, nor be reached from, the hosts outside it, the tracker, the origin, as
-    the flags say."""
+    """A group of hosts that cannot reach, nor be reached from, the hosts outside it (`peers`), the
+    tracker, the origin, as the flags say."""
 
     group: frozenset[str]
     peers: bool = True
@@ -162,6 +285,7 @@ class Cut:
     origin: bool = False
 
     def separates(self, one: str, other: str) -> bool:
+        """Whether the path between two names is cut."""
         if (one in self.group) == (other in self.group):
             return False
         outside = other if one in self.group else one
@@ -170,67 +294,92 @@ class Cut:
         return self.origin if outside == ORIGIN_NAME else self.peers
 
 
-class Network:
-    """See the module's text. `latency_s` is one way."""
+class Paths:
+    """The paths between hosts, tracker (TRACKER_NAME) and origin (ORIGIN_NAME): which are cut, or
+    lead to a host without power. `on_change` is called after each change, before the sessions."""
 
-    def __init__(self, world: World, latency_s: float) -> None:
-        self.world = world
-        self.latency_s = latency_s
-        self.streams: dict[Stream, None] = {}
-        self.sessions: dict[Session, None] = {}
-        self.unpowered: dict[str, None] = {}
-        self.origin: Origin | None = None
+    __slots__ = ("_cuts", "_on_change", "_sessions", "_unpowered", "_whole")
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
         self._cuts: list[Cut] = []
+        self._unpowered: dict[str, None] = {}
+        self._sessions: dict[TrackerPath, None] = {}
+        #: Whether there is neither a cut nor a host without power.
         self._whole = True
-
-    # -- cuts
 
     def reachable(self, one: str, other: str) -> bool:
         """Whether the path between two names (hosts, ORIGIN_NAME, TRACKER_NAME) is there."""
         if self._whole:
             return True
-        if one in self.unpowered or other in self.unpowered:
+        if one in self._unpowered or other in self._unpowered:
             return False
         return not any(cut.separates(one, other) for cut in self._cuts)
 
     def cut(self, cut: Cut) -> None:
         """Begin a cut."""
         self._cuts.append(cut)
-        self._reconsider()
+        self._changed()
 
     def heal(self, cut: Cut) -> None:
         """End a cut."""
         self._cuts.remove(cut)
-        self._reconsider()
+        self._changed()
 
     def power(self, name: str, *, on: bool) -> None:
-        """A host's link goes silent, or comes back."""
+        """Let a host's link go silent, or come back."""
         if on:
-            self.unpowered.pop(name, None)
+            self._unpowered.pop(name, None)
         else:
-            self.unpowered[name] = None
-        self._reconsider()
+            self._unpowered[name] = None
+        self._changed()
 
-    def _reconsider(self) -> None:
-        """Note which streams and sessions are cut off now, and which are whole again."""
-        self._whole = not self._cuts and not self.unpowered
+    def watch(self, session: TrackerPath) -> None:
+        """Tell a session from now on when its path is cut or heals."""
+        self._sessions[session] = None
+
+    def unwatch(self, session: TrackerPath) -> None:
+        """Tell a session of no more cuts."""
+        self._sessions.pop(session, None)
+
+    def _changed(self) -> None:
+        self._whole = not self._cuts and not self._unpowered
+        self._on_change()
+        for session in list(self._sessions):
+            session.path_changed(whole=self.reachable(session.host, TRACKER_NAME))
+
+
+class Network:
+    """Streams, and what is on its way on them. `latency_s` is that of each path, one way."""
+
+    def __init__(self, world: World, latency_s: float) -> None:
+        self.world = world
+        self.latency_s = latency_s
+        #: Streams of which at least one side is open, with what to call when their path heals.
+        self.streams: dict[Stream, Callable[[Stream], None] | None] = {}
+        self.paths = Paths(self._paths_changed)
+        self.wires = Wires(world, latency_s)
+
+    # -- cuts
+
+    def _paths_changed(self) -> None:
+        """Note which streams are cut now, and which are whole again."""
         for stream in list(self.streams):
-            whole = self.reachable(stream.child.name, stream.parent.name if stream.parent else ORIGIN_NAME)
+            whole = self.paths.reachable(stream.child.name, stream.parent.name if stream.parent else ORIGIN_NAME)
             if not whole and stream.cut_since is None:
                 stream.cut_since = self.world.now
                 self.world.after(GIVES_UP_S, self._give_up, stream, stream.cut_since)
             elif whole and stream.cut_since is not None:
                 stream.cut_since = None
                 self._healed(stream)
-        for session in list(self.sessions):
-            session.path_changed(whole=self.reachable(session.host, TRACKER_NAME))
 
     def _healed(self, stream: Stream) -> None:
         if not stream.child_open or (stream.parent is not None and not stream.parent_open):
             self.world.after(self.latency_s, self._break, stream)
             return
-        if stream.parent is None and self.origin is not None:
-            self.origin.resume(stream)
+        on_heal = self.streams.get(stream)
+        if on_heal is not None:
+            on_heal(stream)
         stuck, stream.stuck = stream.stuck, []
         for piece, length, last in stuck:
             self._transmit(stream, piece, length, last)
@@ -244,15 +393,26 @@ class Network:
         if stream.child_open:
             stream.child.ended(stream, "reset" if stream.parent is not None else "unavailable")
         self.close_serving(stream)
+        self.forget(stream)
+
+    # -- streams
+
+    def open_from_origin(self, stream: Stream, on_heal: Callable[[Stream], None]) -> None:
+        """A host asks the origin for pieces; the network calls `on_heal` when the path, after a
+        cut, is whole again."""
+        self.streams[stream] = on_heal
+        if not self.paths.reachable(stream.child.name, ORIGIN_NAME):
+            stream.cut_since = self.world.now
+
+    def forget(self, stream: Stream) -> None:
+        """Both sides of a stream are closed."""
         self.streams.pop(stream, None)
 
-    # -- streams between hosts
-
     def open(self, stream: Stream, have: PieceSet) -> None:
-        """The child asks the parent for a stripe; `have` is what it holds."""
+        """The child, which holds `have`, asks the parent for a stripe."""
         assert stream.parent is not None
         self.streams[stream] = None
-        if self.reachable(stream.child.name, stream.parent.name):
+        if self.paths.reachable(stream.child.name, stream.parent.name):
             self.world.after(2 * self.latency_s, self._asked, stream, have)
         else:
             stream.cut_since = self.world.now
@@ -262,7 +422,7 @@ class Network:
         parent = stream.parent
         assert parent is not None
         if not stream.child_open:
-            self.streams.pop(stream, None)
+            self.forget(stream)
         elif stream.cut_since is not None:
             self.world.after(CONNECT_TIMEOUT_S, stream.child.ended, stream, "refused")
         elif not parent.running:
@@ -298,13 +458,13 @@ class Network:
     def _transmit(self, stream: Stream, piece: int, length: int, last: bool) -> None:
         child, parent = stream.child, stream.parent
         assert parent is not None
-        good = not parent.wrong_bytes or not parent.spoils(piece)
+        good = not parent.spoils(piece)
         if last:
             stream.transit.append(piece)
         if stream.crosses:
-            self.cross(parent.rack, child, length, self._crossed, stream, piece, length, last, good)
+            self.wires.cross(parent.rack, child, length, self._crossed, stream, piece, length, last, good)
         else:
-            arrives = self.arrival(child.link, length)
+            arrives = self.wires.arrival(child.link, length)
             if last:
                 stream.last_arrival = arrives
                 self.world.at(arrives, child.arrived, stream, piece, length, good)
@@ -315,27 +475,6 @@ class Network:
             stream.held_up = length
             parent.watch_uplink()
 
-    def cross(self, source: Rack | None, child: Host, length: int, call: Call, *arguments: object) -> None:
-        """Carry a block that was just sent from a rack (None: the origin) to a host outside it;
-        `call` happens when it arrives."""
-        now = self.world.now
-        passed = source.leave(now, length) if source is not None else now
-        self._later(passed, self._enter, child, length, call, arguments)
-
-    def _enter(self, child: Host, length: int, call: Call, arguments: tuple[object, ...]) -> None:
-        now = self.world.now
-        passed = child.rack.enter(now, length) if child.rack is not None else now
-        self._later(passed, self._reach, child, length, call, arguments)
-
-    def _reach(self, child: Host, length: int, call: Call, arguments: tuple[object, ...]) -> None:
-        self.world.at(self.arrival(child.link, length), call, *arguments)
-
-    def _later(self, time: float, call: Call, *arguments: object) -> None:
-        if time > self.world.now:
-            self.world.at(time, call, *arguments)
-        else:
-            call(*arguments)
-
     def _crossed(self, stream: Stream, piece: int, length: int, last: bool, good: bool) -> None:
         if last:
             stream.child.arrived(stream, piece, length, good)
@@ -343,25 +482,16 @@ class Network:
                 self._finished(stream)
 
     def room(self, stream: Stream) -> None:
-        """A piece has arrived: a block that waited for room in the window goes."""
+        """Let a block that waited for room in the window go: a piece has arrived."""
         length, stream.held_up = stream.held_up, 0
         if stream.parent_open and stream.parent is not None:
             stream.sending = -1
             stream.parent.block_sent(stream, length)
 
-    def arrival(self, link: Link, length: int) -> float:
-        """When a block that has just been sent will have arrived; occupies the downlink until
-        then."""
-        filled = link.down_free_at + length / link.down_bytes_s
-        soonest = self.world.now + self.latency_s
-        arrives = filled if filled > soonest else soonest
-        link.down_free_at = arrives
-        return arrives
-
     def finish(self, stream: Stream) -> None:
         """The sender has given everything: the child learns it after the last piece."""
         if stream.transit and stream.crosses:
-            stream.ending = True  # nobody knows yet when the last piece gets through
+            stream.ending = True  # when the last piece gets through is not known yet
         else:
             soonest = self.world.now + self.latency_s
             self.world.at(max(soonest, stream.last_arrival), self._finished, stream)
@@ -371,7 +501,7 @@ class Network:
         if stream.child_open and stream.cut_since is None:
             stream.child.ended(stream, "done")
         if not stream.child_open:
-            self.streams.pop(stream, None)
+            self.forget(stream)
 
     def under_way(self, stream: Stream) -> int:
         """The piece whose bytes the child is receiving, or -1."""
@@ -391,7 +521,7 @@ class Network:
     def _closed(self, stream: Stream) -> None:
         if stream.cut_since is None:
             self.close_serving(stream)
-            self.streams.pop(stream, None)
+            self.forget(stream)
 
     def close_serving(self, stream: Stream) -> None:
         """End a stream on its parent's side."""

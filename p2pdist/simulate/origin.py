@@ -1,58 +1,79 @@
-"""Central storage as the network model sees it: one uplink shared first come, first served by the
-requests of lease holders.
+"""Central storage in a simulation: the blobs that it holds, and one uplink that its readers share
+first come, first served.
 
 A lease holder keeps REQUESTS_MAX piece requests under way for its stripe, and waits when it would
-be more than LEAD_MAX pieces ahead of the children that it feeds, those under way included
-(`Turns.reading` in agent/uplink.py). Who reads for a swarm asks for each piece by itself
-(swarm_feed.py). A request whose reader has gone is not served. While the origin is away it answers
-that it is unavailable.
+be more than LEAD_MAX pieces ahead of the children that it feeds, those under way included, as
+`Turns.reading` in agent/uplink.py does. A host that reads for a swarm asks for each piece by itself
+(bittorrent_fetch.py). The origin does not serve the requests of a reader that has gone. While it is
+away it answers that it is unavailable.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+from p2pdist.core.uplink import Verified
 from p2pdist.model.digest import Digest
+from p2pdist.model.messages import Priority
+from p2pdist.model.pieces import PieceLayout
 from p2pdist.simulate.clock import World
-from p2pdist.simulate.network import GIVES_UP_S, ORIGIN_NAME, Network, Stream
+from p2pdist.simulate.network import GIVES_UP_S, Network, Stream
 
 REQUESTS_MAX = 4
 LEAD_MAX = 4
 
 
+class Blob:
+    """One blob of a simulation: how it is cut, how urgent its pulls are, and what else is the same
+    for it at every host."""
+
+    __slots__ = ("digest", "layout", "lengths", "priority", "stripes", "verified")
+
+    def __init__(self, digest: Digest, layout: PieceLayout, priority: Priority) -> None:
+        self.digest, self.layout, self.priority = digest, layout, priority
+        self.stripes = layout.stripes
+        #: By piece: its length in bytes, and the event that an uplink core gets of it.
+        self.lengths = [layout.length(piece) for piece in range(layout.count)]
+        self.verified = [Verified(digest, piece) for piece in range(layout.count)]
+
+
 class Origin:
-    """See the module's text. `bytes_sent` counts every piece served, `bytes_by_zone` by the zone of
-    the reader; `wrong` are the pieces that it holds with wrong bytes."""
+    """Central storage, with an uplink of `rate_bytes_s`."""
 
     def __init__(self, world: World, network: Network, rate_bytes_s: float) -> None:
         self.rate_bytes_s = rate_bytes_s
+        #: Bytes of all pieces that were sent, and the same by the zone of the reader.
         self.bytes_sent = 0
         self.bytes_by_zone: dict[str, int] = {}
+        #: Whether it answers; set_available() changes it.
         self.available = True
-        self.wrong: dict[Digest, frozenset[int]] = {}
+        self._wrong: dict[Digest, frozenset[int]] = {}
         self._world, self._network = world, network
+        #: Requests that have arrived, and whether the uplink is sending a piece.
         self._queue: deque[tuple[Stream, int]] = deque()
         self._serving = False
+        #: By reader: pieces to ask for, how many requests are under way, and pieces that the
+        #: origin could not send over a path that is cut.
         self._todo: dict[Stream, deque[int]] = {}
         self._outstanding: dict[Stream, int] = {}
         self._held_up: dict[Stream, list[int]] = {}
-        network.origin = self
+
+    def spoil(self, pieces: frozenset[int], blobs: list[Blob]) -> None:
+        """Hold these pieces of these blobs with wrong bytes."""
+        self._wrong = {blob.digest: pieces for blob in blobs}
 
     def open(self, stream: Stream) -> None:
         """A lease holder begins to read a stripe, after a round trip."""
-        self._network.streams[stream] = None
-        if not self._network.reachable(stream.child.name, ORIGIN_NAME):
-            stream.cut_since = self._world.now
+        self._network.open_from_origin(stream, self._resume)
         self._world.after(2 * self._network.latency_s, self._opened, stream)
 
     def ask(self, stream: Stream, piece: int) -> None:
         """A host reads a piece for a swarm."""
         network = self._network
         if stream not in self._todo:
-            network.streams[stream] = None
+            network.open_from_origin(stream, self._resume)
             self._todo[stream], self._outstanding[stream] = deque(), 0
-            if not network.reachable(stream.child.name, ORIGIN_NAME):
-                stream.cut_since = self._world.now
+            if stream.cut_since is not None:
                 self._world.after(GIVES_UP_S, stream.child.ended, stream, "unavailable")
         self._todo[stream].append(piece)
         if self.available:
@@ -75,10 +96,10 @@ class Origin:
 
     def _request(self, stream: Stream) -> None:
         todo = self._todo.get(stream)
-        blob = stream.pull.blob
-        lead = stream.child.uplink.lead(blob.digest, todo[0] % blob.stripes) if todo else 0
+        blob: Blob = stream.pull.blob
+        lead = stream.child.lead(blob.digest, todo[0] % blob.stripes) if todo else 0
         if lead and lead + self._outstanding[stream] > LEAD_MAX:
-            stream.child.ahead.append(stream)
+            stream.child.hold_back(stream)
         elif todo:
             self._outstanding[stream] += 1
             self._world.after(self._network.latency_s, self._requested, stream, todo.popleft())
@@ -97,7 +118,7 @@ class Origin:
             if stream.cut_since is not None:
                 self._held_up.setdefault(stream, []).append(piece)
                 continue
-            length = stream.pull.blob.lengths[piece]
+            length: int = stream.pull.blob.lengths[piece]
             self._serving = True
             self._world.after(length / self.rate_bytes_s, self._sent, stream, piece, length)
             return
@@ -109,9 +130,9 @@ class Origin:
         if stream.cut_since is not None:
             self._held_up.setdefault(stream, []).append(piece)
         elif stream.child_open:
-            blob = stream.pull.blob
-            good = piece not in self.wrong.get(blob.digest, ())
-            self._network.cross(None, stream.child, length, self._arrived, stream, piece, length, good)
+            blob: Blob = stream.pull.blob
+            good = piece not in self._wrong.get(blob.digest, ())
+            self._network.wires.cross(None, stream.child, length, self._arrived, stream, piece, length, good)
         self._serve()
 
     def _arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
@@ -121,7 +142,7 @@ class Origin:
         stream.child.processor.then(self._taken_in, stream)
 
     def _taken_in(self, stream: Stream) -> None:
-        """The reader has got to a piece: it asks for another."""
+        """The reader's process has handled a piece: it asks for another."""
         if stream not in self._todo:
             return
         if not stream.unread:
@@ -131,23 +152,23 @@ class Origin:
         if not self._outstanding[stream] and not self._todo[stream] and stream not in self._held_up:
             stream.child.ended(stream, "done")
 
-    def go_on(self, streams: list[Stream]) -> None:
-        """The children of readers that were ahead may have caught up."""
+    def read_on(self, streams: list[Stream]) -> None:
+        """Ask for more where readers had been held back, if their children have caught up."""
         for stream in streams:
             self._request(stream)
 
-    def resume(self, stream: Stream) -> None:
-        """The path to a reader has healed: what was lost on it is asked for again."""
+    def _resume(self, stream: Stream) -> None:
+        """The path to a reader has healed: it asks again for what was lost."""
         for piece in self._held_up.pop(stream, ()):
             self._world.after(self._network.latency_s, self._requested, stream, piece)
 
     def closed(self, stream: Stream) -> None:
-        """A reader is gone."""
+        """Forget a reader, which is gone."""
         for table in (self._todo, self._outstanding, self._held_up):
             table.pop(stream, None)
 
     def set_available(self, available: bool) -> None:
-        """The origin goes away, and its readers are told; or it comes back."""
+        """Go away, which readers learn, or come back."""
         self.available = available
         if not available:
             for stream in list(self._todo):

@@ -1,36 +1,35 @@
-"""What a simulation comes to: makespan against the bound, percentiles, bytes.
-
-A picture of one run: the share of hosts that are complete over time, and the bound.
-"""
+"""What a simulation comes to: its figures (makespan against the bound, percentiles, bytes), and a
+picture of the share of hosts that are complete over time."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NamedTuple
 
 from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.pieces import PieceLayout
 from p2pdist.simulate.bound import own_bounds
 from p2pdist.simulate.faults import Crash, Leave, Slow
+from p2pdist.simulate.host import Host
+from p2pdist.simulate.network import Rack
+from p2pdist.simulate.origin import Origin
+from p2pdist.simulate.scenario import Scenario
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from p2pdist.simulate.host import Host
-    from p2pdist.simulate.simulation import Simulation
-
 
 MARKS = (0.5, 0.99, 0.999)
 FORMATS = frozenset([".png", ".svg", ".pdf"])
 
 
 def check_plot(path: Path) -> None:
-    """Raise UsageError or P2PDistError when no picture could be written there, before hours have
-    gone into what it shows."""
+    """Check, before a run that may take hours, that a picture of it can be written. Raises
+    UsageError for a path that cannot be one, P2PDistError without matplotlib."""
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"{path} is not the name of a picture", remedy="Let it end in .png, .svg or .pdf")
     if not path.absolute().parent.is_dir():
@@ -43,7 +42,8 @@ def check_plot(path: Path) -> None:
 
 
 def draw(report: Report, path: Path) -> None:
-    """Write the picture; see check_plot. Raises P2PDistError when the file cannot be written."""
+    """Write the picture of a run into a file that check_plot has accepted. Raises P2PDistError when
+    the file cannot be written."""
     try:
         picture(report).savefig(path)
     except OSError as error:
@@ -51,24 +51,24 @@ def draw(report: Report, path: Path) -> None:
 
 
 def picture(report: Report) -> Figure:
-    """The curve, the bound as a vertical line, and the times at which so many of the complete were
-    complete as MARKS says."""
+    """The share of pulls that are complete over time, the bound as a vertical line, and a mark at
+    each share in MARKS of the pulls that completed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    ends, wanted = report.completions, max(1, report.wanted)
+    ends, pulls = report.completions, max(1, report.wanted)
     last = max(report.bound_s, report.makespan_s) * 1.05 or 1.0
-    shares = [number / wanted for number in range(len(ends) + 1)]
+    shares = [number / pulls for number in range(len(ends) + 1)]
     axes.plot([0.0, *ends, last], [*shares, shares[-1]], drawstyle="steps-post", label="hosts complete")
     axes.axvline(report.bound_s, color="grey", linestyle="--", label=f"bound {report.bound_s:.3f} s")
     for share in MARKS:
         if ends:
             time = percentile(ends, share)
             label = f"p{share * 100:g} {time:.3f} s"
-            axes.plot([time], [share * len(ends) / wanted], marker="o", linestyle="none", label=label)
+            axes.plot([time], [share * len(ends) / pulls], marker="o", linestyle="none", label=label)
     axes.set(xlabel="seconds", ylabel="share of hosts complete", xlim=(0, last), ylim=(0, 1.03))
     axes.set_title(
         f"{report.hosts} hosts, {report.size / 1e9:g} GB, {report.ratio:.3f} x the bound (seed {report.seed})"
@@ -80,167 +80,170 @@ def picture(report: Report) -> Figure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Figures of one run.
-
-    Times are in seconds since a host's own start, except the makespan and the `completions`, which
-    count from the start of the run. `bound_s` is what no distribution to those that were not lost
-    can beat, `healthy_bound_s` to those that neither crash nor are slow (bound.py). The percentiles
-    `healthy_*` are of these hosts; `own_ratio_max` is the worst of their own times over what it
-    needs at least. `rack_rx_ratio_*` are the bytes that came into a rack from outside over the
-    blob's size F, 0 without racks; `zone_origin_ratios` what the origin sent into each zone over F.
-    `wanted` is how many pulls there were, a host and a blob each. `duplicates` are pieces received
-    by a host that held them; `duplicate_ratio` is all bytes that came for nothing over those that
-    were taken. `moved` are pulls that left a way for the other, `swarm_ratio` the share of what was
-    taken that came by BitTorrent. `fingerprint` differs when anything that a host or the origin did
-    differs."""
+    """Figures of one run. A pull is one blob at one host; times are in seconds."""
 
     hosts: int
+    #: Bytes of all blobs.
     size: int
+    #: Of each blob.
     pieces: int
     piece_size: int
     stripes: int
     seed: int
+    #: When the last pull completed, from the start of the run.
     makespan_s: float
+    #: What no distribution to the hosts that were not lost can beat (bound.py), and how many times
+    #: that the makespan is.
     bound_s: float
     ratio: float
+    #: Percentiles of the pulls' times, each from its host's start.
     p50_s: float
     p99_s: float
     p999_s: float
+    #: The hosts that neither crash nor leave nor are slow, with their own bound and percentiles.
     healthy: int
     healthy_bound_s: float
     healthy_p50_s: float
     healthy_p99_s: float
     healthy_p999_s: float
+    #: The worst of their times over what the host would need alone.
     own_ratio_max: float
+    #: What the origin and each host sent, over the size.
     origin_ratio: float
     host_sent_ratio_mean: float
     host_sent_ratio_max: float
+    #: What came into a rack from outside, over the size; 0 without racks.
     rack_rx_ratio_max: float
     rack_rx_ratio_mean: float
+    #: What the origin sent into each zone, over the size.
     zone_origin_ratios: dict[str, float]
+    #: How many pulls there were, completed and gave up; and how many hosts were lost.
     wanted: int
     complete: int
     failed: int
     lost: int
+    #: Pieces that a host received and held already.
     duplicates: int
+    #: Bytes that came for nothing over the bytes that were taken.
     duplicate_ratio: float
+    #: Pieces with wrong bytes.
     rejected: int
+    #: Pulls that left one transport for another, and the share of the bytes taken that came by
+    #: BitTorrent.
     moved: int
     swarm_ratio: float
+    #: Messages that the tracker handled, and events of the clock.
     reports: int
     events: int
+    #: Differs when anything that a host or the origin did differs.
     fingerprint: str
+    #: When each pull completed, from the start of the run, in order.
     completions: tuple[float, ...]
 
     def curve(self) -> list[float | None]:
         """When 1 %, 2 %, to 100 % of the pulls were complete, in seconds from the start of the run;
-        None for what was not reached."""
-        needed = [ceil(percent * self.wanted / 100) for percent in range(1, 101)]
-        return [self.completions[each - 1] if each <= len(self.completions) else None for each in needed]
+        None for a share that was not reached."""
+        counts = [ceil(percent * self.wanted / 100) for percent in range(1, 101)]
+        return [self.completions[count - 1] if count <= len(self.completions) else None for count in counts]
 
     @classmethod
-    def of(cls, simulation: Simulation) -> Report:
-        """Take the figures of a simulation that has run."""
-        scenario = simulation.scenario
-        pulls = [(host, pull) for host in simulation.hosts.values() for pull in host.pulls.values()]
-        wanted = scenario.size * scenario.blobs
-        blob = simulation.blobs[0]
-        sent = [host.sent_bytes / wanted for host in simulation.hosts.values()]
-        imported = [rack.bytes_in / wanted for rack in simulation.racks]
-        zones = sorted((zone, count) for zone, count in simulation.origin.bytes_by_zone.items() if zone)
-        delivered = sum(pull.bytes_origin + pull.bytes_peers for _, pull in pulls)
-        again = sum(pull.bytes_again for _, pull in pulls)
+    def of(
+        cls,
+        scenario: Scenario,
+        hosts: Mapping[str, Host],
+        racks: Sequence[Rack],
+        origin: Origin,
+        *,
+        lost: Container[str],
+        messages: int,
+        events: int,
+    ) -> Report:
+        """The figures of a scenario (Scenario.filled) that was run: its hosts by name, the hosts
+        that were lost, the messages that the tracker handled, and the events of the clock."""
+        size, layout = scenario.size * scenario.blobs, PieceLayout(scenario.size, scenario.piece_size)
+        pulls = [pull for host in hosts.values() for pull in host.pulls.values()]
+        delivered = max(1, sum(pull.bytes_origin + pull.bytes_peers for pull in pulls))
+        sent = [host.server.sent_bytes / size for host in hosts.values()]
+        imported = [rack.bytes_in / size for rack in racks]
+        disturbed = {fault.host for fault in scenario.faults if isinstance(fault, Crash | Leave | Slow)}
+        times = _Times.of(scenario, hosts, disturbed)
+        bound_s = _bound_without(scenario, [name for name, host in hosts.items() if name in lost and _lacks(host)])
         return cls(
             hosts=scenario.hosts,
-            size=wanted,
-            pieces=blob.layout.count,
-            piece_size=blob.layout.piece_size,
-            stripes=blob.stripes,
+            size=size,
+            pieces=layout.count,
+            piece_size=layout.piece_size,
+            stripes=layout.stripes,
             seed=scenario.seed,
-            **_times(simulation),
-            origin_ratio=simulation.origin.bytes_sent / wanted,
+            makespan_s=max(times.ends, default=0.0),
+            bound_s=bound_s,
+            ratio=times.ends[-1] / bound_s if times.ends and bound_s else 0.0,
+            p50_s=percentile(times.own, 0.5),
+            p99_s=percentile(times.own, 0.99),
+            p999_s=percentile(times.own, 0.999),
+            healthy=scenario.hosts - len(disturbed),
+            healthy_bound_s=_bound_without(scenario, disturbed),
+            healthy_p50_s=percentile(times.healthy, 0.5),
+            healthy_p99_s=percentile(times.healthy, 0.99),
+            healthy_p999_s=percentile(times.healthy, 0.999),
+            own_ratio_max=max(times.healthy_ratios, default=0.0),
+            origin_ratio=origin.bytes_sent / size,
             host_sent_ratio_mean=sum(sent) / len(sent),
             host_sent_ratio_max=max(sent),
             rack_rx_ratio_max=max(imported, default=0.0),
             rack_rx_ratio_mean=sum(imported) / len(imported) if imported else 0.0,
-            zone_origin_ratios={zone: count / wanted for zone, count in zones},
+            zone_origin_ratios={zone: count / size for zone, count in sorted(origin.bytes_by_zone.items()) if zone},
             wanted=len(pulls),
-            complete=sum(1 for _, pull in pulls if pull.completed_at is not None),
-            failed=sum(1 for _, pull in pulls if pull.error is not None),
-            lost=len(simulation.lost),
-            duplicates=sum(pull.duplicates for _, pull in pulls),
-            duplicate_ratio=again / max(1, delivered),
-            rejected=sum(pull.rejected for _, pull in pulls),
-            moved=sum(pull.moves > 0 for _, pull in pulls),
-            swarm_ratio=sum(pull.bytes_swarm for _, pull in pulls) / max(1, delivered),
-            reports=simulation.tracker.messages,
-            events=simulation.world.events,
-            fingerprint=_fingerprint(simulation),
+            complete=sum(pull.completed_at is not None for pull in pulls),
+            failed=sum(pull.error is not None for pull in pulls),
+            lost=sum(name in lost for name in hosts),
+            duplicates=sum(pull.duplicates for pull in pulls),
+            duplicate_ratio=sum(pull.bytes_again for pull in pulls) / delivered,
+            rejected=sum(pull.rejected for pull in pulls),
+            moved=sum(pull.moves > 0 for pull in pulls),
+            swarm_ratio=sum(pull.bytes_swarm for pull in pulls) / delivered,
+            reports=messages,
+            events=events,
+            fingerprint=_fingerprint(hosts, origin, events),
+            completions=tuple(times.ends),
         )
 
 
-class _Times(TypedDict):
-    """Those figures of a report that are times or follow from them."""
+class _Times(NamedTuple):
+    """Of the pulls that are complete, sorted: when each ended and how long it took from its host's
+    start, in seconds; of healthy hosts alone how long, and that over the host's own bound."""
 
-    makespan_s: float
-    bound_s: float
-    ratio: float
-    p50_s: float
-    p99_s: float
-    p999_s: float
-    healthy: int
-    healthy_bound_s: float
-    healthy_p50_s: float
-    healthy_p99_s: float
-    healthy_p999_s: float
-    own_ratio_max: float
-    completions: tuple[float, ...]
+    ends: list[float]
+    own: list[float]
+    healthy: list[float]
+    healthy_ratios: list[float]
 
-
-def _times(simulation: Simulation) -> _Times:
-    scenario, parties = simulation.scenario, simulation.parties
-    ill = {fault.host for fault in scenario.faults if isinstance(fault, Crash | Leave | Slow)}
-    alone = own_bounds(scenario.size * scenario.blobs, parties, scenario.origin_bytes_s, scenario.rack_bytes_s)
-    ends, times, healthy, ratios = [], [], [], []
-    for host, least_s in zip(simulation.hosts.values(), alone, strict=True):
-        for pull in host.pulls.values():
-            if pull.completed_at is None or pull.joined_at is None:
-                continue
-            own_s = pull.completed_at - pull.joined_at
-            ends.append(pull.completed_at)
-            times.append(own_s)
-            if host.name not in ill:
-                healthy.append(own_s)
-                ratios.append(own_s / least_s)
-    ends.sort()
-    times.sort()
-    healthy.sort()
-    bound_s = _bound_without(simulation, [name for name, host in simulation.hosts.items() if _lost(simulation, host)])
-    return _Times(
-        makespan_s=ends[-1] if ends else 0.0,
-        bound_s=bound_s,
-        ratio=ends[-1] / bound_s if ends and bound_s else 0.0,
-        p50_s=percentile(times, 0.5),
-        p99_s=percentile(times, 0.99),
-        p999_s=percentile(times, 0.999),
-        healthy=scenario.hosts - len(ill),
-        healthy_bound_s=_bound_without(simulation, ill),
-        healthy_p50_s=percentile(healthy, 0.5),
-        healthy_p99_s=percentile(healthy, 0.99),
-        healthy_p999_s=percentile(healthy, 0.999),
-        own_ratio_max=max(ratios, default=0.0),
-        completions=tuple(ends),
-    )
+    @classmethod
+    def of(cls, scenario: Scenario, hosts: Mapping[str, Host], disturbed: Container[str]) -> _Times:
+        size, parties = scenario.size * scenario.blobs, scenario.parties()
+        bounds = own_bounds(size, parties, scenario.origin_bytes_s, scenario.rack_bytes_s)
+        times = cls([], [], [], [])
+        for host, least_s in zip(hosts.values(), bounds, strict=True):
+            for pull in host.pulls.values():
+                if pull.completed_at is None or pull.joined_at is None:
+                    continue
+                own_s = pull.completed_at - pull.joined_at
+                times.ends.append(pull.completed_at)
+                times.own.append(own_s)
+                if host.name not in disturbed:
+                    times.healthy.append(own_s)
+                    times.healthy_ratios.append(own_s / least_s)
+        for column in times:
+            column.sort()
+        return times
 
 
-def _bound_without(simulation: Simulation, names: Container[str]) -> float:
-    hosts = zip(simulation.hosts, simulation.parties, strict=True)
-    return simulation.scenario.bound_s([party._replace(counts=name not in names) for name, party in hosts])
+def _bound_without(scenario: Scenario, names: Container[str]) -> float:
+    return scenario.bound_s(scenario.parties(without=names))
 
 
-def _lost(simulation: Simulation, host: Host) -> bool:
-    """Whether a host was lost before it had everything."""
-    return host.name in simulation.lost and any(pull.completed_at is None for pull in host.pulls.values())
+def _lacks(host: Host) -> bool:
+    return any(pull.completed_at is None for pull in host.pulls.values())
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -249,12 +252,12 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
-def _fingerprint(simulation: Simulation) -> str:
-    parts = [f"{simulation.world.events} {simulation.origin.bytes_sent}"]
-    for host in simulation.hosts.values():
+def _fingerprint(hosts: Mapping[str, Host], origin: Origin, events: int) -> str:
+    parts = [f"{events} {origin.bytes_sent}"]
+    for host in hosts.values():
         for pull in host.pulls.values():
             parts.append(
                 f"{host.name} {pull.completed_at!r} {pull.bytes_origin} {pull.bytes_peers} {pull.duplicates} "
-                f"{type(pull.error).__name__} {host.sent_bytes}"
+                f"{type(pull.error).__name__} {host.server.sent_bytes}"
             )
     return sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -1,9 +1,5 @@
-"""What to simulate.
-
-When hosts start: all at once, or spread over a time.
-
-Faults that strike a share of the hosts, chosen by the seed.
-"""
+"""What to simulate: hosts with their links and starts, blobs, and faults, among them faults of a
+share of the hosts that the seed chooses."""
 
 from __future__ import annotations
 
@@ -50,15 +46,15 @@ def start_times(kind: str, span_s: float, hosts: int, seed: int) -> list[float]:
 
 
 def slow_share(scenario: Scenario, share: float, factor: float, *, both: bool = False) -> tuple[Slow, ...]:
-    """That share of the hosts has an uplink (with `both` also a downlink) of `factor` times its
-    rate, from the start on."""
+    """A share of the hosts has an uplink (with `both` also a downlink) of `factor` times its rate,
+    from the start on."""
     return tuple(Slow(name, 0.0, factor, both) for name in _some(scenario, share, Random(f"slow {scenario.seed}")))
 
 
 def crash_share(scenario: Scenario, share: float) -> tuple[Crash, ...]:
-    """That share of the hosts dies for good, each somewhere between its start and the bound: every
-    other one with its process, whose peers are told so by the kernel, the rest with their power,
-    which nobody is told."""
+    """A share of the hosts dies for good, each at a time between its start and the bound. Of every
+    other one only the process dies, and the kernel tells its peers; the rest lose their power, of
+    which their peers learn nothing."""
     scenario = scenario.filled()
     random = Random(f"crash {scenario.seed}")
     parties = scenario.parties()
@@ -70,53 +66,62 @@ def crash_share(scenario: Scenario, share: float) -> tuple[Crash, ...]:
     )
 
 
-def cut_half(scenario: Scenario, at: float, for_s: float | None) -> Partition:
+def cut_half(scenario: Scenario, at_s: float, for_s: float | None) -> Partition:
     """Half of the hosts are cut off from the others and from the tracker for a while, or for
     good."""
     group = _some(scenario, 0.5, Random(f"half {scenario.seed}"))
-    return Partition(Cut(frozenset(group), peers=True, tracker=True), at, for_s)
+    return Partition(Cut(frozenset(group), peers=True, tracker=True), at_s, for_s)
 
 
 def _some(scenario: Scenario, share: float, random: Random) -> list[str]:
-    """At least one host when the share is not nothing."""
+    """A share of the hosts, by chance; at least one unless the share is 0."""
     count = min(scenario.hosts, max(1, round(share * scenario.hosts))) if share else 0
     return random.sample(scenario.host_names(), count)
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What to simulate: sizes in bytes, rates in bytes/s, times in seconds. `origin_bytes_s` 0
-    stands for twice a host's rate; `piece_size` 0 for what the size asks for, `report_interval_s` 0
-    for what a tracker asks of so many hosts. Hosts are dealt into `racks` in blocks, and racks
-    (hosts without racks) into `zones`; what crosses a rack's boundary shares `rack_bytes_s` in each
-    direction, 0 for no limit. `other_nics` are (rate, share of the hosts) of those that have
-    another rate than `nic_bytes_s`. `arrivals` and `arrivals_s` say how the hosts' starts are
-    spread (arrivals.py). The last `preseeds` of the `blobs` are pulled as preseeds; the others by
-    the first `starters` hosts alone, 0 for all. `transport` says how blobs come
-    (core/transport.py); to `tree_hosts` they come by trees."""
+    """Sizes are in bytes, rates in bytes/s, times in seconds."""
 
     hosts: int
+    #: Of each blob.
     size: int
+    #: Each host's uplink and downlink.
     nic_bytes_s: float
     seed: int = 1
+    #: The origin's uplink; 0: twice a host's.
     origin_bytes_s: float = 0.0
+    #: Hosts are assigned to racks in blocks; what crosses a rack's boundary shares `rack_bytes_s`
+    #: in each direction, 0 for no limit.
     racks: int = 0
     rack_bytes_s: float = 0.0
+    #: Racks (hosts, where there are no racks) are assigned to zones in blocks.
     zones: int = 0
+    #: Other rates than `nic_bytes_s`, each with the share of the hosts that has it.
     other_nics: tuple[tuple[float, float], ...] = ()
+    #: How the hosts' starts are spread, and over how long (start_times).
     arrivals: str = "burst"
     arrivals_s: float = 0.0
+    #: Of each path, one way.
     latency_s: float = 0.0002
+    #: 0: what the size asks for.
     piece_size: int = 0
+    #: The last `preseeds` of the blobs are pulled as preseeds; the others by the first `starters`
+    #: hosts alone, 0 for all.
     blobs: int = 1
     preseeds: int = 0
     starters: int = 0
     blocks_per_piece: int = 1
+    #: 0: what a tracker asks of so many hosts.
     report_interval_s: float = 0.0
+    #: The cap on leases, over all swarms.
     origin_streams_max: int = 64
+    #: How long a download without a source goes on before it gives up.
     patience_s: float = 120.0
+    #: When the run ends as one that waits forever; 0: a multiple of the bound.
     time_limit_s: float = 0.0
     faults: tuple[Fault, ...] = ()
+    #: How blobs come to hosts (core/transport.py), but to `tree_hosts`, where they come by trees.
     transport: Policy = "trees"
     tree_hosts: frozenset[str] = frozenset()
 
@@ -128,54 +133,54 @@ class Scenario:
         return "trees" if host in self.tree_hosts else self.transport
 
     def rack_of(self, host: int) -> int:
-        """The rack that host number `host` stands in, -1 without racks."""
+        """The number of a host's rack, -1 without racks."""
         return host * self.racks // self.hosts if self.racks else -1
 
     def zone_of(self, host: int) -> int:
-        """The zone that host number `host` stands in, -1 without zones."""
+        """The number of a host's zone, -1 without zones."""
         if not self.zones:
             return -1
         return self.rack_of(host) * self.zones // self.racks if self.racks else host * self.zones // self.hosts
 
     def rates(self) -> list[float]:
         """Each host's rate, the same up and down."""
-        found = [self.nic_bytes_s] * self.hosts
+        rates = [self.nic_bytes_s] * self.hosts
         left = list(range(self.hosts))
         random = Random(f"nics {self.seed}")
         for rate_bytes_s, share in self.other_nics:
             chosen = random.sample(left, min(len(left), round(share * self.hosts)))
             for host in chosen:
-                found[host] = rate_bytes_s
-            left = [host for host in left if found[host] == self.nic_bytes_s]
-        return found
+                rates[host] = rate_bytes_s
+            left = [host for host in left if rates[host] == self.nic_bytes_s]
+        return rates
 
     def parties(self, *, without: Container[str] = ()) -> list[Party]:
-        """The hosts as the bound sees them; those `without` need not complete. A link that is slow
-        from the start has that rate."""
+        """The hosts as the bound sees them; the hosts `without` need not complete. A link that is
+        slow from the start has that rate."""
         shares: dict[str, tuple[float, float]] = {}
         late: dict[str, float] = {}
         for fault in self.faults:
-            if isinstance(fault, Slow) and fault.at <= 0:
+            if isinstance(fault, Slow) and fault.at_s <= 0:
                 shares[fault.host] = fault.share, fault.share if fault.both else 1.0
             elif isinstance(fault, Late):
-                late[fault.host] = fault.at
+                late[fault.host] = fault.at_s
         starts = start_times(self.arrivals, self.arrivals_s, self.hosts, self.seed)
-        found = []
+        parties = []
         for number, (name, rate_bytes_s) in enumerate(zip(self.host_names(), self.rates(), strict=True)):
             up, down = shares.get(name, (1.0, 1.0))
             starts_at = late.get(name, starts[number])
-            found.append(
+            parties.append(
                 Party(starts_at, rate_bytes_s * up, rate_bytes_s * down, self.rack_of(number), name not in without)
             )
-        return found
+        return parties
 
     def bound_s(self, parties: list[Party]) -> float:
-        """The time at which the last of those that count can be complete at the earliest."""
+        """The time at which the last of the hosts that count can be complete at the earliest."""
         return bound(self.size * self.blobs, parties, self.origin_bytes_s, self.rack_bytes_s)
 
     def filled(self) -> Scenario:
-        """The same with every default worked out. The time limit is generous: reaching it means
-        that somebody waits forever."""
+        """This scenario with every default worked out. The time limit is generous: a run that
+        reaches it has a host that waits forever."""
         filled = replace(
             self,
             origin_bytes_s=self.origin_bytes_s or 2 * self.nic_bytes_s,

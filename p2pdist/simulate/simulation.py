@@ -1,5 +1,5 @@
-"""One simulation: hosts, tracker, origin and network put together, run until every pull has
-ended."""
+"""One simulation: hosts, tracker, origin and network put together, disturbed by the faults of the
+scenario, and run until every pull has ended."""
 
 from __future__ import annotations
 
@@ -9,28 +9,51 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.simulate.bittorrent import Mesh
 from p2pdist.simulate.clock import World
-from p2pdist.simulate.context import Surroundings
-from p2pdist.simulate.faults import failures, inject, late_hosts
-from p2pdist.simulate.host import Blob, Host, Pull
+from p2pdist.simulate.context import Context
+from p2pdist.simulate.faults import (
+    Busy,
+    Crash,
+    Fault,
+    Late,
+    Leave,
+    OriginOutage,
+    OriginWrong,
+    Partition,
+    Silent,
+    Slow,
+    TrackerLoss,
+    TrackerLosses,
+    WrongBytes,
+    failures,
+    late_hosts,
+)
+from p2pdist.simulate.host import Host, Pull, StreamServer
 from p2pdist.simulate.invariants import Invariants
 from p2pdist.simulate.network import TRACKER_NAME, Link, Network, Rack
-from p2pdist.simulate.origin import Origin
+from p2pdist.simulate.origin import Blob, Origin
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.tracker import Tracker
 from tracker.core.fleet import Fleet
 
 SLICE_EVENTS = 200_000
+"""Progress is reported after so many events."""
+
 QUIET_S = 1.25
 QUIET_INTERVALS = 2.5
 QUIET_TRIES = 60
+"""After the last pull the simulation goes on for QUIET_S and so many report intervals, and again,
+QUIET_TRIES times at most, until every host has a session."""
+
+LEAVE_POLL_S = 0.02
+"""How often a host that leaves looks whether it still has children."""
 
 Progress = Callable[[int, int], None]
-"""Told pieces delivered and pieces to deliver, now and then."""
+"""Gets the pieces delivered and the pieces to deliver, every SLICE_EVENTS."""
 
 
 class Simulation:
-    """See the module's text."""
+    """A scenario with all its parts. `run` may be called once."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario = scenario.filled()
@@ -45,14 +68,19 @@ class Simulation:
             Blob(digest_of(b"blob %d" % number), layout, "start" if number < starts else "preseed")
             for number in range(scenario.blobs)
         ]
+        #: By name, in the order of the scenario.
         self.hosts: dict[str, Host] = {}
         self.meshes: dict[Digest, Mesh] = {}
         self.racks = [Rack(f"r{number}", scenario.rack_bytes_s) for number in range(scenario.racks)]
         self.parties = scenario.parties()
+        #: Hosts that are gone for good.
         self.lost: dict[str, None] = {}
+        #: When the last pull ended, in seconds.
         self.ended_at = 0.0
-        self._unsettled = 0
-        around = Surroundings(
+        #: How many pulls have not ended, of hosts that are not lost.
+        self._pulls_open = 0
+        senders: dict[str, StreamServer] = {}
+        context = Context(
             self.world,
             self.network,
             self.origin,
@@ -60,24 +88,24 @@ class Simulation:
             self.invariants,
             scenario.blocks_per_piece,
             scenario.patience_s,
-            self.hosts,
-            self._settled,
+            senders,
+            self._pull_ended,
             scenario.transport_of,
             self.meshes,
         )
         if scenario.transport != "trees":
-            self.meshes |= {blob.digest: Mesh(blob.digest, around) for blob in self.blobs}
+            self.meshes |= {blob.digest: Mesh(blob.digest, context, self.hosts) for blob in self.blobs}
         for number, (name, rate) in enumerate(zip(scenario.host_names(), scenario.rates(), strict=True)):
             link = Link(rate, rate)
             rack = self.racks[scenario.rack_of(number)] if self.racks else None
             zone = f"z{scenario.zone_of(number)}" if scenario.zones else ""
-            wanted = self.blobs if number < (scenario.starters or scenario.hosts) else self.blobs[starts:]
-            self.hosts[name] = Host(name, link, wanted, around, rack, zone)
-            self._unsettled += len(wanted)
+            blobs = self.blobs if number < (scenario.starters or scenario.hosts) else self.blobs[starts:]
+            host = self.hosts[name] = Host(name, link, blobs, context, rack, zone)
+            senders[name] = host.server
+            self._pulls_open += len(blobs)
 
     def run(self, progress: Progress | None = None) -> Report:
-        """Run until every pull has ended and the tracker has heard of it; raises
-        InvariantBroken."""
+        """Run until all pulls have ended and the tracker knows it. Raises InvariantBroken."""
         scenario = self.scenario
         self.tracker.start()
         late = late_hosts(scenario.faults)
@@ -85,43 +113,49 @@ class Simulation:
             if host.name not in late:
                 self.world.at(party.starts_at, host.start)
         for fault in scenario.faults:
-            inject(self, fault)
+            self.inject(fault)
         while self.world.run(until=scenario.time_limit_s, events_max=SLICE_EVENTS):
             if progress is not None:
                 progress(*self._delivered())
-        if self._unsettled:
-            waiting = [name for name, host in self.hosts.items() if name not in self.lost and not _settled(host)]
+        if self._pulls_open:
+            waiting = [
+                name
+                for name, host in self.hosts.items()
+                if name not in self.lost and any(not pull.ended for pull in host.pulls.values())
+            ]
             self.invariants.broken(f"{len(waiting)} hosts wait forever: {', '.join(waiting[:10])}")
         self._quiet()
         self.invariants.check_end(self.tracker.fleet, self.hosts.values(), failures(scenario.faults))
-        return Report.of(self)
+        return Report.of(
+            scenario,
+            self.hosts,
+            self.racks,
+            self.origin,
+            lost=self.lost,
+            messages=self.tracker.messages,
+            events=self.world.events,
+        )
 
     @property
     def ended(self) -> bool:
         """Whether every pull has ended."""
-        return not self._unsettled
-
-    def lose(self, host: Host) -> None:
-        """A host is gone for good."""
-        self.lost[host.name] = None
-        self._unsettled -= sum(1 for pull in host.pulls.values() if not pull.settled)
-        self._look_around()
+        return not self._pulls_open
 
     def _make_fleet(self, now: float) -> Fleet:
         scenario = self.scenario
         return Fleet(now, origin_streams_max=scenario.origin_streams_max, report_interval_s=scenario.report_interval_s)
 
-    def _settled(self, host: Host, pull: Pull) -> None:
+    def _pull_ended(self, host: Host, pull: Pull) -> None:
         self.invariants.counted(pull)
-        self._unsettled -= 1
-        self._look_around()
+        self._pulls_open -= 1
+        self._stop_if_ended()
 
-    def _look_around(self) -> None:
-        if not self._unsettled:
+    def _stop_if_ended(self) -> None:
+        if not self._pulls_open:
             self.world.stopped = True
 
     def _quiet(self) -> None:
-        """Let the last reports arrive, and those who lost the tracker find it again."""
+        """Let the last reports arrive, and hosts that lost the tracker find it again."""
         self.ended_at = self.world.now
         for _ in range(QUIET_TRIES):
             at_rest = self._all_welcome()
@@ -133,9 +167,9 @@ class Simulation:
                 break
 
     def _all_welcome(self) -> bool:
-        """Whether a tracker answers every host that runs and is not cut from it for good."""
+        """Whether a tracker answers every host that runs and is not cut from it."""
         return self.tracker.fleet is not None and all(
-            host.session.welcomed or not self.network.reachable(host.name, TRACKER_NAME)
+            host.session.welcomed or not self.network.paths.reachable(host.name, TRACKER_NAME)
             for host in self.hosts.values()
             if host.running
         )
@@ -144,6 +178,88 @@ class Simulation:
         pulls = [pull for host in self.hosts.values() for pull in host.pulls.values()]
         return sum(len(pull.have) for pull in pulls), sum(pull.blob.layout.count for pull in pulls)
 
+    # -- faults
 
-def _settled(host: Host) -> bool:
-    return all(pull.settled for pull in host.pulls.values())
+    def inject(self, fault: Fault) -> None:
+        """Let a fault happen at its time."""
+        world, paths, origin, tracker = self.world, self.network.paths, self.origin, self.tracker
+        match fault:
+            case Crash(_, at_s, _, _):
+                world.at(at_s, self._crash, fault)
+            case Leave(_, at_s, _, _):
+                world.at(at_s, self._leave, fault)
+            case Slow(name, at_s, share, both):
+                world.at(at_s, self.hosts[name].link.slow_to, share, both)
+            case Partition(cut, at_s, for_s):
+                world.at(at_s, paths.cut, cut)
+                if for_s is not None:
+                    world.at(at_s + for_s, paths.heal, cut)
+            case WrongBytes(name, at_s, share):
+                world.at(at_s, self.hosts[name].server.spoil, share)
+            case Silent(name, at_s):
+                world.at(at_s, self.hosts[name].server.fall_silent)
+            case TrackerLoss(at_s, back_after_s):
+                world.at(at_s, tracker.kill)
+                if back_after_s is not None:
+                    world.at(at_s + back_after_s, tracker.start)
+            case TrackerLosses(every_s, _):
+                world.at(every_s, self._lose_tracker, fault)
+            case OriginOutage(at_s, for_s):
+                world.at(at_s, origin.set_available, False)
+                if for_s is not None:
+                    world.at(at_s + for_s, origin.set_available, True)
+            case OriginWrong(pieces):
+                origin.spoil(pieces, self.blobs)
+            case Late(name, at_s):
+                world.at(at_s, self.hosts[name].start)
+            case Busy(at_s, for_s, share):
+                world.at(at_s, self._slow_processors, fault, share, at_s + for_s)
+                world.at(at_s + for_s, self._slow_processors, fault, 1.0, at_s + for_s)
+
+    def _slow_processors(self, fault: Busy, share: float, until: float) -> None:
+        processors = {name: host.processor for name, host in self.hosts.items()}
+        processors[TRACKER_NAME] = self.tracker.processor
+        for name in processors if fault.hosts is None else sorted(fault.hosts):
+            processors[name].slow_to(share, until=until)
+
+    def _crash(self, fault: Crash) -> None:
+        host = self.hosts[fault.host]
+        if host.running:
+            host.crash(power=fault.power)
+            self._gone(host, fault)
+
+    def _leave(self, fault: Leave) -> None:
+        host = self.hosts[fault.host]
+        if host.running and not host.leaving:
+            host.leave()
+            self.world.after(LEAVE_POLL_S, self._end_if_childless, fault, self.world.now + fault.within_s)
+
+    def _end_if_childless(self, fault: Leave, end_at: float) -> None:
+        host = self.hosts[fault.host]
+        if not host.running or not host.leaving:
+            return  # another fault has ended it meanwhile
+        if host.server.outgoing and self.world.now < end_at:
+            self.world.after(LEAVE_POLL_S, self._end_if_childless, fault, end_at)
+            return
+        host.crash(power=False)
+        self._gone(host, fault)
+
+    def _gone(self, host: Host, fault: Crash | Leave) -> None:
+        """A host's process has ended: it comes back, or the host is lost."""
+        if fault.back_after_s is not None:
+            self.world.after(fault.back_after_s, self._restart, fault)
+            return
+        self.lost[host.name] = None
+        self._pulls_open -= sum(1 for pull in host.pulls.values() if not pull.ended)
+        self._stop_if_ended()
+
+    def _restart(self, fault: Crash | Leave) -> None:
+        if isinstance(fault, Crash) and fault.power:
+            self.network.paths.power(fault.host, on=True)
+        self.hosts[fault.host].start()
+
+    def _lose_tracker(self, fault: TrackerLosses) -> None:
+        if not self.ended:
+            self.tracker.kill()
+            self.world.after(fault.back_after_s, self.tracker.start)
+            self.world.after(fault.every_s, self._lose_tracker, fault)

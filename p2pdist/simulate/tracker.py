@@ -102,7 +102,7 @@ class AgentSession:
             self._session = None
         self.welcomed = False
 
-    def tell(self, message: FromAgent) -> None:
+    def send(self, message: FromAgent) -> None:
         """Send a message to the tracker; without a tracker it is dropped."""
         if self._session is not None and self.welcomed:
             self._session.to_tracker(message)
@@ -111,7 +111,7 @@ class AgentSession:
         """Report at once what is new."""
         report = self._report()
         if report is not None:
-            self.tell(report)
+            self.send(report)
 
     def ended(self, session: Session) -> None:
         """The session broke: the host's pulls go on, and it tries to open another session."""
@@ -136,7 +136,7 @@ class AgentSession:
                 self._on_change(True)
                 holdings = self._holdings()
                 if holdings:
-                    self.tell(Holdings(holdings))
+                    self.send(Holdings(holdings))
                 self._report_every(session, interval_s)
             case Pace(interval_s):
                 self._report_every(session, interval_s)
@@ -146,7 +146,7 @@ class AgentSession:
     def _connect(self, life: int, pause_s: float) -> None:
         if life != self._life or self._session is not None:
             return
-        if not self._network.reachable(self.host, TRACKER_NAME):
+        if not self._network.paths.reachable(self.host, TRACKER_NAME):
             self._world.after(CONNECT_TIMEOUT_S, self._retry, life, pause_s)
             return
         self._session = self._tracker.connect(self, self._hello)
@@ -230,7 +230,7 @@ class Session:
         else:
             self.tracker_open = False
         if not self.host_open and not self.tracker_open:
-            self.tracker.network.sessions.pop(self, None)
+            self.tracker.network.paths.unwatch(self)
 
     def path_changed(self, *, whole: bool) -> None:
         """The path between host and tracker was cut, or is whole again."""
@@ -252,8 +252,8 @@ class Session:
 
 
 class Tracker:
-    """The tracker's process around one fleet core at a time. `watcher` sees each event that the core
-    has handled; `make_fleet` makes a core, given the time."""
+    """The tracker's process, around one fleet core at a time. `watcher` sees each event that the
+    core has handled; `make_fleet` makes a core, given the time."""
 
     def __init__(self, world: World, network: Network, watcher: Watcher, make_fleet: Callable[[float], Fleet]) -> None:
         self.world, self.network = world, network
@@ -292,7 +292,7 @@ class Tracker:
         self._number += 1
         session = Session(self, agent, self._number)
         self._sessions[session.number] = session
-        self.network.sessions[session] = None
+        self.network.paths.watch(session)
         self._handle(SessionOpened(session.number, hello))
         return session
 

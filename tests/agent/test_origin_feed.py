@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.agent.bittorrent.fetch import OriginFeed
+from p2pdist.agent.bittorrent.fetch import OriginAccess, OriginFeed
 from p2pdist.core.origin_seeding import GIVEN_MAX, KEEPER_PAUSE_S, Readers
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import P2PDistError, Unavailable
@@ -39,7 +39,8 @@ class Rig:
         self.taking = True
         self.delay_s = 0.001
         self.origin: Callable[[int], bytes] = lambda piece: DATA[piece * PIECE : (piece + 1) * PIECE]
-        self.feed = OriginFeed(blob, "h1", self, self)
+        access = OriginAccess(self.readers, self.read_origin, self.complain_of_origin)
+        self.feed = OriginFeed(blob, "h1", self, access)
 
     # -- the pull
 

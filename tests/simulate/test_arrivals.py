@@ -53,8 +53,8 @@ def owns(simulation: Simulation) -> list[float]:
     return found
 
 
-def test_whoever_joins_late_or_early_is_held_up_by_nobody() -> None:
+def test_no_host_is_held_up_by_hosts_that_start_later() -> None:
     """24 hosts over half the bound: what each needs beyond its own bound are the levels above it,
-    not those who come after it."""
+    not the hosts that start after it."""
     scenario = Scenario(24, 64 << 20, 5e6, arrivals="uniform", arrivals_s=6.7, piece_size=65536)
     assert Simulation(scenario).run().own_ratio_max <= 1.06

@@ -37,7 +37,7 @@ def test_a_rack_takes_in_one_copy() -> None:
     assert bound(100, alike(4, 10.0, rack=-1), 50.0, 2.0) == 10.0
 
 
-def test_who_starts_later_is_complete_later_and_sends_later() -> None:
+def test_a_host_that_starts_later_is_complete_later_and_sends_later() -> None:
     assert bound(100, [*alike(3, 10.0), Party(30.0, 10.0, 10.0)], 50.0) == 40.0
     assert bound(100, [Party(5.0, 10.0, 10.0)], 5.0) == 25.0
     # 11 copies of 100 bytes: 10 a second until 20, then 10 + 10 x 10.
@@ -46,7 +46,7 @@ def test_who_starts_later_is_complete_later_and_sends_later() -> None:
 
 
 def test_what_a_host_needs_from_its_own_start() -> None:
-    """The first waits for the origin, the one who comes when all is over for its downlink alone."""
+    """The first waits for the origin, a host that starts after all others for its downlink."""
     parties = [
         Party(0.0, 10.0, 10.0, 0),
         Party(15.0, 10.0, 10.0, 0),

@@ -14,7 +14,7 @@ def broadcast(hosts: int, size: int, nic_bytes_s: float, **more: float) -> Repor
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [1, 2, 3, 7, 24, 60])
 def test_a_broadcast_reads_the_origin_once_and_is_nearly_as_fast_as_possible(hosts: int) -> None:
-    """Everybody completes, no piece is received twice, the origin sends one copy."""
+    """Every host completes, no piece is received twice, the origin sends one copy."""
     report = broadcast(hosts, 96 << 20, 5e6)
     assert report.complete == hosts
     assert report.origin_ratio == 1.0

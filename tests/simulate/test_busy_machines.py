@@ -47,8 +47,8 @@ def test_the_origin_is_read_once_while_all_processes_are_slow(fault: Busy) -> No
 
 
 def test_the_origin_is_read_once_while_all_links_are_slow() -> None:
-    """As behind a switch that others use as well. A host waits for the piece under way and blames
-    nobody for giving nothing else."""
+    """As behind a switch that others use as well. A host waits for the piece under way, and
+    complains of no parent for giving nothing else."""
     names = NAMES[: HOSTS // 2]
     _, simulation = broadcast(*(Slow(name, AT_S, 0.1, both=True) for name in names), hosts=len(names))
     assert copies(simulation) <= 1.03
@@ -70,7 +70,7 @@ def test_a_peer_that_pauses_for_a_moment_is_waited_for() -> None:
     assert copies(simulation) == 1.0
 
 
-def test_those_outside_a_cut_wait_for_no_parent_within_it() -> None:
+def test_hosts_outside_a_cut_wait_for_no_parent_within_it() -> None:
     """Some were parted from hosts that the cut put out of reach, and were given these again and
     again instead of the origin."""
     names = Scenario(40, 24 << 20, 4e6).host_names()

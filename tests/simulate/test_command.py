@@ -43,15 +43,15 @@ def test_several_runs_with_faults() -> None:
 
 
 def test_a_tracker_that_is_lost_and_hosts_that_are_cut_off() -> None:
-    """Trees and swarms together: all hosts end with everything, and people are told what came which
-    way."""
+    """Trees and swarms together: all hosts end with everything, and the table says how much came by
+    BitTorrent."""
     arguments = ["--hosts", "24", "--size", "6MiB", "--nic", "1MB/s", "--transport", "auto", "--latency", "1ms"]
     done = simulate(*arguments, "--cut-half", "2s", "--lose-tracker", "3s:20s", "--json")
     assert done.returncode == 0, done.stderr
     body = json.loads(done.stdout)
     assert body["complete"] == 24 and body["moved"] > 0 and 0 < body["swarm_ratio"] < 1
-    told = simulate(*arguments[:-4], "--transport", "swarm")
-    assert "\nby BitTorrent   100.0% of all bytes; 0 pulls" in told.stdout, told.stderr
+    done = simulate(*arguments[:-4], "--transport", "swarm")
+    assert "\nby BitTorrent   100.0% of all bytes; 0 pulls" in done.stdout, done.stderr
     wrong = simulate("--lose-tracker", "soon")
     assert wrong.returncode == 2
 

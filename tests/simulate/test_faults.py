@@ -67,8 +67,8 @@ def test_a_host_that_comes_back_goes_on_with_what_its_disk_holds(power: bool) ->
 
 
 def test_wrong_bytes_are_never_stored_and_their_source_is_left_alone() -> None:
-    """Two hosts that spoil everything they send: everybody completes, and each liar is met once or
-    twice by each stripe's children."""
+    """Two hosts spoil all or some of what they send: all hosts complete, and few pieces are
+    rejected."""
     _, report = run(WrongBytes("h00003", 0.0, 1.0), WrongBytes("h00011", 0.0, 0.3))
     assert report.complete == 24
     assert 0 < report.rejected <= 24
@@ -81,8 +81,8 @@ def test_a_silent_host_is_left() -> None:
     assert report.makespan_s <= 2.5 * report.bound_s
 
 
-def test_a_slow_host_loses_its_seats() -> None:
-    """One uplink at a tenth: nobody waits for it for long."""
+def test_a_slow_host_loses_its_upload_slots() -> None:
+    """One uplink at a tenth: no host waits for it for long."""
     for number in range(0, 24, 6):
         _, report = run(Slow(f"h{number:05d}", 0.0, 0.1))
         assert report.complete == 24
@@ -104,7 +104,7 @@ def test_an_origin_that_is_away_for_a_while_is_waited_for() -> None:
 
 
 def test_an_origin_that_stays_away_is_given_up() -> None:
-    """What the origin has not given, nobody can have: every pull ends as unavailable, after its
+    """What the origin has not given no host can have: every pull ends as unavailable, after its
     patience."""
     simulation, report = run(OriginOutage(2.0, None), patience_s=20.0)
     assert (report.complete, report.failed) == (0, 24)
@@ -114,7 +114,7 @@ def test_an_origin_that_stays_away_is_given_up() -> None:
 
 @pytest.mark.parametrize("wrong", [{5}, {0, 127}, set(range(PIECES))])
 def test_wrong_content_at_the_origin_ends_every_pull(wrong: set[int]) -> None:
-    """Nobody stores it, and nobody waits for long: two hosts that met it are enough."""
+    """No host stores it, and none waits for long: two hosts that met it are enough."""
     simulation, report = run(OriginWrong(frozenset(wrong)))
     assert (report.complete, report.failed) == (0, 24)
     assert simulation.ended_at <= 1.5 * report.bound_s
@@ -124,7 +124,7 @@ def test_wrong_content_at_the_origin_ends_every_pull(wrong: set[int]) -> None:
             assert not any(piece in pull.have for piece in wrong)
 
 
-def test_late_hosts_are_served_by_those_who_are_complete() -> None:
+def test_late_hosts_are_served_by_complete_hosts() -> None:
     """They come when all is over: the origin is not read again."""
     _, report = run(*(Late(f"h{number:05d}", 12.0 + number / 10) for number in range(8)))
     assert report.complete == 24

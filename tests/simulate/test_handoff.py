@@ -1,10 +1,10 @@
 """From trees to a swarm and back in the middle of a blob, when trackers are lost and hosts are cut
-off from each other: what has come by one way counts, the origin is spared, and whoever can be
-reached ends with everything.
+off from each other: what has come by one transport counts, the origin is spared, and every host
+that can be reached ends with everything.
 
-A run raises InvariantBroken as soon as a way begins beside the other, a piece that is held is asked
-for, or somebody reads the origin who may not. See p2pdist/simulate/bittorrent.py for what stands
-for libtorrent.
+A run raises InvariantBroken as soon as one transport begins beside the other, a host requests a
+piece that it holds, or reads the origin and may not. p2pdist/simulate/bittorrent.py says what takes
+the part of libtorrent.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from p2pdist.core.download import Download
+from p2pdist.core.download import Download, Paused
 from p2pdist.core.origin_seeding import Readers
-from p2pdist.core.transport import Handover, Policy
+from p2pdist.core.transport import Policy, TransportSwitch
 from p2pdist.simulate.bittorrent import Member
 from p2pdist.simulate.faults import Crash, Fault, Partition, TrackerLoss
-from p2pdist.simulate.host import Host, Pull
+from p2pdist.simulate.host import Pull
 from p2pdist.simulate.invariants import InvariantBroken
 from p2pdist.simulate.network import Cut
 from p2pdist.simulate.report import Report
@@ -35,7 +35,7 @@ PIECE = 65536
 NIC_BYTES_S = 1e6
 SHORTEST_S = PIECES * PIECE / NIC_BYTES_S
 NAMES = [f"h{number:05d}" for number in range(HOSTS)]
-KEEPERS = 8
+SUPERPEERS = 8
 STRIPES = 2
 SEEDS, CHUNK = 300, 25
 
@@ -54,11 +54,11 @@ POLICIES: tuple[Policy, ...] = ("auto", "auto", "swarm")
 COPIES_MAX = {"tracker": 1.6, "half": 2.8}
 COPIES_MEAN_MAX = {"tracker": 1.3, "half": 2.0}
 """Of the blob, that the origin sends in a run, and on average. Each side of a cut needs what the
-other holds; keepers that cannot reach each other, or of which one goes by trees and the other by a
-swarm, do not know what the other reads. Trees alone cost as much."""
+other holds; superpeers that cannot reach each other, or of which one goes by trees and the other by
+a swarm, do not know what the other reads. Trees alone cost as much."""
 
 AGAIN_MAX = {"auto": 0.04, "swarm": 0.12}
-"""Of all bytes, those that come for nothing: under way when a way was left, or sent twice within a
+"""Bytes that come for nothing, of all: under way when a transport was left, or sent twice within a
 swarm."""
 
 
@@ -103,7 +103,7 @@ class Run:
         self.simulation.world.after(0.1, self._look)
 
     def _look(self) -> None:
-        """Count who reads the origin at the moment."""
+        """Count the hosts that read the origin at the moment."""
         streams = self.simulation.network.streams
         reading = {each.child.name: None for each in streams if each.parent is None and each.child_open}
         self.readers_most = max(self.readers_most, len(reading))
@@ -119,28 +119,28 @@ class Run:
         return [pull for host in simulation.hosts.values() for pull in host.pulls.values()]
 
     def end(self) -> Report:
-        """Run it: all but those that crashed are complete, the origin was spared, and hardly a byte
-        came for nothing."""
+        """Run it: all hosts that did not crash are complete, the origin was spared, and hardly a
+        byte came for nothing."""
         report = self.simulation.run()
         what = (self.case, self.seed, report)
         assert report.failed == 0 and report.complete + report.lost >= HOSTS, what
         assert report.origin_ratio <= COPIES_MAX[self.case.partition(" ")[0]], what
         assert report.duplicate_ratio <= AGAIN_MAX[self.simulation.scenario.transport], what
         parts = 2 if self.case.startswith("half") else 1
-        if self.simulation.scenario.transport == "auto":  # more keepers read for a swarm that all are in
-            assert self.readers_most <= parts * (KEEPERS + STRIPES), what
+        if self.simulation.scenario.transport == "auto":  # for a swarm more superpeers read
+            assert self.readers_most <= parts * (SUPERPEERS + STRIPES), what
         return report
 
 
 def changed(run: Run) -> int:
-    """How many hosts got some of the blob by each way."""
+    """How many hosts got some of the blob by each transport."""
     return sum(0 < pull.bytes_swarm < pull.bytes_origin + pull.bytes_peers for pull in run.pulls)
 
 
 @pytest.mark.slow
-def test_whoever_is_connected_ends_with_everything() -> None:
-    """Each seed takes one case; in all of them together many hosts finish another way than they
-    began."""
+def test_every_connected_host_ends_with_everything() -> None:
+    """Each seed takes one case; in all of them together many hosts finish by another transport
+    than they began with."""
     both: Counter[str] = Counter()
     for seed in range(3 * len(CASES)):
         case = CASES[seed % len(CASES)]
@@ -165,7 +165,7 @@ def test_all_cases_with_many_seeds(first: int) -> None:
         assert mean(copies[case]) <= COPIES_MEAN_MAX[case.partition(" ")[0]], (case, copies[case])
 
 
-def test_without_trouble_nobody_leaves_the_trees() -> None:
+def test_without_trouble_no_host_leaves_the_trees() -> None:
     """`auto` is then the same as trees, in time and bytes; a swarm from the start costs the origin
     hardly more."""
     reports = {}
@@ -181,7 +181,7 @@ def test_without_trouble_nobody_leaves_the_trees() -> None:
 
 @pytest.mark.parametrize("apart", [1, HOSTS // 2, HOSTS - 1])
 def test_where_some_have_no_bittorrent_the_origin_is_read_once(apart: int) -> None:
-    """They receive by trees for good; the others read for all, and hardly anybody has to leave the
+    """They receive by trees for good; the others read for all, and hardly any host has to leave the
     swarm for what only trees bring."""
     for seed in range(3):
         tree_hosts = frozenset(Random(f"apart {seed}").sample(NAMES, apart))
@@ -198,7 +198,7 @@ def test_where_some_have_no_bittorrent_the_origin_is_read_once(apart: int) -> No
 
 
 def test_what_hosts_without_bittorrent_have_is_not_read_again() -> None:
-    """With a fast origin and few hosts, where those in trees may well be done first."""
+    """With a fast origin and few hosts, where the hosts in trees may well be done first."""
     for seed in range(8):
         base = Scenario(
             4,
@@ -239,12 +239,12 @@ def test_what_came_by_trees_is_not_fetched_by_the_swarm() -> None:
 # -- defects that are put in on purpose
 
 
-def begin_at_once(self: Handover, choice: Any, **said: Any) -> Any:
-    """Does not wait for who writes."""
+def begin_at_once(self: TransportSwitch, choice: Any, **said: Any) -> Any:
+    """Does not wait for the writers."""
     return steer(self, choice, **{**said, "writers": 0})
 
 
-steer = Handover.steer
+steer = TransportSwitch.steer
 
 
 def hear_of_nothing(self: Member, piece: int) -> None:
@@ -256,22 +256,21 @@ def lease_to_all(self: Download) -> Readers:
     return Readers(self.blob, self.host, self.stripes, frozenset(range(self.stripes)))
 
 
-def pause_for_nobody(self: Host, pull: Pull, event: Any) -> None:
+def pause_for_nothing(self: Download, event: Any, *, now: float) -> Any:
     """Streams go on beside the swarm."""
-    if not (type(event).__name__ == "Paused" and event.paused):
-        submit(self, pull, event)
+    return [] if event == Paused(True) else handle(self, event, now=now)
 
 
-submit = Host.submit
+handle = Download.handle
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "defect", "noticed"),
     [
-        (Handover, "steer", begin_at_once, "still has|while a swarm writes"),
+        (TransportSwitch, "steer", begin_at_once, "still has|while a swarm writes"),
         (Member, "held", hear_of_nothing, "which it holds"),
         (Download, "readers", lease_to_all, "never had the lease"),
-        (Host, "submit", pause_for_nobody, "while a swarm writes|and still has"),
+        (Download, "handle", pause_for_nothing, "while a swarm writes|and still has"),
     ],
     ids=["two writers", "held pieces", "readers", "streams go on"],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from p2pdist.core import download, uplink
 from p2pdist.simulate.faults import Crash, OriginWrong, Partition, Slow, TrackerLoss, WrongBytes, schedule
-from p2pdist.simulate.host import Host
+from p2pdist.simulate.host import StreamClient
 from p2pdist.simulate.invariants import InvariantBroken
 from p2pdist.simulate.network import Cut, Stream
 from p2pdist.simulate.scenario import Scenario
@@ -40,8 +40,8 @@ def test_without_a_defect_nothing_is_noticed() -> None:
     run()
 
 
-def store_unverified(self: Host, stream: Stream, piece: int) -> None:
-    self.checks.stored(stream.pull, piece, False)
+def store_unverified(self: StreamClient, stream: Stream, piece: int) -> None:
+    self._context.checks.stored(stream.pull, piece, False)
 
 
 def forward_all(self: uplink.Uplink, blob: Any, layout: Any, stripes: int, have: Any) -> None:
@@ -83,7 +83,7 @@ handle = download.Download.handle
 @pytest.mark.parametrize(
     ("owner", "name", "defect", "noticed"),
     [
-        (Host, "_reject", store_unverified, "were stored"),
+        (StreamClient, "_reject", store_unverified, "were stored"),
         (uplink.Uplink, "_hold", forward_all, "before it has verified"),
         (edges.Edges, "receives_through", lambda *_: False, "cycle"),
         (Fleet, "_report", lose_reports, "the tracker takes h00007 to hold|wait forever|gave up"),

@@ -1,10 +1,11 @@
-"""Hosts that are asked to end, in a broadcast: those who received from them lose nothing."""
+"""Hosts that are asked to end, in a broadcast: their children lose nothing."""
 
 from __future__ import annotations
 
 import pytest
 
 from p2pdist.simulate.faults import Leave, TrackerLoss, origin_limit, schedule
+from p2pdist.simulate.host import StreamClient
 from p2pdist.simulate.network import Stream
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
@@ -13,8 +14,8 @@ from p2pdist.simulate.simulation import Simulation
 HOSTS = 40
 PIECES = 192
 TWICE_MAX = 5
-"""Who gets a lease reads the piece that is just coming from its last parent from the origin as
-well, if that is quicker."""
+"""A host that gets a lease reads the piece that is just coming from its last parent from the origin
+as well, if that is quicker."""
 
 
 def run(
@@ -25,14 +26,14 @@ def run(
     broken: list[str] = []
     scenario = Scenario(HOSTS, PIECES * 65536, 1e6, seed=seed, latency_s=0.001, faults=faults)
     simulation = Simulation(scenario)
-    ended = type(next(iter(simulation.hosts.values()))).ended
+    ended = StreamClient.ended
 
-    def watched(host: object, stream: Stream, reason: str) -> None:
+    def watched(client: StreamClient, stream: Stream, reason: str) -> None:
         if stream.child_open and stream.finishing < 0 and reason != "done":
             broken.append(f"{stream.parent and stream.parent.name} {reason}")
-        ended(host, stream, reason)  # type: ignore[arg-type]
+        ended(client, stream, reason)
 
-    monkeypatch.setattr(type(next(iter(simulation.hosts.values()))), "ended", watched)
+    monkeypatch.setattr(StreamClient, "ended", watched)
     return simulation, simulation.run(), broken
 
 
@@ -51,7 +52,7 @@ def test_a_quarter_of_the_fleet_leaves_and_no_stream_breaks(seed: int, monkeypat
     assert all(not simulation.hosts[name].running for name in names)
 
 
-def test_a_restart_of_everybody_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_of_all_hosts_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """An upgrade: each host leaves and is back after a moment, with what its disk holds."""
     leaves = [Leave(f"h{number:05d}", 1.0 + 0.3 * number, 0.5) for number in range(HOSTS)]
     _, report, broken = run(*leaves, monkeypatch=monkeypatch)

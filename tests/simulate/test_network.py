@@ -3,7 +3,7 @@
 import pytest
 
 from p2pdist.simulate.clock import World
-from p2pdist.simulate.network import ORIGIN_NAME, TRACKER_NAME, Cut, Link, Network
+from p2pdist.simulate.network import ORIGIN_NAME, TRACKER_NAME, Cut, Link, Paths, Wires
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation
 
@@ -25,11 +25,11 @@ def test_a_block_arrives_after_the_latency_or_when_the_downlink_is_free() -> Non
     """Cut through: an idle downlink adds nothing but the latency, a busy one makes the block
     wait."""
     world = World(1)
-    network, link = Network(world, 0.01), Link(100.0, 100.0)
-    assert network.arrival(link, 50) == pytest.approx(0.5)
-    assert network.arrival(link, 50) == pytest.approx(1.0)
+    wires, link = Wires(world, 0.01), Link(100.0, 100.0)
+    assert wires.arrival(link, 50) == pytest.approx(0.5)
+    assert wires.arrival(link, 50) == pytest.approx(1.0)
     world.now = 5.0
-    assert network.arrival(link, 50) == pytest.approx(5.01)
+    assert wires.arrival(link, 50) == pytest.approx(5.01)
 
 
 def test_one_host_takes_as_long_as_its_link_needs() -> None:
@@ -48,21 +48,21 @@ def test_two_hosts_share_what_the_origin_gives() -> None:
 
 
 def test_a_cut_separates_what_it_says() -> None:
-    network = Network(World(1), 0.001)
+    paths = Paths(lambda: None)
     inside = frozenset({"a", "b"})
     cut = Cut(inside, peers=True, tracker=False, origin=True)
-    assert network.reachable("a", "c")
-    network.cut(cut)
-    assert network.reachable("a", "b") and network.reachable("c", "d") and network.reachable("a", TRACKER_NAME)
-    assert not network.reachable("a", "c") and not network.reachable("c", "b")
-    assert not network.reachable("a", ORIGIN_NAME) and network.reachable("c", ORIGIN_NAME)
-    network.heal(cut)
-    assert network.reachable("a", "c")
+    assert paths.reachable("a", "c")
+    paths.cut(cut)
+    assert paths.reachable("a", "b") and paths.reachable("c", "d") and paths.reachable("a", TRACKER_NAME)
+    assert not paths.reachable("a", "c") and not paths.reachable("c", "b")
+    assert not paths.reachable("a", ORIGIN_NAME) and paths.reachable("c", ORIGIN_NAME)
+    paths.heal(cut)
+    assert paths.reachable("a", "c")
 
 
 def test_a_host_without_power_is_unreachable() -> None:
-    network = Network(World(1), 0.001)
-    network.power("a", on=False)
-    assert not network.reachable("a", "b") and not network.reachable(TRACKER_NAME, "a") and network.reachable("b", "c")
-    network.power("a", on=True)
-    assert network.reachable("a", "b")
+    paths = Paths(lambda: None)
+    paths.power("a", on=False)
+    assert not paths.reachable("a", "b") and not paths.reachable(TRACKER_NAME, "a") and paths.reachable("b", "c")
+    paths.power("a", on=True)
+    assert paths.reachable("a", "b")

@@ -1,6 +1,6 @@
-"""The origin is read about once also while nobody decides who may read it: trackers away, for a
-while and for good, roots and keepers dead, hosts cut off from each other, the origin itself away.
-No run breaks an invariant; who may read is one of them."""
+"""The origin is read about once also while no tracker grants leases: trackers away, for a while and
+for good, roots and superpeers dead, hosts cut off from each other, the origin itself away. No run
+breaks an invariant; which hosts may read the origin is one of them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from p2pdist.core.download import Command, OpenStream
 from p2pdist.core.sources import Candidates
 from p2pdist.model.plan import ORIGIN, Source
 from p2pdist.model.rendezvous import ranked
-from p2pdist.simulate.faults import Crash, OriginOutage, Partition, TrackerLoss, inject
+from p2pdist.simulate.faults import Crash, OriginOutage, Partition, TrackerLoss
 from p2pdist.simulate.host import Host, Pull
 from p2pdist.simulate.invariants import InvariantBroken
 from p2pdist.simulate.network import Cut
@@ -30,12 +30,12 @@ LOST_AT_S = 0.3 * SHORTEST_S
 
 
 def all_keepers(self: Candidates, keepers: tuple[Source, ...]) -> None:
-    """Every host takes itself for the first keeper."""
+    """Every host takes itself for the first superpeer."""
     self.rank, self._keepers = 0, (ORIGIN,)
 
 
 def always_alone(self: Candidates, alone: bool) -> Iterator[Source]:
-    """Keepers are asked, and read the origin, whether a tracker answers or not."""
+    """Superpeers are asked, and read the origin, whether a tracker answers or not."""
     return order_of(self, True)
 
 
@@ -73,7 +73,7 @@ class Run:
         fleet = self.simulation.tracker.fleet
         assert fleet is not None
         (swarm,) = fleet.swarms.values()
-        inject(self.simulation, TrackerLoss(self.world.now, self._back_after_s))
+        self.simulation.inject(TrackerLoss(self.world.now, self._back_after_s))
         if self._crashes is None:
             return
         others, power, first_keepers = self._crashes
@@ -88,16 +88,16 @@ class Run:
         rest = [name for name in self.names if name not in victims]
         for name in (*victims, *self.random.sample(rest, others)):
             at = self.world.now + self.random.uniform(0.0, 0.5 * SHORTEST_S)
-            inject(self.simulation, Crash(name, at, None, power))
+            self.simulation.inject(Crash(name, at, None, power))
 
     def end(self) -> Report:
-        """Run it: whoever did not crash must be complete."""
+        """Run it: all hosts that did not crash must be complete."""
         report = self.simulation.run()
         assert report.failed == 0 and report.complete + report.lost >= len(self.names)
         return report
 
     def origin_streams(self) -> Counter[int]:
-        """How many read each stripe from the origin now."""
+        """How many hosts read each stripe from the origin now."""
         return Counter(
             each.stripe for each in self.simulation.network.streams if each.parent is None and each.child_open
         )
@@ -117,8 +117,8 @@ def test_a_swarm_without_a_tracker_completes_though_its_roots_die(first: int) ->
 
 
 @pytest.mark.slow
-def test_it_completes_though_nobody_is_told_that_they_died() -> None:
-    """Hosts without power: no stream ends, all below them only stand still."""
+def test_it_completes_though_no_host_learns_that_they_died() -> None:
+    """Hosts without power: no stream ends, and what they fed only stops."""
     for seed in range(8):
         run = Run(seed)
         run.crash(4, power=True, first_keepers=seed % 2 == 0)
@@ -127,8 +127,7 @@ def test_it_completes_though_nobody_is_told_that_they_died() -> None:
 
 @pytest.mark.parametrize("hosts", range(2, 12))
 def test_small_swarms_complete_as_well(hosts: int) -> None:
-    """Here every host, or nearly, is a keeper, and those who ask one hang above it as often as
-    not."""
+    """Here every host, or nearly, is a superpeer, and often feeds the one that it asks."""
     for seed in range(5):
         run = Run(seed, hosts=hosts)
         run.crash()
@@ -144,13 +143,13 @@ def test_one_host_that_is_left_completes_alone() -> None:
 
 @pytest.mark.slow
 def test_each_side_of_a_cut_reads_about_once() -> None:
-    """Half the hosts are cut off from the others for good, without a tracker: nobody there can know
-    what the others read."""
+    """Half the hosts are cut off from the others for good, without a tracker: no host there can
+    know what the others read."""
     for seed in range(6):
         run = Run(seed)
         group = frozenset(run.random.sample(run.names, HOSTS // 2))
         at = LOST_AT_S + run.random.uniform(0.0, 0.3 * SHORTEST_S)
-        inject(run.simulation, Partition(Cut(group), at, 1e6))
+        run.simulation.inject(Partition(Cut(group), at, 1e6))
         assert run.end().origin_ratio <= 2.4, seed
 
 
@@ -176,7 +175,7 @@ def test_a_tracker_that_comes_back_costs_nothing(away_s: float) -> None:
 
 @pytest.mark.slow
 def test_with_a_tracker_back_one_host_reads_each_stripe() -> None:
-    """Keepers had begun to read of their own accord, and here and there two of them."""
+    """Superpeers had begun to read of their own accord, and here and there two of them."""
     away_s, settled_s = 8.0, 5.0
     before: list[int] = []
     for seed in range(4):
@@ -194,18 +193,18 @@ def test_with_a_tracker_back_one_host_reads_each_stripe() -> None:
         assert run.end().origin_ratio <= 1.2, seed
         assert len(after) > 10
         assert max(count for each in after for count in each.values()) == 1, (seed, after)
-    assert sum(before) > 0, "nobody read the origin while the tracker was away"
+    assert sum(before) > 0, "no host read the origin while the tracker was away"
 
 
 @pytest.mark.slow
 def test_an_origin_that_is_away_is_not_stormed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a tracker, roots dead and the origin away for 15 s: keepers try it now and then, and
-    each stripe is read about once after."""
+    """Without a tracker, roots dead and the origin away for 15 s: superpeers try it now and then,
+    and each stripe is read about once after."""
     for seed in range(5):
         run = Run(seed)
         run.crash()
         begin, end = LOST_AT_S + 1.0, LOST_AT_S + 16.0
-        inject(run.simulation, OriginOutage(begin, end - begin))
+        run.simulation.inject(OriginOutage(begin, end - begin))
         tries: list[float] = []
         checks = run.simulation.invariants
         commanded = checks.commanded
@@ -222,9 +221,9 @@ def test_an_origin_that_is_away_is_not_stormed(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("name", "defect", "noticed"),
-    [("kept_by", all_keepers, "is no keeper"), ("_order", always_alone, "has a tracker to ask")],
+    [("kept_by", all_keepers, "is no superpeer"), ("_order", always_alone, "has a tracker to ask")],
 )
-def test_whoever_may_not_read_is_noticed(
+def test_a_host_that_may_not_read_is_noticed(
     monkeypatch: pytest.MonkeyPatch, name: str, defect: Callable[..., Any], noticed: str
 ) -> None:
     """Each defect, put into the core on purpose, ends a run."""

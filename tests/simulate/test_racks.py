@@ -52,7 +52,7 @@ def test_the_tracker_is_told_rack_and_zone() -> None:
 @pytest.mark.parametrize("racks", [2, 6])
 def test_no_rack_takes_in_more_than_its_downlink_can(racks: int) -> None:
     """A rack at half of one host's rate: however the trees are drawn, what came in cannot have come
-    faster, and everybody completes."""
+    faster, and every host completes."""
     scenario = Scenario(24, 96 << 16, 4e6, racks=racks, rack_bytes_s=2e6, latency_s=0.001)
     report = Simulation(scenario).run()
     assert report.complete == 24
@@ -90,8 +90,10 @@ def test_what_waits_between_racks_does_not_hold_up_what_stays_inside() -> None:
     sender, receiver = simulation.hosts["h00000"], simulation.hosts["h00002"]
     arrived: list[tuple[str, float]] = []
     for number in range(3):
-        network.cross(sender.rack, receiver, 1000, lambda n=number: arrived.append((f"across {n}", world.now)))
-    world.at(0.5, lambda: world.at(network.arrival(receiver.link, 1000), lambda: arrived.append(("inside", world.now))))
+        network.wires.cross(sender.rack, receiver, 1000, lambda n=number: arrived.append((f"across {n}", world.now)))
+    world.at(
+        0.5, lambda: world.at(network.wires.arrival(receiver.link, 1000), lambda: arrived.append(("inside", world.now)))
+    )
     world.run(until=10.0, events_max=100)
     assert [what for what, _ in arrived] == ["inside", "across 0", "across 1", "across 2"]
     assert [when for _, when in arrived] == pytest.approx([0.5, 1.0, 2.0, 3.0])
@@ -102,7 +104,7 @@ def test_blocks_to_different_racks_share_the_uplink_of_their_own() -> None:
     network, world, arrived = simulation.network, simulation.world, []
     source = simulation.racks[0]
     for name in ("h00001", "h00002"):
-        network.cross(source, simulation.hosts[name], 1000, lambda: arrived.append(world.now))
+        network.wires.cross(source, simulation.hosts[name], 1000, lambda: arrived.append(world.now))
     world.run(until=10.0, events_max=100)
     assert arrived == pytest.approx([1.0, 2.0])
     assert [rack.bytes_out for rack in simulation.racks] == [2000, 0, 0]
@@ -115,8 +117,8 @@ def test_a_block_from_outside_takes_the_hosts_downlink_when_it_gets_there() -> N
     simulation = Simulation(Scenario(2, 1 << 20, 2e3, racks=1, rack_bytes_s=1e3, latency_s=0.0))
     network, world, arrived = simulation.network, simulation.world, []
     receiver = simulation.hosts["h00001"]
-    network.cross(None, receiver, 1000, lambda: arrived.append(world.now))
-    world.at(1.0, lambda: arrived.append(network.arrival(receiver.link, 1000)))
+    network.wires.cross(None, receiver, 1000, lambda: arrived.append(world.now))
+    world.at(1.0, lambda: arrived.append(network.wires.arrival(receiver.link, 1000)))
     world.run(until=10.0, events_max=100)
     assert arrived == pytest.approx([1.0, 1.5]) or arrived == pytest.approx([1.5, 1.0])
 

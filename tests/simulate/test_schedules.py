@@ -22,7 +22,7 @@ FEW = 8
 """Of `make test`; `make test-long` runs all."""
 
 DUPLICATES_MAX = 30
-"""Of the 5,760 pieces of a run, so many may arrive twice at most: those under way when a host
+"""Of the 5,760 pieces of a run, so many may arrive twice at most: pieces under way when a host
 changes parents."""
 
 
@@ -49,7 +49,7 @@ def outcome(seed: int) -> tuple[Simulation, Report]:
     ids=lambda seeds: f"from {seeds[0]}",
 )
 def test_every_host_completes_or_fails_as_it_must(seeds: range) -> None:
-    """Nobody waits forever, nothing wrong is stored, the origin is spared, and hardly a piece is
+    """No host waits forever, nothing wrong is stored, the origin is spared, and hardly a piece is
     received twice."""
     for seed in seeds:
         simulation, report = outcome(seed)

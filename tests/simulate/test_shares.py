@@ -21,7 +21,7 @@ def run(*faults: Fault, base: Scenario = BASE) -> tuple[Simulation, Report]:
 def test_a_share_is_drawn_from_the_seed() -> None:
     drawn = slow_share(BASE, 0.05, 0.1)
     assert len({slow.host for slow in drawn}) == 2
-    assert {(slow.at, slow.share, slow.both) for slow in drawn} == {(0.0, 0.1, False)}
+    assert {(slow.at_s, slow.share, slow.both) for slow in drawn} == {(0.0, 0.1, False)}
     assert drawn == slow_share(BASE, 0.05, 0.1) != slow_share(replace(BASE, seed=2), 0.05, 0.1)
     assert (len(slow_share(BASE, 0.001, 0.1)), slow_share(BASE, 0.0, 0.1)) == (1, ())
     assert len(slow_share(BASE, 1.0, 0.1)) == len(crash_share(BASE, 1.0)) == 40
@@ -58,7 +58,7 @@ def test_crashed_hosts_are_lost_and_the_others_complete() -> None:
     faults = crash_share(BASE, 0.1)
     assert len(faults) == 4 and {fault.power for fault in faults} == {False, True}
     assert all(
-        0.0 <= fault.at <= BASE.filled().bound_s(BASE.parties()) and fault.back_after_s is None for fault in faults
+        0.0 <= fault.at_s <= BASE.filled().bound_s(BASE.parties()) and fault.back_after_s is None for fault in faults
     )
     _, report = run(*faults)
     assert (report.complete, report.lost, report.healthy) == (36, 4, 36)
@@ -68,7 +68,7 @@ def test_crashed_hosts_are_lost_and_the_others_complete() -> None:
 def test_hosts_that_come_later_die_later() -> None:
     base = replace(BASE, arrivals="uniform", arrivals_s=100.0)
     starts = dict(zip(base.host_names(), (party.starts_at for party in base.parties()), strict=True))
-    assert all(fault.at >= starts[fault.host] for fault in crash_share(base, 0.5))
+    assert all(fault.at_s >= starts[fault.host] for fault in crash_share(base, 0.5))
 
 
 def test_a_tracker_that_dies_every_second_delays_little() -> None:

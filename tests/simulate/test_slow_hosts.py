@@ -14,9 +14,9 @@ HOSTS, RACKS = 64, 4
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [12, 13, 15])
-def test_whoever_is_not_slow_is_done_nearly_in_time(seed: int) -> None:
+def test_hosts_that_are_not_slow_are_done_nearly_in_time(seed: int) -> None:
     """In these runs a slow host stood at the top of a stripe, below another slow one, or with more
-    children than seats: healthy hosts once took 1.5 to 11.8 times the bound."""
+    children than upload slots: healthy hosts once took 1.5 to 11.8 times the bound."""
     rack_bytes_s = HOSTS / RACKS * NIC_BYTES_S / 4
     scenario = Scenario(HOSTS, 32 << 20, NIC_BYTES_S, seed=seed, racks=RACKS, rack_bytes_s=rack_bytes_s).filled()
     scenario = replace(scenario, time_limit_s=0.0)

@@ -40,8 +40,8 @@ def run(hosts: int, **more: float) -> tuple[Simulation, Report, list[float]]:
 )
 def test_a_preseed_hardly_delays_a_start(hosts: int, starters: int, more: dict[str, float]) -> None:
     """Within a tenth of what the start takes alone. The hosts that only preseed have idle uplinks,
-    and feed those that start a job: these make the preseed wait. Nobody is called slow for giving
-    way."""
+    and feed the hosts that start a job: these make the preseed wait. No host is called slow for
+    giving way."""
     _, _, (alone,) = run(starters or hosts, **more)
     simulation, report, (start, preseed) = run(hosts, blobs=2, preseeds=1, starters=starters, **more)
     assert start <= 1.1 * alone
