@@ -1,5 +1,5 @@
-"""The agent: one per host. Owns the store, the uplink, the session with a tracker, the pulls and
-the mounts."""
+"""The agent of a host, put together from its parts: the store, the uplink, the session with a
+tracker, the pulls, the mounts, and what keeps the store in order."""
 
 from __future__ import annotations
 
@@ -9,424 +9,214 @@ import secrets
 import socket
 from collections import Counter
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
-from p2pdist.agent.bittorrent.service import SwarmSettings, open_swarming
+from p2pdist.agent.bittorrent.service import BitTorrentContext, SeededFiles, Swarming, SwarmSettings, open_bell
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import neighbourhood
 from p2pdist.agent.drain import DRAIN_S, Drain
-from p2pdist.agent.maintenance import Maintenance
+from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.mounts import Mounts, PackageMounts
 from p2pdist.agent.preseeds import Preseeds
-from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.origin import Origins
 from p2pdist.agent.pull.packages import WAIT_S, Packages
 from p2pdist.agent.pull.pulls import Pulls
-from p2pdist.agent.retention import EvictionOrder, Retention
-from p2pdist.agent.tasks import Tasks, in_thread
+from p2pdist.agent.pull.registry import PullResources, Registry
+from p2pdist.agent.retention import EvictionOrder, PolicyPins, Retention
+from p2pdist.agent.tracker.address import wildcard
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
-from p2pdist.agent.tracker.session import TrackerSession
-from p2pdist.agent.uplink import Flow, Uplink
+from p2pdist.agent.tracker.session import Handlers, TrackerSession
+from p2pdist.agent.uplink import Uplink
 from p2pdist.core.downlink import Downlink
-from p2pdist.core.eviction import choose
-from p2pdist.core.sources import Sources
-from p2pdist.core.token_bucket import Bucket
-from p2pdist.core.trackerless import Announcement, plan_without_tracker
-from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, from_problem
-from p2pdist.model.manifest import Descriptor, Manifest
+from p2pdist.core.trackerless import Announcement
+from p2pdist.model.errors import from_problem
 from p2pdist.model.messages import (
-    BLOBS_PER_MESSAGE_MAX,
     PROTOCOL_VERSION,
     Assign,
-    Complaint,
+    Drained,
     Hello,
-    Holding,
     Keep,
     Leaving,
-    Left,
     OriginShare,
-    Priority,
     Reject,
     Release,
-    Report,
-    StreamRequest,
     check_hello,
 )
-from p2pdist.model.pieces import PieceSet
-from p2pdist.model.policy import PackagePolicy
-from p2pdist.model.selection import Selection
 from p2pdist.origin.drivers import open_origin
-from p2pdist.origin.origin import Origin
-from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream.connect import IDLE_S, ConnectionPool
 from p2pdist.transfer.tls import Tls, TlsFiles
-
-DISCARD_TRIES = 50
-DISCARD_PAUSE_S = 0.1
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """How an agent is set up. `address` is where other agents reach it (host:port); with 0.0.0.0 or
-    :: in it at the address from which this host reaches its tracker; `origin` overrides the
-    tracker's; `tracker_wait_s` is how long a new pull waits for a tracker; with `tls` it speaks TLS
-    with other agents; `upload_bytes_s` and `download_bytes_s` limit what it gives and takes over
-    the network, `preseed_bytes_s` what of either is for preseeds; with `discovery` it looks for
-    trackers and others on its network, and is found by them; with `swarm` blobs may come by
-    BitTorrent, too. It may hand over to others for `drain_s` before it ends."""
+    """How an agent is set up."""
 
     trackers: tuple[str, ...]
+    """URLs of trackers, in the order in which the agent tries them."""
     host: str
+    """The name of this host, unique in its fleet."""
     address: str
+    """Where other agents reach this one (host:port). With 0.0.0.0 or :: as the host, that is the
+    address from which this host reaches its tracker."""
     store: Path
+    """The directory of the store."""
     origin: str = ""
+    """The URL of central storage, which overrides that of the tracker."""
     zone: str = ""
     rack: str = ""
     capacity_bytes: int | None = None
+    """What the store may hold; None for what the disk does."""
     tracker_wait_s: float = WAIT_S
+    """How long a new pull waits for a tracker."""
     tls: TlsFiles | None = None
+    """With files, agents speak TLS with each other."""
     upload_bytes_s: float | None = None
+    """Limit of what this host sends over the network; None for no limit."""
     download_bytes_s: float | None = None
+    """Limit of what this host receives over the network."""
     preseed_bytes_s: float | None = None
+    """Limit of what this host sends, and of what it receives, for preseeds."""
     discovery: DiscoverySettings | None = None
+    """With settings, the agent discovers trackers and agents on its links, and announces itself."""
     swarm: SwarmSettings | None = None
+    """With settings, blobs may come by BitTorrent."""
     drain_s: float = DRAIN_S
+    """How long the agent may go on serving after it was asked to end."""
 
 
 class Agent:
-    """See the module's text. Everything runs on one event loop but for disk work and receiver
-    threads."""
+    """Builds the parts of an agent, starts and stops them, and passes on what a tracker sends.
+    Everything runs on one event loop but for disk work and receiver threads. Raises UsageError,
+    Conflict and the store's failures."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
         self.host = settings.host
-        self.swarming = open_swarming(settings.swarm, self)
-        hello = _hello(settings, self.swarming.port if self.swarming is not None else 0)
-        self.session = TrackerSession(
-            settings.trackers,
-            hello,
-            holdings=self._holdings,
-            report=self._report,
-            on_message=self._on_message,
-            on_change=self._on_tracker_change,
-        )
-        self.session.listens = _all_addresses(settings.address)
-        self.reachability = ReachabilityCheck(settings.host, self.session)
-        self.tls = Tls(settings.tls) if settings.tls is not None else None
-        self.own_origin = open_origin(settings.origin, serving=True) if settings.origin else None
-        self.neighbourhood = neighbourhood(settings.discovery, hello, self.session, self.tls, settings.origin)
-        self.session.searching = settings.discovery is not None and settings.discovery.trackers
-        self._origins = Origins(self.own_origin, self.session)
-        order = EvictionOrder(self.swarming.choose if self.swarming is not None else choose)
         # What can be wrong with the settings is found before the store is opened, which may take
         # long after a crash.
-        self.store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose)
+        bell = open_bell(settings.swarm)
+        hello = _hello(settings, bell.port if bell is not None else 0)
+        self.session = session = TrackerSession(
+            settings.trackers,
+            hello,
+            listens=wildcard(settings.address),
+            searching=settings.discovery is not None and settings.discovery.trackers,
+        )
+        self.reachability = ReachabilityCheck(settings.host, session)
+        self.tls = Tls(settings.tls) if settings.tls is not None else None
+        own_origin = open_origin(settings.origin, serving=True) if settings.origin else None
+        self.neighbourhood = neighbourhood(settings.discovery, hello, session, self.tls, settings.origin)
+        self._origins = Origins(own_origin, session)
+        files = SeededFiles()
+        order = EvictionOrder(files.choose)
+        self.store = store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose)
         try:
             self.mounts = Mounts(settings.store / "mounts")
         except BaseException:
-            self.store.close()
+            store.close()
             raise
-        self.uplink = self.turns = Uplink(
-            limit_bytes_s=settings.upload_bytes_s, preseed_limit_bytes_s=settings.preseed_bytes_s
-        )
-        self.drain = Drain(self.uplink, lambda: self.session.send(Leaving()), self._stop_fetching)
+        self.uplink = Uplink(limit_bytes_s=settings.upload_bytes_s, preseed_limit_bytes_s=settings.preseed_bytes_s)
+        self.drain = Drain(self.uplink, lambda: session.send(Leaving()))
         downlink = Downlink(settings.download_bytes_s, settings.preseed_bytes_s)
-        self.policies = Policies(self.store, downlink, Pacer(downlink), self.uplink.relimit)
-        self.uplink.limit_of = self.policies.upload_limit
-        if self.swarming is not None:
-            self.swarming.wanted_for = self.policies.transport
-        self.origin_share = Bucket(None)
-        self.connections = ConnectionPool()
-        self._expiring: asyncio.TimerHandle | None = None
-        self.sources = Sources()
-        self.received_bytes: Counter[str] = Counter()
-        self.rejected: Counter[str] = Counter()
-        wait_s = settings.tracker_wait_s
-        self._packages = Packages(self.store, self.session, self.own_origin, wait_s=wait_s, learn=self._learned)
-        self.pulls = Pulls(self.store, self._packages, self, unreachable=self._unreachable)
-        self.preseeds = Preseeds(
-            self.store, self.pulls, self._packages, self.session.send, lambda: self.session.clock_ahead_s
+        self.policies = Policies(store, downlink, Pacer(downlink), self.uplink.limit)
+        received_bytes = Counter[str]()
+        self.swarming: Swarming | None = None
+        if bell is not None and settings.swarm is not None:
+            context = BitTorrentContext(
+                settings, store, session, own_origin, self.neighbourhood, self.uplink, received_bytes
+            )
+            self.swarming = Swarming(settings.swarm, context, bell, files, self.policies.transport)
+        self.resources = PullResources(
+            settings.host, session, self.policies, self._origins, self.uplink, self.tls, self.swarming, received_bytes
         )
-        self.package_mounts = PackageMounts(self.store, self.pulls, self.mounts)
-        self.maintenance = Maintenance(self.store, self.pulls, self.mounts)
-        self._retention = Retention(self.store, self.policies, self.maintenance, order)
-        self.writers: Counter[Digest] = Counter()
-        self._fetching: dict[Digest, BlobPull] = {}
-        self._served, self._unwanted = set[Digest](), set[Digest]()
-        self._session_task: asyncio.Task[None] | None = None
-        self._retention_task: asyncio.Task[None] | None = None
-        self._reachability_task: asyncio.Task[None] | None = None
-        self._waits = Tasks(logger, "waiting for a tracker failed")
+        self.policy_pins = PolicyPins(store, self.policies)
+        self.packages = Packages(
+            store, session, own_origin, wait_s=settings.tracker_wait_s, learn=self.policy_pins.learned
+        )
+        alone = Announcement("alone", settings.host, settings.address, origin=True)
+        self.registry = Registry(
+            store,
+            self.packages,
+            self.resources,
+            self.drain,
+            self.neighbourhood,
+            alone=alone if own_origin is not None else None,
+            tracker_wait_s=settings.tracker_wait_s,
+        )
+        self.pulls = Pulls(store, self.packages, self.registry, unreachable=self.reachability.warning)
+        self.preseeds = Preseeds(store, self.pulls, self.packages, session.send, lambda: session.clock_ahead_s)
+        self.package_mounts = PackageMounts(store, self.pulls, self.mounts)
+        self.inventory = Inventory(store, self.pulls)
+        self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)
+        self.verification = Verification(store, self.pulls, self.mounts, self.inventory)
+        self.retention = Retention(store, self.policies, self.maintenance, order)
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Serve what the store holds and begin to look for a tracker."""
-        for blob in self.store.blobs():
-            if blob.complete:
-                self._serve(blob)
+        self.registry.start()
         if self.swarming is not None:
             self.swarming.start()
-        self._session_task = asyncio.create_task(self.session.run(), name="tracker-session")
-        self._retention_task = asyncio.create_task(self._retention.run(), name="retention")
-        self._reachability_task = asyncio.create_task(self.reachability.run(), name="reachability")
+        handlers = Handlers(self.registry.holdings, self.registry.report, self._on_message, self._on_tracker_change)
+        self._tasks = [
+            asyncio.create_task(self.session.run(handlers), name="tracker-session"),
+            asyncio.create_task(self.retention.run(), name="retention"),
+            asyncio.create_task(self.reachability.run(), name="reachability"),
+        ]
         self.mounts.start()
         if self.neighbourhood is not None:
             await self.neighbourhood.start()
 
+    async def drained(self) -> Drained:
+        """Wait until the agent is asked to end (`drain`), then until it may."""
+        return await self.drain.run(self._stop_fetching)
+
     async def stop(self) -> None:
-        """A clean stop: end pulls and streams, close the store. What is shown stays."""
+        """A clean stop: end pulls and streams, close the store. Mounted views stay."""
         if self.neighbourhood is not None:
             await self.neighbourhood.stop()
         await self._stop_fetching()
-        await self._waits.stop()
         if self.swarming is not None:
             await self.swarming.stop()
         self.uplink.stop()
-        if self._expiring is not None:
-            self._expiring.cancel()
-        self.connections.close()
-        for task in filter(None, (self._session_task, self._retention_task, self._reachability_task)):
+        await self.registry.stop()
+        for task in self._tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.mounts.close()
         await self._origins.close()
         await asyncio.to_thread(self.store.close)
 
     async def _stop_fetching(self) -> None:
         """End all pulls and begin no more; what has arrived stays, and is served."""
-        for fetching in list(self._fetching.values()):
-            fetching.stop()
+        self.registry.stop_fetching()
         await self.preseeds.stop()
         await self.pulls.stop()
-
-    # -- blobs
-
-    async def fetch(
-        self, layer: Descriptor, priority: Priority = "start", selection: Selection | None = None
-    ) -> tuple[Blob, BlobPull | None]:
-        """See Fetcher in pulls.py. A policy's priority holds whatever was asked for."""
-        if selection is not None:
-            self.policies.selected(layer.digest, selection.blob.digest)
-        priority = self.policies.priority(layer.digest, priority)
-        running = self._join(layer.digest, priority)
-        if running is not None:
-            return running.blob, running
-        blob = await in_thread(lambda: self._claim(layer, selection), Blob.release)
-        running = self._join(layer.digest, priority)
-        complete = blob.complete  # once: a verification may find it wrong at any moment
-        if running is not None or complete:
-            blob.release()
-        if running is not None:
-            return running.blob, running
-        if complete:
-            if layer.digest not in self._served:
-                self._serve(blob)
-                self._announce(_holding_of(blob))
-            return blob, None
-        if layer.digest in self._served:  # evicted a moment ago: what was there must not be offered any more
-            self._unserve(layer.digest)
-        self._unwanted.discard(layer.digest)
-        fetching = self._fetching[layer.digest] = BlobPull(
-            blob, self, tracker_present=self.session.connected, priority=priority, selection=selection
-        )
-        self._served.add(layer.digest)
-        fetching.done.add_done_callback(lambda done: self._fetched(fetching, done))
-        self._announce(fetching.holding())
-        fetching.start()
-        if self.neighbourhood is not None:
-            self.neighbourhood.plan(blob.digest, blob.layout, fetching.done, fetching.planned)
-        elif not self.session.connected:
-            self._plan_alone(fetching)
-        return blob, fetching
-
-    def _plan_alone(self, fetching: BlobPull) -> None:
-        """A pull begins while no tracker answers, and this agent looks for no neighbours. An agent
-        that was given trackers waits for one of them: others wait like it, and all would read the
-        origin at once. One that was given none is alone and reads its own origin."""
-        if self.session.urls:
-            self._waits.spawn(self._wait_for_tracker(fetching))
-        elif self.own_origin is not None:
-            blob = fetching.blob
-            me = Announcement("alone", self.host, self.settings.address, origin=True)
-            fetching.planned(plan_without_tracker(blob.digest, blob.layout, me, ()))
-
-    async def _wait_for_tracker(self, fetching: BlobPull) -> None:
-        """Say what the pull waits for, and end it when no tracker answered for as long as a new
-        pull may wait."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.settings.tracker_wait_s
-        while not fetching.done.done() and not self.session.connected:
-            fetching.note, failure = self._packages.no_tracker()
-            if loop.time() >= deadline:
-                fetching.reject(failure)
-            await self.session.wait_connected(max(0.0, min(1.0, deadline - loop.time())))
-        fetching.note = ""
-
-    def _claim(self, layer: Descriptor, selection: Selection | None) -> Blob:
-        """The blob of a layer in the store, new if need be, held; waits for the disk."""
-        return self.store.begin_held(layer.digest, selection.pieces if selection else self._packages.pieces(layer))
-
-    def _join(self, digest: Digest, priority: Priority) -> BlobPull | None:
-        """The pull of a blob that is running, if there is one. A preseed that somebody waits for is
-        one no longer."""
-        fetching = self._fetching.get(digest)
-        if fetching is not None and priority == "start" and fetching.priority == "preseed":
-            fetching.escalate()
-            self._announce(fetching.holding())
-        return fetching
-
-    def open_flow(self, wanted: StreamRequest, have: PieceSet) -> Flow:
-        """Let a child take turns. What a child waits for, this host waits for as well (priority
-        inheritance; Sha, Rajkumar and Lehoczky, 1990): it comes through here. Raises Unavailable
-        when there are too many streams."""
-        flow = self.uplink.open(wanted.blob, wanted.stripe, have, wanted.priority)
-        self._join(wanted.blob, wanted.priority)
-        return flow
-
-    def _fetched(self, fetching: BlobPull, done: asyncio.Future[None]) -> None:
-        blob = fetching.blob
-        if self._expiring is None:
-            self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire_connections)
-        del self._fetching[blob.digest]
-        blob.release()
-        error = None if done.cancelled() else done.exception()
-        if error is None:
-            if self.swarming is not None:
-                self.swarming.changed()
-            self.session.send(Report(tuple(filter(None, [fetching.advance()]))))
-            return
-        if not (self.drain.draining and self.session.connected):  # else its children are being given other parents
-            self._unserve(blob.digest)
-
-    def _expire_connections(self) -> None:
-        left = self.connections.expire()
-        self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire_connections) if left else None
-
-    async def discard(self, digest: Digest) -> None:
-        """See Fetcher in pulls.py: what a corrupt origin gave is not kept."""
-        self._unwanted.add(digest)
-        fetching = self._fetching.get(digest)
-        if fetching is not None:
-            fetching.reject(Corrupt(f"{digest} is not what its digest says"))
-        if digest in self._served:
-            self._unserve(digest)
-        failure: P2PDistError | None = None
-        for _ in range(DISCARD_TRIES):
-            blob = self.store.get(digest)
-            if blob is None or digest not in self._unwanted:  # else it is being fetched again since
-                failure = None
-                break
-            try:
-                await asyncio.to_thread(self.store.remove if blob.complete else self.store.drop_partial, digest)
-            except Conflict as error:  # somebody is still reading it, but not for long: its streams have been ended
-                failure = error
-                await asyncio.sleep(DISCARD_PAUSE_S)
-            except P2PDistError as error:
-                failure = error
-                break
-        self._unwanted.discard(digest)
-        if failure is not None:
-            logger.error("what is stored as %s is wrong and could not be removed: %s", digest, failure)
-
-    async def describe(self, digest: Digest) -> Descriptor:
-        """What is known of a blob that is asked for by digest, without fetching it. Raises
-        NotFound, Unavailable."""
-        return await self._packages.find_blob(digest, lambda text: None)
-
-    def serves(self, digest: Digest) -> bool:
-        return digest in self._served
-
-    async def _learned(self, reference: str, digest: Digest, manifest: Manifest, policy: PackagePolicy) -> None:
-        await self._retention.learned(reference, digest, manifest, policy)
-
-    def _serve(self, blob: Blob) -> None:
-        self.uplink.held(blob.digest, blob.layout, blob.layout.stripes, blob.have)
-        self._served.add(blob.digest)
-
-    def _announce(self, holding: Holding) -> None:
-        """An empty blob has no piece that anybody could give or want."""
-        if holding.size:
-            self.session.send(holding)
-
-    def _unserve(self, digest: Digest) -> None:
-        self._served.discard(digest)
-        self.uplink.dropped(digest)
-        self.session.send(Left(digest))
-
-    # -- what a blob's pull needs (Surroundings in blob_pull.py)
-
-    def origin(self) -> Origin:
-        """Central storage. Raises Unavailable."""
-        return self._origins.get()
-
-    def pacer_of(self, blob: Digest) -> Pacer:
-        return self.policies.pacer(blob)
-
-    def tell_tracker(self, message: Complaint | Holding) -> None:
-        self.session.send(message)
-
-    def count_received(self, source: str, length: int) -> None:
-        self.received_bytes[source] += length
-
-    def count_rejected(self, reason: str) -> None:
-        self.rejected[reason] += 1
-
-    # -- the tracker
-
-    def _unreachable(self) -> str:
-        """What to say of it where other hosts cannot reach this one."""
-        problem = self.reachability.problem
-        return f"other hosts cannot reach this agent at {self.session.address}: {problem}" if problem else ""
-
-    def _holdings(self) -> list[Holding]:
-        held = [fetching.holding() for fetching in self._fetching.values()]
-        for digest in self._served - self._fetching.keys():
-            blob = self.store.get(digest)
-            if blob is not None and blob.complete:
-                held.append(_holding_of(blob))
-        return [holding for holding in held if holding.size and not self.drain.draining]
-
-    def _report(self) -> Report | None:
-        for digest in self._served - self._fetching.keys():
-            if self.store.get(digest) is None:  # evicted
-                self._unserve(digest)
-        news = filter(None, (fetching.advance() for fetching in self._fetching.values()))
-        advances = list(islice(news, BLOBS_PER_MESSAGE_MAX))
-        sent_bytes, busy_s = self.uplink.take_sample()
-        if not advances and not sent_bytes and not self._fetching:
-            return None
-        return Report(tuple(advances), sent_bytes, busy_s)
 
     def _on_message(self, message: Assign | OriginShare | Keep | Release | Reject) -> None:
         match message:
             case OriginShare(bytes_s):
-                self.origin_share.limit_bytes_s = bytes_s
+                self.resources.origin_share.limit_bytes_s = bytes_s
             case Keep() | Release():
-                if not self.drain.draining:  # else it is told again when it has been started again
-                    self.preseeds.heard(message)
+                if not self.drain.draining:  # else the tracker asks again after the next start
+                    self.preseeds.receive(message)
             case Assign(plan):
-                fetching = self._fetching.get(plan.blob)
-                if fetching is not None:
-                    fetching.planned(plan)
+                self.registry.planned(plan)
             case Reject(problem, blob):
                 error = from_problem(problem)
                 logger.warning("the tracker rejects %s: %s", blob or "a message", error)
-                fetching = self._fetching.get(blob) if blob is not None else None
-                if fetching is not None:
-                    fetching.reject(error)
+                if blob is not None:
+                    self.registry.reject(blob, error)
 
     def _on_tracker_change(self, present: bool) -> None:
         if present:
             self._origins.prepare()
             self.reachability.connected()
-        for fetching in list(self._fetching.values()):
-            fetching.tracker_changed(present)
+        self.registry.tracker_changed(present)
         if self.swarming is not None:
             self.swarming.tracker_changed(present)
         if present and self.drain.draining:
@@ -436,12 +226,13 @@ class Agent:
 
 
 def _hello(settings: AgentSettings, bt_port: int) -> Hello:
-    """What this agent says of itself. Raises UsageError for what every tracker would refuse."""
-    listens = _all_addresses(settings.address)
+    """How this agent introduces itself to trackers. Raises UsageError for what every tracker would
+    refuse."""
+    listens = wildcard(settings.address)
     hello = Hello(
         PROTOCOL_VERSION,
         settings.host,
-        # Which one of all addresses it is shows when a tracker is reached.
+        # Which one of all its addresses it gives shows when the session reaches a tracker.
         settings.address if listens is None else f"{socket.gethostname()}:{listens[1]}",
         settings.zone,
         settings.rack,
@@ -453,17 +244,3 @@ def _hello(settings: AgentSettings, bt_port: int) -> Hello:
     )
     check_hello(hello)
     return hello
-
-
-def _all_addresses(address: str) -> tuple[str, int] | None:
-    """0.0.0.0 or ::, and the port, where `address` is one of these; None where it is the address of
-    one host."""
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    return (host, int(port)) if host in ("0.0.0.0", "::") and port.isdecimal() else None
-
-
-def _holding_of(blob: Blob) -> Holding:
-    layout = blob.layout
-    counts = blob.have.stripe_counts(layout.stripes)
-    return Holding(blob.digest, layout.size, layout.piece_size, tuple(counts))

@@ -29,8 +29,8 @@ class Drain:
     """See the module's text. `say` tells the tracker, if one answers; `stop_fetching` ends the
     agent's own pulls. All methods are called on the event loop."""
 
-    def __init__(self, uplink: Uplink, say: Callable[[], None], stop_fetching: Callable[[], Awaitable[None]]) -> None:
-        self._uplink, self._say, self._stop_fetching = uplink, say, stop_fetching
+    def __init__(self, uplink: Uplink, say: Callable[[], None]) -> None:
+        self._uplink, self._say = uplink, say
         self._asked, self._hurried = asyncio.Event(), asyncio.Event()
         self._limit_s = 0.0
         self._over: asyncio.Future[Drained] | None = None
@@ -53,13 +53,13 @@ class Drain:
             self._hurried.set()
         self.ask(limit_s)
 
-    async def run(self) -> Drained:
+    async def run(self, stop_fetching: Callable[[], Awaitable[None]]) -> Drained:
         """Wait until the agent is asked to end, then until it may; returns what it came to."""
         await self._asked.wait()
         started = time.monotonic()
         logger.info("leaving, with %d streams to hand over within %.1f s", self._uplink.open_count, self._limit_s)
         self._say()
-        waits = asyncio.ensure_future(self._hand_over())
+        waits = asyncio.ensure_future(self._hand_over(stop_fetching))
         hurried = asyncio.ensure_future(self._hurried.wait())
         try:
             await asyncio.wait([waits, hurried], timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -84,6 +84,6 @@ class Drain:
             self._over = asyncio.get_running_loop().create_future()
         return self._over
 
-    async def _hand_over(self) -> None:
-        await self._stop_fetching()
+    async def _hand_over(self, stop_fetching: Callable[[], Awaitable[None]]) -> None:
+        await stop_fetching()
         await self._uplink.idle()

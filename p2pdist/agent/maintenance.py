@@ -1,8 +1,8 @@
-"""What an operator does with the packages of this host: list, pin, remove, collect, verify.
+"""Operators' work on the packages of this host: list, pin, remove, collect, verify.
 
 A blob in the store that no package here names is a single blob: it was pulled by its digest, or
-belongs to what a tag meant before, or to a package of which the rest never came. It is listed,
-pinned and removed by its digest or as `blob:sha256-<hex>`; collecting removes it.
+belongs to what a tag meant before, or to a package that never came whole. Operators list, pin and
+remove it by its digest or as `blob:sha256-<hex>`; collecting removes it.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from p2pdist.store.store import BlobStore
 from p2pdist.store.verify import Checked
 
 PIN_PREFIX = "pin:"
-"""Before the reference in the name of the owner of an operator's pin."""
+"""The owner of an operator's pin is this and the reference."""
 
 BATCH = 256
-"""So many things are verified between two words about it."""
+"""How many files are verified between two reports."""
 
 
-class Maintenance:
-    """Used from the event loop."""
+class Inventory:
+    """Lists what the store holds. Used from the event loop unless a method says that it blocks."""
 
-    def __init__(self, store: BlobStore, pulls: Pulls, mounts: Mounts) -> None:
-        self._store, self._pulls, self._mounts = store, pulls, mounts
+    def __init__(self, store: BlobStore, pulls: Pulls) -> None:
+        self._store, self._pulls = store, pulls
 
     async def packages(self) -> list[PackageStatus]:
-        """The packages that were pulled here; `complete` says whether all their layers are still
-        there. Then the single blobs, whose reference is `blob:sha256-<hex>`."""
+        """The packages that were pulled here, then the single blobs, whose reference is
+        `blob:sha256-<hex>`; `complete` says whether all layers are still in the store."""
         return await asyncio.to_thread(self._packages, self._pulls.parts())
 
     def _packages(self, arriving: set[Digest]) -> list[PackageStatus]:
         listed: list[PackageStatus] = []
         pinned = {digest for digests in self._store.pins().values() for digest in digests}
         for record in self._store.packages():
-            manifest = self._manifest(record.manifest_digest)
+            manifest = self.manifest(record.manifest_digest)
             listed.append(
                 PackageStatus(
                     record.reference,
                     record.manifest_digest,
                     sum(blob.size for blob in manifest.blobs) if manifest else 0,
-                    manifest is not None and all(map(self._is_here, manifest.layers)),
+                    manifest is not None and all(map(self.is_here, manifest.layers)),
                     manifest is not None and any(layer.digest in pinned for layer in manifest.layers),
                     record.last_used,
                 )
             )
-        for blob in self._single_blobs(arriving):
+        for blob in self.single_blobs(arriving):
             listed.append(
                 PackageStatus(
                     str(blob_reference(blob.digest)),
@@ -69,34 +69,40 @@ class Maintenance:
             )
         return listed
 
-    def _single_blobs(self, arriving: set[Digest]) -> list[Blob]:
-        """The blobs that no package here names, that belong to no tree and to no package that is
-        `arriving`, by digest."""
+    def single_blobs(self, arriving: set[Digest]) -> list[Blob]:
+        """The blobs that belong to no package here, to no tree and not to `arriving`, the blobs of
+        packages that are being pulled; by digest. Blocks."""
         trees = self._store.trees
         named = arriving | trees.needed_by().keys() | trees.packs_awaited() | trees.redundant_packs()
         named |= {tree.root for tree in trees.list()} | self._parts_of_packages()
         return sorted((blob for blob in self._store.blobs() if blob.digest not in named), key=lambda blob: blob.digest)
 
     def _parts_of_packages(self) -> set[Digest]:
-        found = (self._manifest(record.manifest_digest) for record in self._store.packages())
-        return {blob.digest for manifest in found if manifest is not None for blob in manifest.blobs}
+        manifests = (self.manifest(record.manifest_digest) for record in self._store.packages())
+        return {blob.digest for manifest in manifests if manifest is not None for blob in manifest.blobs}
 
-    def _manifest(self, digest: Digest) -> Manifest | None:
+    def manifest(self, digest: Digest) -> Manifest | None:
+        """The manifest with this digest, None where it is not in the store."""
         data = self._store.read_document(digest)
         return decode_manifest(data) if data else None
 
-    def _is_here(self, layer: Descriptor) -> bool:
-        """Whether a layer can be shown."""
+    def is_here(self, layer: Descriptor) -> bool:
+        """Whether a layer is complete, so that it can be mounted."""
         if layer.media_type == TREE_TYPE:
             return self._store.trees.complete(layer.digest)
         blob = self._store.get(layer.digest)
         return blob is not None and blob.complete
 
-    # -- pins
+
+class Maintenance:
+    """Pins and removes packages and single blobs. Used from the event loop."""
+
+    def __init__(self, store: BlobStore, pulls: Pulls, mounts: Mounts, inventory: Inventory) -> None:
+        self._store, self._pulls, self._mounts, self._inventory = store, pulls, mounts, inventory
 
     async def pin(self, reference: str, owner: str = "") -> PinStatus:
-        """Pull a package and keep its layers until `owner` gives them up; without one until the
-        package is unpinned by its name. Raises what pulling raises."""
+        """Pull a package and pin its layers for `owner`; without an owner, for the package's own
+        name. Raises what pulling raises."""
         digest = _blob_named(reference)
         if digest is not None and self._store.package(reference) is None:
             return await self._pin_blob(digest, owner or PIN_PREFIX + str(blob_reference(digest)))
@@ -106,7 +112,7 @@ class Maintenance:
         for layer in package.manifest.layers:
             await asyncio.to_thread(self._store.pin, layer.digest, owner)
         if not all(
-            map(self._is_here, package.manifest.layers)
+            map(self._inventory.is_here, package.manifest.layers)
         ):  # evicted between the pull and the pin; it will not be again
             try:
                 await self._pulls.package(name)
@@ -128,7 +134,7 @@ class Maintenance:
         return PinStatus(owner, (digest,))
 
     async def unpin(self, reference: str = "", owner: str = "") -> PinStatus:
-        """Give up what `pin` keeps. Raises NotFound."""
+        """Remove a pin that `pin` made. Raises NotFound."""
         digest = _blob_named(reference)
         owner = owner or PIN_PREFIX + str(blob_reference(digest) if digest else parse_reference(reference))
         digests = self._store.pins().get(owner)
@@ -161,12 +167,12 @@ class Maintenance:
         blob = self._store.get(digest)
         if blob is None:
             raise NotFound(f"the blob {digest} is not on this host", remedy="p2pdist ls says what is")
-        if digest not in {each.digest for each in self._single_blobs(arriving)}:
-            manifests = ((record.reference, self._manifest(record.manifest_digest)) for record in records)
-            of = [name for name, found in manifests if found and digest in {each.digest for each in found.blobs}]
-            what = f"the package {of[0]}" if of else "a package that is being pulled, or a tree that is shown"
-            remedy = f"p2pdist rm {of[0]}" if of else "Wait for that to end"
-            raise Conflict(f"{digest} is a part of {what}", remedy=remedy)
+        if digest not in {single.digest for single in self._inventory.single_blobs(arriving)}:
+            manifests = ((record.reference, self._inventory.manifest(record.manifest_digest)) for record in records)
+            owners = [name for name, manifest in manifests if manifest and _names(manifest, digest)]
+            whole = f"the package {owners[0]}" if owners else "a package that is being pulled, or a tree that is shown"
+            remedy = f"p2pdist rm {owners[0]}" if owners else "Wait for that to end"
+            raise Conflict(f"{digest} is a part of {whole}", remedy=remedy)
         if blob.in_use:
             raise Conflict(f"{digest} is in use", remedy="Wait for its pulls and transfers to end")
         if PIN_PREFIX + str(blob_reference(digest)) in self._store.owners(digest):
@@ -176,8 +182,8 @@ class Maintenance:
         return Removed(str(blob_reference(digest)), max(0, before - self._store.usage().bytes_total))
 
     def _require_free(self, reference: str) -> None:
-        """Raises Conflict for a package that is pinned by this name, shown or being pulled, even
-        where another one has all its layers."""
+        """Raises Conflict for a package that is pinned by this name, mounted or being pulled, even
+        where another package has all its layers."""
         if self._store.pins().get(PIN_PREFIX + reference):
             raise Conflict(
                 f"{reference} is pinned by {PIN_PREFIX}{reference}", remedy=f"p2pdist pin --remove {reference}"
@@ -193,13 +199,13 @@ class Maintenance:
         record = self._store.package(reference)
         if record is None:
             raise NotFound(f"{reference} is not on this host", remedy="p2pdist ls says what is")
-        manifest = self._manifest(record.manifest_digest)
-        same = [each for each in self._store.packages() if each.manifest_digest == record.manifest_digest]
+        manifest = self._inventory.manifest(record.manifest_digest)
+        same = [other for other in self._store.packages() if other.manifest_digest == record.manifest_digest]
         before = self._store.usage().bytes_total
-        if manifest is not None and all(each.reference == reference or "@" in each.reference for each in same):
-            self._remove_blobs(manifest, {each.reference for each in same})
-            for each in same:
-                self._store.forget_package(each.reference)
+        if manifest is not None and all(other.reference == reference or "@" in other.reference for other in same):
+            self._remove_blobs(manifest, {other.reference for other in same})
+            for other in same:
+                self._store.forget_package(other.reference)
         else:
             self._store.forget_package(reference)
         self._remove_nameless()
@@ -209,8 +215,8 @@ class Maintenance:
     def _remove_blobs(self, manifest: Manifest, names: set[str]) -> None:
         kept: set[Digest] = set()
         for other in self._store.packages():
-            if other.reference not in names and (found := self._manifest(other.manifest_digest)):
-                kept.update(blob.digest for blob in found.blobs)
+            if other.reference not in names and (named := self._inventory.manifest(other.manifest_digest)):
+                kept.update(blob.digest for blob in named.blobs)
         going = [blob for blob in manifest.blobs if blob.digest not in kept]
         trees = self._store.trees.list()
         for blob in going:  # nothing is removed of a package that must stay
@@ -220,9 +226,9 @@ class Maintenance:
                     remedy="Unpin it first: p2pdist pin --remove",
                 )
             held = self._store.get(blob.digest)
-            if (held is not None and held.in_use) or any(each.root == blob.digest and each.in_use for each in trees):
+            if (held is not None and held.in_use) or any(tree.root == blob.digest and tree.in_use for tree in trees):
                 raise Conflict(f"{blob.digest} is in use", remedy="Wait for its pulls, unmount what shows it")
-        for root in {each.root for each in trees} & {blob.digest for blob in going}:
+        for root in {tree.root for tree in trees} & {blob.digest for blob in going}:
             self._store.trees.remove(root)
         self._remove_nameless()
         for blob in going:
@@ -230,11 +236,11 @@ class Maintenance:
                 self._store.remove(blob.digest)
 
     def _remove_nameless(self) -> None:
-        """Remove trees that no package here names any more, such as what a tag meant before; those
-        in use or pinned stay."""
+        """Remove trees that no package here names any more, such as what a tag meant before, except
+        trees that are in use or pinned."""
         named: set[Digest] = set()
         for record in self._store.packages():
-            if manifest := self._manifest(record.manifest_digest):
+            if manifest := self._inventory.manifest(record.manifest_digest):
                 named.update(blob.digest for blob in manifest.blobs)
         trees = self._store.trees
         for tree in trees.list():
@@ -247,81 +253,86 @@ class Maintenance:
                         self._store.remove(digest)
 
     async def collect(self) -> Removed:
-        """Remove what nothing names, single blobs too; those in use or pinned stay."""
+        """Remove all that no package names, single blobs included, unless it is in use or pinned."""
         return await asyncio.to_thread(self._collect, self._pulls.parts())
 
     def _collect(self, arriving: set[Digest]) -> Removed:
         before = self._store.usage().bytes_total
         self._remove_nameless()
-        for blob in self._single_blobs(arriving):
+        for blob in self._inventory.single_blobs(arriving):
             if not self._store.owners(blob.digest) and not blob.in_use:
                 with contextlib.suppress(Conflict, NotFound):  # taken into use meanwhile, or gone
                     self._store.remove(blob.digest)
         self._store.collect()
         return Removed("", max(0, before - self._store.usage().bytes_total))
 
-    # -- verifying
+
+class Verification:
+    """Reads the store again and repairs what is wrong. Used from the event loop."""
+
+    def __init__(self, store: BlobStore, pulls: Pulls, mounts: Mounts, inventory: Inventory) -> None:
+        self._store, self._pulls, self._mounts, self._inventory = store, pulls, mounts, inventory
 
     async def verify(self, *, repair: bool, bytes_s: float | None = None) -> AsyncGenerator[Verified]:
-        """Read everything that is stored and compare it with its name: what was found so far, again
-        and again, and in the end all of it. What is wrong is dropped; with `repair` the packages
-        that lost something are pulled again."""
+        """Read everything that is stored and compare it with its name; yields the result so far now
+        and then, and the whole result at the end. The store drops what is wrong; with `repair` the
+        packages that lost something are pulled again."""
         loop, stop = asyncio.get_running_loop(), threading.Event()
-        single = {blob.digest for blob in await asyncio.to_thread(self._single_blobs, self._pulls.parts())}
-        found: asyncio.Queue[list[Checked] | None] = asyncio.Queue(4)
+        single = {blob.digest for blob in await asyncio.to_thread(self._inventory.single_blobs, self._pulls.parts())}
+        batches: asyncio.Queue[list[Checked] | None] = asyncio.Queue(4)
 
         def put(batch: list[Checked] | None) -> None:
-            asyncio.run_coroutine_threadsafe(found.put(batch), loop).result()
+            asyncio.run_coroutine_threadsafe(batches.put(batch), loop).result()
 
         reading = asyncio.create_task(asyncio.to_thread(_read, self._store, bytes_s, stop, put))
         count = size = 0
         wrong: list[str] = []
         try:
-            while (batch := await found.get()) is not None:
-                count, size = count + len(batch), size + sum(each.size for each in batch)
-                wrong += [each.name for each in batch if not each.ok]
+            while (batch := await batches.get()) is not None:
+                count, size = count + len(batch), size + sum(checked.size for checked in batch)
+                wrong += [checked.name for checked in batch if not checked.ok]
                 yield Verified(count, size, tuple(wrong))
             await reading
         finally:
             stop.set()
             while not reading.done():  # it may be waiting for room in the queue
-                while not found.empty():
-                    found.get_nowait()
+                while not batches.empty():
+                    batches.get_nowait()
                 await asyncio.wait([reading], timeout=0.05)
         wrong += await asyncio.to_thread(self._drop_images)
-        shown = await asyncio.to_thread(self._showing, wrong, self._mounts.list()) if wrong else []
+        mounted = await asyncio.to_thread(self._mounted_from, wrong, self._mounts.list()) if wrong else []
         repaired, failed = await self._repair(sorted(single & set(wrong))) if repair and wrong else ([], [])
-        yield Verified(count, size, tuple(wrong), True, tuple(repaired), tuple(failed), tuple(shown))
+        yield Verified(count, size, tuple(wrong), True, tuple(repaired), tuple(failed), tuple(mounted))
 
     def _drop_images(self) -> list[str]:
-        """Remove metadata images that are damaged; whoever shows the tree next makes its image
-        again. Returns their names."""
-        found = []
+        """Remove damaged metadata images, which the next mount of the tree makes again. Returns their
+        names."""
+        removed = []
         for tree in self._store.trees.list():
             image = self._store.trees.image(tree.root)
             if image.exists() and not is_intact(image):
                 image.unlink(missing_ok=True)
-                found.append(f"image {tree.root}")
-        return found
+                removed.append(f"image {tree.root}")
+        return removed
 
-    def _showing(self, wrong: Sequence[str], mounts: Sequence[MountStatus]) -> list[str]:
-        """Where something is shown to which something wrong belongs. What is fetched again are new
-        files: a mount keeps those that it has opened, and hard links and copies are the old ones.
-        Writing into these instead would change them under programs that run."""
+    def _mounted_from(self, wrong: Sequence[str], mounts: Sequence[MountStatus]) -> list[str]:
+        """The paths of mounted views that read something wrong. A repair makes new files: a mount
+        keeps the files that it has opened, and hard links and copies are the old ones. Writing into
+        these instead would change them under programs that run."""
         layers = {name.rpartition(" ")[2] for name in wrong if ":" in name}  # of an image or a variant: the tree's
         layers |= self._store.trees.with_any({bytes.fromhex(name) for name in wrong if ":" not in name})
-        found = ((mount.path, self._manifest(Digest(mount.digest))) for mount in mounts)
-        return [path for path, manifest in found if manifest and any(one.digest in layers for one in manifest.layers)]
+        pairs = ((mount.path, self._inventory.manifest(Digest(mount.digest))) for mount in mounts)
+        return [path for path, manifest in pairs if manifest and any(one.digest in layers for one in manifest.layers)]
 
     async def _repair(self, single: Sequence[Digest]) -> tuple[list[str], list[str]]:
-        """Pull the packages that are no longer complete, and those single blobs: which ones are
-        again, and which are not and why."""
+        """Pull the packages that are incomplete, and the blobs in `single`. Returns the names of
+        those that are complete again, and of the others with the reason."""
         repaired, failed = [], []
         packages = {record.reference for record in self._store.packages()}
-        lacking = [package.reference for package in await self.packages() if not package.complete]
-        wanted = [PullRequest(package=name) for name in lacking if name in packages]
-        wanted += [PullRequest(blob=digest) for digest in single]
-        for request in wanted:
+        incomplete = [row.reference for row in await self._inventory.packages() if not row.complete]
+        requests = [PullRequest(package=name) for name in incomplete if name in packages]
+        requests += [PullRequest(blob=digest) for digest in single]
+        for request in requests:
             name = request.package or request.blob or ""
             pull = self._pulls.start(request)
             assert pull.task is not None
@@ -333,8 +344,12 @@ class Maintenance:
         return repaired, failed
 
 
+def _names(manifest: Manifest, digest: Digest) -> bool:
+    return any(blob.digest == digest for blob in manifest.blobs)
+
+
 def _blob_named(text: str) -> Digest | None:
-    """The blob that a digest names, or the reference under which a blob is pushed alone."""
+    """The digest of a single blob: `text` itself, or the digest in its reference."""
     if is_digest(text):
         return Digest(text)
     digest = text.removeprefix("blob:sha256-")
@@ -344,7 +359,7 @@ def _blob_named(text: str) -> Digest | None:
 def _read(
     store: BlobStore, bytes_s: float | None, stop: threading.Event, put: Callable[[list[Checked] | None], None]
 ) -> None:
-    """Hand over what verifying finds, batch by batch; None at the end."""
+    """Give `put` the results of verifying in batches, then None; in a thread."""
     batch: list[Checked] = []
     try:
         for checked in store.verify(bytes_s=bytes_s):

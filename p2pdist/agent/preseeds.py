@@ -154,7 +154,7 @@ class Preseeds:
         for identifier in self._kept:
             self._tell(identifier, again=True)
 
-    def heard(self, message: Keep | Release) -> None:
+    def receive(self, message: Keep | Release) -> None:
         """What the tracker asks for."""
         match message:
             case Keep():

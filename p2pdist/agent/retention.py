@@ -33,46 +33,56 @@ logger = logging.getLogger(__name__)
 
 
 class EvictionOrder:
-    """What is evicted first. Called from any thread."""
+    """Has the store evict first what policies do not keep. `choose` may be called from any thread."""
 
     def __init__(self, choose: Chooser) -> None:
         self._choose = choose
         self.first: frozenset[Digest] = frozenset()
+        """Blobs to evict before all others; set by Retention."""
 
     def choose(self, candidates: Sequence[Candidate], needed: int, shares: Sequence[Share] = ()) -> list[Digest] | None:
-        """See Chooser."""
+        """The blobs to evict for `needed` bytes (see Chooser)."""
         first = self.first
-        marked = [replace(each, first=True) if each.digest in first else each for each in candidates]
+        marked = [replace(blob, first=True) if blob.digest in first else blob for blob in candidates]
         return self._choose(marked, needed, shares)
 
 
-class Retention:
-    """See the module's text. On the event loop."""
+class PolicyPins:
+    """Pins packages whose policy says `pin`, each for its own owner."""
 
-    def __init__(self, store: BlobStore, policies: Policies, maintenance: Maintenance, order: EvictionOrder) -> None:
-        self._store, self._policies, self._maintenance, self._order = store, policies, maintenance, order
-        self._retry_at: dict[str, float] = {}
-        self._manifests: dict[Digest, tuple[Digest, ...]] = {}
+    def __init__(self, store: BlobStore, policies: Policies) -> None:
+        self._store, self._policies = store, policies
 
     async def learned(self, reference: str, digest: Digest, manifest: Manifest, policy: PackagePolicy) -> None:
-        """A tracker says this of a package that is about to be used."""
+        """Remember the policy that a tracker stated for a package, and pin or unpin the package."""
         before = await self._policies.learn(reference, digest, manifest, policy)
         if "pin" in (before.cache, policy.cache):
             await asyncio.to_thread(self._pin, OWNER + reference, manifest if policy.cache == "pin" else None)
 
     def _pin(self, owner: str, manifest: Manifest | None) -> None:
-        """Have exactly this package pinned for its owner. Packs are means to make a tree's
-        contents, which its root pins."""
-        wanted = {blob.digest for blob in manifest.blobs if blob.media_type != PACK_TYPE} if manifest else set()
+        """Pin exactly this package for `owner`, or nothing. Packs are not pinned: they serve to make
+        the contents of a tree, which its root pins."""
+        blobs = {blob.digest for blob in manifest.blobs if blob.media_type != PACK_TYPE} if manifest else set()
         pinned = self._store.pins().get(owner, set())
-        if pinned - wanted:
+        if pinned - blobs:
             self._store.unpin(owner)
             pinned = set()
-        for digest in wanted - pinned:
+        for digest in blobs - pinned:
             self._store.pin(digest, owner)
 
+
+class Retention:
+    """Removes packages that their policies keep no longer. On the event loop."""
+
+    def __init__(self, store: BlobStore, policies: Policies, maintenance: Maintenance, order: EvictionOrder) -> None:
+        self._store, self._policies, self._maintenance, self._order = store, policies, maintenance, order
+        self._retry_at: dict[str, float] = {}
+        """When to try again to remove a package, in seconds since the epoch, by reference."""
+        self._manifests: dict[Digest, tuple[Digest, ...]] = {}
+        """The blobs of each manifest that a package in the store has."""
+
     async def run(self) -> None:
-        """Let go what is to go, until cancelled."""
+        """Remove packages whose time is up, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
             try:
@@ -83,24 +93,24 @@ class Retention:
                 logger.exception("what policies do not keep stays for now")
 
     async def _sweep(self) -> None:
-        heard = self._policies.packages
-        if not any(lasts_s(policy) < inf for policy, _ in heard.values()):
+        policies = self._policies.packages
+        if not any(lasts_s(policy) < inf for policy, _ in policies.values()):
             self._order.first = frozenset()
             return
-        stored = await asyncio.to_thread(self._stored, heard)
+        stored = await asyncio.to_thread(self._stored, policies)
         self._order.first = goes_first(stored)
         now = time.time()
         for reference in due(stored, now=now):
             if self._retry_at.get(reference, 0.0) <= now:
-                await self._let_go(reference)
+                await self._remove(reference)
 
-    async def _let_go(self, reference: str) -> None:
+    async def _remove(self, reference: str) -> None:
         try:
             if self._store.package(reference) is not None:
                 freed = (await self._maintenance.remove(reference)).bytes_freed
             else:  # a blob that was pulled alone leaves no package
                 freed = await asyncio.to_thread(self._remove_alone, self._policies.blobs(reference))
-        except (Conflict, NotFound) as error:  # or somebody else removes it at this moment
+        except (Conflict, NotFound) as error:  # or another request removes it at this moment
             self._retry_at[reference] = time.time() + RETRY_S
             logger.debug("%s stays for now: %s", reference, error)
             return
@@ -125,19 +135,19 @@ class Retention:
             self._manifests[manifest] = tuple(blob.digest for blob in decode_manifest(data).blobs) if data else ()
         return self._manifests[manifest]
 
-    def _stored(self, heard: Mapping[str, tuple[PackagePolicy, tuple[Digest, ...]]]) -> list[Stored]:
-        """The packages that are here, and when each was used last; those of which nothing was heard
-        stay."""
+    def _stored(self, policies: Mapping[str, tuple[PackagePolicy, tuple[Digest, ...]]]) -> list[Stored]:
+        """The packages in the store, and when each was used last; a package without a policy
+        stays."""
         records = {record.reference: record for record in self._store.packages()}
         here = {record.manifest_digest for record in records.values()}
         self._manifests = {manifest: blobs for manifest, blobs in self._manifests.items() if manifest in here}
         trees = {tree.root: tree for tree in self._store.trees.list()}
-        found = [
+        stored = [
             Stored(record.reference, NO_POLICY, self._blobs_of(record.manifest_digest), None)
             for record in records.values()
-            if record.reference not in heard
+            if record.reference not in policies
         ]
-        for reference, (policy, blobs) in heard.items():
+        for reference, (policy, blobs) in policies.items():
             record = records.get(reference)
             used = [record.last_used] if record is not None else []
             busy = False
@@ -145,7 +155,7 @@ class Retention:
                 blob, tree = self._store.get(digest), trees.get(digest)
                 busy = busy or bool(blob and blob.in_use) or bool(tree and tree.in_use)
                 busy = busy or bool(self._store.owners(digest))
-                used += [each.last_used for each in (blob, tree) if each is not None]
+                used += [content.last_used for content in (blob, tree) if content is not None]
             if used:
-                found.append(Stored(reference, policy, blobs, None if busy else max(used)))
-        return found
+                stored.append(Stored(reference, policy, blobs, None if busy else max(used)))
+        return stored

@@ -125,7 +125,6 @@ class Uplink:
 
     def __init__(self, *, limit_bytes_s: float | None = None, preseed_limit_bytes_s: float | None = None) -> None:
         self.sent_bytes_total = 0
-        self.limit_of: Callable[[Digest], Bucket | None] = lambda blob: None
         self._core = UplinkCore(limit_bytes_s=limit_bytes_s, preseed_limit_bytes_s=preseed_limit_bytes_s)
         self._flows: dict[int, Flow] = {}
         self._blobs: dict[int, Digest] = {}
@@ -154,11 +153,11 @@ class Uplink:
     def held(self, blob: Digest, layout: PieceLayout, stripes: int, have: PieceSet) -> None:
         """The blob can be served from now on, as far as it is there."""
         self.submit(Held(blob, layout, stripes, have))
-        self.relimit(blob)
 
-    def relimit(self, blob: Digest) -> None:
-        """`limit_of`, which says what limit a blob shares with others, may say otherwise now."""
-        self.submit(Limited(blob, self.limit_of(blob)))
+    def limit(self, blob: Digest, bucket: Bucket | None) -> None:
+        """The streams of a held blob share `bucket` from now on, which other blobs may share as well;
+        None for no limit but those of the host."""
+        self.submit(Limited(blob, bucket))
 
     def verified(self, blob: Digest, piece: int) -> None:
         self.submit(Verified(blob, piece))

@@ -64,11 +64,11 @@ class Rig:
         return lie
 
     async def fetch(self, digest: Digest) -> tuple[Blob, BlobPull | None]:
-        return await self.agent.fetch(await self.agent.describe(digest))
+        return await self.agent.registry.fetch(await self.agent.registry.describe(digest))
 
     def plan_origin(self, digest: Digest) -> None:
         """What a tracker would say."""
-        pull = self.agent._fetching[digest]
+        pull = self.agent.registry._fetching[digest]
         pull.planned(Plan(digest, (StripePlan(0, ORIGIN),)))
 
 
@@ -125,7 +125,7 @@ async def test_a_pull_goes_on_when_its_blob_is_removed_before_it_is_held(
 
     monkeypatch.setattr(rig.agent.store, "begin", begun_and_removed)
     pull = rig.agent.pulls.start(PullRequest(package=str(blob_reference(digest))))
-    await until(lambda: removed and digest in rig.agent._fetching)
+    await until(lambda: removed and digest in rig.agent.registry._fetching)
     rig.plan_origin(digest)
     await until(lambda: pull.state in ("done", "failed"))
     assert pull.state == "done" and rig.agent.store.get(digest) is not None
@@ -195,7 +195,7 @@ async def test_pieces_that_verify_do_not_make_a_blob_that_is_not_its_digest(rig:
         pull = rig.agent.pulls.start(PullRequest(blob=lie))
     else:
         reading = asyncio.create_task(rig.agent.pulls.blob(lie))
-    await until(lambda: lie in rig.agent._fetching)
+    await until(lambda: lie in rig.agent.registry._fetching)
     rig.plan_origin(lie)
     if way == "pull":
         assert pull.task is not None
@@ -204,7 +204,7 @@ async def test_pieces_that_verify_do_not_make_a_blob_that_is_not_its_digest(rig:
     else:
         await reading
     await until(lambda: rig.agent.store.get(lie) is None)
-    assert not rig.agent.serves(lie)
+    assert not rig.agent.registry.serves(lie)
 
 
 async def test_a_new_pull_survives_the_end_of_one_that_failed(rig: Rig) -> None:
@@ -213,7 +213,7 @@ async def test_a_new_pull_survives_the_end_of_one_that_failed(rig: Rig) -> None:
     _, failing = await rig.fetch(digest)
     assert failing is not None
     with failing.blob.held():
-        discarding = asyncio.create_task(rig.agent.discard(digest))
+        discarding = asyncio.create_task(rig.agent.registry.discard(digest))
         with pytest.raises(Corrupt):
             await failing.done
         await asyncio.sleep(0)
@@ -230,7 +230,7 @@ async def test_no_pull_begins_once_the_agent_stops(rig: Rig) -> None:
     digest = await rig.publish(rig.data)
     pull = rig.agent.pulls.start(PullRequest(blob=digest))
     reading = asyncio.create_task(rig.agent.pulls.blob(digest))
-    await until(lambda: digest in rig.agent._fetching)
+    await until(lambda: digest in rig.agent.registry._fetching)
     await rig.agent.stop()
     assert pull.task is not None and pull.task.done()
     await asyncio.wait([reading], timeout=2)

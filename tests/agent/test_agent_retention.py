@@ -51,13 +51,13 @@ class Rig:
         reference = blob_reference(digest)
         package = (await self.layout.resolve(reference)).digest
         manifest = decode_manifest(await self.layout.read(package))
-        await self.agent._learned(str(reference), package, manifest, policy)
+        await self.agent.policy_pins.learned(str(reference), package, manifest, policy)
 
     async def pull(self, digest: Digest) -> None:
         pulling = asyncio.create_task(self.agent.pulls.package(str(blob_reference(digest))))
-        await until(lambda: digest in self.agent._fetching or pulling.done())
+        await until(lambda: digest in self.agent.registry._fetching or pulling.done())
         if not pulling.done():
-            self.agent._fetching[digest].planned(Plan(digest, (StripePlan(0, ORIGIN),)))
+            self.agent.registry._fetching[digest].planned(Plan(digest, (StripePlan(0, ORIGIN),)))
         await pulling
 
     def here(self, digest: Digest) -> bool:
@@ -119,8 +119,8 @@ async def test_a_pin_moves_with_the_tag(rig: Rig) -> None:
         found = (await rig.layout.resolve(blob_reference(digest))).digest
         return found, decode_manifest(await rig.layout.read(found))
 
-    await rig.agent._learned("app:prod", *await manifest(first), PIN)
-    await rig.agent._learned("app:prod", *await manifest(second), PIN)
+    await rig.agent.policy_pins.learned("app:prod", *await manifest(first), PIN)
+    await rig.agent.policy_pins.learned("app:prod", *await manifest(second), PIN)
     assert rig.agent.store.pins() == {"policy:app:prod": {second}}
 
 
@@ -129,7 +129,7 @@ async def test_what_is_not_kept_makes_room_first(rig: Rig) -> None:
     await rig.say(passing, PackagePolicy("x:*", cache="none"))
     for digest in (older, passing):
         await rig.pull(digest)
-    await rig.agent._retention._sweep()  # it is used this very moment, so it stays
+    await rig.agent.retention._sweep()  # it is used this very moment, so it stays
     assert rig.here(passing)
     await rig.pull(newer)
     await rig.pull(await rig.publish(5))

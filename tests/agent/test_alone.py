@@ -105,7 +105,7 @@ async def test_with_a_tracker_that_is_away_it_waits_and_leaves_the_origin_alone(
     assert any(note.startswith(f"waiting for a tracker ({NOBODY}") for note in notes), notes
     assert isinstance(pull.error, Unavailable) and "no tracker answered for 1 s" in pull.error.what
     status = pull.status()
-    assert (status.bytes_origin, status.note) == (0, "") and not agent.received_bytes
+    assert (status.bytes_origin, status.note) == (0, "") and not agent.resources.received_bytes
 
 
 @pytest.mark.parametrize("form", ["blob", "layers", "tree"])
@@ -163,7 +163,7 @@ async def test_a_blob_by_itself_is_listed_pinned_verified_and_removed(
     layer = package.manifest.layers[0].digest
     for digest in (one, two, three):
         assert (await pulled(agent, blob=digest)).error is None
-    listed = {each["reference"]: each for each in await tidy.packages()}
+    listed = {each["reference"]: each for each in await agent.inventory.packages()}
     assert list(listed) == [str(TAG), *sorted(f"blob:{each.replace(':', '-')}" for each in digests)]
     assert all(each["complete"] and not each["pinned"] for each in listed.values())
 
@@ -183,14 +183,14 @@ async def test_a_blob_by_itself_is_listed_pinned_verified_and_removed(
     path = agent.store.get(three).path  # type: ignore[union-attr]
     path.chmod(0o600)
     path.write_bytes(bytes(3 * PIECE))
-    *_, found = [each async for each in tidy.verify(repair=True)]
+    *_, found = [each async for each in agent.verification.verify(repair=True)]
     assert (found.wrong, found.repaired, found.failed) == ((three,), (three,), ())
 
     await tidy.collect()
     assert agent.store.get(three) is None and agent.store.get(layer) is not None and agent.store.get(two) is not None
     await tidy.unpin(two)
     await tidy.remove(two)
-    assert [each["reference"] for each in await tidy.packages()] == [str(TAG)]
+    assert [each["reference"] for each in await agent.inventory.packages()] == [str(TAG)]
 
 
 async def test_a_layer_of_what_a_tag_meant_before_is_a_blob_by_itself(start: Start, origin: LocalLayout) -> None:
@@ -203,7 +203,7 @@ async def test_a_layer_of_what_a_tag_meant_before_is_a_blob_by_itself(start: Sta
     after = (await pulled(agent, package=str(TAG))).package
     assert before is not None and after is not None
     old, new = before.manifest.layers[0].digest, after.manifest.layers[0].digest
-    assert [each["digest"] for each in await agent.maintenance.packages()] == [after.digest, old]
+    assert [each["digest"] for each in await agent.inventory.packages()] == [after.digest, old]
     with agent.store.get(old).held():  # type: ignore[union-attr]
         await agent.maintenance.collect()
         assert agent.store.get(old) is not None

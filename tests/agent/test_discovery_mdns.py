@@ -17,7 +17,7 @@ from zeroconf.asyncio import AsyncZeroconf
 
 from p2pdist.agent.discovery.links import DiscoverySettings, addresses_of, find_links
 from p2pdist.agent.discovery.mdns import TYPES, Discovery
-from p2pdist.agent.tracker.session import TrackerSession
+from p2pdist.agent.tracker.session import Handlers, TrackerSession
 from p2pdist.core.trackerless import Announcement, Kind, text_of
 from p2pdist.model.errors import UsageError
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Welcome, encode
@@ -312,11 +312,9 @@ async def tracker() -> AsyncIterator[str]:
 @asynccontextmanager
 async def session(*urls: str, searching: bool = True) -> AsyncIterator[TrackerSession]:
     hello = Hello(PROTOCOL_VERSION, "h1", f"{ADDRESS}:7071")
-    made = TrackerSession(
-        urls, hello, holdings=list, report=lambda: None, on_message=lambda message: None, on_change=lambda present: None
-    )
-    made.searching = searching
-    task = asyncio.create_task(made.run())
+    made = TrackerSession(urls, hello, searching=searching)
+    handlers = Handlers(list, lambda: None, lambda message: None, lambda present: None)
+    task = asyncio.create_task(made.run(handlers))
     try:
         yield made
         assert not task.done()

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from p2pdist.agent.pull.packages import Packages
-from p2pdist.agent.tracker.session import TrackerSession
+from p2pdist.agent.tracker.session import Handlers, TrackerSession
 from p2pdist.model import manifest as bundles
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, NotFound
@@ -106,15 +106,9 @@ class Site:
         self._stores += 1
         store = BlobStore(self.directory / f"store-{self._stores}")
         self._stack.callback(store.close)
-        session = TrackerSession(
-            urls,
-            Hello(PROTOCOL_VERSION, f"h{self._stores}", f"127.0.0.1:{self._stores}"),
-            holdings=list,
-            report=lambda: None,
-            on_message=lambda message: None,
-            on_change=lambda present: None,
-        )
-        running = asyncio.create_task(session.run())
+        session = TrackerSession(urls, Hello(PROTOCOL_VERSION, f"h{self._stores}", f"127.0.0.1:{self._stores}"))
+        handlers = Handlers(list, lambda: None, lambda message: None, lambda present: None)
+        running = asyncio.create_task(session.run(handlers))
 
         async def end() -> None:
             running.cancel()

@@ -39,9 +39,7 @@ class Rig:
         settings = AgentSettings((), "h1", "127.0.0.1:7071", self.directory / "store", origin=self.layout.url)
         self.agent = Agent(settings)
         agent = self.agent
-        self.preseeds = Preseeds(
-            agent.store, agent.pulls, agent._packages, self.said.append, lambda: self.clock_ahead_s
-        )
+        self.preseeds = Preseeds(agent.store, agent.pulls, agent.packages, self.said.append, lambda: self.clock_ahead_s)
 
     async def close(self) -> None:
         await self.preseeds.stop()
@@ -55,12 +53,12 @@ class Rig:
     async def keep(
         self, identifier: str, digest: Digest, until: float | None = None, left_s: float | None = None
     ) -> None:
-        self.preseeds.heard(Keep(identifier, str(blob_reference(digest)), until=until, left_s=left_s))
+        self.preseeds.receive(Keep(identifier, str(blob_reference(digest)), until=until, left_s=left_s))
 
     async def arrive(self, digest: Digest) -> None:
         """Let a blob that is being pulled come from the origin."""
-        await wait(lambda: digest in self.agent._fetching)
-        self.agent._fetching[digest].planned(Plan(digest, (StripePlan(0, ORIGIN),)))
+        await wait(lambda: digest in self.agent.registry._fetching)
+        self.agent.registry._fetching[digest].planned(Plan(digest, (StripePlan(0, ORIGIN),)))
 
     def states(self, identifier: str) -> list[str]:
         return [kept.state for kept in self.said if kept.id == identifier]
@@ -90,9 +88,9 @@ async def wait(condition: Callable[[], object]) -> None:
 async def test_it_is_pinned_before_it_is_there_and_until_it_is_released(rig: Rig) -> None:
     digest = await rig.publish()
     await rig.keep("p1", digest)
-    await wait(lambda: digest in rig.agent._fetching)
+    await wait(lambda: digest in rig.agent.registry._fetching)
     assert rig.owners(digest) == {"preseed:p1"}
-    assert rig.agent._fetching[digest].priority == "preseed"
+    assert rig.agent.registry._fetching[digest].priority == "preseed"
     await rig.arrive(digest)
     await wait(lambda: rig.states("p1")[-1:] == ["done"])
     assert rig.states("p1") == ["waiting", "pulling", "done"]
@@ -102,8 +100,8 @@ async def test_it_is_pinned_before_it_is_there_and_until_it_is_released(rig: Rig
     await rig.keep("p2", digest)
     await wait(lambda: rig.states("p2")[-1:] == ["done"])
     assert rig.owners(digest) == {"preseed:p1", "preseed:p2"}
-    rig.preseeds.heard(Release("p1"))
-    rig.preseeds.heard(Release("unknown"))
+    rig.preseeds.receive(Release("p1"))
+    rig.preseeds.receive(Release("unknown"))
     await wait(lambda: rig.owners(digest) == {"preseed:p2"})
 
 
@@ -111,10 +109,10 @@ async def test_what_is_released_while_it_comes_is_not_pinned_in_the_end(rig: Rig
     digest = await rig.publish()
     for _ in range(3):
         await rig.keep("p1", digest)
-        rig.preseeds.heard(Release("p1"))
+        rig.preseeds.receive(Release("p1"))
     await rig.keep("p1", digest)
-    await wait(lambda: digest in rig.agent._fetching)
-    rig.preseeds.heard(Release("p1"))
+    await wait(lambda: digest in rig.agent.registry._fetching)
+    rig.preseeds.receive(Release("p1"))
     await wait(lambda: not rig.owners(digest))
     await wait(lambda: [pull.state for pull in rig.agent.pulls.list()][-1:] == ["failed"])
     assert "needs" in str(rig.agent.pulls.list()[-1].error)
@@ -129,7 +127,7 @@ async def test_a_release_that_comes_while_pins_are_set_wins(rig: Rig) -> None:
         await rig.keep("p1", digest)
         await wait(lambda: rig.preseeds._kept["p1"].blobs)
         await asyncio.sleep(0)
-        rig.preseeds.heard(Release("p1"))
+        rig.preseeds.receive(Release("p1"))
     await wait(lambda: not rig.preseeds._background)
     assert not rig.owners(digest)
 
@@ -147,14 +145,14 @@ async def test_an_agent_that_was_started_again_says_what_it_keeps(rig: Rig) -> N
     assert rig.owners(digest) == {"preseed:p1"}
     await rig.keep("p1", digest)
     await wait(lambda: rig.states("p1")[-1] == "done")
-    rig.preseeds.heard(Release("p1"))
+    rig.preseeds.receive(Release("p1"))
     await wait(lambda: not rig.owners(digest))
 
 
 async def test_its_time_is_up_without_a_tracker(rig: Rig) -> None:
     digest = await rig.publish()
     await rig.keep("p1", digest, until=time.time() + 0.3)
-    await wait(lambda: digest in rig.agent._fetching)
+    await wait(lambda: digest in rig.agent.registry._fetching)
     assert rig.owners(digest) == {"preseed:p1"}
     await wait(lambda: not rig.owners(digest))
     pulls = len(rig.agent.pulls.list())

@@ -188,7 +188,7 @@ async def test_a_preseed_that_somebody_asks_for_is_one_no_longer(site: Site, lim
     await asyncio.wait_for(ask(child, digest), 20)
     assert fetching.holding().priority == "start"
     await ended(preseed)
-    assert child.agent.received_bytes["peer"] == PIECES * PIECE, "nothing comes twice"
+    assert child.agent.resources.received_bytes["peer"] == PIECES * PIECE, "nothing comes twice"
 
 
 async def test_another_preseed_changes_nothing(site: Site) -> None:
@@ -227,7 +227,7 @@ async def test_a_preseed_from_the_origin_that_somebody_waits_for(site: Site) -> 
     await stays(lambda: received(fetching), REQUESTS_MAX)
     await pull_it(host, digest)
     await ended(preseed)
-    assert host.agent.received_bytes["origin"] == PIECES * PIECE
+    assert host.agent.resources.received_bytes["origin"] == PIECES * PIECE
 
 
 async def test_people_say_what_is_a_preseed(site: Site) -> None:
@@ -236,9 +236,9 @@ async def test_people_say_what_is_a_preseed(site: Site) -> None:
     words = ["pull", f"blob:{digest.replace(':', '-')}", "--socket", str(host.unix)]
     for more, priority in (["--priority", "preseed"], "preseed"), ([], "start"):
         process = await asyncio.create_subprocess_exec(sys.executable, "-m", "p2pdist.cli.main", *words, *more)
-        await until(lambda: host.agent._fetching or len(host.agent.pulls._pulls) == 2)
-        if host.agent._fetching:
-            host.agent._fetching[digest].planned(Plan(digest, (StripePlan(0, ORIGIN),)))
+        await until(lambda: host.agent.registry._fetching or len(host.agent.pulls._pulls) == 2)
+        if host.agent.registry._fetching:
+            host.agent.registry._fetching[digest].planned(Plan(digest, (StripePlan(0, ORIGIN),)))
         assert await asyncio.wait_for(process.wait(), 20) == 0
         *_, last = host.agent.pulls._pulls.values()
         assert last.request.priority == priority

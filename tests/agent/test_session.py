@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from p2pdist.agent.tracker.session import OUTBOX_MAX, TrackerSession
+from p2pdist.agent.tracker.session import OUTBOX_MAX, Handlers, TrackerSession
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Hello, Left, Pace, Reject, Report, Welcome, encode
@@ -27,20 +27,14 @@ Script = Callable[[web.WebSocketResponse, int], Awaitable[None]]
 class Host:
     """An agent with a session and nothing else."""
 
-    def __init__(self, *urls: str) -> None:
+    def __init__(self, *urls: str, listens: tuple[str, int] | None = None) -> None:
         self.heard: list[Assign | Reject] = []
         self.reports = 0
         self.fail_reports = 0
         self.news = True
         hello = Hello(PROTOCOL_VERSION, "h1", "127.0.0.1:7071")
-        self.session = TrackerSession(
-            urls,
-            hello,
-            holdings=list,
-            report=self.report,
-            on_message=self.heard.append,
-            on_change=lambda present: None,
-        )
+        self.session = TrackerSession(urls, hello, listens=listens, searching=not urls)
+        self.handlers = Handlers(list, self.report, self.heard.append, lambda present: None)
 
     def report(self) -> Report | None:
         self.reports += 1
@@ -81,7 +75,7 @@ async def tracker(script: Script) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def running(host: Host) -> AsyncIterator[Host]:
-    task = asyncio.create_task(host.session.run())
+    task = asyncio.create_task(host.session.run(host.handlers))
     try:
         yield host
         assert not task.done(), "the session goes on whatever it hears"
@@ -292,10 +286,9 @@ async def test_an_agent_that_listens_on_all_addresses_gives_the_one_of_its_sessi
         await stay(socket)
 
     hellos.clear()
-    host = Host()
+    host = Host(listens=("0.0.0.0", 7999))
     async with tracker(script) as url:
         host.session.offer([url])
-        host.session.searching, host.session.listens = True, ("0.0.0.0", 7999)
         async with running(host):
             assert await host.session.wait_connected(3)
     address = msgspec.json.decode(hellos[-1])["address"]

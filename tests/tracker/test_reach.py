@@ -200,15 +200,15 @@ async def test_an_agent_hears_that_it_cannot_be_reached_and_says_so(
             wrong = f"127.0.0.1:{free_port()}"
             made.session._hello = Hello(PROTOCOL_VERSION, "h1", wrong)
             await made.start()
-            await until(lambda: made.reached.problem)
+            await until(lambda: made.reachability.problem)
             assert "other hosts cannot reach this agent at" in caplog.text and "connection refused" in caplog.text
-            assert "cannot reach this agent" in made._unreachable()
+            assert "cannot reach this agent" in made.reachability.warning()
             (found,) = await diagnosis.reachability(tmp_path / "h1.sock", [url])
             assert found.state == "failed" and f"cannot reach h1 at {wrong}: connection refused" in found.detail
             service.fleet.hosts["h1"].address = address
             service.reach._looks.clear()
-            made.reached.connected()
-            await until(lambda: not made.reached.problem)
+            made.reachability.connected()
+            await until(lambda: not made.reachability.problem)
             assert f"other hosts can reach this agent at {address}" in caplog.text
             (found,) = await diagnosis.reachability(tmp_path / "h1.sock", [url])
             assert found.state == "ok"

@@ -78,7 +78,7 @@ class AgentCollector(Collector):
         agent = self._agent
         received = CounterMetricFamily("p2pdist_agent_received_bytes", "Verified bytes received", labels=["source"])
         for source in ("origin", "peer", "bittorrent"):
-            received.add_metric([source], agent.received_bytes[source])
+            received.add_metric([source], agent.resources.received_bytes[source])
         yield received
         sent = CounterMetricFamily("p2pdist_agent_sent_bytes", "Bytes sent to other agents", labels=["transport"])
         sent.add_metric(["trees"], agent.uplink.sent_bytes_total)
@@ -86,7 +86,7 @@ class AgentCollector(Collector):
         yield sent
         rejected = CounterMetricFamily("p2pdist_agent_pieces_rejected", "Pieces that did not verify", labels=["reason"])
         for reason in ("corrupt",):
-            rejected.add_metric([reason], agent.rejected[reason])
+            rejected.add_metric([reason], agent.resources.rejected[reason])
         yield rejected
         yield from self._store()
         yield GaugeMetricFamily("p2pdist_agent_streams", "Streams served to other agents", value=agent.uplink.streams)
@@ -309,7 +309,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     except TimeoutError as error:
         raise UsageError(f"the request did not arrive within {BODY_S_MAX:.0f} s") from error
     blob = agent.store.get(wanted.blob)
-    if blob is None or not agent.serves(wanted.blob):
+    if blob is None or not agent.registry.serves(wanted.blob):
         raise NotFound(f"this agent neither holds nor fetches {wanted.blob}")
     if wanted.stripes != blob.layout.stripes:
         raise UsageError(f"{wanted.blob} has {blob.layout.stripes} stripes, not {wanted.stripes}")
@@ -319,7 +319,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     # A blob of one stripe is small, and others of its kind will follow over the same connection.
     kept = request.keep_alive and wanted.stripes == 1
     length = stream_length(blob.layout, have.missing()) if kept else None
-    flow = agent.open_flow(wanted, have)
+    flow = agent.registry.open_flow(wanted, have)
     try:
         with blob.held():
             file = await _opened(blob)
@@ -333,7 +333,7 @@ async def _holding(request: web.Request) -> web.Response:
     is fetched."""
     agent, digest = request.app[AGENT], parse_digest(request.match_info["digest"])
     blob, neighbourhood = agent.store.get(digest), agent.neighbourhood
-    if blob is None or not agent.serves(digest):
+    if blob is None or not agent.registry.serves(digest):
         raise NotFound(f"this agent neither holds nor fetches {digest}")
     asker = request.query.get("host", "")
     settled = blob.complete or neighbourhood is None or neighbourhood.settled(digest, asker)
@@ -368,7 +368,7 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
     blob, fetching = agent.store.get(digest), None
     if blob is None or not blob.complete:
         if request.method == "HEAD":
-            return await serve_range(request, digest, -1, (await agent.describe(digest)).layout)
+            return await serve_range(request, digest, -1, (await agent.registry.describe(digest)).layout)
         fetching = await agent.pulls.blob(digest)
         blob = fetching.blob if fetching is not None else agent.store.get(digest)
     if blob is None or (fetching is None and not blob.complete):
@@ -410,7 +410,9 @@ async def _pull_list(request: web.Request) -> web.Response:
 
 async def _mount(request: web.Request) -> web.Response:
     """Show a package that is in the store, or hand out its images."""
-    return _answer(await request.app[AGENT].package_mounts.mount(await _decode(request, MountRequest), _caller(request)))
+    return _answer(
+        await request.app[AGENT].package_mounts.mount(await _decode(request, MountRequest), _caller(request))
+    )
 
 
 async def _mounts(request: web.Request) -> web.Response:
@@ -433,7 +435,7 @@ async def _unmount(request: web.Request) -> web.Response:
 
 async def _packages(request: web.Request) -> web.Response:
     """List the packages and single blobs in the store."""
-    return _answer(Packages(await request.app[AGENT].maintenance.packages()))
+    return _answer(Packages(await request.app[AGENT].inventory.packages()))
 
 
 async def _remove(request: web.Request) -> web.Response:
@@ -476,7 +478,7 @@ async def _verify(request: web.Request) -> web.StreamResponse:
     wanted = await _decode(request, VerifyRequest)
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
-    found = request.app[AGENT].maintenance.verify(repair=wanted.repair, bytes_s=wanted.bytes_s)
+    found = request.app[AGENT].verification.verify(repair=wanted.repair, bytes_s=wanted.bytes_s)
     async with contextlib.aclosing(found):
         async for each in found:
             await response.write(msgspec.json.encode(each) + b"\n")

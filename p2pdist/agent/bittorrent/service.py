@@ -35,9 +35,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from p2pdist.agent.bittorrent.torrents import Torrents
+from p2pdist.agent.discovery.trackerless import Neighbourhood
 from p2pdist.agent.tasks import Tasks
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.agent.uplink import Uplink
@@ -57,10 +58,6 @@ from p2pdist.transfer.torrent.session import TorrentSession
 from p2pdist.transfer.torrent.settings import TorrentSettings
 from p2pdist.transfer.torrent.swarm import PEERS_MAX, Address, Swarm
 from p2pdist.transfer.torrent.transfer import TorrentTransfer
-
-if TYPE_CHECKING:
-    from p2pdist.agent.discovery.trackerless import Neighbourhood
-
 
 RELAYS_MAX = 16
 RELAY_BYTES = 64 << 10
@@ -200,27 +197,27 @@ class Limits(Protocol):
     def download_bytes_s(self) -> float | None: ...
 
 
-class Surroundings(Protocol):
-    """What is needed of the agent, when something is done with it: not all of it is there from the
-    beginning."""
+@dataclass(slots=True)
+class BitTorrentContext:
+    """What BitTorrent needs of its agent."""
 
-    @property
-    def settings(self) -> Limits: ...
-
+    settings: Limits
     store: BlobStore
     session: TrackerSession
     own_origin: Origin | None
     neighbourhood: Neighbourhood | None
     turns: Uplink
     received_bytes: Counter[str]
+    """Bytes of verified pieces, by "origin", "peer" and "bittorrent"."""
 
 
-def open_swarming(settings: SwarmSettings | None, agent: Surroundings) -> Swarming | None:
-    """None where blobs come by trees only. Raises Conflict when the port is required and taken."""
+def open_bell(settings: SwarmSettings | None) -> Doorbell | None:
+    """Listen for BitTorrent peers; None where blobs come by trees only. Raises Conflict when the
+    port is required and taken."""
     if settings is None or settings.policy == "trees":
         return None
     try:
-        return Swarming(settings, agent)
+        return Doorbell(*settings.listen)
     except Conflict as error:
         if settings.required:
             raise
@@ -228,18 +225,44 @@ def open_swarming(settings: SwarmSettings | None, agent: Surroundings) -> Swarmi
         return None
 
 
-class Swarming:
-    """See the module's text. Listens from the beginning; raises Conflict when the address is taken.
-    Lives on the event loop, but for `choose` and `release`."""
+class SeededFiles:
+    """The files of complete blobs that libtorrent has open for seeding. The methods block, and any
+    thread may call them."""
 
-    def __init__(self, settings: SwarmSettings, agent: Surroundings) -> None:
+    def __init__(self) -> None:
+        self.seeds: TorrentSeeds | None = None
+        """Set by Swarming when its session opens."""
+
+    def choose(self, candidates: Sequence[Candidate], needed: int, shares: Sequence[Share] = ()) -> list[Digest] | None:
+        """The blobs that the store is to evict (see Chooser), released by BitTorrent."""
+        chosen = choose(candidates, needed, shares)
+        for digest in chosen or ():
+            self.release(digest)
+        return chosen
+
+    def release(self, digest: Digest) -> None:
+        """Close the file of a blob that is about to go."""
+        if self.seeds is not None and not self.seeds.release(digest):
+            _logger.warning("libtorrent does not let go of %s; its room is free later", digest)
+
+
+class Swarming:
+    """The BitTorrent session of an agent and its seeds. `wanted_for` says which transport the policy
+    of a blob's package asks for. Lives on the event loop, but for `release`."""
+
+    def __init__(
+        self,
+        settings: SwarmSettings,
+        agent: BitTorrentContext,
+        bell: Doorbell,
+        files: SeededFiles,
+        wanted_for: Callable[[Digest], Policy | None],
+    ) -> None:
         self.policy = settings.policy
-        self.wanted_for: Callable[[Digest], Policy | None] = lambda blob: None
+        self.wanted_for = wanted_for
         self._settings, self._agent = settings, agent
-        self._bell = Doorbell(*settings.listen)
-        self.port = self._bell.port
+        self._bell, self._files = bell, files
         self._session: TorrentSession | None = None
-        self._seeds: TorrentSeeds | None = None
         self._opening = asyncio.Lock()
         self._failed: tuple[float, P2PDistError] | None = None
         self.torrents = Torrents(agent)
@@ -283,7 +306,7 @@ class Swarming:
                 raise self._failed[1]
             self._bell.close()
             host, _ = self._settings.listen
-            first = self._seeds is None
+            first = self._files.seeds is None
             self._session = session = TorrentSession(TorrentSettings(host, self._bell.port))
             try:
                 await asyncio.to_thread(session.start)
@@ -291,7 +314,7 @@ class Swarming:
                 self._session, self._failed = None, (now, error)
                 raise
             _logger.info("BitTorrent listens on %s port %d", host, session.port)
-            self._seeds = TorrentSeeds(session)
+            self._files.seeds = TorrentSeeds(session)
             self._share(session, (0, 0))
             if first:
                 self._tasks.spawn(self._keep_seeding())
@@ -311,9 +334,9 @@ class Swarming:
         """A pull has left a swarm, whose peers are not to wait for it if it comes back as a seed;
         or it is done, and stays as one."""
         self._met[blob.digest] = peers
-        if done is not None and self._seeds is not None:
+        if done is not None and self._files.seeds is not None:
             seed = Seed(blob.digest, blob.path, done.torrent, blob.last_used, Swarm(peers=peers))
-            self._seeds.take_over(seed, done)
+            self._files.seeds.take_over(seed, done)
         if len(self._met) > MET_MAX:
             self._met.popitem(last=False)
 
@@ -321,17 +344,9 @@ class Swarming:
         """A blob has become complete."""
         self._due.set()
 
-    def choose(self, candidates: Sequence[Candidate], needed: int, shares: Sequence[Share] = ()) -> list[Digest] | None:
-        """What the store is to evict; BitTorrent lets go of it first. Blocks; from any thread."""
-        chosen = choose(candidates, needed, shares)
-        for digest in chosen or ():
-            self.release(digest)
-        return chosen
-
     def release(self, digest: Digest) -> None:
         """Close the file of a blob that is about to go. Blocks; from any thread."""
-        if self._seeds is not None and not self._seeds.release(digest):
-            _logger.warning("libtorrent does not let go of %s; its room is free later", digest)
+        self._files.release(digest)
 
     # -- what a pull asks
 
@@ -379,8 +394,8 @@ class Swarming:
             if place < SEEDED_V1_MAX:
                 swarm = Swarm(trackers=self.announces(blob.digest))
                 seeds.append(Seed(blob.digest, blob.path, torrent.v1_only(), blob.last_used, swarm))
-        if self._seeds is not None:
-            self._seeds.keep(seeds)
+        if self._files.seeds is not None:
+            self._files.seeds.keep(seeds)
 
     async def _look_up(self, blob: Blob) -> None:
         """Ask for the torrent of a blob. Central storage is not asked by a fleet that has lost its

@@ -49,8 +49,10 @@ class Policies:
     """See the module's text. `relimit` hears of blobs whose rate of sending may have changed. On
     the event loop."""
 
-    def __init__(self, store: BlobStore, downlink: Downlink, pacer: Pacer, relimit: Callable[[Digest], None]) -> None:
-        self._store, self._downlink, self._pacer, self._relimit = store, downlink, pacer, relimit
+    def __init__(
+        self, store: BlobStore, downlink: Downlink, pacer: Pacer, limit: Callable[[Digest, Bucket | None], None]
+    ) -> None:
+        self._store, self._downlink, self._pacer, self._limit = store, downlink, pacer, limit
         self._file = store.root / "policies.json"
         self._writing = asyncio.Lock()
         self._uploads: dict[str, Bucket] = {}
@@ -114,7 +116,7 @@ class Policies:
                 self._by_blob.pop(blob, None)
             else:
                 self._by_blob[blob] = policy
-            self._relimit(blob)
+            self._limit(blob, self.upload_limit(blob))
 
     def _lane(self, match: str) -> tuple[Bucket, Pacer]:
         lane = self._lanes.get(match)

@@ -44,6 +44,10 @@ class ReachabilityCheck:
         """A session has opened, perhaps from another address than before."""
         self._opened.set()
 
+    def warning(self) -> str:
+        """Why other hosts cannot reach this agent, in words for the user; "" while they can."""
+        return f"other hosts cannot reach this agent at {self._session.address}: {self.problem}" if self.problem else ""
+
     async def run(self) -> None:
         """Ask until cancelled."""
         pause_s = AGAIN_S

@@ -245,7 +245,7 @@ async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path
         logging.getLogger("p2pdist.agent").info(
             "host=%s listening on %s socket=%s", settings.host, address_text(*address), socket
         )
-        await agent.drain.run()
+        await agent.drained()
     finally:
         await stop_listening(runners)
         if len(runners) == 2:  # else the socket may be another agent's

@@ -1,0 +1,359 @@
+"""The pulls of blobs that are under way and the blobs that this host serves.
+
+Each blob is pulled once, however many requests wait for it. A blob is served from the moment its
+pull begins until it is evicted, discarded, or its pull fails; the tracker gets a `Holding` when
+serving begins and `Left` when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import islice
+
+from p2pdist.agent.bittorrent.service import Swarming
+from p2pdist.agent.discovery.trackerless import Neighbourhood
+from p2pdist.agent.drain import Drain
+from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.origin import Origins
+from p2pdist.agent.pull.packages import Packages
+from p2pdist.agent.tasks import Tasks, in_thread
+from p2pdist.agent.tracker.policies import Policies
+from p2pdist.agent.tracker.session import TrackerSession
+from p2pdist.agent.uplink import Flow, Uplink
+from p2pdist.core.sources import Sources
+from p2pdist.core.token_bucket import Bucket
+from p2pdist.core.trackerless import Announcement, plan_without_tracker
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Conflict, Corrupt, P2PDistError
+from p2pdist.model.manifest import Descriptor
+from p2pdist.model.messages import (
+    BLOBS_PER_MESSAGE_MAX,
+    Complaint,
+    Holding,
+    Left,
+    Priority,
+    Report,
+    StreamRequest,
+)
+from p2pdist.model.pieces import PieceSet
+from p2pdist.model.plan import Plan
+from p2pdist.model.selection import Selection
+from p2pdist.origin.origin import Origin
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
+from p2pdist.transfer.pacer import Pacer
+from p2pdist.transfer.stream.connect import IDLE_S, ConnectionPool
+from p2pdist.transfer.tls import Tls
+
+logger = logging.getLogger(__name__)
+
+DISCARD_TRIES = 50
+DISCARD_PAUSE_S = 0.1
+"""A blob that turned out to be wrong may still be read by streams that are about to end."""
+
+
+@dataclass(slots=True)
+class PullResources:
+    """What all blob pulls of an agent share (see the Protocol in blob.py)."""
+
+    host: str
+    session: TrackerSession
+    policies: Policies
+    origins: Origins
+    turns: Uplink
+    tls: Tls | None
+    swarming: Swarming | None
+    received_bytes: Counter[str]
+    """Bytes of verified pieces, by "origin", "peer" and "bittorrent"."""
+    rejected: Counter[str] = field(default_factory=Counter)
+    """Pieces that were not stored, by reason."""
+    sources: Sources = field(default_factory=Sources)
+    origin_share: Bucket = field(default_factory=lambda: Bucket(None))
+    """This host's share of the rate at which all hosts together may read the origin."""
+    connections: ConnectionPool = field(default_factory=ConnectionPool)
+    """Idle connections to other agents."""
+    writers: Counter[Digest] = field(default_factory=Counter)
+    """The transfers that write into each blob, those of pulls that have ended included."""
+
+    def origin(self) -> Origin:
+        """Central storage. Raises Unavailable."""
+        return self.origins.get()
+
+    def pacer_of(self, blob: Digest) -> Pacer:
+        """The pacer for what arrives of a blob."""
+        return self.policies.pacer(blob)
+
+    def tell_tracker(self, message: Complaint | Holding) -> None:
+        """Send a message if a tracker answers."""
+        self.session.send(message)
+
+    def count_received(self, source: str, length: int) -> None:
+        """Count the bytes of a verified piece."""
+        self.received_bytes[source] += length
+
+    def count_rejected(self, reason: str) -> None:
+        """Count a piece that was not stored."""
+        self.rejected[reason] += 1
+
+
+class Registry:
+    """Starts, joins and ends the pulls of blobs, and knows which blobs are served. `alone` is how an
+    agent with an origin of its own plans when it knows neither trackers nor neighbours; None where
+    it has no origin. `tracker_wait_s` is how long a new pull waits for a tracker. All methods are
+    called on the event loop."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        packages: Packages,
+        resources: PullResources,
+        drain: Drain,
+        neighbourhood: Neighbourhood | None,
+        *,
+        alone: Announcement | None,
+        tracker_wait_s: float,
+    ) -> None:
+        self._store, self._packages, self._resources = store, packages, resources
+        self._session, self._uplink, self._policies = resources.session, resources.turns, resources.policies
+        self._drain, self._neighbourhood = drain, neighbourhood
+        self._alone, self._tracker_wait_s = alone, tracker_wait_s
+        self._fetching: dict[Digest, BlobPull] = {}
+        """The pulls under way."""
+        self._served: set[Digest] = set()
+        """The blobs that are served, those that are being pulled included."""
+        self._unwanted: set[Digest] = set()
+        """Blobs that `discard` is removing; a new pull takes its blob out."""
+        self._expiring: asyncio.TimerHandle | None = None
+        """The next time that idle connections are closed."""
+        self._waits = Tasks(logger, "waiting for a tracker failed")
+
+    def start(self) -> None:
+        """Serve the complete blobs of the store."""
+        for blob in self._store.blobs():
+            if blob.complete:
+                self._serve(blob)
+
+    def stop_fetching(self) -> None:
+        """End all pulls; what has arrived stays."""
+        for pull in list(self._fetching.values()):
+            pull.stop()
+
+    async def stop(self) -> None:
+        """Close idle connections, after all pulls have ended."""
+        await self._waits.stop()
+        if self._expiring is not None:
+            self._expiring.cancel()
+        self._resources.connections.close()
+
+    # -- pulls
+
+    async def fetch(
+        self, layer: Descriptor, priority: Priority = "start", selection: Selection | None = None
+    ) -> tuple[Blob, BlobPull | None]:
+        """The blob of `layer`, not yet held, and its pull, started or joined; None when the blob is
+        complete. The package's policy may override `priority`. `selection` is what `layer`
+        describes where that is a part of another blob."""
+        if selection is not None:
+            self._policies.selected(layer.digest, selection.blob.digest)
+        priority = self._policies.priority(layer.digest, priority)
+        running = self._join(layer.digest, priority)
+        if running is not None:
+            return running.blob, running
+        blob = await in_thread(lambda: self._claim(layer, selection), Blob.release)
+        running = self._join(layer.digest, priority)
+        complete = blob.complete  # once: a verification may find it wrong at any moment
+        if running is not None or complete:
+            blob.release()
+        if running is not None:
+            return running.blob, running
+        if complete:
+            if layer.digest not in self._served:
+                self._serve(blob)
+                self._announce(_holding_of(blob))
+            return blob, None
+        return blob, self._begin(blob, priority, selection)
+
+    def _begin(self, blob: Blob, priority: Priority, selection: Selection | None) -> BlobPull:
+        """Start the pull of a held blob."""
+        digest, present = blob.digest, self._session.connected
+        if digest in self._served:  # evicted a moment ago: what was there must not be offered any more
+            self._unserve(digest)
+        self._unwanted.discard(digest)
+        pull = self._fetching[digest] = BlobPull(
+            blob, self._resources, tracker_present=present, priority=priority, selection=selection
+        )
+        self._uplink.limit(digest, self._policies.upload_limit(digest))
+        self._served.add(digest)
+        pull.done.add_done_callback(lambda done: self._fetched(pull, done))
+        self._announce(pull.holding())
+        pull.start()
+        if self._neighbourhood is not None:
+            self._neighbourhood.plan(digest, blob.layout, pull.done, pull.planned)
+        elif not self._session.connected:
+            self._plan_alone(pull)
+        return pull
+
+    def _plan_alone(self, pull: BlobPull) -> None:
+        """A pull begins while no tracker answers, at an agent that looks for no neighbours. With
+        trackers to wait for it waits: other agents wait as well, and all of them would read the
+        origin at once. An agent without trackers is alone and reads its own origin."""
+        if self._session.urls:
+            self._waits.spawn(self._wait_for_tracker(pull))
+        elif self._alone is not None:
+            blob = pull.blob
+            pull.planned(plan_without_tracker(blob.digest, blob.layout, self._alone, ()))
+
+    async def _wait_for_tracker(self, pull: BlobPull) -> None:
+        """Note what the pull waits for, and end it when no tracker has answered for as long as a new
+        pull may wait."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._tracker_wait_s
+        while not pull.done.done() and not self._session.connected:
+            pull.note, failure = self._packages.no_tracker()
+            if loop.time() >= deadline:
+                pull.reject(failure)
+            await self._session.wait_connected(max(0.0, min(1.0, deadline - loop.time())))
+        pull.note = ""
+
+    def _claim(self, layer: Descriptor, selection: Selection | None) -> Blob:
+        """The blob of a layer in the store, made if it is new, held; waits for the disk."""
+        return self._store.begin_held(layer.digest, selection.pieces if selection else self._packages.pieces(layer))
+
+    def _join(self, digest: Digest, priority: Priority) -> BlobPull | None:
+        """The pull of a blob that is under way, if there is one. A preseed that a start joins
+        becomes a start."""
+        pull = self._fetching.get(digest)
+        if pull is not None and priority == "start" and pull.priority == "preseed":
+            pull.escalate()
+            self._announce(pull.holding())
+        return pull
+
+    def open_flow(self, request: StreamRequest, have: PieceSet) -> Flow:
+        """Open a stream to a child. This host's own pull takes on the child's priority, since the
+        child's pieces come through it (priority inheritance; Sha, Rajkumar and Lehoczky, 1990).
+        Raises Unavailable when there are too many streams."""
+        flow = self._uplink.open(request.blob, request.stripe, have, request.priority)
+        self._join(request.blob, request.priority)
+        return flow
+
+    def _fetched(self, pull: BlobPull, done: asyncio.Future[None]) -> None:
+        blob = pull.blob
+        if self._expiring is None:
+            self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire_connections)
+        del self._fetching[blob.digest]
+        blob.release()
+        error = None if done.cancelled() else done.exception()
+        if error is None:
+            if self._resources.swarming is not None:
+                self._resources.swarming.changed()
+            self._session.send(Report(tuple(filter(None, [pull.advance()]))))
+            return
+        if not (self._drain.draining and self._session.connected):  # else the tracker moves its children
+            self._unserve(blob.digest)
+
+    def _expire_connections(self) -> None:
+        left = self._resources.connections.expire()
+        self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire_connections) if left else None
+
+    async def discard(self, digest: Digest) -> None:
+        """Remove what came of a blob that turned out to be wrong, or gone at the origin."""
+        self._unwanted.add(digest)
+        pull = self._fetching.get(digest)
+        if pull is not None:
+            pull.reject(Corrupt(f"{digest} is not what its digest says"))
+        if digest in self._served:
+            self._unserve(digest)
+        failure: P2PDistError | None = None
+        for _ in range(DISCARD_TRIES):
+            blob = self._store.get(digest)
+            if blob is None or digest not in self._unwanted:  # else it is being fetched again since
+                failure = None
+                break
+            try:
+                await asyncio.to_thread(self._store.remove if blob.complete else self._store.drop_partial, digest)
+            except Conflict as error:  # a stream still reads it, but not for long: all its streams have been ended
+                failure = error
+                await asyncio.sleep(DISCARD_PAUSE_S)
+            except P2PDistError as error:
+                failure = error
+                break
+        self._unwanted.discard(digest)
+        if failure is not None:
+            logger.error("what is stored as %s is wrong and could not be removed: %s", digest, failure)
+
+    async def describe(self, digest: Digest) -> Descriptor:
+        """The descriptor of a blob that is requested by digest, without fetching it. Raises
+        NotFound, Unavailable."""
+        return await self._packages.find_blob(digest, lambda text: None)
+
+    # -- serving
+
+    def serves(self, digest: Digest) -> bool:
+        """Whether other agents may receive this blob from here."""
+        return digest in self._served
+
+    def _serve(self, blob: Blob) -> None:
+        self._uplink.held(blob.digest, blob.layout, blob.layout.stripes, blob.have)
+        self._uplink.limit(blob.digest, self._policies.upload_limit(blob.digest))
+        self._served.add(blob.digest)
+
+    def _announce(self, holding: Holding) -> None:
+        """Send a holding to the tracker, unless its blob is empty: that has no piece to give."""
+        if holding.size:
+            self._session.send(holding)
+
+    def _unserve(self, digest: Digest) -> None:
+        self._served.discard(digest)
+        self._uplink.dropped(digest)
+        self._session.send(Left(digest))
+
+    # -- the tracker
+
+    def planned(self, plan: Plan) -> None:
+        """The tracker has planned a pull."""
+        pull = self._fetching.get(plan.blob)
+        if pull is not None:
+            pull.planned(plan)
+
+    def reject(self, blob: Digest, error: P2PDistError) -> None:
+        """The tracker refuses a pull, which fails with `error`."""
+        pull = self._fetching.get(blob)
+        if pull is not None:
+            pull.reject(error)
+
+    def tracker_changed(self, present: bool) -> None:
+        """A tracker answers from now on, or none does."""
+        for pull in list(self._fetching.values()):
+            pull.tracker_changed(present)
+
+    def holdings(self) -> list[Holding]:
+        """All that this host holds and fetches, for a tracker whose session opens; none while it
+        drains."""
+        holdings = [pull.holding() for pull in self._fetching.values()]
+        for digest in self._served - self._fetching.keys():
+            blob = self._store.get(digest)
+            if blob is not None and blob.complete:
+                holdings.append(_holding_of(blob))
+        return [holding for holding in holdings if holding.size and not self._drain.draining]
+
+    def report(self) -> Report | None:
+        """Progress and use of the uplink since the last report; None when there is none. Stops
+        serving what was evicted meanwhile."""
+        for digest in self._served - self._fetching.keys():
+            if self._store.get(digest) is None:  # evicted
+                self._unserve(digest)
+        news = filter(None, (pull.advance() for pull in self._fetching.values()))
+        advances = list(islice(news, BLOBS_PER_MESSAGE_MAX))
+        sent_bytes, busy_s = self._uplink.take_sample()
+        if not advances and not sent_bytes and not self._fetching:
+            return None
+        return Report(tuple(advances), sent_bytes, busy_s)
+
+
+def _holding_of(blob: Blob) -> Holding:
+    layout = blob.layout
+    counts = blob.have.stripe_counts(layout.stripes)
+    return Holding(blob.digest, layout.size, layout.piece_size, tuple(counts))
