@@ -15,7 +15,7 @@ import pytest
 
 from p2pdist.agent.pull import blob as blob_pull
 from p2pdist.agent.pull.blob import TICK_S, BlobPull
-from p2pdist.agent.uplink import Turns
+from p2pdist.agent.uplink import Uplink
 from p2pdist.core.pull import SWARM
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest, digest_of
@@ -97,7 +97,7 @@ class Context:
     host, tls, kept = "h1", None, None
 
     def __init__(self, policy: str) -> None:
-        self.turns, self.sources, self.writers = Turns(), Sources(), Counter[Digest]()
+        self.turns, self.sources, self.writers = Uplink(), Sources(), Counter[Digest]()
         self.swarming = Swarming(policy)
         self.story: list[str] = []
         self.holdings: list[bool] = []
