@@ -32,6 +32,12 @@ from tracker.core.fleet import Fleet
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
+TICK_S = 0.05
+USUAL_S = 0.0001
+"""What a tracker's process takes for a message, about."""
+
+SILENCE_S = 5.0
+"""Both sides end a session when its path has been silent for so long (heartbeats)."""
 
 
 class AgentSession:
@@ -172,13 +178,6 @@ class AgentSession:
         self._world.after(self._interval_s, self._report_due, session, number)
 
 
-TICK_S = 0.05
-USUAL_S = 0.0001
-"""What a tracker's process takes for a message, about."""
-
-SILENCE_S = 5.0
-"""Both sides end a session when its path has been silent for so long (heartbeats)."""
-
 Watcher = Callable[[Fleet, Event, list[Command], Mapping[int, "Session"]], None]
 """Sees each event that a fleet core has handled, what it commanded, and the open sessions."""
 
@@ -214,12 +213,12 @@ class Session:
             self._waiting.append((deliver, arguments))
 
     def close_from_host(self) -> None:
-        """Close the host's side; the tracker learns it, unless the path is cut."""
+        """Close the host's side; the tracker learns it once the path is whole."""
         self.closed(host=True)
         self._carry(self.tracker.session_ended, self)
 
     def close_from_tracker(self) -> None:
-        """Close the tracker's side; the host learns it, unless the path is cut."""
+        """Close the tracker's side; the host learns it once the path is whole."""
         self.closed(host=False)
         self._carry(self.agent.ended, self)
 
