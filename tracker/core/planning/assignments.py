@@ -1,8 +1,7 @@
-"""Assignments: what hosts are told of the trees that the planner made, and of the keepers of their
-zone.
+"""Assignments: the messages that tell hosts their parents and the superpeers of their zone.
 
-The keepers go with a host's first plan, and again with the next plan that goes to it anyway after
-they changed.
+The superpeers go with a host's first plan, and after they changed with the next plan that goes to
+it anyway.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ STEP = 7919
 
 
 def assignments(swarm: Swarm, hosts: Mapping[str, Host]) -> list[Send]:
-    """What is to be said to the hosts whose parents changed since the last call."""
+    """The messages to the hosts whose parents changed since the last call."""
 
     def source(name: str) -> Source | None:
         if name == FROM_ORIGIN:
@@ -51,15 +50,15 @@ def assignments(swarm: Swarm, hosts: Mapping[str, Host]) -> list[Send]:
 def present_superpeers(
     swarm: Swarm, names: tuple[str, ...], source: Callable[[str], Source | None]
 ) -> tuple[Source, ...]:
-    """Those of the keepers that are there, and where they are reached."""
+    """Those of the superpeers that are present, with the addresses where they are reached."""
     found = (source(name) for name in names if name in swarm.members and swarm.members[name].present)
     return tuple(each for each in found if each is not None)
 
 
 def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[str, list[StripePlan]]:
-    """What hosts are to be told since the last call: by host name, the stripes whose parents
-    changed. `source` says where a parent is reached; children of a parent that has not said yet
-    where it is are told once it has."""
+    """The stripes whose parents changed since the last call, by host name. `source` says where a
+    parent is reached; children of a parent that has not said yet where it is are told once it
+    has."""
     names = list(swarm.members)
     plans: dict[str, list[StripePlan]] = {}
     for host, stripe in swarm.edges.changed:
@@ -75,7 +74,7 @@ def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[
 
 def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[str]:
     """Up to ALTERNATES hosts that could feed `host` in this stripe should its parent fail: the
-    parent's own parent and hosts that stand elsewhere in the tree, of its own rack first; never its
+    parent's own parent and hosts elsewhere in the tree, of its own rack first; never its
     descendants. `names` are the members, listed once by the caller."""
     found: list[str] = []
     member = swarm.members[host]

@@ -1,8 +1,8 @@
-"""Places: where in one stripe's tree a host may hang, while the planner fills it.
+"""Slot index: where in one stripe's tree a host may be attached, while the planner fills it.
 
-Per rack the free seats that can be reached are kept in a heap, the shallowest first, and counted;
-so are those of hosts that have no way up yet, and those who wait. A seat may go to another rack
-while the rest serves those who wait inside.
+For each rack the free slots that can be reached are kept in a heap, the shallowest first, and
+counted; so are the slots of hosts that have no path up yet, and the hosts that wait. A slot may go
+to another rack while the remaining ones serve the hosts that wait inside.
 """
 
 from __future__ import annotations
@@ -15,41 +15,46 @@ from tracker.core.planning.slow_receivers import Carriers
 from tracker.core.swarm import Swarm
 
 FreeSlot = tuple[int, int, int, str]
-"""Depth, seats of the host taken in this pass, its load, its name."""
+"""Depth, slots of the host taken in this pass, its load, its name: the smallest is the best."""
 
 ExtraSlot = tuple[int, bool, float, int, str]
-"""How far from its seats a host is (0: it has some unused, 1: none, 2: it never had any), whether
-others hang below its children, its load, its depth, its name: the smallest is the best to take one
+"""How far from its slots a host is (0: it has unused ones, 1: none, 2: it never had any), whether
+its children forward the stripe, its load, its depth, its name: the smallest is the best to take one
 more."""
 
 
 @dataclass(slots=True)
 class _Rack:
-    """`reachable` and `seats` count free seats, of hosts with a way up and of all; `waiting` hosts
-    without a parent."""
+    """One rack in one stripe."""
 
     free: list[FreeSlot] = field(default_factory=list)
+    """Heap of free slots that can be reached; some may be taken by now."""
     reachable: int = 0
+    """Free slots of hosts with a path up."""
     slots: int = 0
+    """Free slots of all its hosts."""
     waiting: int = 0
+    """Hosts without a parent that take a slot."""
     fed: bool = False
+    """Whether a host of the rack receives the stripe, or has it."""
     extras: list[ExtraSlot] | None = None
+    """Heap of hosts that could be overloaded; None until one is needed."""
     carriers: Carriers | None = None
+    """Hosts that could feed slow receivers; None until one is needed."""
 
     @property
     def over(self) -> int:
-        """Seats beyond those that the rack itself needs."""
+        """Slots beyond those that the rack itself needs."""
         return self.slots - self.waiting
 
     @property
     def open(self) -> bool:
-        """Whether a seat may go to a host of another rack now."""
+        """Whether a slot may go to a host of another rack now."""
         return self.over > 0 and self.reachable > (1 if self.waiting else 0)
 
 
 class SlotIndex:
-    """See the module's text. Those who wait are all light, or none is. `whole`: whether somebody
-    present has the whole stripe."""
+    """Finds parents in one stripe for hosts that wait; these are all slow receivers, or none is."""
 
     def __init__(self, swarm: Swarm, stripe: int, waiting: list[str]) -> None:
         self.swarm, self.stripe = swarm, stripe
@@ -68,17 +73,17 @@ class SlotIndex:
             self._waiting[member.rack] = self._waiting.get(member.rack, 0) + (not member.slow_receiver)
 
     def fed(self, rack: str) -> bool:
-        """Whether somebody in the rack receives the stripe, or has it. Light hosts count for light
-        ones alone: the others would get the stripe at the pace of a slow downlink."""
+        """Whether a host of the rack receives the stripe, or has it. Slow receivers count for slow
+        receivers alone: the others would get the stripe at the rate of a slow downlink."""
         return self._rack(rack).fed
 
     def over(self, rack: str) -> int:
-        """Seats of the rack beyond its own need."""
+        """Slots of the rack beyond its own need."""
         return self._rack(rack).over
 
     def inside(self, child: Member) -> str | None:
-        """The shallowest free seat in the child's own rack; one that needs none hangs where it
-        costs least."""
+        """The host with the shallowest free slot in the child's own rack; a slow receiver, which
+        takes none, gets the parent where it costs least."""
         rack = self._rack(child.rack)
         if not child.slow_receiver:
             return self._take(rack, child)
@@ -91,7 +96,7 @@ class SlotIndex:
         return zone in self._zones_fed()
 
     def outside(self, child: Member, zones: tuple[str, ...] | None = None) -> str | None:
-        """The shallowest seat that another rack of `zones` has over; without them the child's zone
+        """The shallowest slot that another rack of `zones` has over; without them the child's zone
         comes first, then the others."""
         if len(self.swarm.racks) < 2:
             return None
@@ -119,9 +124,9 @@ class SlotIndex:
         return None
 
     def extra_slot(self, child: Member, rack: str | None) -> str | None:
-        """A parent beyond the allotted seats, in one rack or anywhere: unallotted budget, then
-        seats that stand idle in other stripes, then the least loaded, of those first whose children
-        are leaves."""
+        """A parent beyond the allotted slots, in one rack or (None) anywhere: a host with
+        unallotted slots, then one whose slots are idle in other stripes, then the least loaded, of
+        those first whose children are leaves."""
         best = self._best_anywhere(child) if rack is None else self._best_extra(self._extras(rack), child)
         if best is None:
             return None
@@ -135,7 +140,7 @@ class SlotIndex:
         return member.host
 
     def attached(self, child: Member, parent: str) -> None:
-        """The child hangs at `parent` now, and can be a parent itself."""
+        """The child has `parent` as its parent now, and can be a parent itself."""
         rack, upper = self._rack(child.rack), None
         if parent != FROM_ORIGIN:
             upper = self.swarm.members[parent]
@@ -233,8 +238,8 @@ class SlotIndex:
         return found
 
     def _best_anywhere(self, child: Member) -> ExtraSlot | None:
-        """The best of all racks, whose best are kept in a heap: looking at every rack for every
-        host would take minutes."""
+        """The best of all racks, whose best ones are kept in a heap: looking at every rack for
+        every host would take minutes."""
         if self._everywhere is None:
             self._everywhere = [(found[0], name) for name in self.swarm.racks if (found := self._extras(name))]
             heapq.heapify(self._everywhere)
