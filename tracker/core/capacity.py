@@ -44,27 +44,6 @@ few milliseconds; to take a slow one for fast costs tenths of a second."""
 
 FANOUT_MAX = 64
 
-
-def fanout(hosts: int, layout: PieceLayout, rate_bytes_s: float) -> int:
-    """Children of a host in a swarm of so many hosts that send `rate_bytes_s` each; 0 when that is
-    not known."""
-    most = max(1, min(FANOUT_MAX, hosts - 1))
-    return min(range(1, most + 1), key=lambda children: arrival_s(children, hosts, layout, rate_bytes_s))
-
-
-def arrival_s(children: int, hosts: int, layout: PieceLayout, rate_bytes_s: float) -> float:
-    """Seconds until the last host has everything, where each feeds so many children."""
-    piece_s = layout.length(0) / (rate_bytes_s or RATE_BYTES_S) + SEND_S
-    return levels(children, hosts) * (children * piece_s + HOP_S) + (layout.count - 1) * children * piece_s
-
-
-def levels(children: int, hosts: int) -> float:
-    """Levels below the root of a tree of so many hosts."""
-    if children == 1:
-        return hosts - 1.0
-    return log(1 + (children - 1) * hosts) / log(children) - 1
-
-
 BUSY_MIN_S = 0.4
 """Measurements are added up until data was waiting for so long: shorter ones say little."""
 
@@ -84,6 +63,26 @@ was thought to have."""
 
 SURE_SHARES = (0.02, 0.25)
 """A share between these is that of a slow link."""
+
+
+def fanout(hosts: int, layout: PieceLayout, rate_bytes_s: float) -> int:
+    """Children of a host in a swarm of so many hosts that send `rate_bytes_s` each; 0 when that is
+    not known."""
+    most = max(1, min(FANOUT_MAX, hosts - 1))
+    return min(range(1, most + 1), key=lambda children: arrival_s(children, hosts, layout, rate_bytes_s))
+
+
+def arrival_s(children: int, hosts: int, layout: PieceLayout, rate_bytes_s: float) -> float:
+    """Seconds until the last host has everything, where each feeds so many children."""
+    piece_s = layout.length(0) / (rate_bytes_s or RATE_BYTES_S) + SEND_S
+    return levels(children, hosts) * (children * piece_s + HOP_S) + (layout.count - 1) * children * piece_s
+
+
+def levels(children: int, hosts: int) -> float:
+    """Levels below the root of a tree of so many hosts."""
+    if children == 1:
+        return hosts - 1.0
+    return log(1 + (children - 1) * hosts) / log(children) - 1
 
 
 @dataclass(slots=True)

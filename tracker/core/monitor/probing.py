@@ -63,15 +63,15 @@ class Probing:
         return self._probe(chosen, now=now)
 
     def _probe(self, names: Iterable[str], *, now: float) -> list[str]:
-        found = []
+        to_ask = []
         for name in names:
             if name not in self.asked_at:
                 if len(self.asked_at) >= PROBED_MAX:
                     break
                 self.asked_at[name] = now
-                found.append(name)
+                to_ask.append(name)
             self._until[name] = now + PROBE_S
-        return found
+        return to_ask
 
     def complained(self, child: str, parent: str, sisters: Iterable[str], stripe: Stripe, *, now: float) -> None:
         """A host is held up in a stripe: it and the hosts that can tell why are to be probed as
@@ -84,10 +84,10 @@ class Probing:
     def begin(self, *, now: float) -> list[str]:
         """Probe the groups that wait, as far as there is room; returns the hosts to ask. Called
         often and regularly."""
-        found: list[str] = []
+        to_ask: list[str] = []
         while self._waiting and len(self.asked_at) < PROBED_MAX:
-            found += self._probe(self._waiting.pop(next(iter(self._waiting))), now=now)
-        return found
+            to_ask += self._probe(self._waiting.pop(next(iter(self._waiting))), now=now)
+        return to_ask
 
     def judged(self, host: str, *, now: float) -> None:
         """It is known why a host gives too little: hosts that were probed for that need not be any
@@ -110,10 +110,10 @@ class Probing:
 
     def ended(self, now: float) -> list[str]:
         """Hosts that are probed no longer, and are to be asked to report as usual."""
-        found = [name for name, until in self._until.items() if until <= now]
-        for name in found:
+        ended = [name for name, until in self._until.items() if until <= now]
+        for name in ended:
             del self._until[name], self.asked_at[name]
-        if found:
+        if ended:
             watched, waiting = self._until.keys(), self._waiting
             self._groups = {
                 of: group for of, group in self._groups.items() if of in waiting or not watched.isdisjoint(group)
@@ -121,7 +121,7 @@ class Probing:
             self._named = Counter(chain.from_iterable(self._groups.values()))
         if self._held:
             self._held = {key: at for key, at in self._held.items() if now - at < HELD_S}
-        return found
+        return ended
 
 
 def ask_reports(hosts: Mapping[str, Host], names: Iterable[str], interval_s: float) -> list[Send]:

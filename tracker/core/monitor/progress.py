@@ -64,7 +64,7 @@ def silent_parents(
     """Parents that are to be taken for absent, since this child of theirs stands still and they do
     not report. `asked_at`: since when hosts have been asked to report often."""
     limit_s = max(SILENT_MIN_S, SILENT_INTERVALS * interval_s)
-    found = []
+    silent = []
     for stripe, name in enumerate(child.parents):
         if not name or now - child.moved_at[stripe] < STILL_S:
             continue
@@ -72,8 +72,8 @@ def silent_parents(
         asked = asked_at.get(name, now)
         quiet = now - parent.heard_at > limit_s or (parent.heard_at < asked and now - asked > SILENT_MIN_S)
         if parent.present and not parent.seed and quiet:
-            found.append(name)
-    return found
+            silent.append(name)
+    return silent
 
 
 def note_rates(swarm: Swarm, member: Member, counts: list[int], *, now: float) -> None:
@@ -82,7 +82,7 @@ def note_rates(swarm: Swarm, member: Member, counts: list[int], *, now: float) -
     if passed_s <= 0:
         return
     passed_s = max(passed_s, REPORT_MIN_S)
-    # Who has whole stripes may get the others faster than anybody could while all of them came.
+    # A host that has whole stripes may get the others faster than any could while all of them came.
     unfinished = len(_unfinished(swarm, member)) / swarm.stripes
     for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
         rate = (new - old) / passed_s
@@ -90,7 +90,7 @@ def note_rates(swarm: Swarm, member: Member, counts: list[int], *, now: float) -
         typical = swarm.typical_rate
         if rate > (typical if member.slow_receiver else 0.0):
             shown = min(rate, max(typical, rate * unfinished))
-            # Those who are slow count for little: in the end nobody else is left. One host alone
+            # Slow hosts count for little: in the end no others are left. One host alone
             # moves it by a sixteenth at most.
             weight = TYPICAL_WEIGHT if rate > SLOW_SHARE * typical else TYPICAL_WEIGHT / 16
             swarm.set_typical_rate(typical + (weight * (min(shown, 2 * typical) - typical) if typical else rate))
@@ -108,14 +108,14 @@ def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]
     if sum(child.rates) > FULL_SHARE * swarm.typical_rate * swarm.stripes:
         return False  # its downlink is full: what it does not get of this stripe it gets of others
     if name == FROM_ORIGIN:
-        # It reads no further ahead than its children follow, so it shows nothing but its pace; and
+        # It reads no further ahead than its children follow, so it shows nothing but its rate; and
         # that jumps where pieces are few.
         behind = _waiting(swarm, child, stripe) > LAG_PIECES
         return behind and child.rates[stripe] < SLOW_SHARE * _usual_rate(swarm, child, stripe)
     parent = swarm.members[name]
     children = len(parent.children[stripe])
     share = min(1.0, parent.slots / max(1, parent.load)) if parent.slots else 1.0 / max(1, children)
-    # Who has the whole stripe could give as much as anybody gets.
+    # A parent that has the whole stripe could give as much as any host gets.
     whole = parent.counts[stripe] == swarm.totals[stripe]
     expected = (swarm.typical_rate if whole else min(parent.rates[stripe], swarm.typical_rate)) * share
     return parent.counts[stripe] - counts[stripe] > LAG_PIECES and child.rates[stripe] < SLOW_SHARE * expected
@@ -138,7 +138,7 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
         parent = swarm.members[member.parents[stripe] or ""]
         served = _served(swarm, parent)
         if parent.load > parent.slots > 0 and served >= OVERLOADED_SHARE:
-            continue  # it carries too many, and some will be taken from it (balance.py)
+            continue  # it serves too many, and some will be moved away (rebalance/overload.py)
         if _holds_up(swarm, parent, stripe):
             return parent.host, served, False
     if not late or member.slow_receiver or not _holds_itself_up(swarm, member, late):
@@ -207,11 +207,11 @@ def _holds_itself_up(swarm: Swarm, member: Member, late: list[int]) -> bool:
     """Whether the host lags because of its own downlink: it does in every stripe that its parents
     have for it, and other children of these do not, or there are two such parents and no other
     children."""
-    if not all(each in late or _starves(swarm, member, each) for each in _unfinished(swarm, member)):
+    if not all(other in late or _starves(swarm, member, other) for other in _unfinished(swarm, member)):
         return False
     sisters = [(stripe, swarm.members[name]) for stripe in late for name in _sisters(swarm, member, stripe)]
     if sisters:
-        return any(each.lags[stripe] is None and _heard_since(each, member.lags[stripe]) for stripe, each in sisters)
+        return any(other.lags[stripe] is None and _heard_since(other, member.lags[stripe]) for stripe, other in sisters)
     return len({parent for stripe in late if (parent := member.parents[stripe])}) > 1
 
 
@@ -301,8 +301,8 @@ def _waiting(swarm: Swarm, member: Member, stripe: int) -> int:
 def _sisters(swarm: Swarm, member: Member, stripe: int) -> list[str]:
     """The other children of the host's parent in a stripe, without slow receivers."""
     parent = member.parents[stripe]
-    found = swarm.members[parent].children[stripe] if parent else ()
-    return [each for each in found if each != member.host and not swarm.members[each].slow_receiver]
+    children = swarm.members[parent].children[stripe] if parent else ()
+    return [name for name in children if name != member.host and not swarm.members[name].slow_receiver]
 
 
 def _unfinished(swarm: Swarm, member: Member) -> list[int]:

@@ -66,10 +66,10 @@ def origin_limits(swarms: Iterable[Swarm], hosts: Mapping[str, Host], limit_byte
     if not limit_bytes_s:
         return []
     held = Counter(host for swarm in swarms for host in swarm.readers() if host in hosts)
-    found = []
+    messages = []
     for name, leases in held.items():
         host, share = hosts[name], limit_bytes_s * leases / held.total()
         if host.session is not None and host.origin_limit_bytes_s != share:
             host.limit_origin(share)
-            found.append(Send(host.session, OriginShare(share)))
-    return found
+            messages.append(Send(host.session, OriginShare(share)))
+    return messages

@@ -34,42 +34,6 @@ from __future__ import annotations
 from p2pdist.model.rendezvous import ranked
 from tracker.core.swarm import Swarm
 
-
-def share_origin(swarm: Swarm, room: int) -> None:
-    """Decide which superpeers read the blob, or that the roots do. `room`: leases that the swarm
-    may hold."""
-    by_swarm = bool(swarm.swarming) and len(swarm.swarming) == swarm.receivers
-    by_keepers = (
-        by_swarm
-        and not swarm.tree_seeds
-        and not swarm.origin.sharing_failed
-        and bool(swarm.origin.shares or not _whole(swarm))
-    )
-    dealt: dict[str, tuple[str, ...]] = {}
-    for zone in {swarm.members[host].zone for host in swarm.swarming} if by_keepers else ():
-        named = superpeers(swarm, zone, READERS + RESERVES)
-        present = tuple(name for name in named if swarm.members[name].present)[:READERS]
-        if present:
-            dealt[zone] = present
-    if sum(map(len, dealt.values())) > room:
-        dealt = {}
-    if dealt == swarm.origin.shares:
-        return
-    before = swarm.origin.shares
-    swarm.origin.share(dealt)
-    for host in swarm.swarming:
-        zone = swarm.members[host].zone
-        if before.get(zone) != dealt.get(zone):
-            for stripe in range(swarm.stripes):
-                swarm.edges.notify(host, stripe)
-
-
-def _whole(swarm: Swarm) -> bool:
-    """Whether a host that is present has the whole blob."""
-    seeds = len(swarm.members) > swarm.receivers
-    return seeds and any(member.seed and member.present for member in swarm.members.values())
-
-
 SUPERPEERS = 8
 """Superpeers of a zone that its hosts are told of."""
 READERS = 32
@@ -79,6 +43,41 @@ RESERVES = 8
 
 GROWTH = 1.25
 """A zone that has grown so much since gets its superpeers chosen anew."""
+
+
+def share_origin(swarm: Swarm, room: int) -> None:
+    """Decide which superpeers read the blob, or that the roots do. `room`: leases that the swarm
+    may hold."""
+    all_by_bittorrent = bool(swarm.swarming) and len(swarm.swarming) == swarm.receivers
+    shared = (
+        all_by_bittorrent
+        and not swarm.tree_seeds
+        and not swarm.origin.sharing_failed
+        and bool(swarm.origin.shares or not _whole(swarm))
+    )
+    shares: dict[str, tuple[str, ...]] = {}
+    for zone in {swarm.members[host].zone for host in swarm.swarming} if shared else ():
+        names = superpeers(swarm, zone, READERS + RESERVES)
+        present = tuple(name for name in names if swarm.members[name].present)[:READERS]
+        if present:
+            shares[zone] = present
+    if sum(map(len, shares.values())) > room:
+        shares = {}
+    if shares == swarm.origin.shares:
+        return
+    before = swarm.origin.shares
+    swarm.origin.share(shares)
+    for host in swarm.swarming:
+        zone = swarm.members[host].zone
+        if before.get(zone) != shares.get(zone):
+            for stripe in range(swarm.stripes):
+                swarm.edges.notify(host, stripe)
+
+
+def _whole(swarm: Swarm) -> bool:
+    """Whether a host that is present has the whole blob."""
+    seeds = len(swarm.members) > swarm.receivers
+    return seeds and any(member.seed and member.present for member in swarm.members.values())
 
 
 def superpeers(swarm: Swarm, zone: str, count: int = SUPERPEERS) -> tuple[str, ...]:

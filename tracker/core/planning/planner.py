@@ -67,12 +67,12 @@ class Planner:
                 waiting[member.slow_receiver].setdefault(stripe, []).append(host)
         allot(swarm)
         granted = 0
-        # Those that take no seat come when all trees stand, and it shows where they cost least.
+        # Slow receivers come when the trees are complete, and it shows where they cost least.
         for hosts_by_stripe in waiting.values():
             rootless = sum(1 for stripe in hosts_by_stripe if not swarm.edges.roots[stripe])
             for stripe, hosts in hosts_by_stripe.items():
                 roots = len(swarm.edges.roots[stripe])
-                # One is kept for each stripe that nobody reads yet, before another zone gets its
+                # A lease is kept for each stripe that no host reads yet, before another zone gets its
                 # own.
                 rootless -= not roots
                 _StripePass(swarm, stripe, hosts, self.origin_streams_max, leases - granted - rootless).run(redraw=anew)
@@ -103,12 +103,12 @@ class _StripePass:
             attached = self._import(queues)
             importing = any(queue and not self.slots.fed(rack) for rack, queue in queues.items())
             for rack, queue in queues.items():
-                # One by one while other racks wait: their importers shall get the shallow seats.
+                # One by one while other racks wait: their importers shall get the shallow slots.
                 attached += self._fill(rack, queue, 1 if importing and len(queues) > 1 else len(queue))
             if not attached:
                 break
         left = [host for queue in queues.values() for host in reversed(queue)]
-        # Whoever finds no parent at first may find one among those who did.
+        # A host that finds no parent at first may find one among the hosts that did.
         still = [host for host in left if not self._attach_anyhow(host)]
         if len(still) < len(left):
             for host in still:
@@ -205,17 +205,24 @@ class _StripePass:
         """A parent from which the host was parted because little came: there is no better one, so
         the host itself is slow."""
         swarm, stripe = self.swarm, self.stripe
-        found = [
+        parted = [
             member
             for host, parent in swarm.edges.parted
             if host == child.host and (member := swarm.members.get(parent)) is not None and member.present
         ]
         fit = [
-            each
-            for each in found
-            if swarm.edges.rooted(stripe, each.host) and not swarm.edges.receives_through(stripe, each.host, child.host)
+            parent_member
+            for parent_member in parted
+            if swarm.edges.rooted(stripe, parent_member.host)
+            and not swarm.edges.receives_through(stripe, parent_member.host, child.host)
         ]
-        return max(fit, key=lambda each: (each.counts[stripe], -each.load, each.order)).host if fit else None
+        return (
+            max(
+                fit, key=lambda parent_member: (parent_member.counts[stripe], -parent_member.load, parent_member.order)
+            ).host
+            if fit
+            else None
+        )
 
     def _attach(self, host: str, parent: str) -> None:
         self.swarm.edges.attach(self.stripe, host, parent)
@@ -248,7 +255,7 @@ class _StripePass:
                 continue
             if not self.swarm.edges.receives_through(
                 self.stripe, best.host, other.host
-            ):  # it would wait for who waits for it
+            ):  # it would wait for a host that waits for it
                 self.swarm.edges.detach(self.stripe, other.host)
 
     def _may_read(self, member: Member) -> bool:

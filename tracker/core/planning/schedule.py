@@ -73,8 +73,8 @@ class Schedule:
         latest = self._crowds[swarm.key][0] if swarm.key in self._crowds else now + JOIN_BATCH_S
         due = min(latest, now + (JOIN_QUIET_S if len(swarm.members) >= CROWD else JOIN_BATCH_S))
         self._crowds[swarm.key] = latest, due
-        at = max(due, swarm.passes.rested_at)
-        self.next_at, self.wake_at = min(at, self.next_at), min(at, self.wake_at)
+        planned_at = max(due, swarm.passes.rested_at)
+        self.next_at, self.wake_at = min(planned_at, self.next_at), min(planned_at, self.wake_at)
         self.replans["join"] = self.replans.get("join", 0) + 1
 
     def retry(self, blob: Digest, due: float) -> None:
@@ -89,24 +89,24 @@ class Schedule:
 
     def take(self, swarms: dict[Digest, Swarm], now: float) -> list[Swarm]:
         """The swarms to plan now."""
-        found: list[Swarm] = []
+        due: list[Swarm] = []
         if now < self.next_at:
-            return found
+            return due
         self.next_at = self.wake_at = inf
         for blob in self._due | self._crowds:
             swarm = swarms[blob]
             rested = swarm.passes.rested_at
             gathered = self._crowds[blob][1] if blob in self._crowds else inf
             awaited = max(rested, min(gathered, self._wakes.get(blob, inf)))
-            at = min(awaited, max(rested, self._due.get(blob, inf)))
-            if at <= now:
-                found.append(swarm)
+            planned_at = min(awaited, max(rested, self._due.get(blob, inf)))
+            if planned_at <= now:
+                due.append(swarm)
             else:
-                self.next_at, self.wake_at = min(at, self.next_at), min(awaited, self.wake_at)
-        for swarm in found:
+                self.next_at, self.wake_at = min(planned_at, self.next_at), min(awaited, self.wake_at)
+        for swarm in due:
             self.forget(swarm.key)
             swarm.passes.rest(now + _pause_s(swarm))
-        return found
+        return due
 
 
 def _pause_s(swarm: Swarm) -> float:

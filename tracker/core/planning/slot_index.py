@@ -101,9 +101,9 @@ class SlotIndex:
         if len(self.swarm.racks) < 2:
             return None
         exports = self._exporting()
-        for zone in zones or (child.zone, *(each for each in exports if each != child.zone)):
-            heap, passed, found = exports.get(zone, []), [], None
-            while heap and found is None:
+        for zone in zones or (child.zone, *(zone_name for zone_name in exports if zone_name != child.zone)):
+            heap, passed, parent = exports.get(zone, []), [], None
+            while heap and parent is None:
                 depth, name = heapq.heappop(heap)
                 rack = self._racks[name]
                 if not rack.open or name == child.rack or not rack.free:
@@ -113,14 +113,14 @@ class SlotIndex:
                 if rack.free[0][0] > depth:
                     heapq.heappush(heap, (rack.free[0][0], name))
                     continue
-                found = self._take(rack, child)
+                parent = self._take(rack, child)
                 passed.append((depth, name))
             for entry in passed:
                 heapq.heappush(heap, entry)
             if not heap:
                 exports.pop(zone, None)
-            if found is not None:
-                return found
+            if parent is not None:
+                return parent
         return None
 
     def extra_slot(self, child: Member, rack: str | None) -> str | None:
@@ -131,12 +131,12 @@ class SlotIndex:
         if best is None:
             return None
         member = self.swarm.members[best[4]]
-        found = self._rack(member.rack)
+        its_rack = self._rack(member.rack)
         free = member.free(self.stripe)
         member.grant_slot(self.stripe)
         granted = member.free(self.stripe) - free
-        found.slots += granted
-        found.reachable += granted
+        its_rack.slots += granted
+        its_rack.reachable += granted
         return member.host
 
     def attached(self, child: Member, parent: str) -> None:
@@ -199,7 +199,7 @@ class SlotIndex:
         return rack
 
     def _exporting(self) -> dict[str, list[tuple[int, str]]]:
-        """By zone the racks that have seats over, the shallowest first."""
+        """By zone the racks that have slots over, the shallowest first."""
         if self._exports is None:
             self._exports = {}
             for name in self.swarm.racks:
@@ -220,22 +220,22 @@ class SlotIndex:
 
     def _take(self, rack: _Rack, child: Member) -> str | None:
         passed: list[FreeSlot] = []
-        found = None
+        parent = None
         while rack.free:
-            seat = heapq.heappop(rack.free)
-            member = self.swarm.members[seat[3]]
+            slot = heapq.heappop(rack.free)
+            member = self.swarm.members[slot[3]]
             if member.free(self.stripe) <= 0:
                 continue
             if self._failed(member, child):
-                passed.append(seat)
+                passed.append(slot)
                 continue
-            found = member.host
+            parent = member.host
             if member.free(self.stripe) > 1 or child.slow_receiver:
-                heapq.heappush(rack.free, (seat[0], seat[1] + 1, seat[2] + 1, member.host))
+                heapq.heappush(rack.free, (slot[0], slot[1] + 1, slot[2] + 1, member.host))
             break
-        for seat in passed:
-            heapq.heappush(rack.free, seat)
-        return found
+        for slot in passed:
+            heapq.heappush(rack.free, slot)
+        return parent
 
     def _best_anywhere(self, child: Member) -> ExtraSlot | None:
         """The best of all racks, whose best ones are kept in a heap: looking at every rack for
@@ -258,35 +258,35 @@ class SlotIndex:
         return best
 
     def _extras(self, rack: str) -> list[ExtraSlot]:
-        found = self._rack(rack)
-        if found.extras is None:
-            found.extras = self._list_extras(rack)
-        return found.extras
+        its_rack = self._rack(rack)
+        if its_rack.extras is None:
+            its_rack.extras = self._list_extras(rack)
+        return its_rack.extras
 
     def _list_extras(self, rack: str) -> list[ExtraSlot]:
-        found = []
+        extras = []
         for host in self.swarm.racks[rack]:
             member = self.swarm.members[host]
             if member.present and self.swarm.edges.rooted(self.stripe, host):
-                found.append(self._extra_key(member))
-        heapq.heapify(found)
-        return found
+                extras.append(self._extra_key(member))
+        heapq.heapify(extras)
+        return extras
 
     def _best_extra(self, heap: list[ExtraSlot], child: Member) -> ExtraSlot | None:
-        passed, found = [], None
-        while heap and found is None:
+        passed, best = [], None
+        while heap and best is None:
             key = heapq.heappop(heap)
             member = self.swarm.members[key[4]]
-            now = self._extra_key(member)
-            if now > key:
-                heapq.heappush(heap, now)
+            current = self._extra_key(member)
+            if current > key:
+                heapq.heappush(heap, current)
                 continue
-            passed.append(now)
+            passed.append(current)
             if member is not child and not self._failed(member, child):
-                found = now
+                best = current
         for key in passed:
             heapq.heappush(heap, key)
-        return found
+        return best
 
     def _extra_key(self, member: Member) -> ExtraSlot:
         idle = member.slots - member.load

@@ -55,16 +55,16 @@ def allot(swarm: Swarm) -> None:
         if rack in unallotted:
             _allot_inside(swarm, rack, unallotted[rack], lacking)
         counts = exports.setdefault(zone, [0] * swarm.stripes)
-        found = sources.setdefault(zone, [False] * swarm.stripes)
+        has_source = sources.setdefault(zone, [False] * swarm.stripes)
         for stripe, roots in enumerate(swarm.edges.roots):
             root = any(host in names for host in roots)
             counts[stripe] += (not whole[stripe] and not root) + min(0, lacking[stripe])
-            found[stripe] = found[stripe] or whole[stripe] or root
+            has_source[stripe] = has_source[stripe] or whole[stripe] or root
     if len(swarm.racks) > 1:
         for zone, counts in exports.items():
-            # Where nobody has the stripe yet, the first rack of the zone will read it from the
+            # Where no host has the stripe yet, the first rack of the zone will read it from the
             # origin.
-            needed = [count - (not found) for count, found in zip(counts, sources[zone], strict=True)]
+            needed = [count - (not has_source) for count, has_source in zip(counts, sources[zone], strict=True)]
             _allot_exports(
                 swarm, {rack: unallotted[rack] for rack in unallotted if unallotted[rack][0].zone == zone}, needed
             )
@@ -73,11 +73,11 @@ def allot(swarm: Swarm) -> None:
 def _lacking(swarm: Swarm, members: list[Member], whole: list[bool]) -> list[int]:
     """Per stripe the slots that a rack lacks for its own hosts; below zero those that it has over.
     A rack that has the whole of a stripe needs no importer."""
-    found = [whole[stripe] - 1 for stripe in range(swarm.stripes)]
+    lacking = [whole[stripe] - 1 for stripe in range(swarm.stripes)]
     for stripe, total in enumerate(swarm.totals):
         for member in members:
-            found[stripe] += (member.counts[stripe] < total and not member.slow_receiver) - member.allotted[stripe]
-    return found
+            lacking[stripe] += (member.counts[stripe] < total and not member.slow_receiver) - member.allotted[stripe]
+    return lacking
 
 
 def _allot_inside(swarm: Swarm, rack: str, unallotted: list[Member], lacking: list[int]) -> None:
@@ -100,7 +100,7 @@ def _allot_inside(swarm: Swarm, rack: str, unallotted: list[Member], lacking: li
         for host in holders:
             if swarm.members[host].rack == rack:
                 _allot(swarm.members[host], stripe, lacking, swarm.members[host].unallotted)
-    # Taken from the end: members that serve a stripe already, then those with the largest budgets.
+    # Taken from the end: members that serve a stripe already, then those with the most slots.
     pool = [member for member in unallotted if member.unallotted > 0]
     pool.sort(key=lambda member: (any(member.allotted), member.slots, member.order))
     for stripe in sorted(range(swarm.stripes), key=lambda stripe: -lacking[stripe]):
@@ -167,7 +167,7 @@ def outgrown(swarm: Swarm) -> bool:
         return False
     if len(swarm.racks) > 1 or ahead <= max(0, _levels(swarm) - _levels_anew(swarm)):
         return True
-    if not swarm.edges.unplanned:  # who waits may make trees deeper
+    if not swarm.edges.unplanned:  # a host that waits may make trees deeper
         swarm.passes.kept(swarm.receivers)
     return False
 
@@ -178,13 +178,13 @@ def _levels(swarm: Swarm) -> int:
     for stripe in range(swarm.stripes):
         depths: dict[str | None, int] = {None: 0, FROM_ORIGIN: 0}
         for host, member in swarm.members.items():
-            way, at = [host], member.parents[stripe]
-            while at not in depths:
-                way.append(at or "")
-                at = swarm.members[at or ""].parents[stripe]
-            for each in reversed(way):
-                depths[each] = depths[at] + 1
-                at = each
+            path, current = [host], member.parents[stripe]
+            while current not in depths:
+                path.append(current or "")
+                current = swarm.members[current or ""].parents[stripe]
+            for name in reversed(path):
+                depths[name] = depths[current] + 1
+                current = name
         deepest = max(deepest, *depths.values())
     return deepest
 

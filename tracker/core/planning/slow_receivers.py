@@ -44,19 +44,19 @@ class Carriers:
     def best(self, child: Member) -> str | None:
         """The parent where a slow receiver costs least, if there is one."""
         passed: list[Carrier] = []
-        found = None
-        while self._heap and found is None:
+        parent = None
+        while self._heap and parent is None:
             key = heapq.heappop(self._heap)
-            now = self._carrier(self.swarm.members[key[5]])
-            if now > key:
-                heapq.heappush(self._heap, now)
+            current = self._carrier(self.swarm.members[key[5]])
+            if current > key:
+                heapq.heappush(self._heap, current)
                 continue
-            passed.append(now)
-            if (child.host, now[5]) not in self.swarm.edges.avoided:
-                found = now[5]
+            passed.append(current)
+            if (child.host, current[5]) not in self.swarm.edges.avoided:
+                parent = current[5]
         for key in passed:
             heapq.heappush(self._heap, key)
-        return found
+        return parent
 
     def add(self, member: Member) -> None:
         """A host of the rack has a path up now."""
@@ -83,11 +83,11 @@ def relocate(swarm: Swarm, member: Member, *, now: float) -> bool:
             continue
         names = list(swarm.racks[member.rack])
         first = member.order % len(names)
-        tried = (swarm.members[each] for each in (names[first:] + names[:first])[:TRIES])
-        found = next((each for each in tried if _fits(swarm, stripe, member, each)), None)
-        if found is not None:
+        candidates = (swarm.members[candidate] for candidate in (names[first:] + names[:first])[:TRIES])
+        better = next((candidate for candidate in candidates if _fits(swarm, stripe, member, candidate)), None)
+        if better is not None:
             swarm.edges.set_now(now)  # the report may have told nothing new of this swarm
-            swarm.edges.attach(stripe, member.host, found.host)
+            swarm.edges.attach(stripe, member.host, better.host)
             moved = True
     return moved
 
@@ -107,7 +107,7 @@ def reclassify(swarm: Swarm, member: Member, *, slow_receiver: bool) -> None:
         else:
             slots[parent.host] += 1
     swarm.set_slow_receiver(member, slow_receiver)
-    # Else another child would get the seat that is left over in another stripe. All seats that it
+    # Else another child would get the slot that is left over in another stripe. All slots that it
     # takes count by now.
     for stripe, name in enumerate(member.parents if not slow_receiver else ()):
         parent = swarm.members.get(name or "")

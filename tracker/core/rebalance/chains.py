@@ -34,7 +34,7 @@ GAIN_SHARE = 0.25
 
 STAY_S = 0.5
 AHEAD_S = 1.5
-"""A host is taken to go on at its last pace for so long after a report."""
+"""A host is taken to go on at its last rate for so long after a report."""
 
 PAUSE_S = 0.1
 PAUSE_S_PER_MEMBER = 1e-5
@@ -120,14 +120,14 @@ class _Left:
 
     def lacks(self, member: Member) -> list[float]:
         """Pieces that a host lacks, by stripe."""
-        known = self._lacks.get(member.host)
-        if known is None:
+        lacks = self._lacks.get(member.host)
+        if lacks is None:
             ahead_s = self._ahead_s(member)
-            known = self._lacks[member.host] = [
+            lacks = self._lacks[member.host] = [
                 max(0.0, total - count - rate * ahead_s)
                 for total, count, rate in zip(self.swarm.totals, member.counts, member.rates, strict=True)
             ]
-        return known
+        return lacks
 
     def load(self, member: Member) -> int:
         """Children that share a host's uplink by now."""
@@ -149,22 +149,22 @@ class _Left:
 
     def ends(self, member: Member, stripe: int) -> float:
         """When a host is done with a stripe as things are."""
-        known, way, at = self._ends[stripe], [], member
-        while at.host not in known:
-            lack, parent = self.lacks(at)[stripe], at.parents[stripe]
+        ends, path, current = self._ends[stripe], [], member
+        while current.host not in ends:
+            lack, parent = self.lacks(current)[stripe], current.parents[stripe]
             if lack < 1:
-                known[at.host] = 0.0
+                ends[current.host] = 0.0
             elif parent is None:
-                known[at.host] = inf
+                ends[current.host] = inf
             elif parent == FROM_ORIGIN:
-                known[at.host] = self.time(at, stripe, 0.0, self.swarm.stripes)
+                ends[current.host] = self.time(current, stripe, 0.0, self.swarm.stripes)
             else:
-                way.append(at)
-                at = self.swarm.members[parent]
-        for each in reversed(way):
-            known[each.host] = self.time(each, stripe, known[at.host], max(1, self.load(at)))
-            at = each
-        return known[member.host]
+                path.append(current)
+                current = self.swarm.members[parent]
+        for below in reversed(path):
+            ends[below.host] = self.time(below, stripe, ends[current.host], max(1, self.load(current)))
+            current = below
+        return ends[member.host]
 
     def placed(self, member: Member, stripe: int, ends: float) -> None:
         """Note when a host will be done that has its parent now."""
@@ -245,34 +245,36 @@ class _Line:
 
     def __init__(self, swarm: Swarm, stripe: int, left: _Left, late: list[Member]) -> None:
         self.swarm, self.stripe, self.left = swarm, stripe, left
-        known: dict[str, tuple[float, int]] = {}
-        self.late = sorted(late, key=lambda each: (*self._behind(each, known), each.slots < swarm.stripes, each.order))
+        behind: dict[str, tuple[float, int]] = {}
+        self.late = sorted(
+            late, key=lambda member: (*self._behind(member, behind), member.slots < swarm.stripes, member.order)
+        )
         members = [swarm.members[name] for name in swarm.racks[late[0].rack]]
-        self.loads = {each.host: left.load(each) for each in members}
-        self.taken = {each.host: each.load for each in members}
+        self.loads = {member.host: left.load(member) for member in members}
+        self.taken = {member.host: member.load for member in members}
         self.free: list[list[Candidate]] = [[] for _ in range(max(swarm.stripes, swarm.fanout))]
-        for each in self.late:
-            self._count(each.parents[stripe] or "", -1)
-        placed = {each.host for each in self.late}
-        for each in members:
-            if each.host not in placed:
-                self._offer(each)
+        for member in self.late:
+            self._count(member.parents[stripe] or "", -1)
+        placed = {member.host for member in self.late}
+        for member in members:
+            if member.host not in placed:
+                self._offer(member)
 
-    def _behind(self, member: Member, known: dict[str, tuple[float, int]]) -> tuple[float, int]:
+    def _behind(self, member: Member, behind: dict[str, tuple[float, int]]) -> tuple[float, int]:
         """What a host lacks, or a host above it in its rack, and how many are above: a later host
         is above no earlier one."""
-        way = [member]
-        while way[-1].host not in known:
-            at = way[-1]
-            above = self.swarm.members.get(at.parents[self.stripe] or "")
-            if above is None or above.rack != at.rack:
-                known[at.host] = self.left.lacks(at)[self.stripe], 0
+        path = [member]
+        while path[-1].host not in behind:
+            current = path[-1]
+            above = self.swarm.members.get(current.parents[self.stripe] or "")
+            if above is None or above.rack != current.rack:
+                behind[current.host] = self.left.lacks(current)[self.stripe], 0
             else:
-                way.append(above)
-        while len(way) > 1:
-            lack, hosts = known[way.pop().host]
-            known[way[-1].host] = max(lack, self.left.lacks(way[-1])[self.stripe]), hosts + 1
-        return known[member.host]
+                path.append(above)
+        while len(path) > 1:
+            lack, hosts = behind[path.pop().host]
+            behind[path[-1].host] = max(lack, self.left.lacks(path[-1])[self.stripe]), hosts + 1
+        return behind[member.host]
 
     def _count(self, parent: str, children: int) -> None:
         """A host of the rack has got or lost children."""
@@ -294,18 +296,18 @@ class _Line:
         for child in self.late:
             above = self.swarm.members[child.parents[stripe] or ""]
             ends = self._stays(child, above)
-            found = self._best(child, above, ends) if moved < limit or ends == inf else None
-            if found is not None:
-                ends, above = found
+            move = self._best(child, above, ends) if moved < limit or ends == inf else None
+            if move is not None:
+                ends, above = move
                 self.swarm.edges.move(stripe, child, above)
                 moved += 1
             elif ends == inf:
                 self.swarm.passes.strain()  # one too many stays
             left.placed(child, stripe, ends)
             self._count(above.host, 1)
-            for each in (above, child):
-                if each.host in self.loads:
-                    self._offer(each)
+            for changed in (above, child):
+                if changed.host in self.loads:
+                    self._offer(changed)
         return moved
 
     def _stays(self, child: Member, above: Member) -> float:
@@ -336,18 +338,18 @@ class _Line:
     def _first(self, child: Member, above: Member, load: int, candidates: list[Candidate]) -> Candidate | None:
         """The first of the candidates with a load that may feed the child."""
         passed: list[Candidate] = []
-        found = None
-        while candidates and found is None and len(passed) < TRIES:
+        first = None
+        while candidates and first is None and len(passed) < TRIES:
             candidate = heapq.heappop(candidates)
             name = candidate[2]
             if self.loads[name] != load:
                 continue
             passed.append(candidate)
             if name != above.host and _may_feed(self.swarm, self.stripe, child, self.swarm.members[name]):
-                found = candidate
+                first = candidate
         for candidate in passed:
             heapq.heappush(candidates, candidate)
-        return found
+        return first
 
 
 def _gains(stays: float, goes: float) -> bool:

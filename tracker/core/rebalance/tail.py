@@ -55,7 +55,7 @@ def hand_over(swarm: Swarm) -> int:
     moved = 0
     for names in swarm.racks.values():
         members = [swarm.members[name] for name in names]
-        # Not those whose uplinks are held to be slow.
+        # Not the hosts whose uplinks are held to be slow.
         idle = [member for member in members if member.present and swarm.stripes <= member.slots > member.load]
         if idle:
             for stripe in range(swarm.stripes):

@@ -28,6 +28,25 @@ from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.swarm import Swarm
 
+AVOID_S = 5.0
+AVOID_CORRUPT_S = 600.0
+"""As long as the host that met wrong bytes leaves their source alone (p2pdist/core/sources.py)."""
+
+STUCK_COMPLAINTS = 2
+"""So often a host must have complained, with no piece in between, before its parent is taken for
+stuck, or a lease moves on its account: what a reader has not passed on is read again."""
+
+GIVES_S = 3.0
+GIVING_COMPLAINTS = 5
+"""A parent that has sent something within GIVES_S is not stuck: the path from it may be slow. With
+pauses that double, so many complaints take 18 s. Until then the planner takes it again rather than
+the origin, though rather any other parent."""
+
+SLOW_RECEIVER_COMPLAINTS = 3
+"""Over a slow downlink a piece takes long from any parent, and what came of it is lost with every
+change: only once the host has complained so often since it last got a piece is its parent at
+fault."""
+
 
 def reattach(swarm: Swarm, member: Member, stripe: int, parent: str | None, add_absent: Callable[[str], bool]) -> None:
     """Take over a stream that runs already. A host without one is told its parent again, or waits
@@ -58,26 +77,6 @@ def reattach(swarm: Swarm, member: Member, stripe: int, parent: str | None, add_
 def _is_whole(swarm: Swarm, stripe: int) -> bool:
     """Whether a host that is present has the whole stripe."""
     return any(each.present and each.counts[stripe] == swarm.totals[stripe] for each in swarm.members.values())
-
-
-AVOID_S = 5.0
-AVOID_CORRUPT_S = 600.0
-"""As long as the host that met wrong bytes leaves their source alone (p2pdist/core/sources.py)."""
-
-STUCK_COMPLAINTS = 2
-"""So often a host must have complained, with no piece in between, before its parent is taken for
-stuck, or a lease moves on its account: what a reader has not passed on is read again."""
-
-GIVES_S = 3.0
-GIVING_COMPLAINTS = 5
-"""A parent that has sent something within GIVES_S is not stuck: the path from it may be slow. With
-pauses that double, so many complaints take 18 s. Until then the planner takes it again rather than
-the origin, though rather any other parent."""
-
-SLOW_RECEIVER_COMPLAINTS = 3
-"""Over a slow downlink a piece takes long from any parent, and what came of it is lost with every
-change: only once the host has complained so often since it last got a piece is its parent at
-fault."""
 
 
 def avoid_s(member: Member, stripe: int, reason: str) -> float:

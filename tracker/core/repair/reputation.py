@@ -69,7 +69,7 @@ class Reputation:
             member = swarm.members[host.name]
             relieve(swarm, member, self.slots(host, swarm, now=now), now=now)
             reclassify(swarm, member, slow_receiver=self.capacities.slow_receiver(host.name))
-            swarm.record(now, f"{host.name} keeps {member.slots} seats: {reason}")
+            swarm.record(now, f"{host.name} keeps {member.slots} upload slots: {reason}")
             self.schedule.ask(blob, reason, now)
 
     def retry(self, swarm: Swarm, *, now: float) -> None:
@@ -80,7 +80,7 @@ class Reputation:
                 host = self.hosts[member.host]
                 if self.capacities.retry(member.host, now=now):
                     member.set_slots(max(member.slots, self.slots(host, swarm, now=now)))
-                    swarm.record(now, f"{member.host} is tried again with {member.slots} seats")
+                    swarm.record(now, f"{member.host} is tried again with {member.slots} upload slots")
 
     def excused(self, swarm: Swarm, *, now: float) -> bool:
         """Whether hosts may be slow in a swarm because others come first: it is a preseed, and a
