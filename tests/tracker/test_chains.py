@@ -1,5 +1,5 @@
-"""Chains in the tail: who lags as one lines up, racks receive from idle hosts of others, and nobody
-moves for nothing."""
+"""Chains in the tail: hosts that lag as one line up, racks receive from idle hosts of others, and
+none moves for nothing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ NOW = 10.0
 
 
 class Late:
-    """Two stripes, of which all have the second one. `tree` names who receives the first one from
-    whom; all but the first of it lack `lack` pieces. The first part of a name is the rack."""
+    """Two stripes, of which all have the second one. `tree` names the parent of each host in the
+    first one, from whom; all but the first of it lack `lack` pieces. The first part of a name is
+    the rack."""
 
     def __init__(
         self, tree: dict[str, str], *, lack: int = 100, idle: tuple[str, ...] = (), moved_at: float = 0.0
@@ -46,7 +47,7 @@ class Late:
         return self.swarm.members[name]
 
     def settle(self, looks: int = 8) -> int:
-        """Look until nobody moves any more; returns how many moved."""
+        """Look until no host moves any more; returns how many moved."""
         return sum(line_up(self.swarm, now=NOW + look) for look in range(looks))
 
     def parents(self) -> dict[str, str | None]:
@@ -79,9 +80,9 @@ def test_those_who_are_ahead_stand_first() -> None:
     assert [late.parents()[name] for name in order] == ["a head", *order[:-1]]
 
 
-def test_nobody_moves_below_one_who_gets_too_little_himself() -> None:
-    """Four racks share an uplink, and nobody else has the stripe: what they get all their hosts can
-    have."""
+def test_no_host_moves_below_one_who_gets_too_little_himself() -> None:
+    """Four racks share an uplink, and no other rack has the stripe: what they get all their hosts
+    can have."""
     tree = {f"{rack} head": "source" for rack in "abcd"}
     late = Late(tree | {f"{rack} {number}": f"{rack} head" for rack in "abcd" for number in range(4)})
     assert line_up(late.swarm, now=NOW) == 0
@@ -147,7 +148,7 @@ def test_another_zone_is_not_asked_when_the_own_one_has_it() -> None:
     assert alone.settle() == 0
 
 
-def test_while_all_stripes_are_to_come_nobody_moves() -> None:
+def test_while_all_stripes_are_to_come_no_host_moves() -> None:
     """Their downlinks have no room."""
     late = Late(FOUR, idle=("x 0",))
     for name in FOUR:
@@ -186,19 +187,19 @@ def test_what_the_downlink_has_to_take_anyway_is_no_reason_to_move() -> None:
     assert line_up(swarm, now=NOW) == 0
 
 
-def test_nobody_moves_for_the_few_pieces_of_one_stripe_who_lacks_more_of_another() -> None:
+def test_no_host_moves_for_the_few_pieces_of_one_stripe_who_lacks_more_of_another() -> None:
     swarm = four_stripes(PIECES_MIN, PIECES_MIN - 1, 0, 0)
     assert line_up(swarm, now=NOW) > 0
     assert all(swarm.members[f"h{number}"].parents[1] == "source" for number in range(3))
 
 
-def test_nobody_moves_for_a_few_pieces_or_again_at_once() -> None:
+def test_no_host_moves_for_a_few_pieces_or_again_at_once() -> None:
     assert Late(FOUR, lack=PIECES_MIN - 1).settle() == 0
     assert line_up(Late(FOUR, moved_at=NOW - STAY_S / 2).swarm, now=NOW) == 0
     assert line_up(Late(FOUR, moved_at=NOW - 2 * STAY_S).swarm, now=NOW) == 3
 
 
-def test_slow_hosts_feed_nobody_and_failed_pairs_stay_apart() -> None:
+def test_slow_hosts_feed_no_host_and_failed_pairs_stay_apart() -> None:
     late = Late(FOUR)
     late.member("a 0").slots = 1
     late.swarm.set_slow_receiver(late.member("a 1"), True)
@@ -210,9 +211,9 @@ def test_slow_hosts_feed_nobody_and_failed_pairs_stay_apart() -> None:
     assert late.most() == 2
 
 
-def test_who_loses_its_seat_to_another_moves_on() -> None:
-    """The children of one who takes in a sister lack little and would gain nothing; but it has four
-    seats."""
+def test_who_loses_its_slot_to_another_moves_on() -> None:
+    """The children of a host that takes in another lack little and would gain nothing; but it has
+    four slots."""
     late = Late({"a 0": "a source", "a 1": "a source"} | {f"a below {number}": "a 0" for number in range(4)})
     for number in range(4):
         late.swarm.advance(f"a below {number}", [WHOLE - 25, WHOLE], now=NOW)
@@ -223,7 +224,7 @@ def test_who_loses_its_seat_to_another_moves_on() -> None:
     assert late.most() == 4
 
 
-def test_who_loses_its_seat_and_finds_no_other_is_one_too_many() -> None:
+def test_who_loses_its_slot_and_finds_no_other_is_one_too_many() -> None:
     """The balance sees to it."""
     below = {f"a below {number}": "a 0" for number in range(4)}
     late = Late({"a 0": "a source", "a 1": "a source"} | below)
@@ -267,8 +268,8 @@ def test_a_look_moves_a_bounded_number() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_trees_stay_trees_and_racks_import_once(seed: int) -> None:
-    """Subtrees of a planned swarm lag by any number of pieces; nobody gets more children than
-    seats, and all ends sooner."""
+    """Subtrees of a planned swarm lag by any number of pieces; no host gets more children than
+    slots, and all ends sooner."""
     random = Random(seed)
     swarm = Swarm(BLOB, LAYOUT)
     racks = random.choice((1, 2, 8))
@@ -322,7 +323,7 @@ def _ends(swarm: Swarm, stripe: int) -> float:
 def test_a_swarm_is_looked_at_again_as_long_as_somebody_moves() -> None:
     late, tail = Late(FOUR), Tail()
     swarms = {BLOB: late.swarm}
-    assert tail.catch_up(swarms, now=NOW) == [], "nobody got a stripe"
+    assert tail.catch_up(swarms, now=NOW) == [], "no host got a stripe"
     tail.note(BLOB)
     assert tail.catch_up(swarms, now=NOW) == [BLOB]
     late.swarm.edges.attach(0, "a 1", "a head")
@@ -332,7 +333,7 @@ def test_a_swarm_is_looked_at_again_as_long_as_somebody_moves() -> None:
     assert tail.catch_up(swarms, now=NOW + 2) == [BLOB]
     assert tail.catch_up(swarms, now=NOW + 4) == []
     late.swarm.edges.attach(0, "a 1", "a head")
-    assert tail.catch_up(swarms, now=NOW + 8) == [], "forgotten until somebody gets a stripe"
+    assert tail.catch_up(swarms, now=NOW + 8) == [], "forgotten until a host gets a stripe"
 
 
 def test_a_swarm_that_is_gone_is_forgotten() -> None:

@@ -37,11 +37,11 @@ def test_no_other_number_of_children_is_sooner(hosts: int, count: int, rate: flo
 
 @given(st.integers(1, 12), st.integers(1, 4), pieces, rates)
 def test_the_model_is_what_a_walk_through_a_full_tree_gives(children: int, depth: int, count: int, rate: float) -> None:
-    """Host by host: whoever has a piece sends it to one child after the other, and then the next
-    piece."""
+    """Host by host: a host that has a piece sends it to one child after the other, and then the
+    next piece."""
     piece_s = PIECE / rate + SEND_S
     hosts, level, latest = 1, 1, 0.0
-    # The last child of the last child, and so on, is the last to get everything; all who stand
+    # The last child of the last child, and so on, is the last to get everything; all that are
     # beside it are served before.
     arrivals = [0.0] * count
     for _ in range(depth):
@@ -113,7 +113,7 @@ def test_slow_hosts_get_fewer_children_or_none() -> None:
     assert all(member.slots < swarm.fanout and member.load <= member.slots for member in slow)
 
 
-def test_a_swarm_that_grows_gets_wider_and_nobody_is_moved() -> None:
+def test_a_swarm_that_grows_gets_wider_and_no_host_is_moved() -> None:
     fleet = site(4, rate_bytes_s=1e9)
     swarm = fleet.swarms[BLOB]
     narrow, before = swarm.fanout, dict(swarm.edges.pairs(0))
@@ -140,7 +140,7 @@ def test_hosts_that_come_one_by_one_do_not_form_a_chain() -> None:
     assert max(member.load for member in swarm.members.values()) <= swarm.fanout
 
 
-def test_a_lower_rate_takes_seats_but_no_children() -> None:
+def test_a_lower_rate_takes_slots_but_no_children() -> None:
     fleet = site(50, rate_bytes_s=2e9)
     swarm = fleet.swarms[BLOB]
     before, wide = dict(swarm.edges.pairs(0)), swarm.fanout

@@ -72,7 +72,7 @@ class Control:
         return self._take(self.fleet.handle(Tick(), now=self.now))
 
     def _take(self, commands: list[Command]) -> list[Command]:
-        """Remember who was told which parent."""
+        """Remember which host was told which parent."""
         names = {session: host for host, session in self.sessions.items()}
         for command in commands:
             if isinstance(command, Send) and isinstance(command.message, Assign):
@@ -240,7 +240,7 @@ def test_children_learn_the_new_address_of_their_parent() -> None:
 
 
 def test_a_new_tracker_takes_the_trees_over_as_they_are() -> None:
-    """In whatever order the hosts come back; nobody is told to change, and no lease is granted
+    """In whatever order the hosts come back; no host is told to change, and no lease is granted
     anew."""
     edges = {"h1": "", "h2": "h1", "h3": "h2", "h4": "h2"}
     for order in (("h1", "h2", "h3", "h4"), ("h4", "h3", "h2", "h1"), ("h3", "h1", "h4", "h2")):
@@ -281,7 +281,7 @@ def test_a_longer_ring_of_claims_makes_no_cycle_either() -> None:
     assert all(swarm.edges.rooted(0, host) for host in hosts)
 
 
-def test_nobody_receives_from_itself() -> None:
+def test_no_host_receives_from_itself() -> None:
     control = Control(started_at=0.0)
     control.open("h1")
     (send,) = control.join("h1", 1, "h1")
@@ -333,7 +333,7 @@ def test_a_reader_with_less_is_told_to_receive_from_the_other() -> None:
     assert control.parents["h3"] in ("h1", "h2")
 
 
-def test_once_somebody_has_it_all_nobody_reads_the_origin() -> None:
+def test_once_somebody_has_it_all_no_host_reads_the_origin() -> None:
     control = chain("h1", "h2")
     control.open("h3")
     control.join("h3", 8)
@@ -403,7 +403,7 @@ def test_the_only_reader_keeps_its_lease() -> None:
 
 
 def test_two_hosts_that_met_wrong_content_at_the_origin_end_the_swarm() -> None:
-    """The first loses the lease to a child, who sees the same: all that still want the blob are
+    """The first loses the lease to a child, which sees the same: all that still want the blob are
     told, seeds are not."""
     control = chain("h1", "h2", "h3")
     control.complain("h1", "", "corrupt")
@@ -417,7 +417,7 @@ def test_two_hosts_that_met_wrong_content_at_the_origin_end_the_swarm() -> None:
 # -- complaints
 
 
-def test_a_starved_parent_is_not_blamed() -> None:
+def test_a_starved_parent_is_not_penalised() -> None:
     """It has no more than its child: the fault is further up, and moving the child would help
     nobody."""
     control = chain("h1", "h2", "h3")
@@ -482,7 +482,7 @@ def test_wrong_bytes_part_two_hosts_for_long() -> None:
     assert control.parents["h3"] != "h2"
 
 
-def test_a_host_that_several_blame_loses_its_seats() -> None:
+def test_a_host_that_several_blame_loses_its_slots() -> None:
     control = chain("h1", "h2", "h3")
     control.open("h4")
     control.join("h4")
@@ -493,7 +493,7 @@ def test_a_host_that_several_blame_loses_its_seats() -> None:
     assert control.fleet.swarms[BLOB].members["h2"].load == 0
 
 
-def test_one_that_blames_alone_does_not_take_the_seats() -> None:
+def test_one_that_blames_alone_does_not_take_the_slots() -> None:
     control = chain("h1", "h2", "h3")
     for _ in range(5):
         control.complain("h3", "h2", "corrupt")
@@ -533,8 +533,8 @@ def describe(control: Control) -> None:
 @pytest.mark.parametrize("known", ["before", "between", "after", "never"])
 @pytest.mark.parametrize("first", [True, False])
 def test_who_says_that_a_blob_is_cut_differently_is_alone_in_its_swarm(known: str, first: bool) -> None:
-    """Whoever spoke first, and whether or not a manifest says who is right, the others get their
-    plans. The swarm under the blob's digest is that of what a manifest says, whenever it was
+    """Whichever host spoke first, and whether or not a manifest says which is right, the others get
+    their plans. The swarm under the blob's digest is that of what a manifest says, whenever it was
     read."""
     control = Control()
     control.open("h1", "h2", "liar")

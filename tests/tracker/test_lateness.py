@@ -59,7 +59,7 @@ def test_what_is_heard_right_after_a_pause_says_nothing_yet() -> None:
     assert not fleet.go(2.0, 10)
 
 
-def test_nobody_is_excused_for_ever() -> None:
+def test_no_host_is_excused_for_ever() -> None:
     fleet = Fleet(10)
     fleet.go(2.0, 10)
     assert any(fleet.go(INTERVAL_S, 2) for _ in range(12))

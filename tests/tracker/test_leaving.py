@@ -107,8 +107,8 @@ def test_the_last_of_a_swarm_leaves_nothing_behind() -> None:
 
 
 def test_every_child_in_every_stripe_finds_a_parent() -> None:
-    """Half of a fleet leaves, one after the other; all others hang below the origin all the while,
-    with one lease for each stripe."""
+    """Half of a fleet leaves, one after the other; all others stay connected to the origin all the
+    while, with one lease for each stripe."""
     fleet = Fleet(-100.0)
     names = [f"h{number}" for number in range(40)]
     layout = PieceLayout(256 * PIECE, PIECE)

@@ -1,4 +1,4 @@
-"""Who is asked to report often when hosts complain."""
+"""Which hosts are asked to report often when hosts complain."""
 
 import pytest
 
@@ -11,7 +11,7 @@ OTHER = (digest_of(b"blob"), 1)
 
 
 def test_a_host_that_is_held_up_itself_is_not_watched_for_its_children() -> None:
-    """Of all that hang below a slow host its children alone can tell."""
+    """Of all hosts below a slow one its children alone can tell."""
     probe = Probing()
     probe.complained("child", "slow", ["child", "sister"], STRIPE, now=0.0)
     assert probe.begin(now=0.0) == ["slow", "child", "sister"]
@@ -44,7 +44,7 @@ def test_those_for_whom_there_is_no_room_are_watched_later(monkeypatch: pytest.M
 
 
 def test_who_held_others_up_is_watched_no_longer_once_that_is_known() -> None:
-    """But those who are watched for another host as well are."""
+    """But hosts that are probed for another host as well are."""
     probe = Probing()
     probe.complained("a", "slow", ["a", "b"], STRIPE, now=0.0)
     probe.complained("b", "slower", ["b"], OTHER, now=0.0)
@@ -74,7 +74,7 @@ def test_who_reads_from_the_origin_stays_watched_whatever_becomes_known_of_its_p
 
 
 def test_what_was_known_of_a_storm_is_forgotten_with_it() -> None:
-    """Also where somebody is watched all the time."""
+    """Also where a host is probed all the time."""
     probe = Probing()
     probe.complained("child", "slow", ["child"], STRIPE, now=0.0)
     probe.begin(now=0.0)

@@ -38,7 +38,7 @@ class Control:
 
 
 def test_each_lease_is_an_equal_part() -> None:
-    """The first swarm has two leases, one for each stripe; so has the second, and everybody gets
+    """The first swarm has two leases, one for each stripe; so has the second, and every host gets
     less."""
     control = Control(LIMIT_BYTES_S)
     control.joins(1, digest_of(b"one"))
@@ -69,7 +69,7 @@ def test_a_new_session_is_told_again() -> None:
     assert control.shares == {9: LIMIT_BYTES_S}
 
 
-def test_without_a_limit_nobody_is_told_anything() -> None:
+def test_without_a_limit_no_host_is_told_anything() -> None:
     control = Control(0.0)
     control.joins(1, digest_of(b"one"))
     assert control.shares == {}

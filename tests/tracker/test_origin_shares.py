@@ -1,4 +1,4 @@
-"""Reading of the origin dealt among keepers, where all who receive a blob do so by BitTorrent."""
+"""Superpeers read the origin, each its share, where all receivers of a blob use BitTorrent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Control:
     def keepers_of(self, host: str) -> tuple[str, ...]:
         """Those that the host knows."""
         told = [plan.keepers for plan in self.plans[host] if plan.keepers]
-        return tuple(keeper.host for keeper in told[-1])
+        return tuple(superpeer.host for superpeer in told[-1])
 
     def dealt(self, host: str) -> bool:
         return self.plans[host][-1].dealt
@@ -64,7 +64,7 @@ def names(count: int, letter: str = "h") -> list[str]:
     return [f"{letter}{number}" for number in range(count)]
 
 
-def test_all_are_told_the_same_keepers_and_each_counts_as_a_lease() -> None:
+def test_all_are_told_the_same_superpeers_and_each_counts_as_a_lease() -> None:
     control = Control()
     for host in names(40):
         control.join(host)
@@ -101,8 +101,8 @@ def test_one_that_receives_by_trees_ends_it_and_all_hear_of_it() -> None:
 WHOLE = (32, 32)
 
 
-def test_nobody_reads_once_somebody_has_the_whole_by_trees() -> None:
-    """None of the keepers' peers has it, and yet they do not read it again: they get it by
+def test_no_host_reads_once_somebody_has_the_whole_by_trees() -> None:
+    """None of the superpeers' peers has it, and yet they do not read it again: they get it by
     trees."""
     control = Control()
     control.join(*names(3))
@@ -118,7 +118,7 @@ def test_nobody_reads_once_somebody_has_the_whole_by_trees() -> None:
 
 
 def test_who_comes_when_others_are_done_reads_nothing() -> None:
-    """Whatever way these received it: the one who comes late has yet to hear what they have."""
+    """Whatever way these received it: a late host has yet to hear what they have."""
     control = Control()
     control.join(*names(3))
     control.pass_time()
@@ -134,7 +134,7 @@ def test_who_comes_when_others_are_done_reads_nothing() -> None:
     assert control.dealt("late"), "now nobody has it"
 
 
-def test_it_is_dealt_again_when_the_whole_copy_is_gone_or_lost() -> None:
+def test_it_is_shared_again_when_the_whole_copy_is_gone_or_lost() -> None:
     for how in ("gone", "lost"):
         control = Control()
         control.join(*names(6))
@@ -150,7 +150,7 @@ def test_it_is_dealt_again_when_the_whole_copy_is_gone_or_lost() -> None:
         assert all(control.dealt(host) for host in names(6)), how
 
 
-def test_who_becomes_whole_in_the_swarm_ends_nothing_and_nobody_is_told() -> None:
+def test_who_becomes_whole_in_the_swarm_ends_nothing_and_no_host_is_told() -> None:
     control = Control()
     control.join(*names(6))
     control.pass_time()
@@ -172,9 +172,9 @@ def test_where_leases_are_short_their_holders_read() -> None:
     assert 0 < control.fleet.leases() <= 3
 
 
-def test_leases_stay_within_their_number_when_what_was_dealt_is_not_any_more() -> None:
-    """Blobs that one host each wants: one keeper reads each of them, and two stripes would have a
-    holder of a lease each."""
+def test_leases_stay_within_their_number_when_what_was_shared_is_not_any_more() -> None:
+    """Blobs that one host each wants: one superpeer reads each of them, and two stripes would have
+    a holder of a lease each."""
     control = Control(origin_streams_max=4)
     for swarm in (True, False):
         for number in range(4):
@@ -184,7 +184,7 @@ def test_leases_stay_within_their_number_when_what_was_dealt_is_not_any_more() -
         assert 0 < len(roots) <= 4 and control.fleet.leases() <= 4
 
 
-def test_a_keeper_that_goes_is_replaced_everywhere() -> None:
+def test_a_superpeer_that_goes_is_replaced_everywhere() -> None:
     control = Control()
     control.join(*names(40))
     control.pass_time()
@@ -197,7 +197,7 @@ def test_a_keeper_that_goes_is_replaced_everywhere() -> None:
     assert len(control.keepers_of(left[0])) == READERS
 
 
-def test_all_are_told_once_of_who_reads_in_the_place_of_a_keeper_that_went() -> None:
+def test_all_are_told_once_of_who_reads_in_the_place_of_a_superpeer_that_went() -> None:
     """Also where the swarm is planned after it is missed and before it is given up."""
     control = Control()
     control.join(*names(60))
@@ -214,22 +214,22 @@ def test_all_are_told_once_of_who_reads_in_the_place_of_a_keeper_that_went() -> 
     assert gone not in control.fleet.swarms[BLOB].members
     for host in left:
         told = [plan for plan in control.plans[host][before[host] :] if plan.keepers]
-        assert [[keeper.host for keeper in plan.keepers] for plan in told] == [[*others, *next(iter(successors))]]
+        assert [[superpeer.host for superpeer in plan.keepers] for plan in told] == [[*others, *next(iter(successors))]]
     assert control.fleet.leases() == READERS
 
 
-def test_a_keeper_that_finds_the_origin_wrong_leaves_it_to_the_holders_of_leases() -> None:
+def test_a_superpeer_that_finds_the_origin_wrong_leaves_it_to_the_holders_of_leases() -> None:
     control = Control()
     control.join(*names(12))
     control.pass_time()
     roots = {root for roots in control.fleet.swarms[BLOB].edges.roots for root in roots}
-    keeper = next(host for host in control.keepers_of("h0") if host not in roots)
-    control.say(keeper, Complaint(BLOB, 0, "", "corrupt"))
+    superpeer = next(host for host in control.keepers_of("h0") if host not in roots)
+    control.say(superpeer, Complaint(BLOB, 0, "", "corrupt"))
     control.pass_time()
     assert not any(control.dealt(host) for host in names(12))
 
 
-def test_nobody_is_called_slow_in_a_swarm() -> None:
+def test_no_host_is_called_slow_in_a_swarm() -> None:
     """Its hosts receive from many, and what they have says nothing of those whom the plan calls
     their parents."""
     control = Control()

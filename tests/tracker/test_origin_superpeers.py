@@ -1,5 +1,5 @@
-"""Keepers: who they are, what it costs to know, who is told when; and which of those that read the
-origin go on once a tracker is back."""
+"""Superpeers: which they are, what it costs to know, which hosts are told when; and which of those
+that read the origin go on once a tracker is back."""
 
 from collections import defaultdict
 from random import Random
@@ -40,7 +40,7 @@ def best(swarm: Swarm, zone: str = "z0") -> tuple[str, ...]:
     return tuple(ranked(BLOB.encode(), names, SUPERPEERS))
 
 
-def test_keepers_are_the_highest_of_their_zone() -> None:
+def test_superpeers_are_the_highest_of_their_zone() -> None:
     swarm = swarm_of(100, zones=3)
     for zone in ("z0", "z1", "z2"):
         assert superpeers(swarm, zone) == best(swarm, zone)
@@ -51,7 +51,7 @@ def test_a_zone_of_few_has_few() -> None:
     assert len(superpeers(swarm_of(3), "z0")) == 3
 
 
-def test_those_who_serve_nobody_or_receive_slowly_are_passed_over() -> None:
+def test_those_who_serve_no_host_or_receive_slowly_are_passed_over() -> None:
     swarm = swarm_of(30)
     first, second, *others = best(swarm)
     swarm.members[first].slots = 0
@@ -84,7 +84,7 @@ def test_a_zone_whose_name_begins_that_of_another_does_not_grow_with_it() -> Non
     assert superpeers(swarm, "z1") == best(swarm, "z1")
 
 
-def test_who_moves_to_another_rack_of_its_zone_stays_a_keeper() -> None:
+def test_who_moves_to_another_rack_of_its_zone_stays_a_superpeer() -> None:
     swarm = swarm_of(50)
     chosen = superpeers(swarm, "z0")
     swarm.set_location(chosen[0], "z0", "elsewhere")
@@ -94,8 +94,8 @@ def test_who_moves_to_another_rack_of_its_zone_stays_a_keeper() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_zones_and_racks_name_those_who_stand_there(seed: int) -> None:
-    """Whoever joins, moves and leaves: the same as what one finds by asking each member, and no
-    place that is empty."""
+    """Whichever hosts join, move and leave: the same as what one finds by asking each member, and
+    no place that is empty."""
     random, swarm = Random(seed), swarm_of(0)
     for _ in range(300):
         host, zone, rack = f"h{random.randrange(20)}", random.choice(["", "z1", "z10"]), random.choice(["", "r", "1"])
@@ -144,9 +144,11 @@ def test_the_hosts_of_other_zones_are_not_looked_at() -> None:
     assert (swarm.members.seen, swarm.racks.seen, swarm.zones.seen) == (0, 0, 0)
 
 
-def test_a_zone_is_looked_through_only_when_a_keeper_is_gone_or_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often keepers are asked for while 1,000 hosts join one by one: each doubling costs a
-    few looks."""
+def test_a_zone_is_looked_through_only_when_a_superpeer_is_gone_or_it_has_grown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However often superpeers are asked for while 1,000 hosts join one by one: each doubling costs
+    a few looks."""
     looks: list[int] = []
 
     def counted(key: bytes, names: object, count: int) -> list[str]:
@@ -216,8 +218,8 @@ class Control:
                 self.plans.setdefault(names[command.session], []).append(command.message.plan)
 
     def told(self, host: str) -> list[list[str]]:
-        """The keepers in each plan that the host was told."""
-        return [[keeper.host for keeper in plan.keepers] for plan in self.plans.get(host, [])]
+        """The superpeers in each plan that the host was told."""
+        return [[superpeer.host for superpeer in plan.keepers] for plan in self.plans.get(host, [])]
 
     @property
     def swarm(self) -> Swarm:
@@ -233,7 +235,7 @@ def joined(*hosts: str) -> Control:
     return control
 
 
-def test_the_first_plan_brings_the_keepers_and_the_next_ones_do_not() -> None:
+def test_the_first_plan_brings_the_superpeers_and_the_next_ones_do_not() -> None:
     hosts = [f"h{number}" for number in range(5)]
     control = joined(*hosts)
     expected = ranked(BLOB.encode(), hosts, SUPERPEERS)
@@ -245,7 +247,7 @@ def test_the_first_plan_brings_the_keepers_and_the_next_ones_do_not() -> None:
     assert control.told(child) == [expected, []]
 
 
-def test_after_the_keepers_changed_the_next_plan_brings_them() -> None:
+def test_after_the_superpeers_changed_the_next_plan_brings_them() -> None:
     """No plan goes out for their sake."""
     control = joined("h1", "h2", "h3")
     control.open("h4")
@@ -295,8 +297,8 @@ def readers(control: Control) -> list[str]:
 
 
 @pytest.mark.parametrize("order", [("h1", "h2", "h3"), ("h3", "h2", "h1")])
-def test_of_keepers_that_read_the_origin_one_goes_on(order: tuple[str, ...]) -> None:
-    """The one with the most pieces, whoever speaks first; the others are given parents."""
+def test_of_superpeers_that_read_the_origin_one_goes_on(order: tuple[str, ...]) -> None:
+    """The one with the most pieces, whichever speaks first; the others are given parents."""
     control = Control(started_at=0.0)
     control.open(*order)
     for host in order:
@@ -321,7 +323,7 @@ def test_each_zone_keeps_a_reader() -> None:
 
 
 @pytest.mark.parametrize("seed_first", [True, False])
-def test_where_somebody_has_the_whole_nobody_reads_on(seed_first: bool) -> None:
+def test_where_somebody_has_the_whole_no_host_reads_on(seed_first: bool) -> None:
     control = Control(started_at=0.0)
     control.open("h1", "h2")
     for host in ("h2", "h1") if seed_first else ("h1", "h2"):
@@ -332,17 +334,17 @@ def test_where_somebody_has_the_whole_nobody_reads_on(seed_first: bool) -> None:
     assert control.swarm.members["h1"].parents[0] == "h2"
 
 
-def test_a_keeper_that_lost_its_session_only_is_told_its_parent_again() -> None:
+def test_a_superpeer_that_lost_its_session_only_is_told_its_parent_again() -> None:
     """The tracker never was away for the others, and their root reads on."""
     control = joined("h1", "h2", "h3")
     (root,) = readers(control)
-    keeper = next(host for host in ("h1", "h2", "h3") if host != root)
-    parent = control.swarm.members[keeper].parents[0]
+    superpeer = next(host for host in ("h1", "h2", "h3") if host != root)
+    parent = control.swarm.members[superpeer].parents[0]
     control.hold(root, 4, FROM_ORIGIN)
-    control.close(keeper)
-    control.open(keeper)
-    control.hold(keeper, 3, FROM_ORIGIN)
+    control.close(superpeer)
+    control.open(superpeer)
+    control.hold(superpeer, 3, FROM_ORIGIN)
     control.tick()
     assert readers(control) == [root]
-    source = control.plans[keeper][-1].stripes[0].parent
+    source = control.plans[superpeer][-1].stripes[0].parent
     assert source is not None and source.host == parent

@@ -1,4 +1,4 @@
-"""The planner: exact seats, flat trees, no cycles."""
+"""The planner: exact slots, flat trees, no cycles."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_every_host_has_a_parent_in_every_stripe_and_one_reads_the_origin() -> N
         assert list(edges.values()).count(FROM_ORIGIN) == 1
 
 
-def test_seats_are_exact_and_nobody_has_more_children_than_stripes() -> None:
+def test_slots_are_exact_and_no_host_has_more_children_than_stripes() -> None:
     for hosts in (1, 2, 3, 5, 24, 100, 2600):
         swarm = planned(hosts)
         assert max(member.load for member in swarm.members.values()) <= swarm.stripes
@@ -47,8 +47,8 @@ def test_trees_are_flat() -> None:
 
 
 def test_an_orphan_is_not_put_below_its_own_descendants() -> None:
-    """Whoever is removed: the trees of the others stay trees, though the only free seats are often
-    below the orphans."""
+    """Whichever host is removed: the trees of the others stay trees, though the only free slots are
+    often below the orphans."""
     for victim in range(40):
         swarm = planned(40)
         swarm.remove(f"h{victim}")
@@ -69,8 +69,8 @@ def joined_in_batches(hosts: int, batch: int) -> Swarm:
     return swarm
 
 
-def test_however_hosts_come_nobody_is_overloaded_and_the_trees_stay_flat() -> None:
-    """One by one, in small batches or all at once: exact seats, and about as deep as when all are
+def test_however_hosts_come_no_host_is_overloaded_and_the_trees_stay_flat() -> None:
+    """One by one, in small batches or all at once: exact slots, and about as deep as when all are
     known from the start."""
     for hosts in (5, 24, 100, 300):
         full = planned(hosts)
@@ -82,7 +82,7 @@ def test_however_hosts_come_nobody_is_overloaded_and_the_trees_stay_flat() -> No
             assert sum(member.load for member in swarm.members.values()) == swarm.stripes * (hosts - 1)
             assert all(len(roots) == 1 for roots in swarm.edges.roots)
             depth = max(swarm.edges.depth(stripe, host) for stripe in range(2) for host in swarm.members)
-            # Since the trees were last drawn at most a fifth has come, in batches that may hang
+            # Since the trees were last drawn at most a fifth has come, in batches that may be
             # below one another.
             batches = -(-hosts // 5 // batch)
             assert depth <= deepest + 2 + batches * batch.bit_length(), (hosts, batch, depth)
@@ -116,7 +116,7 @@ def test_trees_are_not_drawn_anew_once_pieces_have_come_far() -> None:
 
 @pytest.mark.parametrize("hosts", [2, 4, 5, 24, 100])
 def test_where_both_ways_are_gone_those_by_bittorrent_read_for_all(hosts: int) -> None:
-    """Whatever their share. Seats stay exact, and a host reads each stripe where there are enough
+    """Whatever their share. Slots stay exact, and a host reads each stripe where there are enough
     of them."""
     for swarming in {1, 2, hosts // 4, hosts // 2, hosts - 1} - {0, hosts}:
         swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
@@ -132,7 +132,7 @@ def test_where_both_ways_are_gone_those_by_bittorrent_read_for_all(hosts: int) -
 
 
 def test_who_came_first_by_trees_reads_on() -> None:
-    """A lease does not move because somebody comes who receives by BitTorrent: what was read would
+    """A lease does not move because a host comes that receives by BitTorrent: what was read would
     be read again."""
     swarm = planned(4)
     before = [list(roots) for roots in swarm.edges.roots]

@@ -1,4 +1,4 @@
-"""Hosts with slow downlinks are in nobody's way."""
+"""Hosts with slow downlinks are in the way of no others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def slow_receiver(swarm: Swarm) -> list[Member]:
 
 
 def check(swarm: Swarm) -> None:
-    """Nobody waits, and each light host is at another one whose children are leaves."""
+    """No host waits, and each slow receiver has a parent of its own whose children are leaves."""
     assert not swarm.edges.unplanned
     for each in swarm.members.values():
         found = [child for names in each.children for child in names if swarm.members[child].slow_receiver]
@@ -55,7 +55,7 @@ def check(swarm: Swarm) -> None:
 
 
 def feeds_others(swarm: Swarm, member: Member) -> list[bool]:
-    """Of each child whether others hang below it that are not light."""
+    """Of each child whether it forwards to others that are no slow receivers."""
     children = [(stripe, swarm.members[name]) for stripe, names in enumerate(member.children) for name in names]
     return [any(not swarm.members[name].slow_receiver for name in each.children[stripe]) for stripe, each in children]
 
@@ -84,7 +84,7 @@ def test_each_stays_in_its_rack() -> None:
         assert {swarm.members[name or ""].rack for name in each.parents} == {each.rack}
 
 
-def test_one_that_is_not_slow_after_all_gets_a_seat() -> None:
+def test_one_that_is_not_slow_after_all_gets_a_slot() -> None:
     swarm = planned(64)
     slow_down(swarm, [f"h{number}" for number in range(0, 64, 8)])
     last = slow_receiver(swarm)[-1]
@@ -122,7 +122,7 @@ def test_one_that_has_got_no_piece_where_it_is_stays_for_longer() -> None:
     assert relocate(swarm, swarm.members["h3"], now=10.0 + STAY_MAX_S)
 
 
-def test_it_stays_at_a_host_that_loses_its_seats() -> None:
+def test_it_stays_at_a_host_that_loses_its_slots() -> None:
     """As it takes none."""
     swarm = planned(16)
     slow_down(swarm, ["h3"])
@@ -159,7 +159,7 @@ def test_they_are_well_placed_by_the_first_plan() -> None:
         assert not [each.host for each in slow_receiver(swarm) if relocate(swarm, each, now=STAY_MAX_S)]
 
 
-def test_who_has_no_seats_carries_none_while_others_can() -> None:
+def test_who_has_no_slots_carries_none_while_others_can() -> None:
     swarm = Swarm(BLOB, LAYOUT)
     for number in range(64):
         slow = number % 16 == 0
@@ -169,7 +169,7 @@ def test_who_has_no_seats_carries_none_while_others_can() -> None:
     assert all(swarm.members[name].slots for each in slow_receiver(swarm) for name in each.parents if name)
 
 
-def test_one_leaves_a_parent_that_has_no_seats_any_more() -> None:
+def test_one_leaves_a_parent_that_has_no_slots_any_more() -> None:
     swarm = Swarm(BLOB, LAYOUT)
     for name, parent in (("a", ""), ("b", "a"), ("d", "a"), ("slow", "b")):
         swarm.add(name, [100, 512], slots=2, now=0.0)
@@ -182,7 +182,7 @@ def test_one_leaves_a_parent_that_has_no_seats_any_more() -> None:
     assert swarm.members["slow"].attached_at[0] == 100.0
 
 
-def test_who_is_light_no_more_overloads_nobody() -> None:
+def test_who_is_slow_no_more_overloads_no_host() -> None:
     swarm = Swarm(BLOB, LAYOUT)
     for name in ("a", "b", "slow"):
         swarm.add(name, [0, 0], slots=2, now=0.0)
@@ -195,7 +195,7 @@ def test_who_is_light_no_more_overloads_nobody() -> None:
     assert swarm.members["a"].load <= swarm.members["a"].slots
 
 
-def test_the_seat_of_one_who_is_light_no_more_is_not_given_away_in_another_stripe() -> None:
+def test_the_slot_of_one_who_is_slow_no_more_is_not_given_away_in_another_stripe() -> None:
     swarm = Swarm(BLOB, LAYOUT)
     for name in ("a", "b", "slow"):
         swarm.add(name, [0, 0], slots=2, now=0.0)
@@ -211,7 +211,7 @@ def test_the_seat_of_one_who_is_light_no_more_is_not_given_away_in_another_strip
 
 
 def test_nor_is_it_taken_from_the_stripe_in_which_the_host_has_its_first() -> None:
-    """With four stripes a seat that it has just got looked idle when the next was looked for."""
+    """With four stripes a slot that it has just got looked idle when the next was looked for."""
     swarm = Swarm(BLOB, PieceLayout(4096 << 20, 1 << 20))
     first, second, third, fourth = swarm.totals
     swarm.add("a", list(swarm.totals), slots=4, now=0.0)
@@ -235,7 +235,7 @@ def test_nor_is_it_taken_from_the_stripe_in_which_the_host_has_its_first() -> No
     assert slow.parents[:2] == ["a", "a"]
 
 
-def test_a_host_that_was_given_more_children_than_seats_is_looked_at_again() -> None:
+def test_a_host_that_was_given_more_children_than_slots_is_looked_at_again() -> None:
     swarm = Swarm(BLOB, LAYOUT)
     for number in range(8):
         swarm.add(f"h{number}", [0, 0], slots=1, now=0.0)
@@ -245,8 +245,8 @@ def test_a_host_that_was_given_more_children_than_seats_is_looked_at_again() -> 
 
 
 def test_a_rack_does_not_receive_through_a_slow_downlink() -> None:
-    """When the importer of a rack is lost and a light host happens to be fed from outside, another
-    one imports, and feeds that too."""
+    """When the importer of a rack is lost and a slow receiver happens to be fed from outside,
+    another one imports, and feeds that too."""
     swarm = planned(16, racks=2)
     importer = next(each for each in swarm.members.values() if each.rack == " r1" and outside(swarm, each))
     slow = next(each for each in swarm.members.values() if each.rack == " r1" and each is not importer)

@@ -44,7 +44,7 @@ class Site:
         self.out += self.fleet.handle(event, now=self.now)  # type: ignore[arg-type]
 
     def go(self, reports: int, *, speed: int = 20) -> None:
-        """Let time pass: everybody reports in turn, with what those above them let them have."""
+        """Let time pass: every host reports in turn, with what its parents let it have."""
         for _ in range(reports):
             for number, (host, counts) in enumerate(self.counts.items()):
                 if host not in self.mute:
@@ -69,7 +69,7 @@ class Site:
         return next(each.host for each in self.swarm.members.values() if each.parents[0] and each.children[0])
 
     def hold_up(self, host: str, speed: int) -> list[str]:
-        """Those who receive stripe 0 through `host` get no more than `speed`."""
+        """Hosts that receive stripe 0 through `host` get no more than `speed`."""
         below = [each for each in self.counts if each != host and self.swarm.edges.receives_through(0, each, host)]
         for each in below:
             self.speed[each, 0] = speed
@@ -90,7 +90,7 @@ def test_a_root_that_is_slow_makes_room_for_another() -> None:
 
 
 def test_a_host_that_alone_reads_several_stripes_is_not_compared_with_itself() -> None:
-    """The first of those who join one after the other reads everything, and has one uplink for
+    """The first of the hosts that join one after the other reads everything, and has one uplink for
     it."""
     site = Site(1)
     site.go(2)
@@ -119,7 +119,7 @@ def test_roots_report_often_from_the_start() -> None:
     assert {names[number] for number in asked} >= {root for roots in site.swarm.edges.roots for root in roots}
 
 
-def test_nobody_is_blamed_for_a_slow_origin() -> None:
+def test_no_host_is_penalised_for_a_slow_origin() -> None:
     site = Site(12)
     site.go(4)
     roots = [dict(each) for each in site.swarm.edges.roots]
@@ -231,7 +231,7 @@ def test_a_new_parent_is_not_called_slow_for_what_comes_from_the_old_one() -> No
         assert parent.slots == slots
 
 
-def test_a_slow_downlink_is_not_blamed_on_the_parent() -> None:
+def test_a_slow_downlink_is_not_penalised_on_the_parent() -> None:
     """Its other stripes lag as well, and its sisters do not."""
     site = Site(12)
     site.go(2)
@@ -270,7 +270,7 @@ def test_a_host_whose_uplink_was_just_found_to_be_slow_has_time_to_show_its_down
 
 
 def test_who_has_whole_stripes_does_not_raise_what_is_typical() -> None:
-    """It gets the others as fast as its downlink can, and those who lack all of them would look
+    """It gets the others as fast as its downlink can, and hosts that lack all of them would look
     slow beside it."""
     swarm = full(4)
     host = swarm.members["h0"]
@@ -354,7 +354,7 @@ def test_over_a_slow_downlink_a_piece_that_takes_long_is_not_held_against_the_pa
 
 
 def test_where_all_have_whole_stripes_what_is_typical_can_still_rise() -> None:
-    """Everybody goes on from one whole stripe, and the first to report is slow."""
+    """Every host goes on from one whole stripe, and the first to report is slow."""
     swarm = full(12)
     whole = swarm.totals[0]
     for step in range(1, 41):
@@ -366,7 +366,7 @@ def test_where_all_have_whole_stripes_what_is_typical_can_still_rise() -> None:
     assert swarm.typical_rate > 15
 
 
-def test_hosts_that_lost_all_their_seats_by_mistake_get_them_back_when_somebody_hangs_there_all_the_same() -> None:
+def test_hosts_that_lost_all_their_slots_by_mistake_get_them_back_when_somebody_hangs_there_all_the_same() -> None:
     site = Site(4)
     site.go(3)
     for host in site.counts:
@@ -423,7 +423,7 @@ def test_in_a_large_fleet_those_around_a_complaint_are_asked_to_report_often_and
     assert Send(numbers[child], Pace(5.0)) in site.out
 
 
-def test_a_host_that_was_called_slow_is_tried_again_where_seats_are_short() -> None:
+def test_a_host_that_was_called_slow_is_tried_again_where_slots_are_short() -> None:
     """And for good if it was a mistake."""
     site = Site(12)
     site.go(2)
@@ -434,7 +434,7 @@ def test_a_host_that_was_called_slow_is_tried_again_where_seats_are_short() -> N
     for host in below:
         site.speed[host, 0] = 20
     site.go(8)
-    assert site.member(mistaken).slots == 0  # nobody lacks its seats
+    assert site.member(mistaken).slots == 0  # no host lacks its slots
     site.swarm.passes.strained = True
     for other in [each for each in site.swarm.members.values() if each.load == 2][:2]:
         relieve(site.swarm, other, 0, now=site.now)
@@ -474,7 +474,7 @@ def test_a_host_says_anew_where_it_stands() -> None:
     assert "h1" in site.swarm.racks["z r"]
 
 
-def test_a_limited_host_that_is_slow_as_well_has_no_seats_and_not_fewer() -> None:
+def test_a_limited_host_that_is_slow_as_well_has_no_slots_and_not_fewer() -> None:
     capacities = Capacities()
     capacities.sample("a", 10**8, 1.0)
     for limit in (1e5, 1.7e308):
@@ -520,7 +520,7 @@ def test_idle_hosts_that_have_all_take_over_those_who_lack_most() -> None:
     assert all(swarm.members[parent or ""].load == 1 for parent in parents)
 
 
-def test_nobody_is_moved_for_a_few_pieces() -> None:
+def test_no_host_is_moved_for_a_few_pieces() -> None:
     swarm = full(12)
     late = next(host for host, member in swarm.members.items() if member.parents[0])
     parent = swarm.members[late].parents[0]
@@ -529,7 +529,7 @@ def test_nobody_is_moved_for_a_few_pieces() -> None:
     assert hand_over(swarm) == 0
 
 
-def test_a_third_child_goes_to_a_host_with_an_idle_seat() -> None:
+def test_a_third_child_goes_to_a_host_with_an_idle_slot() -> None:
     swarm = full(12)
     member = next(each for each in swarm.members.values() if len(each.children[0]) == 2)
     child = next(
@@ -544,9 +544,9 @@ def test_a_third_child_goes_to_a_host_with_an_idle_seat() -> None:
     assert not swarm.passes.strained
 
 
-def test_where_seats_are_short_the_burden_goes_round() -> None:
+def test_where_slots_are_short_the_burden_goes_round() -> None:
     swarm = full(12)
-    # Three hosts lose their seats: the others have fewer than are needed.
+    # Three hosts lose their slots: the others have fewer than are needed.
     for member in [each for each in swarm.members.values() if each.load and "" not in each.parents][:3]:
         relieve(swarm, member, 0, now=0.0)
     Planner().plan(swarm, leases=8)
@@ -583,7 +583,7 @@ def test_in_a_large_fleet_those_far_below_a_slow_host_are_not_asked_to_report_of
 
 
 def test_who_finds_no_room_is_asked_to_report_often_once_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a tick: nobody need complain again."""
+    """At a tick: no host need complain again."""
     site = Site(12)
     site.fleet.report_interval_s = 5.0
     site.go(1)

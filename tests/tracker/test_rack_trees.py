@@ -35,7 +35,7 @@ def imports(swarm: Swarm, stripe: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("hosts", "racks"), [(24, 3), (24, 4), (100, 7), (320, 10), (64, 64), (3200, 100)])
-def test_each_rack_imports_each_stripe_once_and_nobody_is_overloaded(hosts: int, racks: int) -> None:
+def test_each_rack_imports_each_stripe_once_and_no_host_is_overloaded(hosts: int, racks: int) -> None:
     swarm = planned(hosts, racks)
     assert not swarm.edges.unplanned
     for stripe in range(swarm.stripes):
@@ -97,7 +97,7 @@ def test_names_with_slashes_keep_racks_apart() -> None:
         assert sorted(swarm.members[root].zone for root in swarm.edges.roots[stripe]) == ["a", "a/b"]
 
 
-def test_many_racks_that_lack_seats_are_planned_in_time_that_grows_with_them() -> None:
+def test_many_racks_that_lack_slots_are_planned_in_time_that_grows_with_them() -> None:
     """Work is counted, not timed: a thousand racks of one host, none of which may serve."""
     swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
     for number in range(1000):
@@ -120,7 +120,7 @@ def test_many_racks_that_lack_seats_are_planned_in_time_that_grows_with_them() -
 
 
 def test_a_zone_without_a_lease_is_fed_from_another() -> None:
-    """The cap of the origin holds, and nobody waits."""
+    """The cap of the origin holds, and no host waits."""
     swarm = planned(60, 6, zones=2, leases=2)
     assert sum(map(len, swarm.edges.roots)) == 2
     assert not swarm.edges.unplanned
@@ -146,7 +146,7 @@ def test_a_rack_that_gets_a_second_importer_keeps_one() -> None:
 
 @pytest.mark.parametrize("rack", range(4))
 def test_the_rack_of_those_who_receive_by_bittorrent_reads_for_the_others(rack: int) -> None:
-    """One importer a rack all the same, and nobody is overloaded."""
+    """One importer a rack all the same, and no host is overloaded."""
     swarm = Swarm(BLOB, PieceLayout(64 << 20, 65536))
     for number in range(24):
         swarm.add(f"h{number}", [0] * swarm.stripes, slots=swarm.stripes, now=0.0, rack=f"r{number // 6}")

@@ -146,7 +146,8 @@ def test_the_first_hosts_are_not_planned_before_a_crowd_can_be_there() -> None:
 
 
 def test_joins_to_a_large_swarm_that_rests_cost_one_comparison() -> None:
-    """Due long ago and not to be planned yet: nobody looks through all that wait before it is."""
+    """Due long ago and not to be planned yet: the schedule does not look through all that wait
+    before it is."""
     known, schedule = swarms(AT_ONCE_MAX + 10_000), Schedule()
     (swarm,) = known.values()
     swarm.stripes = 2

@@ -1,4 +1,4 @@
-"""Swarms of preseeds and swarms that somebody waits for: who is which, and how they share the
+"""Swarms of preseeds and swarms that a job waits for: which is which, and how they share the
 origin's leases."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Control:
         return sum(self.swarm(name).leases() for name in names)
 
 
-# -- who is which
+# -- which is which
 
 
 def test_a_swarm_is_as_urgent_as_its_most_urgent_receiver() -> None:
@@ -177,12 +177,12 @@ def test_leases_that_agents_brought_along_count() -> None:
     assert leases.free(swarms[2]) == 0
 
 
-# -- nobody is called slow for letting others go first
+# -- no host is called slow for letting others go first
 
 
 def slow_uplink(priority: Priority, other: Priority, *, gone_for_s: float = 0.0) -> int:
-    """The budget of a host whose children lag in a swarm, while another host pulls something else;
-    or has been done with it for a while."""
+    """The upload slots of a host whose children lag in a swarm, while another host pulls something
+    else; or has been done with it for a while."""
     control, hosts, pieces, interval_s = Control(), [f"h{number}" for number in range(12)], 1024, 0.25
     blob = digest_of(b"x")
     counts = {host: [0, 0] for host in hosts}
@@ -216,7 +216,7 @@ def test_preseeds_are_not_judged_while_a_start_is_under_way() -> None:
     assert slow_uplink("preseed", "start", gone_for_s=RECOVERY_S / 10) == 2
 
 
-def test_preseeds_are_judged_when_there_is_nobody_to_give_way_to() -> None:
+def test_preseeds_are_judged_when_there_is_no_host_to_give_way_to() -> None:
     assert slow_uplink("preseed", "preseed") == 0
     assert slow_uplink("preseed", "start", gone_for_s=2 * RECOVERY_S) == 0
 

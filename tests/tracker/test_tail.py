@@ -1,4 +1,4 @@
-"""The tail: who is late goes where the larger part of an uplink is, and nobody else moves."""
+"""The tail: late hosts move to where the larger part of an uplink is, and no others do."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_hosts_with_slow_downlinks_stay_where_they_are() -> None:
     assert len({parents["a"], parents["b"]}) == 2, "one of the others has moved"
 
 
-def test_nobody_moves_for_a_few_pieces_or_to_a_host_that_is_as_busy() -> None:
+def test_no_host_moves_for_a_few_pieces_or_to_a_host_that_is_as_busy() -> None:
     few = Tail("a", "b", "c", lack=PIECES_MIN - 1)
     few.whole("idle")
     assert hand_over(few.swarm) == 0
@@ -86,7 +86,7 @@ def test_nobody_moves_for_a_few_pieces_or_to_a_host_that_is_as_busy() -> None:
     assert hand_over(even.swarm) == 0
 
 
-def test_nobody_gets_more_children_than_seats() -> None:
+def test_no_host_gets_more_children_than_slots() -> None:
     """Neither when it could take a host in each stripe."""
     swarm = Swarm(digest_of(b"blob"), LAYOUT)
     for name, slots in (("busy", 8), ("helper", 2)):

@@ -104,7 +104,7 @@ def test_progress_rate_and_time_left_follow_from_two_looks() -> None:
     assert change.totals.running == 0 and change.totals.receiving == 0
 
 
-def test_a_swarm_stands_still_when_nobody_gets_a_piece() -> None:
+def test_a_swarm_stands_still_when_no_host_gets_a_piece() -> None:
     hosts = fleet_of(3)
     rates = SwarmRates(hosts.fleet.swarms)
     join_all(hosts)

@@ -4,7 +4,7 @@ Theory. Swarms know who holds what: every agent says all its complete blobs when
 (`Holding`) and how far it is with the others (`Report`). So the bytes that a host lacks of some
 packages are the sizes of their blobs, each counted once however many packages share it, less what
 it said last that it holds; a host that lost content while it was away says so when it connects. A
-partial blob counts by its pieces (`Swarm.held`).
+partial blob counts by its pieces (`Swarm.bytes_held`).
 
 Packs are means to make trees. Once a tree is here whole its packs may go, and are not fetched again
 for a later version either, which takes what it needs of them from the objects here. Hosts say which

@@ -1,26 +1,25 @@
-"""Upload capacity of hosts, and the seats that follow from it.
+"""Upload capacity: how fast the hosts' uplinks and downlinks are, and how many upload slots follow.
 
-How much of a typical uplink a host has is judged from its children (progress.py): what its own
-kernel took says less, since children that have all they can get look like a slow uplink. What is
-judged outlives swarms for FORGIVEN_AFTER_S, so a host that was slow is planned around from the
+Which share of a typical uplink a host has is judged from its children (monitor/progress.py): what
+its own kernel took says less, since children that have all they can get look like a slow uplink. A
+judgement outlives swarms for FORGIVEN_AFTER_S, so a host that was slow is planned around from the
 start. A host that limits its own uplink says so, and is believed.
 
-A judgement may be wrong: a process that gets no time for a second gives nothing, and one whose
-children are hard to feed gives a good part. Neither looks like a link of a tenth of the rate. Where
-seats are short, such hosts are tried again after RETRY_S, and twice as late each time.
+A judgement may be wrong: a process that gets no processor time for a second gives nothing, and one
+whose children are hard to feed gives a good part. Neither looks like a link of a tenth of the rate.
+Where slots are short, such hosts are tried again after RETRY_S, and twice as late each time.
 
-Fanout: how many children a host feeds where a blob has but one stripe.
-
-Theory. Such a blob has few pieces, and what counts is how soon they come down the tree. A host
-sends a piece to its k children one after the other, so the last one has it after k times what one
-takes, and every level costs HOP_S besides. N hosts, of whom each feeds k, make a tree of log_k(1 +
-(k - 1) N) - 1 levels: exact where the tree is full, in between where it is not, and N - 1 for the
-chain that k = 1 is. Pieces that follow the first come k times what one takes apart. Together
+Fanout: how many children a host feeds where a blob has but one stripe. Such a blob has few pieces,
+and what counts is how soon they travel down the tree. A host sends a piece to its k children one
+after the other, so the last one has it after k times what one takes, and every level costs HOP_S
+besides. N hosts, of which each feeds k, make a tree of log_k(1 + (k - 1) N) - 1 levels: exact where
+the tree is full, in between where it is not, and N - 1 for the chain that k = 1 is. Pieces that
+follow the first come k times what one takes apart. Together
 
     levels * (k * piece + HOP_S) + (pieces - 1) * k * piece        seconds,
 
-which is tried for every k: small where the uplink is slow or pieces are many, large where the way
-counts. More hosts, a shorter piece and fewer pieces never ask for fewer children.
+which is tried for every k: small where the uplink is slow or pieces are many, large where levels
+count. More hosts, a shorter piece and fewer pieces never ask for fewer children.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ from p2pdist.model.pieces import PieceLayout
 
 HOP_S = 0.0015
 """What a level costs beside the sending: a round trip, and two processes that wake, verify, write
-and pass on. Pieces of 64 KiB went through a chain of eight agents on loopback at 1.3 to 1.7 ms a
-level, on two busy cores."""
+and pass on."""
 
 SEND_S = 0.0001
 """What a piece for one child costs the sender's event loop, beside the time on the wire
@@ -45,6 +43,26 @@ RATE_BYTES_S = 125e6
 few milliseconds; to take a slow one for fast costs tenths of a second."""
 
 FANOUT_MAX = 64
+
+BUSY_MIN_S = 0.4
+"""Measurements are added up until data was waiting for so long: shorter ones say little."""
+
+FORGIVEN_AFTER_S = 300.0
+ROUND_UP = 0.3
+"""A slot that a slow uplink can all but fill is kept: the judgement is rough, and too few slots
+cost all hosts."""
+
+UPLINKS_MAX = 200_000
+"""Hosts that are remembered; beyond, those that were met first are forgotten."""
+
+RETRY_S = 2.0
+RETRIES_MAX = 8
+WORSE_SHARE = 0.7
+"""A host that was called slow is called slower still when it shows less than this part of what it
+was thought to have."""
+
+SURE_SHARES = (0.02, 0.25)
+"""A share between these is that of a slow link."""
 
 
 def fanout(hosts: int, layout: PieceLayout, rate_bytes_s: float) -> int:
@@ -67,49 +85,39 @@ def levels(children: int, hosts: int) -> float:
     return log(1 + (children - 1) * hosts) / log(children) - 1
 
 
-BUSY_MIN_S = 0.4
-"""Measurements are added up until data was waiting for so long: shorter ones say little."""
-
-FORGIVEN_AFTER_S = 300.0
-ROUND_UP = 0.3
-"""A seat that a slow uplink can all but fill is kept: the judgement is rough, and too few seats
-cost everybody."""
-
-UPLINKS_MAX = 200_000
-"""Hosts that are remembered; beyond, those that were met first are forgotten."""
-
-RETRY_S = 2.0
-RETRIES_MAX = 8
-WORSE_SHARE = 0.7
-"""A host that was called slow is called slower still when it shows less than this part of what it
-was thought to have."""
-
-SURE_SHARES = (0.02, 0.25)
-"""A share between these is that of a slow link."""
-
-
 @dataclass(slots=True)
 class _Uplink:
-    """`share` of a typical uplink, None while nothing is held against the host; `light`: its
-    downlink is slow."""
+    """What is known of one host."""
 
     rate_bytes_s: float | None = None
+    """Learned upload rate; None while not measured. `sample`."""
     limit_bytes_s: float = 0.0
+    """What the host lets itself send; 0 for no limit. `declare`."""
     sent_bytes: int = 0
+    """Bytes of the present measurement. `sample`."""
     busy_s: float = 0.0
+    """Time in which data was waiting, of the present measurement. `sample`."""
     share: float | None = None
+    """Share of a typical link; None while the host is not held to be slow. `mark_slow`, `retry`,
+    `slots`."""
     slow_since: float = 0.0
+    """Time of the last judgement. `mark_slow`."""
     retries: int = 0
+    """How often the host was tried again. `retry`."""
     slow_receiver: bool = False
+    """The downlink is slow. `mark_slow`, `clear_slow_receiver`."""
 
 
 @dataclass(slots=True)
 class Capacities:
-    """Rates are in bytes/s."""
+    """Links of all hosts; rates are in bytes/s."""
 
     _uplinks: dict[str, _Uplink] = field(default_factory=dict)
+    """Links by host name, in the order in which hosts were met."""
     _median: float = 0.0
+    """Median of the learned rates when it was last computed. `typical`."""
     _stale: int = 0
+    """Questions until the median is computed anew. `typical`."""
 
     def sample(self, host: str, sent_bytes: int, busy_s: float) -> None:
         """Take one measurement of a sender: bytes that its kernel took over the time in which data
@@ -131,7 +139,7 @@ class Capacities:
 
     def mark_slow(self, host: str, share: float, *, downlink: bool, now: float) -> bool:
         """A host's children, or its own lagging, show that its uplink, or its downlink, has only
-        this share of what others have; returns True when that is news."""
+        this share of what others have; return whether that is news."""
         uplink = self._uplink(host)
         if uplink.share is not None and share >= WORSE_SHARE * uplink.share and (uplink.slow_receiver or not downlink):
             return False
@@ -139,8 +147,8 @@ class Capacities:
         return True
 
     def slots(self, host: str, slots: int, *, now: float) -> int:
-        """Seats of a host in a swarm where one with a typical uplink has `seats`: fewer when its
-        own is slow."""
+        """Upload slots of a host in a swarm where a host with a typical uplink has `slots`: fewer
+        when its own is slow."""
         uplink = self._uplinks.get(host)
         if uplink is None:
             return slots
@@ -182,7 +190,7 @@ class Capacities:
         return uplink.rate_bytes_s if uplink else None
 
     def slow_hosts(self) -> list[str]:
-        """Those whose uplinks or downlinks are held to be slow."""
+        """Hosts whose uplinks or downlinks are held to be slow."""
         return [host for host, uplink in self._uplinks.items() if uplink.share is not None]
 
     def typical(self) -> float:

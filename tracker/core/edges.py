@@ -1,4 +1,4 @@
-"""Edges: who receives each stripe of a swarm from whom.
+"""Edges: the parent of each receiver of a swarm, in each stripe.
 
 Each stripe of a blob has a tree of its own. An edge joins a child to its parent in one stripe; the
 parent is another member or the origin, and a child of the origin is a root and holds the stripe's

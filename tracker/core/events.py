@@ -1,4 +1,4 @@
-"""What goes into the tracker's core and what comes out."""
+"""Events go into the tracker's core, commands come out."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ from p2pdist.model.pieces import PieceLayout
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
+    """An agent has connected and said hello."""
+
     session: int
     hello: Hello
 
 
 @dataclass(frozen=True, slots=True)
 class SessionClosed:
+    """An agent's connection has ended."""
+
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
+    """An agent has sent a message."""
+
     session: int
     message: FromAgent
 
@@ -35,7 +41,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The time has come at which the core wants to be called (`Schedule.wake_at`)."""
+    """The time has come at which the core wants to be called (Schedule.wake_at)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,8 @@ Event = SessionOpened | SessionClosed | Received | Tick | Due | Described
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    """Send a message to an agent."""
+
     session: int
     message: FromTracker
 

@@ -11,7 +11,7 @@ Bandwidth is plentiful within a rack, and a rack's uplink is shared. So in each 
 rack, its importer, receives from outside and the others receive from inside (planning/planner.py).
 Hosts that name no rack count as one rack.
 
-Invariants: those of the edges (edges.py); `receivers`, `bytes_held`, `zones` and `racks` agree with
+Invariants: the edges keep theirs (edges.py); `receivers`, `bytes_held`, `zones` and `racks` agree with
 the members; everything here is soft and is built again from what agents report.
 """
 
@@ -143,7 +143,7 @@ class Passes:
 
 @dataclass(slots=True)
 class Swarm:
-    """The members of one swarm and their counts. `edges` says who receives from whom, `origin` how
+    """The members of one swarm and their counts. `edges` are the trees, `origin` how
     the origin is read, `passes` what the planner remembers; each part changes through its own
     methods."""
 

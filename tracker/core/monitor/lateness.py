@@ -1,14 +1,14 @@
-"""Lateness: whether the fleet as a whole reports less often than it was asked to, so that nobody
+"""Lateness: whether the fleet as a whole reports less often than it was asked to, so that no host
 can be judged.
 
 Theory. A host is called silent, stalled or slow by comparison with the clock and with other hosts.
 Where a machine is busy or paused, and with it many agents or the tracker itself, all of them stand
 still at once: every host complains of its parent, and none of the parents is at fault. Acting on
 that moves leases, and what a reader had not passed on yet is read from the origin again. A dead
-root or a cut in the network stops pieces as well, but those below it go on reporting in time. So
+root or a cut in the network stops pieces as well, but the hosts below go on reporting in time. So
 reports are counted beside those that were due, both with weights that fall by e in the time of a
 few reports. While fewer than LATE_SHARE of them came, and for a while after, complaints of standing
-still say nothing, and silence neither.
+still are ignored, and so is silence.
 
 Hosts that lose power together look the same. Then their sessions end, or after HELD_MAX_S the rest
 is judged all the same.
@@ -37,17 +37,22 @@ COUNT_S = 0.25
 
 @dataclass(slots=True)
 class Lateness:
-    """`_due` and `_heard`: reports that were due and that came, of late; `_reporters`: the hosts
-    that are expected to report; `_since`: when the fleet began to be late; `_until`: how long what
-    it shows is held back after that."""
+    """Counts the reports of the fleet, and those that were due."""
 
     _due: float = 0.0
+    """Weight of the reports that were due."""
     _heard: float = 0.0
+    """Weight of the reports that came."""
     _at: float = 0.0
+    """Time of both weights."""
     _counted_at: float = -inf
+    """Time at which the reporters were last counted."""
     _reporters: dict[str, None] = field(default_factory=dict)
+    """Hosts that are expected to report. `reported`, `count`."""
     _since: float | None = None
+    """Time at which the fleet began to be late. `late`."""
     _until: float = -inf
+    """Time until which judging is held back. `late`."""
 
     def reported(self, host: Host, *, interval_s: float, now: float) -> None:
         """A host has reported."""
@@ -68,7 +73,7 @@ class Lateness:
             }
 
     def late(self, *, interval_s: float, now: float) -> bool:
-        """Whether the fleet is late, or was until a moment ago: nobody is to be judged now."""
+        """Whether the fleet is late, or was until a moment ago: no host is to be judged now."""
         self._advance(interval_s, now)
         if self._heard < LATE_SHARE * self._due:
             if now >= self._until:

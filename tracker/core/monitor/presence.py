@@ -1,12 +1,11 @@
-"""Presence: hosts whose session ended, or that say nothing any more, and what becomes of what they
-held.
+"""Presence: hosts whose sessions ended, or that fall silent, and what they lose.
 
-A host whose session breaks is absent in its swarms until it has said again what it holds; what it
-does not confirm within ABSENCE_S is taken from it. For GRACE_S after the tracker's start nobody is
-given up, since many may still be on their way back.
+A host whose session ends is absent in its swarms until it has said again what it holds; what it
+does not confirm within ABSENCE_S is taken from it. For GRACE_S after the tracker's start no host is
+given up, since many may still be reconnecting.
 
-A host that ended without a word and has nothing left is forgotten by all that plans. For LOST_S it
-stays among the lost ones, at which only people and metrics look.
+A host that ended without saying so and has nothing left is forgotten by all that plans. For LOST_S
+it stays among the lost ones, which only people and metrics look at.
 """
 
 from __future__ import annotations
@@ -22,19 +21,24 @@ ABSENCE_S = 2.5
 GRACE_S = 3.5
 LOST_S = 3600.0
 LOST_MAX = 20_000
-"""How long, and how many, hosts are remembered that ended without a word."""
+"""How many hosts are remembered that ended without saying so."""
 
 
 @dataclass(slots=True)
 class Presence:
-    """Shares the fleet's hosts and swarms; changes only members' `absent_since`, and forgets hosts
-    that have nothing left."""
+    """Marks members absent and present, and forgets hosts that have nothing left."""
 
     hosts: dict[str, Host]
+    """The fleet's hosts by name; `overdue` removes forgotten ones."""
     swarms: dict[Digest, Swarm]
+    """The fleet's swarms by key."""
     started_at: float
+    """Time at which the tracker started."""
     gone: dict[str, Host] = field(default_factory=dict)  # the lost ones, in the order in which they were forgotten
+    """The lost hosts by name, in the order in which they were forgotten. `found`, `overdue`,
+    `expire`."""
     _absent: dict[str, None] = field(default_factory=dict)
+    """Names of hosts that are absent in a swarm or have no session."""
 
     def found(self, host: Host) -> None:
         """A lost host is back."""
@@ -48,7 +52,7 @@ class Presence:
             member.mark_absent(now)
 
     def named(self, host: Host, swarm: Swarm, now: float) -> None:
-        """Somebody receives from a host that has not spoken itself."""
+        """Another host receives from this one, which has not spoken itself."""
         self._absent[host.name] = None
         swarm.members[host.name].mark_absent(now)
 
@@ -70,7 +74,8 @@ class Presence:
                     swarm.edges.detach(stripe, host.name)
 
     def heard(self, host: Host) -> list[Digest]:
-        """A silent host reports again; returns the swarms in which it is to be planned anew."""
+        """A host reports; where it was silent returns the swarms in which it is to be planned
+        anew."""
         back = []
         for blob in host.swarms:
             member = self.swarms[blob].members[host.name]
@@ -80,8 +85,8 @@ class Presence:
         return back
 
     def overdue(self, now: float) -> Iterator[tuple[Host, Digest]]:
-        """What hosts are to lose now: those absent for long, and what those who came back have not
-        confirmed."""
+        """The hosts and swarms to be parted now: hosts that were absent for long, and what hosts
+        that reconnected have not confirmed."""
         for name in list(self._absent):
             host = self.hosts[name]
             waits = host.session is None
@@ -111,7 +116,7 @@ class Presence:
             del self.gone[next(iter(self.gone))]
 
     def expire(self, now: float) -> None:
-        """Forget the lost ones for good in time."""
+        """Forget the lost hosts for good in time."""
         for name, host in list(self.gone.items()):
             if host.absent_since is not None and now - host.absent_since < LOST_S:
                 return

@@ -1,25 +1,26 @@
-"""Progress: who is held up by whom, judged from what hosts report.
+"""Progress: which hosts hold others up, judged from what hosts report.
 
 Theory. Reports of a parent and of its child are not of the same moment, so the child is compared
-with what its parent had at some earlier time: what the child lacks of that is waiting at the parent
-for certain. A host that takes part in a swarm reports at every interval, also when nothing came in.
+with what its parent had at some earlier time: the pieces that the child lacks of those wait at the
+parent for certain. A host that takes part in a swarm reports at every interval, also when nothing
+came in.
 
 Silent: a child stands still, and its parent has not reported for SILENT_INTERVALS, or since it was
-asked to report often (close_watch.py). A dead link tells nobody anything; waiting for the kernel or
-a heartbeat to notice would cost the whole subtree many seconds.
+asked to report often (probing.py). No side hears of a dead link; waiting for the kernel or a
+heartbeat to notice would cost the whole subtree many seconds.
 
 Slow: all children of a host in a stripe lag behind it, for LAG_S without a break at less than
-SLOW_SHARE of the pace at which others advance, although some of them keep up elsewhere. Then it is
-the parent's uplink. Where a host lags in every stripe that its parents have for it, and other
-children of its parents do not, it is its own downlink, and it is no good as a parent either. But
-over a slow uplink acknowledgements wait behind what the host sends: one whose uplink was just found
-to be slow has LAG_S to show itself. A stripe that starves higher up says nothing of those below.
-Where there is nobody to compare the host with, another parent for LAG_S tells; where one child
-alone lags, in one stripe alone, for EDGE_S, it is the connection between the two, and another
-parent may do better. A root has no parent to lag behind, and reads no faster than its children
-follow: it is compared with the roots of other stripes. Acting on less costs more than it gains:
-after a move a host may be at half pace for a moment. But the more pieces wait at the parent while
-they trickle in, the plainer it is.
+SLOW_SHARE of the rate at which others advance, although some of them keep up elsewhere. Then the
+parent's uplink is slow. Where a host lags in every stripe that its parents have for it, and other
+children of its parents do not, its own downlink is slow, and it is no good as a parent either. But
+over a slow uplink acknowledgements wait behind what the host sends, so a host whose uplink was just
+found slow has LAG_S to show otherwise. A stripe that starves higher up says nothing of the hosts
+below. Where there is no host to compare with, another parent for LAG_S tells. Where one child alone
+lags, in one stripe alone, for EDGE_S, the connection between the two is slow, and another parent
+may do better. A root has no parent to lag behind, and reads no faster than its children follow, so
+it is compared with the roots of other stripes. Acting on less costs more than it gains: after a
+move a host may be at half its rate for a moment. But the more pieces wait at the parent while they
+trickle in, the plainer it is.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LAG_PIECES = 6
 LAG_S = 0.7
 PLAIN_S = 0.2
 PLAIN_PIECES = 12
-"""Where pieces are many, a slow link is plain to see sooner."""
+"""Where so many pieces wait, PLAIN_S is enough to see a slow link."""
 
 EDGE_S = 2.0
 EDGE_SHARE = 0.25
@@ -45,25 +46,25 @@ OVERLOADED_SHARE = 0.3
 GOOD_SHARE = 0.7
 FULL_SHARE = 0.85
 FAIR_REPORTS = 3
-"""A downlink on which more than SLOW_SHARE arrives is not slow. It must arrive in some reports one
-after the other, since over a slow one pieces may come in bursts."""
+"""A downlink on which more than SLOW_SHARE arrives is not slow. It must arrive in so many reports
+in a row, since over a slow one pieces may come in bursts."""
 
 TRICKLE_SHARE = 0.2
 REPORT_MIN_S = 0.125
-"""Reports that were kept waiting come at once: pieces are taken to have come over at least so
+"""Reports that were kept waiting come at once: their pieces are taken to have come over at least so
 long."""
 
 TYPICAL_WEIGHT = 1 / 16
-"""Weight of one report in the typical pace of a swarm."""
+"""Weight of one report in the typical rate of a swarm."""
 
 
 def silent_parents(
     swarm: Swarm, child: Member, asked_at: Mapping[str, float], *, interval_s: float, now: float
 ) -> list[str]:
-    """Parents that are to be taken for absent, since this child of theirs stands still and they say
-    nothing. `asked_at`: since when hosts have been asked to report often."""
+    """Parents that are to be taken for absent, since this child of theirs stands still and they do
+    not report. `asked_at`: since when hosts have been asked to report often."""
     limit_s = max(SILENT_MIN_S, SILENT_INTERVALS * interval_s)
-    found = []
+    silent = []
     for stripe, name in enumerate(child.parents):
         if not name or now - child.moved_at[stripe] < STILL_S:
             continue
@@ -71,17 +72,17 @@ def silent_parents(
         asked = asked_at.get(name, now)
         quiet = now - parent.heard_at > limit_s or (parent.heard_at < asked and now - asked > SILENT_MIN_S)
         if parent.present and not parent.seed and quiet:
-            found.append(name)
-    return found
+            silent.append(name)
+    return silent
 
 
 def note_rates(swarm: Swarm, member: Member, counts: list[int], *, now: float) -> None:
-    """Take in how fast a host advances; call it before its counts are changed."""
+    """Note how fast a host advances; to be called before its counts change."""
     passed_s = now - member.heard_at
     if passed_s <= 0:
         return
     passed_s = max(passed_s, REPORT_MIN_S)
-    # Who has whole stripes may get the others faster than anybody could while all of them came.
+    # A host that has whole stripes may get the others faster than any could while all of them came.
     unfinished = len(_unfinished(swarm, member)) / swarm.stripes
     for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
         rate = (new - old) / passed_s
@@ -89,7 +90,7 @@ def note_rates(swarm: Swarm, member: Member, counts: list[int], *, now: float) -
         typical = swarm.typical_rate
         if rate > (typical if member.slow_receiver else 0.0):
             shown = min(rate, max(typical, rate * unfinished))
-            # Those who are slow count for little: in the end nobody else is left. One host alone
+            # Slow hosts count for little: in the end no others are left. One host alone
             # moves it by a sixteenth at most.
             weight = TYPICAL_WEIGHT if rate > SLOW_SHARE * typical else TYPICAL_WEIGHT / 16
             swarm.set_typical_rate(typical + (weight * (min(shown, 2 * typical) - typical) if typical else rate))
@@ -101,27 +102,29 @@ def note_rates(swarm: Swarm, member: Member, counts: list[int], *, now: float) -
 
 
 def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]) -> bool:
+    """Whether a child lags behind its parent in a stripe, with these new counts."""
     if counts[stripe] >= swarm.totals[stripe]:
         return False
     if sum(child.rates) > FULL_SHARE * swarm.typical_rate * swarm.stripes:
         return False  # its downlink is full: what it does not get of this stripe it gets of others
     if name == FROM_ORIGIN:
-        # It reads no further ahead than its children follow, so it shows nothing but its pace; and
+        # It reads no further ahead than its children follow, so it shows nothing but its rate; and
         # that jumps where pieces are few.
         behind = _waiting(swarm, child, stripe) > LAG_PIECES
         return behind and child.rates[stripe] < SLOW_SHARE * _usual_rate(swarm, child, stripe)
     parent = swarm.members[name]
     children = len(parent.children[stripe])
     share = min(1.0, parent.slots / max(1, parent.load)) if parent.slots else 1.0 / max(1, children)
-    # Who has the whole stripe could give as much as anybody gets.
+    # A parent that has the whole stripe could give as much as any host gets.
     whole = parent.counts[stripe] == swarm.totals[stripe]
     expected = (swarm.typical_rate if whole else min(parent.rates[stripe], swarm.typical_rate)) * share
     return parent.counts[stripe] - counts[stripe] > LAG_PIECES and child.rates[stripe] < SLOW_SHARE * expected
 
 
 def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, bool] | None:
-    """Who holds others up in what this host has just reported: a parent's uplink, or (True) its own
-    downlink, and the share of a typical one that it has; None when there is nobody."""
+    """The host that holds others up, as far as the report of this member shows: its name, the share
+    of a typical link that it has, and whether its downlink is slow (else its uplink). None when
+    there is none."""
     late = [
         stripe
         for stripe, lag in enumerate(member.lags)
@@ -135,7 +138,7 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
         parent = swarm.members[member.parents[stripe] or ""]
         served = _served(swarm, parent)
         if parent.load > parent.slots > 0 and served >= OVERLOADED_SHARE:
-            continue  # it carries too many, and some will be taken from it (balance.py)
+            continue  # it serves too many, and some will be moved away (rebalance/overload.py)
         if _holds_up(swarm, parent, stripe):
             return parent.host, served, False
     if not late or member.slow_receiver or not _holds_itself_up(swarm, member, late):
@@ -145,9 +148,9 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
 
 
 def limited(swarm: Swarm, member: Member, limit_bytes_s: float) -> tuple[str, float, bool] | None:
-    """The same for a host that lets itself receive no more than `limit_bytes_s` (0: no limit),
-    where others get far more: it is as good as a host with a slow downlink, and says nothing of its
-    parents."""
+    """The member itself, as a host with a slow downlink, where it lets itself receive no more than
+    `limit_bytes_s` (0: no limit) and others get far more: it says nothing of its parents then.
+    Result as of `slow_host`."""
     typical_bytes_s = swarm.typical_rate * swarm.stripes * swarm.layout.piece_size
     if member.slow_receiver or not 0 < limit_bytes_s < SLOW_SHARE * typical_bytes_s:
         return None
@@ -155,9 +158,9 @@ def limited(swarm: Swarm, member: Member, limit_bytes_s: float) -> tuple[str, fl
 
 
 def _other_roots_go_on(swarm: Swarm, member: Member, stripe: int) -> bool:
-    """Whether a root of another stripe was faster in what it reported since this one lags. One that
-    reads several stripes, or feeds more children than it has seats, as in a swarm that is still
-    small, has less for each."""
+    """Whether a root of another stripe was faster in what it reported since this one lags. A root
+    that reads several stripes, or feeds more children than it has slots, as in a swarm that is
+    still small, has less for each."""
     if member.parents.count(FROM_ORIGIN) > 1 or member.load > member.slots:
         return False
     return any(
@@ -167,7 +170,7 @@ def _other_roots_go_on(swarm: Swarm, member: Member, stripe: int) -> bool:
 
 
 def _other_roots(swarm: Swarm, member: Member) -> list[tuple[int, Member]]:
-    """Other hosts that read a stripe from the origin and feed somebody, and which stripe."""
+    """The stripes and hosts that read them from the origin and feed others, without this host."""
     return [
         (stripe, swarm.members[name])
         for stripe, roots in enumerate(swarm.edges.roots)
@@ -177,9 +180,9 @@ def _other_roots(swarm: Swarm, member: Member) -> list[tuple[int, Member]]:
 
 
 def _holds_up(swarm: Swarm, parent: Member, stripe: int) -> bool:
-    """Whether it is the host's uplink for which its children lag in a stripe: all of them do, and
-    not for a reason of their own. One that lags elsewhere too may have two slow parents, and says
-    nothing against its sisters; one alone must be seen to keep up elsewhere."""
+    """Whether the children of a host lag in a stripe because of its uplink: all of them do, and not
+    for a reason of their own. A child that lags elsewhere too may have two slow parents, and says
+    nothing against the other children; an only child must be seen to keep up elsewhere."""
     children = [child for name in parent.children[stripe] if not (child := swarm.members[name]).slow_receiver]
     if not children or any(child.lags[stripe] is None for child in children):
         return False
@@ -187,8 +190,8 @@ def _holds_up(swarm: Swarm, parent: Member, stripe: int) -> bool:
 
 
 def _keeps_up_elsewhere(swarm: Swarm, child: Member, stripe: int, *, sure: bool) -> bool:
-    """Whether a child lags in no other stripe that it still lacks, or not in every one; `sure`:
-    only a stripe that comes well counts, and from somebody else, since a slow uplink would be slow
+    """Whether a child lags in no other stripe that it still lacks, or not in every one. `sure`:
+    only a stripe that comes well counts, and from another parent, since a slow uplink would be slow
     for both."""
     others = [number for number in _unfinished(swarm, child) if number != stripe]
     if sure and others:
@@ -201,14 +204,14 @@ def _keeps_up_elsewhere(swarm: Swarm, child: Member, stripe: int, *, sure: bool)
 
 
 def _holds_itself_up(swarm: Swarm, member: Member, late: list[int]) -> bool:
-    """Whether it is the host's own downlink for which it lags: it does in every stripe that its
-    parents have for it, and others of their children do not, or there are two such parents and no
-    other children."""
-    if not all(each in late or _starves(swarm, member, each) for each in _unfinished(swarm, member)):
+    """Whether the host lags because of its own downlink: it does in every stripe that its parents
+    have for it, and other children of these do not, or there are two such parents and no other
+    children."""
+    if not all(other in late or _starves(swarm, member, other) for other in _unfinished(swarm, member)):
         return False
     sisters = [(stripe, swarm.members[name]) for stripe in late for name in _sisters(swarm, member, stripe)]
     if sisters:
-        return any(each.lags[stripe] is None and _heard_since(each, member.lags[stripe]) for stripe, each in sisters)
+        return any(other.lags[stripe] is None and _heard_since(other, member.lags[stripe]) for stripe, other in sisters)
     return len({parent for stripe in late if (parent := member.parents[stripe])}) > 1
 
 
@@ -220,8 +223,8 @@ def _heard_since(sister: Member, lag: Lag | None) -> bool:
 
 def slow_edges(swarm: Swarm, member: Member, *, now: float) -> list[int]:
     """Stripes of which the host has got so little for so long that its parent should be another,
-    when nobody was found to be at fault. Where there is nobody to compare the host with, another
-    parent is the way to find out, and the sooner the better."""
+    when no host was found at fault. Where there is no host to compare with, another parent shows
+    which is slow, and the sooner the better."""
     return [
         stripe
         for stripe, lag in enumerate(member.lags)
@@ -248,7 +251,7 @@ def gets_fair_share(swarm: Swarm, member: Member) -> bool:
 
 
 def _served(swarm: Swarm, parent: Member) -> float:
-    """What a host's children get of it, as a share of a typical uplink."""
+    """The share of a typical uplink that a host's children get of it."""
     rates = [swarm.members[each].rates[stripe] for stripe, names in enumerate(parent.children) for each in names]
     return sum(rates) / max(swarm.typical_rate * swarm.stripes, 1e-9)
 
@@ -260,15 +263,15 @@ def _starves(swarm: Swarm, member: Member, stripe: int) -> bool:
 
 
 def _rate(member: Member, stripe: int, now: float) -> float:
-    """Pieces a second since the host began to lag, or of late."""
+    """Pieces a second since the host began to lag, or between its last two reports."""
     lag = member.lags[stripe]
     return member.rates[stripe] if lag is None else (member.counts[stripe] - lag.count) / max(now - lag.since, 1e-3)
 
 
 def _patience_s(swarm: Swarm, member: Member, stripe: int, now: float) -> float:
-    """How long a host must lag before somebody is judged. Not long when pieces trickle in at a rate
-    that only a slow link explains: a process that gets no time gives nothing. Nor where nothing
-    else is in doubt but the downlink of a host that lost its children some time ago."""
+    """How long a host must lag before a host is judged. Not long when pieces trickle in at a rate
+    that only a slow link explains: a process that gets no processor time gives nothing. Nor where
+    nothing else is in doubt but the downlink of a host that lost its children some time ago."""
     trickles = 0 < _rate(member, stripe, now) < TRICKLE_SHARE * _usual_rate(swarm, member, stripe)
     # A new parent's first piece comes after the one that is under way from the old, which may have
     # been slow.
@@ -279,16 +282,16 @@ def _patience_s(swarm: Swarm, member: Member, stripe: int, now: float) -> float:
 
 
 def _usual_rate(swarm: Swarm, member: Member, stripe: int) -> float:
-    """The pace to compare a host with: the typical one, or for a root that of the roots of other
-    stripes. Should the origin be slow, they all are, and nobody is to blame."""
+    """The rate to compare a host with: the typical one, or for a root that of the roots of other
+    stripes. Should the origin be slow, they all are, and no host is at fault."""
     if member.parents[stripe] != FROM_ORIGIN:
         return swarm.typical_rate
     return max((root.rates[each] for each, root in _other_roots(swarm, member)), default=0.0)
 
 
 def _waiting(swarm: Swarm, member: Member, stripe: int) -> int:
-    """Pieces of a stripe that wait for a host at its parent; for a root, those by which another one
-    is ahead."""
+    """Pieces of a stripe that wait for a host at its parent; for a root, those by which another
+    root is ahead."""
     parent = member.parents[stripe]
     if parent:
         return swarm.members[parent].counts[stripe] - member.counts[stripe]
@@ -296,11 +299,10 @@ def _waiting(swarm: Swarm, member: Member, stripe: int) -> int:
 
 
 def _sisters(swarm: Swarm, member: Member, stripe: int) -> list[str]:
-    """The other children of the host's parent in a stripe, but those whose downlinks are known to
-    be slow."""
+    """The other children of the host's parent in a stripe, without slow receivers."""
     parent = member.parents[stripe]
-    found = swarm.members[parent].children[stripe] if parent else ()
-    return [each for each in found if each != member.host and not swarm.members[each].slow_receiver]
+    children = swarm.members[parent].children[stripe] if parent else ()
+    return [name for name in children if name != member.host and not swarm.members[name].slow_receiver]
 
 
 def _unfinished(swarm: Swarm, member: Member) -> list[int]:

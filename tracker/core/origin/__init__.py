@@ -1,1 +1,1 @@
-"""Who reads central storage."""
+"""Says which hosts read central storage."""

@@ -1,12 +1,12 @@
 """Leases: how many origin leases are out, and how many more a swarm may be granted.
 
-All swarms together hold at most `leases_max`. Those that are only preseeded hold at most half of
-these, and at least one, so that a job's start always finds some. Those of packages whose policy
-limits readers (policy/readers.py) hold together no more than that.
+All swarms together hold at most `leases_max`. Swarms that are only preseeded hold at most half of
+these, and at least one, so that a job's start always finds some. Swarms of packages whose policy
+limits readers (policy/rules.py) hold together no more than that.
 
-Where a limit is set on what all read from the origin in a second, each lease is an equal part of
-it. Holders are told when that changes; a new one may read before the others have heard of it, for
-the time of a message.
+Where the rate is limited at which all hosts read the origin, each lease is an equal part of it.
+Holders are told when that changes; a new one may read before the others have heard of it, for the
+time of a message.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tracker.core.swarm import Swarm
 
 
 class Leases:
-    """Counted once for a pass over some swarms, since it takes a look at every one; tell it what
-    was `granted` since."""
+    """The leases of all swarms, counted once for several plans since that looks at every swarm;
+    `granted` keeps the count true between the plans."""
 
     __slots__ = ("_by_policy", "_max", "_policies", "_preseed_max", "_preseeds", "_total")
 
@@ -44,11 +44,11 @@ class Leases:
             self._by_policy[limit[0]] += count
 
     def free(self, swarm: Swarm) -> int:
-        """How many more a swarm may be granted now."""
+        """How many more leases a swarm may be granted now."""
         return 0 if all(swarm.edges.roots) else self._left(swarm)
 
     def room(self, swarm: Swarm, held: int) -> int:
-        """How many a swarm may hold in all, of which it held so many when that was told."""
+        """How many leases a swarm may hold in all; it held `held` when the count was told."""
         return self._left(swarm) + held
 
     def _left(self, swarm: Swarm) -> int:
@@ -61,14 +61,15 @@ class Leases:
 
 
 def origin_limits(swarms: Iterable[Swarm], hosts: Mapping[str, Host], limit_bytes_s: float) -> list[Send]:
-    """What holders of leases are to be told of what they may read; nothing without a limit (0)."""
+    """The messages that tell holders of leases how fast they may read (bytes/s); none without a
+    limit (0)."""
     if not limit_bytes_s:
         return []
     held = Counter(host for swarm in swarms for host in swarm.readers() if host in hosts)
-    found = []
+    messages = []
     for name, leases in held.items():
         host, share = hosts[name], limit_bytes_s * leases / held.total()
         if host.session is not None and host.origin_limit_bytes_s != share:
             host.limit_origin(share)
-            found.append(Send(host.session, OriginShare(share)))
-    return found
+            messages.append(Send(host.session, OriginShare(share)))
+    return messages

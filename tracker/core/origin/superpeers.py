@@ -1,34 +1,32 @@
-"""Keepers: the hosts of a zone that the others turn to while no tracker answers, and the only ones
-that then read the origin (p2pdist/core/sources.py).
+"""Superpeers: the hosts of a zone to which the others turn while no tracker answers, and the only
+ones that then read the origin (p2pdist/core/sources.py). Where a blob travels by BitTorrent alone
+they read it, each its share, with a tracker too.
 
-Up to KEEPERS of a zone's members, chosen by rendezvous hashing on the blob
+Up to SUPERPEERS of a zone's members are chosen by rendezvous hashing on the blob
 (p2pdist/model/rendezvous.py), so that a tracker which knows nothing yet names the same hosts as the
-one before it. Those that serve nobody (budget 0) or receive slowly are passed over. Choosing takes
-a look at every member of the zone, so it is done again only once a keeper is gone or no longer fit,
-or the zone has grown by a quarter.
+one before it. Hosts without upload slots and slow receivers are passed over. Choosing looks at
+every member of the zone, so it is done again only once a superpeer is gone or no longer fit, or the
+zone has grown by a quarter.
 
-Where a blob goes through a BitTorrent swarm there are up to READERS instead, who read it by parts
-(dealing.py): who has something to give is given to, and a few would trade among themselves at
-first.
+Shares. Where all receivers of a blob receive it by BitTorrent, up to READERS superpeers of each
+zone read it from the origin, each its share (p2pdist/core/origin_seeding.py): a BitTorrent peer
+gives to peers that have something to give, and a few superpeers would at first trade among
+themselves. Hosts must name the same superpeers, so those that read shares are told at once when
+these change. The next superpeer in the order reads in place of one that is away, and goes on when
+that one is given up: telling ten thousand hosts takes the tracker half a second, and so it does
+this once.
 
-Dealing: where all who receive a blob do so by BitTorrent, the keepers of each zone read it from
-the origin, each its part.
+Each superpeer that reads counts as a lease. Where there are not leases for all of them, and as soon
+as a host receives by trees, the holders of the stripes' leases read instead. A blob is not shared
+while a host has the whole of it and did not get it by BitTorrent: the superpeers would read what
+none of their peers has, and no host needs to read any more (repair/repair.py). It comes from that
+host, which may answer BitTorrent too, or by trees once the swarm stands still. A host that became
+whole in the swarm is known there, and ends no sharing: else all hosts would be told whenever the
+first one is done. But sharing does not begin while a host has the whole blob: a late host would
+read what it has not heard of yet.
 
-Theory. See p2pdist/core/origin_seeding.py for how the parts are dealt: hosts must name the same
-keepers, so those to whom a blob is dealt are told at once when its keepers change. The next in the
-order reads in the place of one that is away, and goes on when that one is given up: to tell ten
-thousand hosts takes the tracker half a second, and so it does this once.
-
-Each keeper counts as a lease. Where there are not leases for all of them, and as soon as somebody
-receives by trees, the holders of the stripes' leases read instead. Nor is a blob dealt of which
-somebody has the whole and did not get it by BitTorrent: the keepers would read what none of their
-peers has, and nobody needs to read any more (repair.py). It comes from that host, who may answer
-BitTorrent too, or by trees once the swarm stands still. Who became whole in the swarm is known
-there, and ends nothing: else all would be told whenever the first one is done. But nothing is dealt
-anew where somebody has the whole: who comes late would read what it has not heard of yet.
-
-Nor is a blob dealt again that a keeper could not read: what becomes of the swarm then is for the
-holders of leases to find out (repair.py).
+A blob is not shared again after a superpeer could not read its share: the holders of leases then
+find out what becomes of the swarm.
 """
 
 from __future__ import annotations
@@ -36,53 +34,55 @@ from __future__ import annotations
 from p2pdist.model.rendezvous import ranked
 from tracker.core.swarm import Swarm
 
+SUPERPEERS = 8
+"""Superpeers of a zone that its hosts are told of."""
+READERS = 32
+"""Superpeers of a zone that read shares."""
+RESERVES = 8
+"""Chosen beside the READERS, of which some may be away."""
+
+GROWTH = 1.25
+"""A zone that has grown so much since gets its superpeers chosen anew."""
+
 
 def share_origin(swarm: Swarm, room: int) -> None:
-    """Say who reads the parts of the blob, or that nobody does; `room` is how many leases the swarm
+    """Decide which superpeers read the blob, or that the roots do. `room`: leases that the swarm
     may hold."""
-    by_swarm = bool(swarm.swarming) and len(swarm.swarming) == swarm.receivers
-    by_keepers = (
-        by_swarm
+    all_by_bittorrent = bool(swarm.swarming) and len(swarm.swarming) == swarm.receivers
+    shared = (
+        all_by_bittorrent
         and not swarm.tree_seeds
         and not swarm.origin.sharing_failed
         and bool(swarm.origin.shares or not _whole(swarm))
     )
-    dealt: dict[str, tuple[str, ...]] = {}
-    for zone in {swarm.members[host].zone for host in swarm.swarming} if by_keepers else ():
-        named = superpeers(swarm, zone, READERS + RESERVES)
-        present = tuple(name for name in named if swarm.members[name].present)[:READERS]
+    shares: dict[str, tuple[str, ...]] = {}
+    for zone in {swarm.members[host].zone for host in swarm.swarming} if shared else ():
+        names = superpeers(swarm, zone, READERS + RESERVES)
+        present = tuple(name for name in names if swarm.members[name].present)[:READERS]
         if present:
-            dealt[zone] = present
-    if sum(map(len, dealt.values())) > room:
-        dealt = {}
-    if dealt == swarm.origin.shares:
+            shares[zone] = present
+    if sum(map(len, shares.values())) > room:
+        shares = {}
+    if shares == swarm.origin.shares:
         return
     before = swarm.origin.shares
-    swarm.origin.share(dealt)
+    swarm.origin.share(shares)
     for host in swarm.swarming:
         zone = swarm.members[host].zone
-        if before.get(zone) != dealt.get(zone):
+        if before.get(zone) != shares.get(zone):
             for stripe in range(swarm.stripes):
                 swarm.edges.notify(host, stripe)
 
 
 def _whole(swarm: Swarm) -> bool:
-    """Whether somebody who is there has the whole blob."""
+    """Whether a host that is present has the whole blob."""
     seeds = len(swarm.members) > swarm.receivers
     return seeds and any(member.seed and member.present for member in swarm.members.values())
 
 
-SUPERPEERS = 8
-READERS = 32
-RESERVES = 8
-"""Chosen beside the READERS, of whom some may be away (dealing.py)."""
-
-GROWTH = 1.25
-
-
 def superpeers(swarm: Swarm, zone: str, count: int = SUPERPEERS) -> tuple[str, ...]:
-    """The keepers of a zone; absent ones may be among them. O(count) where the choice stands, else
-    O(members of the zone)."""
+    """The superpeers of a zone; absent ones may be among them. O(count) where the choice stands,
+    else O(members of the zone)."""
     members = swarm.zones.get(zone, {})
     key = zone if count == SUPERPEERS else f"{zone} {count}"  # names of zones hold no space
     names, among = swarm.origin.superpeers.get(key, ((), 0))
@@ -94,5 +94,6 @@ def superpeers(swarm: Swarm, zone: str, count: int = SUPERPEERS) -> tuple[str, .
 
 
 def _fit(swarm: Swarm, name: str, zone: str) -> bool:
+    """Whether a host may be a superpeer of the zone."""
     member = swarm.members.get(name)
     return member is not None and member.zone == zone and member.slots > 0 and not member.slow_receiver

@@ -1,1 +1,1 @@
-"""Who receives from whom."""
+"""Gives hosts their parents and their upload slots."""

@@ -1,8 +1,7 @@
-"""Assignments: what hosts are told of the trees that the planner made, and of the keepers of their
-zone.
+"""Assignments: the messages that tell hosts their parents and the superpeers of their zone.
 
-The keepers go with a host's first plan, and again with the next plan that goes to it anyway after
-they changed.
+The superpeers go with a host's first plan, and after they changed with the next plan that goes to
+it anyway.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ STEP = 7919
 
 
 def assignments(swarm: Swarm, hosts: Mapping[str, Host]) -> list[Send]:
-    """What is to be said to the hosts whose parents changed since the last call."""
+    """The messages to the hosts whose parents changed since the last call."""
 
     def source(name: str) -> Source | None:
         if name == FROM_ORIGIN:
@@ -32,7 +31,7 @@ def assignments(swarm: Swarm, hosts: Mapping[str, Host]) -> list[Send]:
         address = hosts[name].address
         return Source(name, address) if address else None
 
-    found = []
+    messages = []
     zones: dict[str, tuple[Source, ...]] = {}
     for name, stripes in changed_plans(swarm, source).items():
         session, member = hosts[name].session, swarm.members[name]
@@ -44,22 +43,22 @@ def assignments(swarm: Swarm, hosts: Mapping[str, Host]) -> list[Send]:
             if news:
                 member.set_superpeers(news)
             dealt = name in swarm.swarming and member.zone in swarm.origin.shares
-            found.append(Send(session, Assign(Plan(swarm.blob, tuple(stripes), news, dealt))))
-    return found
+            messages.append(Send(session, Assign(Plan(swarm.blob, tuple(stripes), news, dealt))))
+    return messages
 
 
 def present_superpeers(
     swarm: Swarm, names: tuple[str, ...], source: Callable[[str], Source | None]
 ) -> tuple[Source, ...]:
-    """Those of the keepers that are there, and where they are reached."""
-    found = (source(name) for name in names if name in swarm.members and swarm.members[name].present)
-    return tuple(each for each in found if each is not None)
+    """Those of the superpeers that are present, with the addresses where they are reached."""
+    sources = (source(name) for name in names if name in swarm.members and swarm.members[name].present)
+    return tuple(peer for peer in sources if peer is not None)
 
 
 def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[str, list[StripePlan]]:
-    """What hosts are to be told since the last call: by host name, the stripes whose parents
-    changed. `source` says where a parent is reached; children of a parent that has not said yet
-    where it is are told once it has."""
+    """The stripes whose parents changed since the last call, by host name. `source` says where a
+    parent is reached; children of a parent that has not said yet where it is are told once it
+    has."""
     names = list(swarm.members)
     plans: dict[str, list[StripePlan]] = {}
     for host, stripe in swarm.edges.changed:
@@ -75,24 +74,24 @@ def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[
 
 def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[str]:
     """Up to ALTERNATES hosts that could feed `host` in this stripe should its parent fail: the
-    parent's own parent and hosts that stand elsewhere in the tree, of its own rack first; never its
+    parent's own parent and hosts elsewhere in the tree, of its own rack first; never its
     descendants. `names` are the members, listed once by the caller."""
-    found: list[str] = []
+    chosen: list[str] = []
     member = swarm.members[host]
     parent = member.parents[stripe]
     if parent:
-        grand = swarm.members[parent].parents[stripe]
-        if grand and swarm.members[grand].present:
-            found.append(grand)
+        grandparent = swarm.members[parent].parents[stripe]
+        if grandparent and swarm.members[grandparent].present:
+            chosen.append(grandparent)
     rack = list(swarm.racks[member.rack]) if len(swarm.racks) > 1 else []
-    for pool in (rack, names):
-        for step in range(min(len(pool), TRIES)):
-            if len(found) >= ALTERNATES:
-                return found
-            other = swarm.members[pool[(member.order + stripe + step * STEP) % len(pool)]]
-            if other.host in {host, parent, *found} or not other.present or not other.slots:
+    for candidates in (rack, names):
+        for step in range(min(len(candidates), TRIES)):
+            if len(chosen) >= ALTERNATES:
+                return chosen
+            other = swarm.members[candidates[(member.order + stripe + step * STEP) % len(candidates)]]
+            if other.host in {host, parent, *chosen} or not other.present or not other.slots:
                 continue
             if swarm.edges.receives_through(stripe, other.host, host) or not swarm.edges.rooted(stripe, other.host):
                 continue
-            found.append(other.host)
-    return found
+            chosen.append(other.host)
+    return chosen

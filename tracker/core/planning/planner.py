@@ -1,27 +1,27 @@
 """The planner: gives every receiver a parent in every stripe.
 
-Theory. Seats are dealt exactly (see seats.py). Then each stripe is filled from the top: hosts with
-seats first, each at the shallowest free seat, so that the tree is as flat as the seats allow.
+Theory. Upload slots are allotted exactly (slots.py). Then each stripe is filled from the top: hosts
+with slots first, each at the shallowest free slot, so that the tree is as flat as the slots allow.
 
 Racks. In each stripe the first host of a rack imports, from the origin or from another rack, and
-the others feed from inside. Hosts outside may take a seat of a rack only as long as what is left
-serves those inside that wait, and never the last one that can be reached while somebody inside
-waits. Where the origin may be read, each zone reads for itself.
+the others receive from inside. Hosts of other racks may take a slot of a rack only while the
+remaining slots serve the hosts inside that wait, and never the last one that can be reached while a
+host inside waits. Where the origin may be read, each zone reads for itself.
 
-Where some receive by trees and others by BitTorrent, those of the latter that are new come first
-and so become roots: what they read their peers get from them, and their children in the trees get
-it too. What comes by trees alone no peer has, and BitTorrent brings it to nobody.
+Where some hosts receive by trees and others by BitTorrent, newcomers of the latter kind come first
+and so become roots: their peers get from them what they read, and so do their children in the
+trees. What comes by trees alone no peer has, and BitTorrent brings it to no host.
 
-Repair uses the same pass: a lost parent's children are receivers without a parent. The one with the
-most pieces comes first and so takes the place that became free. Where a rack lacks seats, spare
-ones of its budgets are used, then idle ones of other stripes, and then somebody is overloaded; only
-where nobody inside could serve at all a second host of the rack receives from outside.
+Repair uses the same pass: the children of a lost parent are receivers without a parent. The one
+with the most pieces comes first and so gets the slot that became free. Where a rack lacks slots,
+unallotted ones are used, then idle ones of other stripes, and then a host is overloaded. Only where
+no host inside could serve at all does a second host of the rack receive from outside.
 
-Cycles cannot arise: only hosts whose way up ends at the origin or at a whole copy are offered as
-parents, and whoever hangs below a host that waits for a parent has no such way.
+Cycles cannot arise: only hosts whose path up ends at the origin or at a whole copy are offered as
+parents, and a host below one that waits for a parent has no such path.
 
-The whole pass costs O(members of the racks in question) for each stripe that has work, however many
-hosts join at once.
+A pass costs O(members of the racks in question) for each stripe that has work, however many hosts
+join at once.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from tracker.core.swarm import Swarm
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """`origin_streams_max` limits the origin readers of one stripe in one zone."""
+    """Plans a swarm on request; keeps nothing between plans."""
 
     origin_streams_max: int = 1
+    """Cap on the hosts that read one stripe from the origin in one zone."""
 
     def plan(self, swarm: Swarm, *, leases: int) -> None:
-        """Give parents to all unplanned receivers for whom one exists. `leases`: how many new ones
+        """Give parents to all unplanned receivers for which one exists. `leases`: how many new ones
         may be granted."""
         if not any(swarm.members[host].present for _, host in swarm.edges.unplanned):
             return
@@ -53,7 +54,8 @@ class Planner:
             self._draw(swarm, leases, anew=True)
 
     def _draw(self, swarm: Swarm, leases: int, *, anew: bool) -> int:
-        """One pass over all stripes that have work; returns how many leases it granted."""
+        """Make one pass over all stripes that have work, in trees that are cleared before if
+        `anew`; return how many leases it granted."""
         before: dict[tuple[str, int], str] = {}
         if anew:
             before = clear(swarm)
@@ -65,12 +67,12 @@ class Planner:
                 waiting[member.slow_receiver].setdefault(stripe, []).append(host)
         allot(swarm)
         granted = 0
-        # Those that take no seat come when all trees stand, and it shows where they cost least.
+        # Slow receivers come when the trees are complete, and it shows where they cost least.
         for hosts_by_stripe in waiting.values():
             rootless = sum(1 for stripe in hosts_by_stripe if not swarm.edges.roots[stripe])
             for stripe, hosts in hosts_by_stripe.items():
                 roots = len(swarm.edges.roots[stripe])
-                # One is kept for each stripe that nobody reads yet, before another zone gets its
+                # A lease is kept for each stripe that no host reads yet, before another zone gets its
                 # own.
                 rootless -= not roots
                 _StripePass(swarm, stripe, hosts, self.origin_streams_max, leases - granted - rootless).run(redraw=anew)
@@ -84,7 +86,7 @@ class Planner:
 
 
 class _StripePass:
-    """Fills one stripe's tree, from the top, with hosts that lack a parent."""
+    """Fills one stripe's tree from the top with hosts that lack a parent."""
 
     def __init__(self, swarm: Swarm, stripe: int, hosts: list[str], zone_streams: int, leases: int) -> None:
         self.swarm, self.stripe = swarm, stripe
@@ -94,19 +96,19 @@ class _StripePass:
         self.imported: dict[str, None] = {}
 
     def run(self, *, redraw: bool = False) -> None:
-        """Attach the hosts; those for whom there is no parent stay unplanned. In a tree that is
+        """Attach the hosts; those for which there is no parent stay unplanned. In a tree that is
         drawn anew the few pieces that hosts have do not matter."""
         queues = self._queues(redraw)
         while True:
             attached = self._import(queues)
             importing = any(queue and not self.slots.fed(rack) for rack, queue in queues.items())
             for rack, queue in queues.items():
-                # One by one while other racks wait: their importers shall get the shallow seats.
+                # One by one while other racks wait: their importers shall get the shallow slots.
                 attached += self._fill(rack, queue, 1 if importing and len(queues) > 1 else len(queue))
             if not attached:
                 break
         left = [host for queue in queues.values() for host in reversed(queue)]
-        # Whoever finds no parent at first may find one among those who did.
+        # A host that finds no parent at first may find one among the hosts that did.
         still = [host for host in left if not self._attach_anyhow(host)]
         if len(still) < len(left):
             for host in still:
@@ -115,8 +117,8 @@ class _StripePass:
             self._import_once(rack)
 
     def _queues(self, redraw: bool) -> dict[str, list[str]]:
-        """By rack who waits, the first one last: those that have pieces or children, the most
-        pieces first, then newcomers."""
+        """By rack the hosts that wait, the first one last: those that have pieces or children, the
+        most pieces first, then newcomers."""
         members, stripe, mixed = self.swarm.members, self.stripe, self.swarm.mixed
 
         def order(host: str) -> tuple[bool, bool, int, int, int, int]:
@@ -136,11 +138,11 @@ class _StripePass:
     def _root_order(
         self, rack: str, host: str, order: Callable[[str], tuple[bool, bool, int, int, int, int]]
     ) -> tuple[bool, bool, bool, bool, bool, int, tuple[bool, bool, int, int, int, int]]:
-        """Which rack comes first, and so which host becomes a root. One that can serve; where a
-        root was lost, one that has shown that it keeps up, and whose rack receives the stripe
-        through nobody else; then where seats for other racks are, and a newcomer who receives by
-        BitTorrent if only some do; then where such seats are most, and where the origin is read for
-        no other stripe."""
+        """Order of a rack, and so of the host that becomes a root. First a rack whose host can
+        serve. Where a root was lost, a host that has shown a good rate, in a rack that receives the
+        stripe through no other. Then a rack with slots for others, and a newcomer that receives by
+        BitTorrent if only some do. Then the rack with the most such slots, and a host that reads no
+        other stripe."""
         swarm, stripe = self.swarm, self.stripe
         member = swarm.members[host]
         lost = bool(swarm.typical_rate) and not swarm.edges.roots[stripe]
@@ -151,7 +153,7 @@ class _StripePass:
         return not member.slots, unproven, imports, over < 0, new and bool(apart), -over, order(host)
 
     def _import(self, queues: dict[str, list[str]]) -> int:
-        """Let the first of each rack that is not fed yet receive from outside; returns how many
+        """Let the first host of each rack that is not fed yet receive from outside; return how many
         do."""
         count = 0
         for rack, queue in queues.items():
@@ -181,8 +183,8 @@ class _StripePass:
         return count
 
     def _attach_anyhow(self, host: str) -> bool:
-        """A parent beyond the seats that were dealt: in the rack, then outside, then the origin
-        when all that could serve have failed."""
+        """Find a parent beyond the allotted slots: in the rack, then outside, then the origin when
+        all that could serve have failed; return whether there is one."""
         member = self.swarm.members[host]
         slots = self.slots
         parent = slots.inside(member) or slots.extra_slot(member, member.rack)
@@ -201,19 +203,26 @@ class _StripePass:
 
     def _again(self, child: Member) -> str | None:
         """A parent from which the host was parted because little came: there is no better one, so
-        that is the host's own pace."""
+        the host itself is slow."""
         swarm, stripe = self.swarm, self.stripe
-        found = [
+        parted = [
             member
             for host, parent in swarm.edges.parted
             if host == child.host and (member := swarm.members.get(parent)) is not None and member.present
         ]
         fit = [
-            each
-            for each in found
-            if swarm.edges.rooted(stripe, each.host) and not swarm.edges.receives_through(stripe, each.host, child.host)
+            parent_member
+            for parent_member in parted
+            if swarm.edges.rooted(stripe, parent_member.host)
+            and not swarm.edges.receives_through(stripe, parent_member.host, child.host)
         ]
-        return max(fit, key=lambda each: (each.counts[stripe], -each.load, each.order)).host if fit else None
+        return (
+            max(
+                fit, key=lambda parent_member: (parent_member.counts[stripe], -parent_member.load, parent_member.order)
+            ).host
+            if fit
+            else None
+        )
 
     def _attach(self, host: str, parent: str) -> None:
         self.swarm.edges.attach(self.stripe, host, parent)
@@ -233,8 +242,8 @@ class _StripePass:
         return parent is not None and (not parent or self.swarm.members[parent].rack != member.rack)
 
     def _import_once(self, rack: str) -> None:
-        """Where a rack got a second importer, because the first one's way up was broken: one of
-        them is to be fed from inside, in the next pass."""
+        """Where a rack got a second importer, because the path up from the first one was broken,
+        one of them waits for a parent inside, in the next pass."""
         members = self.swarm.members
         importers = [members[host] for host in self.swarm.racks[rack] if self._from_elsewhere(host)]
         fit = [each for each in importers if each.present and self.swarm.edges.rooted(self.stripe, each.host)]
@@ -246,7 +255,7 @@ class _StripePass:
                 continue
             if not self.swarm.edges.receives_through(
                 self.stripe, best.host, other.host
-            ):  # it would wait for who waits for it
+            ):  # it would wait for a host that waits for it
                 self.swarm.edges.detach(self.stripe, other.host)
 
     def _may_read(self, member: Member) -> bool:

@@ -1,13 +1,13 @@
 """Schedule: which swarms are to be planned anew, and when.
 
-A pass over a swarm costs time in proportion to its members, and what asks for one comes in crowds.
-So passes keep a distance that grows with the swarm: with ten thousand hosts a few passes a second
-take the tracker's time and no more, with a dozen nobody waits. A pass in which little is to be done
-takes less, and what comes a moment later need not wait as long for the next: when a swarm has just
-begun, the first host that turns out slow is soon followed by hundreds, whose children all stand
-still. Most events find nothing due, however many swarms wait, and cost one comparison.
+A plan costs time in proportion to the swarm's members, and requests for one come in crowds. So
+plans keep a distance that grows with the swarm: with ten thousand hosts a few plans a second take
+the tracker's time and no more, with a dozen hosts nothing waits. A plan with little to do takes
+less, and the next need not wait as long: when a swarm has just begun, the first host that turns out
+slow is soon followed by hundreds, whose children all stand still. Most events find nothing due,
+however many swarms wait, and cost one comparison.
 
-Joins come in crowds: the pass after one waits until no more come, which is soon, and JOIN_BATCH_S
+Joins come in crowds: the plan after one waits until no more come, which is soon, and JOIN_BATCH_S
 at most (SMALL_BATCH_S where a blob has one stripe).
 """
 
@@ -29,8 +29,8 @@ AT_ONCE_MAX = 100
 
 JOIN_BATCH_S = 0.1
 JOIN_QUIET_S, CROWD = 0.03, 8
-"""So long after a join no other has come: the crowd is there. What is less than a crowd is not
-planned so soon: the first hosts would be given all places at the top, and those that come a moment
+"""So long after a join no other has come: the crowd is there. Fewer than CROWD hosts are not
+planned so soon: the first hosts would be given all slots at the top, and those that come a moment
 later none."""
 
 SMALL_BATCH_S = 0.02
@@ -40,19 +40,24 @@ come."""
 
 @dataclass(slots=True)
 class Schedule:
-    """`replans` counts what was asked for, by reason. Before `next_at` nothing is to be planned; at
-    `wake_at` something is that shall not wait for the next tick."""
+    """Requests for plans, by swarm key."""
 
     replans: dict[str, int] = field(default_factory=dict)
+    """Requests by reason; a metric. `ask`, `join`."""
     next_at: float = inf
+    """Time before which no plan is due. `ask`, `join`, `retry`, `take`."""
     wake_at: float = inf
+    """Time at which a plan is due that shall not wait for the next tick. `ask`, `join`, `take`."""
     _due: dict[Digest, float] = field(default_factory=dict)
+    """Times of requests. `ask`, `retry`, `forget`."""
     _wakes: dict[Digest, float] = field(default_factory=dict)
+    """Times of requests that shall not wait for the next event. `ask`, `forget`."""
     _crowds: dict[Digest, tuple[float, float]] = field(default_factory=dict)
+    """Latest and present time at which a crowd of joins is planned. `join`, `forget`."""
 
     def ask(self, blob: Digest, reason: str, due: float, *, wake: bool = False) -> None:
-        """Plan a swarm at `due`, or sooner if that was asked for already; with `wake` then, else at
-        the event that comes next."""
+        """Plan a swarm at `due`, or sooner if that was requested already; with `wake` then, else at
+        the next event."""
         self._due[blob] = min(due, self._due.get(blob, due))
         self.next_at = min(due, self.next_at)
         if wake:
@@ -68,8 +73,8 @@ class Schedule:
         latest = self._crowds[swarm.key][0] if swarm.key in self._crowds else now + JOIN_BATCH_S
         due = min(latest, now + (JOIN_QUIET_S if len(swarm.members) >= CROWD else JOIN_BATCH_S))
         self._crowds[swarm.key] = latest, due
-        at = max(due, swarm.passes.rested_at)
-        self.next_at, self.wake_at = min(at, self.next_at), min(at, self.wake_at)
+        planned_at = max(due, swarm.passes.rested_at)
+        self.next_at, self.wake_at = min(planned_at, self.next_at), min(planned_at, self.wake_at)
         self.replans["join"] = self.replans.get("join", 0) + 1
 
     def retry(self, blob: Digest, due: float) -> None:
@@ -77,35 +82,35 @@ class Schedule:
         self.next_at = min(self._due.setdefault(blob, due), self.next_at)
 
     def forget(self, blob: Digest) -> None:
-        """The swarm is no more."""
+        """The swarm is no more, has another key, or is being planned."""
         self._due.pop(blob, None)
         self._wakes.pop(blob, None)
         self._crowds.pop(blob, None)
 
     def take(self, swarms: dict[Digest, Swarm], now: float) -> list[Swarm]:
         """The swarms to plan now."""
-        found: list[Swarm] = []
+        due: list[Swarm] = []
         if now < self.next_at:
-            return found
+            return due
         self.next_at = self.wake_at = inf
         for blob in self._due | self._crowds:
             swarm = swarms[blob]
             rested = swarm.passes.rested_at
             gathered = self._crowds[blob][1] if blob in self._crowds else inf
             awaited = max(rested, min(gathered, self._wakes.get(blob, inf)))
-            at = min(awaited, max(rested, self._due.get(blob, inf)))
-            if at <= now:
-                found.append(swarm)
+            planned_at = min(awaited, max(rested, self._due.get(blob, inf)))
+            if planned_at <= now:
+                due.append(swarm)
             else:
-                self.next_at, self.wake_at = min(at, self.next_at), min(awaited, self.wake_at)
-        for swarm in found:
+                self.next_at, self.wake_at = min(planned_at, self.next_at), min(awaited, self.wake_at)
+        for swarm in due:
             self.forget(swarm.key)
             swarm.passes.rest(now + _pause_s(swarm))
-        return found
+        return due
 
 
 def _pause_s(swarm: Swarm) -> float:
-    """How long a swarm rests after the pass that is about to be made."""
+    """How long a swarm rests after the plan that is about to be made."""
     members = len(swarm.members)
     edges = len(swarm.edges.unplanned) + len(swarm.edges.changed)
     return PAUSE_S_PER_MEMBER * max(0, min(members, members // 10 + MEMBERS_PER_EDGE * edges) - AT_ONCE_MAX)

@@ -1,8 +1,8 @@
-"""Places: where in one stripe's tree a host may hang, while the planner fills it.
+"""Slot index: where in one stripe's tree a host may be attached, while the planner fills it.
 
-Per rack the free seats that can be reached are kept in a heap, the shallowest first, and counted;
-so are those of hosts that have no way up yet, and those who wait. A seat may go to another rack
-while the rest serves those who wait inside.
+For each rack the free slots that can be reached are kept in a heap, the shallowest first, and
+counted; so are the slots of hosts that have no path up yet, and the hosts that wait. A slot may go
+to another rack while the remaining ones serve the hosts that wait inside.
 """
 
 from __future__ import annotations
@@ -15,41 +15,46 @@ from tracker.core.planning.slow_receivers import Carriers
 from tracker.core.swarm import Swarm
 
 FreeSlot = tuple[int, int, int, str]
-"""Depth, seats of the host taken in this pass, its load, its name."""
+"""Depth, slots of the host taken in this pass, its load, its name: the smallest is the best."""
 
 ExtraSlot = tuple[int, bool, float, int, str]
-"""How far from its seats a host is (0: it has some unused, 1: none, 2: it never had any), whether
-others hang below its children, its load, its depth, its name: the smallest is the best to take one
+"""How far from its slots a host is (0: it has unused ones, 1: none, 2: it never had any), whether
+its children forward the stripe, its load, its depth, its name: the smallest is the best to take one
 more."""
 
 
 @dataclass(slots=True)
 class _Rack:
-    """`reachable` and `seats` count free seats, of hosts with a way up and of all; `waiting` hosts
-    without a parent."""
+    """One rack in one stripe."""
 
     free: list[FreeSlot] = field(default_factory=list)
+    """Heap of free slots that can be reached; some may be taken by now."""
     reachable: int = 0
+    """Free slots of hosts with a path up."""
     slots: int = 0
+    """Free slots of all its hosts."""
     waiting: int = 0
+    """Hosts without a parent that take a slot."""
     fed: bool = False
+    """Whether a host of the rack receives the stripe, or has it."""
     extras: list[ExtraSlot] | None = None
+    """Heap of hosts that could be overloaded; None until one is needed."""
     carriers: Carriers | None = None
+    """Hosts that could feed slow receivers; None until one is needed."""
 
     @property
     def over(self) -> int:
-        """Seats beyond those that the rack itself needs."""
+        """Slots beyond those that the rack itself needs."""
         return self.slots - self.waiting
 
     @property
     def open(self) -> bool:
-        """Whether a seat may go to a host of another rack now."""
+        """Whether a slot may go to a host of another rack now."""
         return self.over > 0 and self.reachable > (1 if self.waiting else 0)
 
 
 class SlotIndex:
-    """See the module's text. Those who wait are all light, or none is. `whole`: whether somebody
-    present has the whole stripe."""
+    """Finds parents in one stripe for hosts that wait; these are all slow receivers, or none is."""
 
     def __init__(self, swarm: Swarm, stripe: int, waiting: list[str]) -> None:
         self.swarm, self.stripe = swarm, stripe
@@ -68,17 +73,17 @@ class SlotIndex:
             self._waiting[member.rack] = self._waiting.get(member.rack, 0) + (not member.slow_receiver)
 
     def fed(self, rack: str) -> bool:
-        """Whether somebody in the rack receives the stripe, or has it. Light hosts count for light
-        ones alone: the others would get the stripe at the pace of a slow downlink."""
+        """Whether a host of the rack receives the stripe, or has it. Slow receivers count for slow
+        receivers alone: the others would get the stripe at the rate of a slow downlink."""
         return self._rack(rack).fed
 
     def over(self, rack: str) -> int:
-        """Seats of the rack beyond its own need."""
+        """Slots of the rack beyond its own need."""
         return self._rack(rack).over
 
     def inside(self, child: Member) -> str | None:
-        """The shallowest free seat in the child's own rack; one that needs none hangs where it
-        costs least."""
+        """The host with the shallowest free slot in the child's own rack; a slow receiver, which
+        takes none, gets the parent where it costs least."""
         rack = self._rack(child.rack)
         if not child.slow_receiver:
             return self._take(rack, child)
@@ -91,14 +96,14 @@ class SlotIndex:
         return zone in self._zones_fed()
 
     def outside(self, child: Member, zones: tuple[str, ...] | None = None) -> str | None:
-        """The shallowest seat that another rack of `zones` has over; without them the child's zone
+        """The shallowest slot that another rack of `zones` has over; without them the child's zone
         comes first, then the others."""
         if len(self.swarm.racks) < 2:
             return None
         exports = self._exporting()
-        for zone in zones or (child.zone, *(each for each in exports if each != child.zone)):
-            heap, passed, found = exports.get(zone, []), [], None
-            while heap and found is None:
+        for zone in zones or (child.zone, *(zone_name for zone_name in exports if zone_name != child.zone)):
+            heap, passed, parent = exports.get(zone, []), [], None
+            while heap and parent is None:
                 depth, name = heapq.heappop(heap)
                 rack = self._racks[name]
                 if not rack.open or name == child.rack or not rack.free:
@@ -108,34 +113,34 @@ class SlotIndex:
                 if rack.free[0][0] > depth:
                     heapq.heappush(heap, (rack.free[0][0], name))
                     continue
-                found = self._take(rack, child)
+                parent = self._take(rack, child)
                 passed.append((depth, name))
             for entry in passed:
                 heapq.heappush(heap, entry)
             if not heap:
                 exports.pop(zone, None)
-            if found is not None:
-                return found
+            if parent is not None:
+                return parent
         return None
 
     def extra_slot(self, child: Member, rack: str | None) -> str | None:
-        """A parent beyond the allotted seats, in one rack or anywhere: unallotted budget, then
-        seats that stand idle in other stripes, then the least loaded, of those first whose children
-        are leaves."""
+        """A parent beyond the allotted slots, in one rack or (None) anywhere: a host with
+        unallotted slots, then one whose slots are idle in other stripes, then the least loaded, of
+        those first whose children are leaves."""
         best = self._best_anywhere(child) if rack is None else self._best_extra(self._extras(rack), child)
         if best is None:
             return None
         member = self.swarm.members[best[4]]
-        found = self._rack(member.rack)
+        its_rack = self._rack(member.rack)
         free = member.free(self.stripe)
         member.grant_slot(self.stripe)
         granted = member.free(self.stripe) - free
-        found.slots += granted
-        found.reachable += granted
+        its_rack.slots += granted
+        its_rack.reachable += granted
         return member.host
 
     def attached(self, child: Member, parent: str) -> None:
-        """The child hangs at `parent` now, and can be a parent itself."""
+        """The child has `parent` as its parent now, and can be a parent itself."""
         rack, upper = self._rack(child.rack), None
         if parent != FROM_ORIGIN:
             upper = self.swarm.members[parent]
@@ -194,7 +199,7 @@ class SlotIndex:
         return rack
 
     def _exporting(self) -> dict[str, list[tuple[int, str]]]:
-        """By zone the racks that have seats over, the shallowest first."""
+        """By zone the racks that have slots over, the shallowest first."""
         if self._exports is None:
             self._exports = {}
             for name in self.swarm.racks:
@@ -215,26 +220,26 @@ class SlotIndex:
 
     def _take(self, rack: _Rack, child: Member) -> str | None:
         passed: list[FreeSlot] = []
-        found = None
+        parent = None
         while rack.free:
-            seat = heapq.heappop(rack.free)
-            member = self.swarm.members[seat[3]]
+            slot = heapq.heappop(rack.free)
+            member = self.swarm.members[slot[3]]
             if member.free(self.stripe) <= 0:
                 continue
             if self._failed(member, child):
-                passed.append(seat)
+                passed.append(slot)
                 continue
-            found = member.host
+            parent = member.host
             if member.free(self.stripe) > 1 or child.slow_receiver:
-                heapq.heappush(rack.free, (seat[0], seat[1] + 1, seat[2] + 1, member.host))
+                heapq.heappush(rack.free, (slot[0], slot[1] + 1, slot[2] + 1, member.host))
             break
-        for seat in passed:
-            heapq.heappush(rack.free, seat)
-        return found
+        for slot in passed:
+            heapq.heappush(rack.free, slot)
+        return parent
 
     def _best_anywhere(self, child: Member) -> ExtraSlot | None:
-        """The best of all racks, whose best are kept in a heap: looking at every rack for every
-        host would take minutes."""
+        """The best of all racks, whose best ones are kept in a heap: looking at every rack for
+        every host would take minutes."""
         if self._everywhere is None:
             self._everywhere = [(found[0], name) for name in self.swarm.racks if (found := self._extras(name))]
             heapq.heapify(self._everywhere)
@@ -253,35 +258,35 @@ class SlotIndex:
         return best
 
     def _extras(self, rack: str) -> list[ExtraSlot]:
-        found = self._rack(rack)
-        if found.extras is None:
-            found.extras = self._list_extras(rack)
-        return found.extras
+        its_rack = self._rack(rack)
+        if its_rack.extras is None:
+            its_rack.extras = self._list_extras(rack)
+        return its_rack.extras
 
     def _list_extras(self, rack: str) -> list[ExtraSlot]:
-        found = []
+        extras = []
         for host in self.swarm.racks[rack]:
             member = self.swarm.members[host]
             if member.present and self.swarm.edges.rooted(self.stripe, host):
-                found.append(self._extra_key(member))
-        heapq.heapify(found)
-        return found
+                extras.append(self._extra_key(member))
+        heapq.heapify(extras)
+        return extras
 
     def _best_extra(self, heap: list[ExtraSlot], child: Member) -> ExtraSlot | None:
-        passed, found = [], None
-        while heap and found is None:
+        passed, best = [], None
+        while heap and best is None:
             key = heapq.heappop(heap)
             member = self.swarm.members[key[4]]
-            now = self._extra_key(member)
-            if now > key:
-                heapq.heappush(heap, now)
+            current = self._extra_key(member)
+            if current > key:
+                heapq.heappush(heap, current)
                 continue
-            passed.append(now)
+            passed.append(current)
             if member is not child and not self._failed(member, child):
-                found = now
+                best = current
         for key in passed:
             heapq.heappush(heap, key)
-        return found
+        return best
 
     def _extra_key(self, member: Member) -> ExtraSlot:
         idle = member.slots - member.load

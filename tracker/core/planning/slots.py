@@ -1,25 +1,24 @@
-"""Seats: on which stripes the budgets of hosts are spent.
+"""Upload slots: the stripes to which hosts' slots are allotted.
 
 Theory. In each stripe a rack with n receivers has one importer, which receives from outside, and
-needs n - 1 seats for the others; the swarm needs one more for every rack but those that have a
-root. All budgets together have just enough, so seats are dealt exactly. Hosts that name no rack
-form one rack, and then nothing is left but the exact seats of a flat tree.
+needs n - 1 slots for the others; the swarm needs one more for every rack except those that have a
+root. All hosts together have just enough slots, so these are allotted exactly. Hosts that name no
+rack form one rack, and then the exact slots of a flat tree remain.
 
-Within a rack each stripe first gets a seat that can be reached (of a host that receives the stripe
-already), or its newcomers would find no place but on top of somebody's budget; then roots serve the
-stripe that they read; then the rest goes stripe after stripe, so that a host forwards in one stripe
-or, at a boundary, in two. A rack keeps about as many seats over as a host has, and these are its
-exports: seen from outside a rack is a host, and forwards mainly in one stripe. Where some receive
-by trees and others by BitTorrent, one of the latter gets a seat in each stripe that nobody reads
-yet, to be its root (planner.py), and the first rack of such hosts exports them all.
+Within a rack each stripe first gets a slot that can be reached (of a host that receives the stripe
+already), or its newcomers would have to overload a host. Then roots serve the stripe that they
+read. Then the rest goes stripe after stripe, so that a host forwards in one stripe or, at a
+boundary, in two. A rack has about as many slots over as a host has, and these are its exports: seen
+from outside a rack is like a host and forwards mainly in one stripe. Where some hosts receive by
+trees and others by BitTorrent, one of the latter gets a slot in each stripe that no host reads yet,
+to be its root (planner.py), and the first rack of such hosts exports them all.
 
-Hosts that join in small batches hang below one another, and every level costs the time of a piece.
-A young swarm's trees are therefore drawn anew each time it has grown by GROWTH; that is seldom
-enough to cost O(1) a host. But who came first may then hang below somebody who came later, and
-waits until that one has as many pieces: within one rack it is done only while nobody has more of a
-stripe than there are levels to save. Where hosts come one by one, each below those before it,
-nobody waits at all. Between racks it is otherwise: a rack that has exported its last seats has none
-for the next host that comes to it, and only trees drawn anew bring those back.
+Hosts that join in small batches form deep trees, and every level costs the time of a piece. The
+trees of a young swarm are therefore drawn anew each time it has grown by GROWTH, which costs O(1)
+for each host. But an early host may then get a later one as its parent and wait until that one has
+as many pieces. Within one rack trees are drawn anew only while no host has more of a stripe than
+there are levels to save. Between racks it is otherwise: a rack that has exported its last slots has
+none for its next host, and only trees drawn anew bring those back.
 """
 
 from __future__ import annotations
@@ -30,15 +29,16 @@ from tracker.core.swarm import Swarm
 GROWTH = 1.25
 STRAINED_GROWTH = 1.03
 STRAINED_MAX = 300
-"""Where somebody carries too many, trees of up to so many hosts are drawn anew sooner; in larger
-ones that would cost too much, and the load is balanced edge by edge (balance.py)."""
+"""Where a host is overloaded, trees of up to so many hosts are drawn anew sooner; in larger ones
+that would cost too much, and the load is spread edge by edge (rebalance/overload.py)."""
 YOUNG = 0.08
+"""A swarm is young while no host has this share of a stripe."""
 PIECES_MIN = 64
-"""A blob of fewer pieces is there before its trees could be drawn anew."""
+"""A blob of fewer pieces is complete before its trees could be drawn anew."""
 
 
 def allot(swarm: Swarm) -> None:
-    """Allot seats that belong to no stripe to the stripes that lack some."""
+    """Allot slots that belong to no stripe to the stripes that lack some."""
     unallotted: dict[str, list[Member]] = {}
     for member in swarm.members.values():
         if member.unallotted > 0 and member.present:
@@ -55,32 +55,34 @@ def allot(swarm: Swarm) -> None:
         if rack in unallotted:
             _allot_inside(swarm, rack, unallotted[rack], lacking)
         counts = exports.setdefault(zone, [0] * swarm.stripes)
-        found = sources.setdefault(zone, [False] * swarm.stripes)
+        has_source = sources.setdefault(zone, [False] * swarm.stripes)
         for stripe, roots in enumerate(swarm.edges.roots):
             root = any(host in names for host in roots)
             counts[stripe] += (not whole[stripe] and not root) + min(0, lacking[stripe])
-            found[stripe] = found[stripe] or whole[stripe] or root
+            has_source[stripe] = has_source[stripe] or whole[stripe] or root
     if len(swarm.racks) > 1:
         for zone, counts in exports.items():
-            # Where nobody has the stripe yet, the first rack of the zone will read it from the
+            # Where no host has the stripe yet, the first rack of the zone will read it from the
             # origin.
-            needed = [count - (not found) for count, found in zip(counts, sources[zone], strict=True)]
+            needed = [count - (not has_source) for count, has_source in zip(counts, sources[zone], strict=True)]
             _allot_exports(
                 swarm, {rack: unallotted[rack] for rack in unallotted if unallotted[rack][0].zone == zone}, needed
             )
 
 
 def _lacking(swarm: Swarm, members: list[Member], whole: list[bool]) -> list[int]:
-    """Per stripe the seats that a rack lacks for its own; below zero those that it has over. A rack
-    that has the whole of a stripe needs no importer."""
-    found = [whole[stripe] - 1 for stripe in range(swarm.stripes)]
+    """Per stripe the slots that a rack lacks for its own hosts; below zero those that it has over.
+    A rack that has the whole of a stripe needs no importer."""
+    lacking = [whole[stripe] - 1 for stripe in range(swarm.stripes)]
     for stripe, total in enumerate(swarm.totals):
         for member in members:
-            found[stripe] += (member.counts[stripe] < total and not member.slow_receiver) - member.allotted[stripe]
-    return found
+            lacking[stripe] += (member.counts[stripe] < total and not member.slow_receiver) - member.allotted[stripe]
+    return lacking
 
 
 def _allot_inside(swarm: Swarm, rack: str, unallotted: list[Member], lacking: list[int]) -> None:
+    """Allot slots of a rack to what the rack itself lacks; `unallotted` are its hosts that have
+    some."""
     present = [member for member in (swarm.members[name] for name in swarm.racks[rack]) if member.present]
     for stripe in range(swarm.stripes):
         if lacking[stripe] > 0 and not any(
@@ -98,7 +100,7 @@ def _allot_inside(swarm: Swarm, rack: str, unallotted: list[Member], lacking: li
         for host in holders:
             if swarm.members[host].rack == rack:
                 _allot(swarm.members[host], stripe, lacking, swarm.members[host].unallotted)
-    # Taken from the end: members that serve a stripe already, then those with the largest budgets.
+    # Taken from the end: members that serve a stripe already, then those with the most slots.
     pool = [member for member in unallotted if member.unallotted > 0]
     pool.sort(key=lambda member: (any(member.allotted), member.slots, member.order))
     for stripe in sorted(range(swarm.stripes), key=lambda stripe: -lacking[stripe]):
@@ -109,8 +111,8 @@ def _allot_inside(swarm: Swarm, rack: str, unallotted: list[Member], lacking: li
 
 
 def _allot_readers(swarm: Swarm, unallotted: list[Member], lacking: list[int]) -> None:
-    """A seat of a host that receives by BitTorrent in each stripe without a root, of another host
-    each time if possible."""
+    """Allot a slot of a host that receives by BitTorrent in each stripe without a root, of another
+    host each time if possible."""
     pool = [member for member in unallotted if member.host in swarm.swarming]
     for stripe, holders in enumerate(swarm.edges.roots):
         if not holders and pool:
@@ -118,8 +120,8 @@ def _allot_readers(swarm: Swarm, unallotted: list[Member], lacking: list[int]) -
 
 
 def _allot_exports(swarm: Swarm, unallotted: dict[str, list[Member]], lacking: list[int]) -> None:
-    """Seats that racks have over, to the stripes that still have to reach other racks; those of a
-    root's rack, or of one that shall have it, first, in its stripe."""
+    """Allot the slots that racks have over to the stripes that still have to reach other racks, in
+    each stripe first those of the rack that has its root or shall have it."""
     racks = sorted(unallotted, key=lambda rack: min(member.order for member in unallotted[rack]))
     mixed = (
         [rack for rack in racks if any(each.host in swarm.swarming for each in unallotted[rack])] if swarm.mixed else []
@@ -143,8 +145,8 @@ def _allot_exports(swarm: Swarm, unallotted: dict[str, list[Member]], lacking: l
 
 def outgrown(swarm: Swarm) -> bool:
     """Whether a young swarm has grown so much since its trees were drawn, or got hosts for which
-    there were no seats, that drawing them anew pays. Looking at all trees costs as much as a plan,
-    and so it is done again only once the swarm has grown (`kept_for`)."""
+    there were no slots, that drawing them anew pays. Looking at all trees costs as much as a plan,
+    so it is done again only once the swarm has grown (Passes.kept_for)."""
     if (
         swarm.receivers <= swarm.passes.drawn_for
         or not swarm.passes.drawn_for
@@ -165,31 +167,31 @@ def outgrown(swarm: Swarm) -> bool:
         return False
     if len(swarm.racks) > 1 or ahead <= max(0, _levels(swarm) - _levels_anew(swarm)):
         return True
-    if not swarm.edges.unplanned:  # who waits may make trees deeper
+    if not swarm.edges.unplanned:  # a host that waits may make trees deeper
         swarm.passes.kept(swarm.receivers)
     return False
 
 
 def _levels(swarm: Swarm) -> int:
-    """How many hosts are on the longest way down a tree."""
+    """Hosts on the longest path down a tree."""
     deepest = 0
     for stripe in range(swarm.stripes):
         depths: dict[str | None, int] = {None: 0, FROM_ORIGIN: 0}
         for host, member in swarm.members.items():
-            way, at = [host], member.parents[stripe]
-            while at not in depths:
-                way.append(at or "")
-                at = swarm.members[at or ""].parents[stripe]
-            for each in reversed(way):
-                depths[each] = depths[at] + 1
-                at = each
+            path, current = [host], member.parents[stripe]
+            while current not in depths:
+                path.append(current or "")
+                current = swarm.members[current or ""].parents[stripe]
+            for name in reversed(path):
+                depths[name] = depths[current] + 1
+                current = name
         deepest = max(deepest, *depths.values())
     return deepest
 
 
 def _levels_anew(swarm: Swarm) -> int:
-    """The same if all hosts were placed together: those who forward the stripe at the top, the
-    others below them."""
+    """Hosts on the longest path down if all were attached together: the hosts that forward the
+    stripe at the top, the others below them."""
     fanout = max(2, swarm.fanout)
     levels = inner = width = 1
     while inner * fanout < swarm.receivers:
@@ -200,8 +202,8 @@ def _levels_anew(swarm: Swarm) -> int:
 
 
 def clear(swarm: Swarm) -> dict[tuple[str, int], str]:
-    """Take all seats and all edges but those of the roots away; returns the parents that were, by
-    (host, stripe)."""
+    """Take all slots from the stripes and detach all hosts but the roots; return the former parents
+    by (host, stripe)."""
     parents: dict[tuple[str, int], str] = {}
     for member in swarm.members.values():
         member.clear_slots()
@@ -219,6 +221,7 @@ def _attached(swarm: Swarm, member: Member, stripe: int) -> bool:
 
 
 def _allot(member: Member, stripe: int, lacking: list[int], slots: int) -> None:
+    """Allot up to `slots` of the member's unallotted slots to a stripe, no more than it lacks."""
     taken = min(slots, member.unallotted, lacking[stripe])
     if taken > 0:
         member.allot(stripe, taken)

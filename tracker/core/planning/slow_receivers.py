@@ -1,10 +1,10 @@
-"""Light hosts: where those with slow downlinks receive.
+"""Slow receivers: the parents of hosts whose downlinks are slow.
 
-Theory. A light host takes no seat, as it takes next to nothing of an uplink. But each of several
-below one host takes a part, its first blocks hold the others up, and everybody below that host
-loses by it. So each hangs at a host of its own, all of whose children are leaves, and moves there
-when things change around it. Light hosts could as well feed one another; but one that was called
-light by mistake could then never show that it is not.
+Theory. A slow receiver takes no upload slot, as it takes next to nothing of an uplink. But each of
+several below one host takes a part, its first blocks delay the other children, and all hosts below
+these lose by it. So each slow receiver has a parent of its own, all of whose children are leaves,
+and moves to such a one when things change around it. Slow receivers could as well feed one another;
+but one that was called slow by mistake could then never show that it is not.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from tracker.core.member import Member
 from tracker.core.swarm import Swarm
 
 STAY_S, STAY_MAX_S = 2.0, 10.0
-"""How long a light host stays where it is before it is looked at again; the second where it has got
-no piece meanwhile."""
+"""How long a slow receiver keeps its parent before the edge is looked at again; the second where it
+has got no piece meanwhile."""
 
 TRIES = 64
-"""Hosts of its rack among which a better place is looked for each time."""
+"""Hosts of its rack among which a better parent is sought each time."""
 
 Carrier = tuple[bool, bool, int, bool, int, str]
-"""Who could carry one more: whether it is to carry none; whether others hang below its children;
-how many light ones it has; whether all its seats are taken; its order; its name. The smallest costs
-least."""
+"""A host that could feed one more slow receiver: whether it has no slots; whether its children
+forward the stripe; how many slow receivers it feeds; whether all its slots are taken; its order;
+its name. The smallest costs least."""
 
 
 class Carriers:
-    """The hosts of a rack that could feed light ones in a stripe."""
+    """The hosts of a rack that could feed slow receivers in a stripe."""
 
     def __init__(self, swarm: Swarm, stripe: int, rack: str) -> None:
         self.swarm = swarm
@@ -42,24 +42,24 @@ class Carriers:
         heapq.heapify(self._heap)
 
     def best(self, child: Member) -> str | None:
-        """Where a light host costs least, if anywhere."""
+        """The parent where a slow receiver costs least, if there is one."""
         passed: list[Carrier] = []
-        found = None
-        while self._heap and found is None:
+        parent = None
+        while self._heap and parent is None:
             key = heapq.heappop(self._heap)
-            now = self._carrier(self.swarm.members[key[5]])
-            if now > key:
-                heapq.heappush(self._heap, now)
+            current = self._carrier(self.swarm.members[key[5]])
+            if current > key:
+                heapq.heappush(self._heap, current)
                 continue
-            passed.append(now)
-            if (child.host, now[5]) not in self.swarm.edges.avoided:
-                found = now[5]
+            passed.append(current)
+            if (child.host, current[5]) not in self.swarm.edges.avoided:
+                parent = current[5]
         for key in passed:
             heapq.heappush(self._heap, key)
-        return found
+        return parent
 
     def add(self, member: Member) -> None:
-        """A host of the rack has a way up now."""
+        """A host of the rack has a path up now."""
         if not member.slow_receiver:
             heapq.heappush(self._heap, self._carrier(member))
 
@@ -70,9 +70,10 @@ class Carriers:
 
 
 def relocate(swarm: Swarm, member: Member, *, now: float) -> bool:
-    """Move a light host that has come to be in others' way, because of what happened around it
-    since it got its place, or that brings a stripe into its rack for itself alone; returns whether
-    it moved. Not from one such place to another: whoever gets it waits for its first blocks."""
+    """Move a slow receiver that has come to be in the way of others, because of what happened
+    around it since it got its parent, or that imports a stripe into its rack for itself alone;
+    return whether it moved. It does not move from one such parent to another, since it would wait
+    for its first blocks there."""
     moved = False
     for stripe, name in enumerate(member.parents if member.slow_receiver and member.present else ()):
         if not name or not _stayed(member, stripe, now):
@@ -82,18 +83,18 @@ def relocate(swarm: Swarm, member: Member, *, now: float) -> bool:
             continue
         names = list(swarm.racks[member.rack])
         first = member.order % len(names)
-        tried = (swarm.members[each] for each in (names[first:] + names[:first])[:TRIES])
-        found = next((each for each in tried if _fits(swarm, stripe, member, each)), None)
-        if found is not None:
+        candidates = (swarm.members[candidate] for candidate in (names[first:] + names[:first])[:TRIES])
+        better = next((candidate for candidate in candidates if _fits(swarm, stripe, member, candidate)), None)
+        if better is not None:
             swarm.edges.set_now(now)  # the report may have told nothing new of this swarm
-            swarm.edges.attach(stripe, member.host, found.host)
+            swarm.edges.attach(stripe, member.host, better.host)
             moved = True
     return moved
 
 
 def reclassify(swarm: Swarm, member: Member, *, slow_receiver: bool) -> None:
-    """A host is light from now on, or no longer. Where it does not fit then the planner finds it
-    another place."""
+    """A host is a slow receiver from now on, or no longer. Where it does not fit then it waits for
+    another parent."""
     if member.slow_receiver == slow_receiver:
         return
     slots: Counter[str] = Counter()
@@ -106,7 +107,7 @@ def reclassify(swarm: Swarm, member: Member, *, slow_receiver: bool) -> None:
         else:
             slots[parent.host] += 1
     swarm.set_slow_receiver(member, slow_receiver)
-    # Else another child would get the seat that is left over in another stripe. All seats that it
+    # Else another child would get the slot that is left over in another stripe. All slots that it
     # takes count by now.
     for stripe, name in enumerate(member.parents if not slow_receiver else ()):
         parent = swarm.members.get(name or "")
@@ -115,13 +116,14 @@ def reclassify(swarm: Swarm, member: Member, *, slow_receiver: bool) -> None:
 
 
 def _stayed(member: Member, stripe: int, now: float) -> bool:
-    """Whether a light host has been long enough where it is, and has got a piece there: what has
+    """Whether a slow receiver has had its parent long enough, and has got a piece from it: what has
     come of the next would be lost."""
     stayed_s = now - member.attached_at[stripe]
     return stayed_s >= STAY_MAX_S or (stayed_s >= STAY_S and member.moved_at[stripe] > member.attached_at[stripe])
 
 
 def _fits(swarm: Swarm, stripe: int, child: Member, parent: Member) -> bool:
+    """Whether a slow receiver may move to this parent."""
     if (
         parent is child
         or not parent.present
@@ -135,17 +137,17 @@ def _fits(swarm: Swarm, stripe: int, child: Member, parent: Member) -> bool:
 
 
 def _can_carry(swarm: Swarm, parent: Member, *, slow_receiver: int) -> bool:
-    """Whether a host with seats has no more light children than that, and no others hang below its
-    children."""
+    """Whether a host with slots feeds no more than so many slow receivers, and its children forward
+    to no others."""
     return bool(parent.slots) and _slow_children(swarm, parent) <= slow_receiver and not _inner(swarm, parent)
 
 
 def _slow_children(swarm: Swarm, parent: Member) -> int:
-    """In all stripes."""
+    """Slow receivers below a host, in all stripes."""
     return sum(swarm.members[child].slow_receiver for names in parent.children for child in names)
 
 
 def _inner(swarm: Swarm, parent: Member) -> bool:
-    """Whether others hang below a host's children, light ones apart."""
+    """Whether a host's children forward to others that are no slow receivers."""
     below = (swarm.members[child].children[stripe] for stripe, names in enumerate(parent.children) for child in names)
     return any(not swarm.members[each].slow_receiver for names in below for each in names)

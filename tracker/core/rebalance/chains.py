@@ -1,21 +1,21 @@
-"""Chains: in the tail those who are late pass a stripe on from one to the next.
+"""Chains: in the tail late hosts pass a stripe on from one to the next.
 
-Theory. A subtree that lost time keeps its distance to the others for as long as every edge runs at
-its share of an uplink. When the others are done, uplinks stand idle, but none of those is in the
-subtree's rack, or it has nothing that the subtree lacks: then a host feeds four that lag as one, at
-a quarter of its uplink each, while their own serve nobody. So they line up: one child stays, the
-next receives from it, and so on, and the stripe runs through all of them with the whole uplink of
-each. A longer way costs the time of one piece per host. Where the one who brings the stripe into
-the rack is itself one of many children, it goes to an idle host of another rack that has the whole
-stripe; what it has it does not fetch again, so no more comes into the rack than before.
+Theory. A subtree that lost time keeps its distance to the others for as long as every edge gets its
+share of an uplink. When the others are done, uplinks are idle, but none of those is in the
+subtree's rack, or its host has nothing that the subtree lacks. Then a host feeds four that lag as
+one, at a quarter of its uplink each, while theirs serve no host. So they line up: one child stays,
+the next receives from it, and so on, and the stripe passes through all of them with the whole
+uplink of each. A longer path costs the time of one piece per host. Where the importer of the rack
+is itself one of many children, it moves to an idle host of another rack that has the whole stripe;
+it does not fetch again what it has, so no more enters the rack than before.
 
 When a host will be done is reckoned in the time that a whole uplink takes for one piece: not before
 its parent and one piece, not before its parent's uplink has sent what it lacks to all that share
-it, and not before its own downlink has taken what it lacks of all stripes. So nobody moves while
+it, and not before its own downlink has taken what it lacks of all stripes. So no host moves while
 all stripes are still to come: the downlink has no room. Reports are old, so what hosts got since is
-reckoned, too. Each one in turn, who lacks least and stands highest first, takes the place in its
-rack where it is done soonest, or stays if it gains little. A host changes its parent at most every
-SETTLE_S, so that reports tell how it fares.
+reckoned, too. Each host in turn, the one that lacks least and is highest first, takes the parent in
+its rack with which it is done soonest, or keeps its own if it gains little. A host changes its
+parent at most every STAY_S, so that reports show what the change did.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ GAIN_SHARE = 0.25
 
 STAY_S = 0.5
 AHEAD_S = 1.5
-"""A host is taken to go on at its last pace for so long after a report."""
+"""A host is taken to go on at its last rate for so long after a report."""
 
 PAUSE_S = 0.1
 PAUSE_S_PER_MEMBER = 1e-5
-"""Between two looks at a swarm, which cost time in proportion to its members."""
+"""A look at a swarm costs time in proportion to its members, and so does the pause after it."""
 
 TRIES = 4
 MOVES_SHARE = 1 / 4
@@ -55,7 +55,7 @@ def due(swarm: Swarm, *, now: float) -> bool:
 
 
 def line_up(swarm: Swarm, *, now: float) -> int:
-    """Let late hosts receive from each other, and racks from idler ones; returns how many were
+    """Let late hosts receive from each other, and importers from idler hosts; return how many
     moved."""
     swarm.passes.lined_up(now)
     swarm.edges.set_now(now)
@@ -78,9 +78,9 @@ def line_up(swarm: Swarm, *, now: float) -> int:
 
 
 class _Left:
-    """What hosts are still to get, as far as can be reckoned, when they will be done with it, and
-    how many share each uplink. `late` are those who have a stripe and lack much of another; while
-    all stripes are still to come nobody's downlink has room."""
+    """What hosts still lack, as far as can be reckoned, when they will be done with it, and how
+    many share each uplink. `late` are the hosts that have a stripe and lack much of another; while
+    all stripes are still to come no downlink has room."""
 
     def __init__(self, swarm: Swarm, now: float) -> None:
         self.swarm, self.now = swarm, now
@@ -119,22 +119,22 @@ class _Left:
             self.late.append(member)
 
     def lacks(self, member: Member) -> list[float]:
-        """By stripe, in pieces."""
-        known = self._lacks.get(member.host)
-        if known is None:
+        """Pieces that a host lacks, by stripe."""
+        lacks = self._lacks.get(member.host)
+        if lacks is None:
             ahead_s = self._ahead_s(member)
-            known = self._lacks[member.host] = [
+            lacks = self._lacks[member.host] = [
                 max(0.0, total - count - rate * ahead_s)
                 for total, count, rate in zip(self.swarm.totals, member.counts, member.rates, strict=True)
             ]
-        return known
+        return lacks
 
     def load(self, member: Member) -> int:
-        """How many share a host's uplink by now."""
+        """Children that share a host's uplink by now."""
         return member.load - self._ended.get(member.host, 0)
 
     def may_gain(self, member: Member, stripe: int) -> bool:
-        """Whether a host lacks much, has been where it is for a while, and would gain if it had an
+        """Whether a host lacks much, has had its parent for a while, and would gain if it had an
         uplink to itself."""
         if not member.parents[stripe] or self.lacks(member)[stripe] < PIECES_MIN:
             return False
@@ -149,35 +149,34 @@ class _Left:
 
     def ends(self, member: Member, stripe: int) -> float:
         """When a host is done with a stripe as things are."""
-        known, way, at = self._ends[stripe], [], member
-        while at.host not in known:
-            lack, parent = self.lacks(at)[stripe], at.parents[stripe]
+        ends, path, current = self._ends[stripe], [], member
+        while current.host not in ends:
+            lack, parent = self.lacks(current)[stripe], current.parents[stripe]
             if lack < 1:
-                known[at.host] = 0.0
+                ends[current.host] = 0.0
             elif parent is None:
-                known[at.host] = inf
+                ends[current.host] = inf
             elif parent == FROM_ORIGIN:
-                known[at.host] = self.time(at, stripe, 0.0, self.swarm.stripes)
+                ends[current.host] = self.time(current, stripe, 0.0, self.swarm.stripes)
             else:
-                way.append(at)
-                at = self.swarm.members[parent]
-        for each in reversed(way):
-            known[each.host] = self.time(each, stripe, known[at.host], max(1, self.load(at)))
-            at = each
-        return known[member.host]
+                path.append(current)
+                current = self.swarm.members[parent]
+        for below in reversed(path):
+            ends[below.host] = self.time(below, stripe, ends[current.host], max(1, self.load(current)))
+            current = below
+        return ends[member.host]
 
     def placed(self, member: Member, stripe: int, ends: float) -> None:
-        """When a host will be done that has its place now."""
+        """Note when a host will be done that has its parent now."""
         self._ends[stripe][member.host] = ends
 
     def forget_ends(self, stripe: int) -> None:
-        """Others come by the stripe in another way since."""
+        """The paths of a stripe have changed since."""
         self._ends[stripe].clear()
 
 
 def _import_anew(swarm: Swarm, stripe: int, left: _Left, late: list[Member], limit: int) -> int:
-    """Let those who bring a stripe into their rack receive it from idle hosts of other racks;
-    returns how many were moved."""
+    """Move importers to idle hosts of other racks; return how many moved."""
     late = [each for each in late if swarm.members[each.parents[stripe] or ""].rack != each.rack]
     if not late:
         return 0
@@ -218,8 +217,8 @@ class _Sources:
             heapq.heapify(candidates)
 
     def take(self, child: Member) -> Member | None:
-        """One for a host: of its own zone, or else of that of its parent. None where its rack has
-        one itself."""
+        """An idle host for an importer: of its own zone, or else of that of its parent. None where
+        its rack has one itself."""
         if child.rack in self.whole:
             return None
         above = self.swarm.members[child.parents[self.stripe] or ""]
@@ -239,78 +238,80 @@ class _Sources:
 
 
 class _Line:
-    """One rack in one stripe, and those who are to be placed, `late`. `loads` and `seats` say how
-    many share the uplink of each host by now, and how many seats are taken as far as is known,
-    without those who are yet to be placed; `free` are the hosts that may take another one, by
-    load."""
+    """One rack in one stripe, and the late hosts that are to get parents. `loads` and `taken` say
+    how many share the uplink of each host by now, and how many slots are taken as far as is known,
+    without the hosts that are yet to get parents; `free` are the hosts that may take another child,
+    by load."""
 
     def __init__(self, swarm: Swarm, stripe: int, left: _Left, late: list[Member]) -> None:
         self.swarm, self.stripe, self.left = swarm, stripe, left
-        known: dict[str, tuple[float, int]] = {}
-        self.late = sorted(late, key=lambda each: (*self._behind(each, known), each.slots < swarm.stripes, each.order))
+        behind: dict[str, tuple[float, int]] = {}
+        self.late = sorted(
+            late, key=lambda member: (*self._behind(member, behind), member.slots < swarm.stripes, member.order)
+        )
         members = [swarm.members[name] for name in swarm.racks[late[0].rack]]
-        self.loads = {each.host: left.load(each) for each in members}
-        self.taken = {each.host: each.load for each in members}
+        self.loads = {member.host: left.load(member) for member in members}
+        self.taken = {member.host: member.load for member in members}
         self.free: list[list[Candidate]] = [[] for _ in range(max(swarm.stripes, swarm.fanout))]
-        for each in self.late:
-            self._count(each.parents[stripe] or "", -1)
-        placed = {each.host for each in self.late}
-        for each in members:
-            if each.host not in placed:
-                self._offer(each)
+        for member in self.late:
+            self._count(member.parents[stripe] or "", -1)
+        placed = {member.host for member in self.late}
+        for member in members:
+            if member.host not in placed:
+                self._offer(member)
 
-    def _behind(self, member: Member, known: dict[str, tuple[float, int]]) -> tuple[float, int]:
-        """What a host lacks, or somebody above it in its rack, and how many are above: who comes
-        later is above nobody who came before."""
-        way = [member]
-        while way[-1].host not in known:
-            at = way[-1]
-            above = self.swarm.members.get(at.parents[self.stripe] or "")
-            if above is None or above.rack != at.rack:
-                known[at.host] = self.left.lacks(at)[self.stripe], 0
+    def _behind(self, member: Member, behind: dict[str, tuple[float, int]]) -> tuple[float, int]:
+        """What a host lacks, or a host above it in its rack, and how many are above: a later host
+        is above no earlier one."""
+        path = [member]
+        while path[-1].host not in behind:
+            current = path[-1]
+            above = self.swarm.members.get(current.parents[self.stripe] or "")
+            if above is None or above.rack != current.rack:
+                behind[current.host] = self.left.lacks(current)[self.stripe], 0
             else:
-                way.append(above)
-        while len(way) > 1:
-            lack, hosts = known[way.pop().host]
-            known[way[-1].host] = max(lack, self.left.lacks(way[-1])[self.stripe]), hosts + 1
-        return known[member.host]
+                path.append(above)
+        while len(path) > 1:
+            lack, hosts = behind[path.pop().host]
+            behind[path[-1].host] = max(lack, self.left.lacks(path[-1])[self.stripe]), hosts + 1
+        return behind[member.host]
 
     def _count(self, parent: str, children: int) -> None:
-        """A host, if it stands in the rack, has got or lost children."""
+        """A host of the rack has got or lost children."""
         if parent in self.loads:
             self.loads[parent] += children
             self.taken[parent] += children
 
     def _offer(self, member: Member) -> None:
-        """Take a host into account as a parent."""
+        """Consider a host as a parent."""
         load = self.loads[member.host]
         if load < len(self.free) and _serves(self.swarm, member, self.taken[member.host]):
             candidate = self.left.ends(member, self.stripe), member.order, member.host
             heapq.heappush(self.free[load], candidate)
 
     def run(self, limit: int) -> int:
-        """Place the hosts; returns how many were moved. Beyond the limit those still move whose
-        seats were taken."""
+        """Give the late hosts their parents; return how many moved. Beyond the limit only those
+        move whose slots were taken."""
         moved, left, stripe = 0, self.left, self.stripe
         for child in self.late:
             above = self.swarm.members[child.parents[stripe] or ""]
             ends = self._stays(child, above)
-            found = self._best(child, above, ends) if moved < limit or ends == inf else None
-            if found is not None:
-                ends, above = found
+            move = self._best(child, above, ends) if moved < limit or ends == inf else None
+            if move is not None:
+                ends, above = move
                 self.swarm.edges.move(stripe, child, above)
                 moved += 1
             elif ends == inf:
                 self.swarm.passes.strain()  # one too many stays
             left.placed(child, stripe, ends)
             self._count(above.host, 1)
-            for each in (above, child):
-                if each.host in self.loads:
-                    self._offer(each)
+            for changed in (above, child):
+                if changed.host in self.loads:
+                    self._offer(changed)
         return moved
 
     def _stays(self, child: Member, above: Member) -> float:
-        """When a host is done if it stays; who came before may have taken its seat."""
+        """When a host is done if it keeps its parent; an earlier host may have taken its slot."""
         if above.host not in self.loads:
             shared = max(1, self.left.load(above))
         elif above.slots > self.taken[above.host]:
@@ -320,8 +321,8 @@ class _Line:
         return self.left.time(child, self.stripe, self.left.ends(above, self.stripe), shared)
 
     def _best(self, child: Member, above: Member, stays: float) -> tuple[float, Member] | None:
-        """When a host is done soonest, and where; None if it stays. Nobody goes where as many share
-        an uplink as now."""
+        """When a host is done soonest, and with which parent; None if it keeps its own. No host
+        moves where as many share an uplink as now."""
         best: tuple[float, Candidate] | None = None
         loads = self.left.load(above) - 1 if stays < inf else len(self.free)
         for load, candidates in enumerate(self.free[: max(1, loads)]):
@@ -335,20 +336,20 @@ class _Line:
         return best[0], self.swarm.members[best[1][2]]
 
     def _first(self, child: Member, above: Member, load: int, candidates: list[Candidate]) -> Candidate | None:
-        """The first of those with a load that may feed the child."""
+        """The first of the candidates with a load that may feed the child."""
         passed: list[Candidate] = []
-        found = None
-        while candidates and found is None and len(passed) < TRIES:
+        first = None
+        while candidates and first is None and len(passed) < TRIES:
             candidate = heapq.heappop(candidates)
             name = candidate[2]
             if self.loads[name] != load:
                 continue
             passed.append(candidate)
             if name != above.host and _may_feed(self.swarm, self.stripe, child, self.swarm.members[name]):
-                found = candidate
+                first = candidate
         for candidate in passed:
             heapq.heappush(candidates, candidate)
-        return found
+        return first
 
 
 def _gains(stays: float, goes: float) -> bool:
@@ -357,13 +358,13 @@ def _gains(stays: float, goes: float) -> bool:
 
 
 def _serves(swarm: Swarm, member: Member, load: int) -> bool:
-    """Whether a host with this load may feed another one: it is there, and its uplink is not held
+    """Whether a host with this load may feed another one: it is present, and its uplink is not held
     to be slow."""
     return member.present and not member.slow_receiver and swarm.stripes <= member.slots > load
 
 
 def _may_feed(swarm: Swarm, stripe: int, child: Member, parent: Member) -> bool:
-    """Whether a host may receive from another one: that did not fail it a moment ago, and does not
+    """Whether a host may receive from another one, which did not fail it a moment ago and does not
     receive from it."""
     return (child.host, parent.host) not in swarm.edges.avoided and not swarm.edges.receives_through(
         stripe, parent.host, child.host

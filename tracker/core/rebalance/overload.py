@@ -1,12 +1,12 @@
-"""Balance: children of hosts that carry more than their seats, moved a few at a time.
+"""Overload: moves children of hosts that serve more than their upload slots, a few at a time.
 
-Theory. Where hosts fall out or turn out slow, somebody carries an additional child, and all its
-children, with everybody below them, go at a fraction of the pace. If another host of the rack has a
-seat that stands idle, in whatever stripe, the child moves there. If seats are short everywhere, the
-burden is borne by hosts all of whose children are leaves in their stripe, so that nobody further
-down loses; and among these it goes round: the leaf that lost most changes places with the one that
-lost least. All lose a little then, and nobody much. A running stream is not restarted: the child
-changes its parent between two pieces.
+Theory. Where hosts fail or turn out slow, a host serves an additional child, and all its children,
+with all hosts below them, get a fraction of the rate. If another host of the rack has an idle slot,
+in whatever stripe, the child moves there. If slots are short everywhere, hosts all of whose
+children are leaves in their stripe bear the overload, so that no host further down loses. Among
+these it goes round: the leaf that lost most is exchanged for the one that lost least. All lose a
+little then, and none much. A running stream is not restarted: the child changes its parent between
+two pieces.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ PAUSE_S = 0.5
 MOVES_SHARE = 1 / 16
 BEHIND_PIECES = 4
 BEHIND_S = 0.5
-"""A host is taken as a parent although it is so much behind its child: that waits once, and goes on
-faster than a child of three."""
+"""A host is taken as a parent although it is so much behind its child: the child waits once, and
+goes on faster than one of three."""
 
 UNEVEN_S = 0.4
-"""Leaves change places when one has lost so much more than the other."""
+"""Leaves are exchanged when one has lost so much more than the other."""
 
 TRIES = 64
 
 
 def spread_overload(swarm: Swarm, *, now: float) -> int:
-    """Move children away from overloaded hosts; returns how many moved. Clears `strained` when
-    nobody is overloaded."""
+    """Move children away from overloaded hosts; return how many moved. Clears Passes.strained when
+    no host is overloaded."""
     swarm.passes.spread(now)
     overloaded = [member for member in swarm.members.values() if member.slots and member.load > member.slots]
     if not overloaded:
@@ -52,8 +52,8 @@ def spread_overload(swarm: Swarm, *, now: float) -> int:
 
 
 class _Rack:
-    """Hosts of one rack that could carry more: `idle` have an unused seat, `bearing` as many
-    children as seats, all of them leaves."""
+    """Hosts of one rack that could serve more: `idle` ones have an unused slot, `bearing` ones as
+    many children as slots, all of them leaves."""
 
     def __init__(self, swarm: Swarm, rack: str) -> None:
         self.swarm = swarm
@@ -70,8 +70,8 @@ class _Rack:
         self.bearing.sort(key=lambda each: (-_lowest(swarm, each), each.order))
 
     def relieve(self, member: Member, inner: bool) -> int:
-        """Make an overloaded host's children better off, if that can be; returns how many hosts
-        changed their parents. `inner`: whether others hang below some child."""
+        """Make an overloaded host's children better off, if that can be; return how many hosts
+        changed their parents. `inner`: whether a child forwards to others."""
         children = [
             (stripe, self.swarm.members[name])
             for stripe, names in enumerate(member.children)
@@ -98,8 +98,8 @@ class _Rack:
         return 0
 
     def _displace(self, stripe: int, child: Member, carrier: Member) -> bool:
-        """Let a child that others hang below take the place of a leaf, for which a third host finds
-        room; returns whether it could."""
+        """Let a child that forwards to others replace a leaf, for which a third host has room;
+        return whether it could."""
         for name in carrier.children[stripe]:
             leaf = self.swarm.members[name]
             for other in (*self.idle[:TRIES], *self.bearing[:TRIES]):
@@ -112,8 +112,8 @@ class _Rack:
         return False
 
     def _change_places(self, stripe: int, late: Member) -> int:
-        """Let the leaf of an overloaded host that lost most change places with one that lost least;
-        returns how many moved."""
+        """Exchange the leaf of an overloaded host that lost most for one that lost least; return
+        how many moved."""
         swarm, upper = self.swarm, _parent(self.swarm, late, stripe)
         for carrier in self.bearing[:TRIES]:
             leaves = [swarm.members[name] for name in carrier.children[stripe]]
@@ -129,6 +129,7 @@ class _Rack:
         return 0
 
     def _fits(self, stripe: int, child: Member, carrier: Member) -> bool:
+        """Whether a carrier may become the child's parent."""
         swarm = self.swarm
         if (
             carrier is child
@@ -157,7 +158,7 @@ def _parent(swarm: Swarm, child: Member, stripe: int) -> Member:
 
 
 def _lowest(swarm: Swarm, member: Member) -> int:
-    """How many pieces the child of a host has that lost most."""
+    """Pieces of that child of a host that lost most."""
     return min(
         (swarm.members[child].counts[stripe] for stripe, names in enumerate(member.children) for child in names),
         default=0,

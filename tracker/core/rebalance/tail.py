@@ -1,12 +1,12 @@
-"""The tail: those who are behind when others are done.
+"""The tail: hosts that are behind when others are done.
 
 Theory. A stripe that fell behind cannot catch up through its own tree, whose inner hosts are busy
 with all their children. Once hosts have the whole of a stripe and few children left to serve, their
-uplinks are idle, wholly or in part: each of them takes over a host that is still far from the end,
-the one that lacks most first, if that gets a larger part of the uplink there than it has of its
-parent's. What it used to take is left to others. A host with a slow downlink would gain nothing,
-and its new parent would first have to find that out. Hosts are not moved for a few pieces, and stay
-within their rack. Where nobody in the rack has the whole, they line up (chains.py).
+uplinks are idle, wholly or in part. Near the end of a swarm the tracker moves late hosts to them,
+the one that lacks most first, if it gets a larger part of the uplink there than of its parent's;
+what it used to take is left to others. A host with a slow downlink would gain nothing, and its new
+parent would first have to find that out. Hosts are not moved for a few pieces, and stay within
+their rack. Where no host in the rack has the whole stripe, the late hosts line up (chains.py).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from tracker.core.swarm import Swarm
 
 @dataclass(slots=True)
 class Tail:
-    """Swarms in which hosts got the last piece of a stripe, or were moved, since they were looked
-    at last."""
+    """Finds swarms with late hosts and moves these."""
 
     _noted: dict[Digest, None] = field(default_factory=dict)
+    """Keys of swarms in which hosts got the last piece of a stripe, or were moved, since the last
+    look. `note`, `catch_up`."""
 
     def note(self, blob: Digest) -> None:
         """A host has got the whole of a stripe."""
@@ -49,12 +50,12 @@ class Tail:
 
 
 def hand_over(swarm: Swarm) -> int:
-    """Give hosts that lack much of a stripe to idler hosts that have all of it; returns how many
-    were moved."""
+    """Move hosts that lack much of a stripe to idler hosts that have all of it; return how many
+    moved."""
     moved = 0
     for names in swarm.racks.values():
         members = [swarm.members[name] for name in names]
-        # Not those whose uplinks are held to be slow.
+        # Not the hosts whose uplinks are held to be slow.
         idle = [member for member in members if member.present and swarm.stripes <= member.slots > member.load]
         if idle:
             for stripe in range(swarm.stripes):
@@ -63,6 +64,7 @@ def hand_over(swarm: Swarm) -> int:
 
 
 def _hand_over(swarm: Swarm, stripe: int, members: list[Member], idle: list[Member]) -> int:
+    """Move late hosts of one rack in one stripe; return how many moved."""
     total = swarm.totals[stripe]
     whole = [member for member in idle if member.counts[stripe] == total and member.load < member.slots]
     if not whole:

@@ -1,25 +1,23 @@
-"""Repair: taking apart what does not work, so that the planner can put it together anew.
+"""Repair: takes apart what does not work, so that the planner can put it together anew, and takes
+over streams that run already.
 
 Theory. A host that stands still complains of its parent. Where the parent has more of the stripe
-than the host has, the edge between them is at fault. Where the parent has no more, somebody above
-is held up, and moving this host would help nobody: the complaint is followed up to the edge that
-blocks (`Swarm.blocked`). Whoever is below that edge complains as well; once it has done so
-STUCK_COMPLAINTS times without getting a piece, it may be cut off from everybody, and those below it
-are freed.
+than the host has, the edge between them is at fault. Where it has no more, a host higher up is held
+up, and moving this host would help no host: the complaint is followed up to the edge that blocks
+(Edges.blocked). The host below that edge complains as well. Once it has done so STUCK_COMPLAINTS
+times without getting a piece, it may be cut off from all others, and its children are freed.
 
 A lease whose holder cannot read the origin, or passes on nothing good of what it reads, goes to one
-of its children. The origin itself may be away, so that happens with growing pauses, from
+of its children. The origin itself may be away, so leases move with growing pauses, from
 LEASE_MOVE_S, unless the holder says that the content is wrong. Where agents bring along a lease for
 a stripe that has one, as when the tracker restarted and a newcomer spoke first, the holder with the
 most pieces keeps it: the others would read again what it has read. Once a host has the whole of a
-stripe, nobody reads that from the origin any more.
+stripe, no host reads that from the origin any more.
 
-Adoption: streams that run already become edges of the tree that this tracker keeps.
-
-After a restart, or a break of its session, an agent says from whom it receives. Such a stream goes
-on as it is, unless it would close a circle or read from the origin what another host of its zone
-reads or any host has. While no tracker answered, a keeper may have begun to read
-(p2pdist/core/sources.py): it gets the lease now, or a parent.
+Reattaching. After a restart of the tracker, or a break of its session, an agent says from whom it
+receives. Such a stream becomes an edge and runs on, unless it would close a cycle, or reads from
+the origin what another host of its zone reads or any host has. While no tracker answered, a
+superpeer may have begun to read (p2pdist/core/sources.py): it gets the lease now, or a parent.
 """
 
 from __future__ import annotations
@@ -30,11 +28,30 @@ from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.swarm import Swarm
 
+AVOID_S = 5.0
+AVOID_CORRUPT_S = 600.0
+"""As long as the host that met wrong bytes leaves their source alone (p2pdist/core/sources.py)."""
+
+STUCK_COMPLAINTS = 2
+"""So often a host must have complained, with no piece in between, before its parent is taken for
+stuck, or a lease moves on its account: what a reader has not passed on is read again."""
+
+GIVES_S = 3.0
+GIVING_COMPLAINTS = 5
+"""A parent that has sent something within GIVES_S is not stuck: the path from it may be slow. With
+pauses that double, so many complaints take 18 s. Until then the planner takes it again rather than
+the origin, though rather any other parent."""
+
+SLOW_RECEIVER_COMPLAINTS = 3
+"""Over a slow downlink a piece takes long from any parent, and what came of it is lost with every
+change: only once the host has complained so often since it last got a piece is its parent at
+fault."""
+
 
 def reattach(swarm: Swarm, member: Member, stripe: int, parent: str | None, add_absent: Callable[[str], bool]) -> None:
-    """Take over a stream that runs already. A host without one is told its parent again, or given
-    another when that is away. `stand_in` takes an unknown parent into the swarm and says whether it
-    could."""
+    """Take over a stream that runs already. A host without one is told its parent again, or waits
+    for another when that is away. `add_absent` adds an unknown parent to the swarm and says whether
+    it could."""
     host, known = member.host, member.parents[stripe]
     member.set_superpeers(())  # its agent may have started anew
     if member.counts[stripe] == swarm.totals[stripe] or parent == known:
@@ -58,39 +75,19 @@ def reattach(swarm: Swarm, member: Member, stripe: int, parent: str | None, add_
 
 
 def _is_whole(swarm: Swarm, stripe: int) -> bool:
-    """Whether somebody present has the whole stripe."""
+    """Whether a host that is present has the whole stripe."""
     return any(each.present and each.counts[stripe] == swarm.totals[stripe] for each in swarm.members.values())
-
-
-AVOID_S = 5.0
-AVOID_CORRUPT_S = 600.0
-"""As long as the host that met wrong bytes leaves their source alone (p2pdist/core/sources.py)."""
-
-STUCK_COMPLAINTS = 2
-"""So often a host must have complained, with no piece in between, before its parent is taken for
-stuck, or a lease moves on its account: what a reader has not passed on is read again."""
-
-GIVES_S = 3.0
-GIVING_COMPLAINTS = 5
-"""A parent that has sent something of late is not stuck: the way from it may be slow. With pauses
-that double, so many complaints take 18 s; until then the planner takes it again rather than the
-origin, though rather any other parent."""
-
-SLOW_RECEIVER_COMPLAINTS = 3
-"""Over a slow downlink a piece takes long from whomever it comes, and what came of it is lost with
-every change: only once the host has complained so often since it last got a piece is its parent at
-fault."""
 
 
 def avoid_s(member: Member, stripe: int, reason: str) -> float:
     """For how long a host is not given a source again that failed it: the longer, the more often it
-    complained since it last got a piece, so that one whom several fail in a row goes through the
-    others first."""
+    complained since it last got a piece, so that a host that several fail in a row tries the others
+    first."""
     return AVOID_CORRUPT_S if reason == "corrupt" else AVOID_S * 2.0 ** min(4, member.complaints[stripe] - 1)
 
 
 def at_fault(swarm: Swarm, child: Member, stripe: int) -> bool:
-    """Whether it is for the parent, or for the edge to it, that a host stands still in a stripe."""
+    """Whether a host stands still in a stripe because of its parent, or the edge to it."""
     parent = swarm.members.get(child.parents[stripe] or "")
     reads = parent is not None and parent.parents[stripe] == FROM_ORIGIN
     if child.complaints[stripe] < (
@@ -101,8 +98,7 @@ def at_fault(swarm: Swarm, child: Member, stripe: int) -> bool:
 
 
 def free_blocked(swarm: Swarm, stripe: int, child: str, *, now: float) -> bool:
-    """Somebody above `child` is held up: free those whom that host keeps waiting if it is stuck;
-    returns whether it did."""
+    """A host above `child` is held up: free its children if it is stuck; return whether it is."""
     host = swarm.edges.blocked(stripe, child)
     if host is None or host == child:
         return False
@@ -118,8 +114,8 @@ def free_blocked(swarm: Swarm, stripe: int, child: str, *, now: float) -> bool:
 
 
 def move_lease(swarm: Swarm, stripe: int, host: str, *, now: float, at_once: bool) -> bool:
-    """Take a stripe's lease from its holder; its children come into question for it, the one with
-    the most pieces first. Returns whether it did."""
+    """Take a stripe's lease from its holder; its children may get it, the one with the most pieces
+    first. Return whether it moved."""
     member = swarm.members[host]
     if member.parents[stripe] != FROM_ORIGIN:
         return False
@@ -136,11 +132,12 @@ def move_lease(swarm: Swarm, stripe: int, host: str, *, now: float, at_once: boo
 
 
 def _lacks(member: Member, swarm: Swarm, stripe: int) -> bool:
+    """Whether a member is present and lacks pieces of the stripe."""
     return member.present and member.counts[stripe] < swarm.totals[stripe]
 
 
 def origin_failed(swarm: Swarm, stripe: int, host: str, reason: str, *, now: float) -> tuple[bool, P2PDistError | None]:
-    """The holder of a lease cannot read the origin. Returns whether the lease moves, and why the
+    """The holder of a lease cannot read the origin. Return whether the lease moves, and why the
     swarm must end: wrong or missing content at the origin ends it once two hosts, or the only one,
     met it."""
     damning = reason in {"corrupt", "missing"}
@@ -152,8 +149,8 @@ def origin_failed(swarm: Swarm, stripe: int, host: str, reason: str, *, now: flo
 
 
 def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:
-    """Whether a host that reads a stripe from the origin may go on: it has more of it than any
-    holder of its zone's lease, who then lose it."""
+    """Whether a host that reads a stripe from the origin may go on: it has more of it than the
+    holders of its zone's lease, which then lose it."""
     count, zone = swarm.members[host].counts[stripe], swarm.members[host].zone
     holders = [holder for holder in swarm.edges.roots[stripe] if swarm.members[holder].zone == zone]
     if any(swarm.members[holder].counts[stripe] >= count for holder in holders):
@@ -164,8 +161,8 @@ def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:
 
 
 def spare_origin(swarm: Swarm, host: str) -> bool:
-    """Where a host has the whole of a stripe, take the lease from whoever else still holds one;
-    returns whether somebody did."""
+    """Where a host has the whole of a stripe, take the lease from the hosts that still hold one;
+    return whether any did."""
     member, found = swarm.members[host], False
     for stripe, holders in enumerate(swarm.edges.roots):
         if holders and member.counts[stripe] == swarm.totals[stripe]:
@@ -176,9 +173,9 @@ def spare_origin(swarm: Swarm, host: str) -> bool:
 
 
 def relieve(swarm: Swarm, member: Member, slots: int, *, now: float) -> None:
-    """Give a host a smaller budget. Its children wait for other parents, and it does too where it
-    had any: its best child takes its place, and it becomes a leaf; as a root it makes room for
-    another. Light ones stay until there is a better place (light.py)."""
+    """Reduce a host's upload slots. Its children wait for other parents, and it does too where it
+    had any: its best child takes its position, and it becomes a leaf; as a root it makes room for
+    another. Slow receivers stay until there is a better parent (planning/slow_receivers.py)."""
     member.reduce_slots(slots, now=now)
     for stripe in range(swarm.stripes):
         if member.children[stripe] and not member.seed:

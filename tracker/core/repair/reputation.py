@@ -1,12 +1,9 @@
-"""Standing: what each host may carry, by what it showed and by what others say of it.
+"""Reputation: how many upload slots each host has, by what it showed and by what others report of
+it.
 
-A host's budget of seats follows its uplink (capacity.py), and where a blob has but one stripe the
-number of hosts (fanout.py). A host that several others found sending wrong bytes or refusing to
-serve is shunned for a while and has none.
-
-A host that is about to end leaves all its swarms at once, with its leases: nothing new is asked of
-it. Its children are planned anew, all of them together, because it fetches nothing more and each of
-them would run dry; until they change their parents it goes on serving them.
+A host's slots follow its uplink (capacity.py), and where a blob has but one stripe the number of
+hosts. A host that several others found sending wrong bytes or refusing to serve is banned for a
+while and has none.
 """
 
 from __future__ import annotations
@@ -24,29 +21,35 @@ from tracker.core.repair.repair import relieve
 from tracker.core.swarm import Swarm
 
 RECOVERY_S = 3.0
-"""How long after the last start preseeds are not judged yet: they take up their pace again, and old
+"""How long after the last start preseeds are not judged yet: they return to their rates, and old
 lags are made up."""
 
 
 @dataclass(slots=True)
 class Reputation:
-    """Shares the fleet's hosts, swarms and schedule."""
+    """Sets upload slots of members, and bans hosts."""
 
     hosts: dict[str, Host]
+    """The fleet's hosts by name."""
     swarms: dict[Digest, Swarm]
+    """The fleet's swarms by key."""
     schedule: Schedule
+    """Hears which swarms are to be planned anew."""
     capacities: Capacities
+    """Remembers uplinks and downlinks."""
     _penalised: dict[str, None] = field(default_factory=dict)
+    """Hosts with penalties. `penalise`, `expire`."""
     _start_at: float = -inf
+    """Time at which a job's start was last under way. `expire`."""
 
     def slots(self, host: Host, swarm: Swarm, *, now: float) -> int:
-        """Seats of a host in a swarm."""
+        """Upload slots of a host in a swarm."""
         return 0 if host.banned else self.capacities.slots(host.name, swarm.fanout, now=now)
 
     def set_fanout(self, swarm: Swarm, *, now: float) -> None:
-        """Before a swarm is planned: where a blob has but one stripe, let its hosts have as many
-        seats as their number asks for. All of them are for that stripe, and a host keeps the
-        children that it has."""
+        """Before a swarm is planned: where a blob has but one stripe, its hosts get as many slots
+        as their number asks for. All of them are for that stripe, and a host keeps the children
+        that it has."""
         if swarm.stripes > 1 or not swarm.edges.unplanned:
             return
         slots = fanout(len(swarm.members), swarm.layout, self.capacities.typical())
@@ -59,25 +62,25 @@ class Reputation:
             member.allot_all()
 
     def relieve(self, host: Host, reason: str, *, now: float) -> None:
-        """Fit a host's children to its budget. Its best child takes its place, and it becomes a
+        """Fit a host's children to its slots. Its best child takes its position, and it becomes a
         leaf."""
         for blob in host.swarms:
             swarm = self.swarms[blob]
             member = swarm.members[host.name]
             relieve(swarm, member, self.slots(host, swarm, now=now), now=now)
             reclassify(swarm, member, slow_receiver=self.capacities.slow_receiver(host.name))
-            swarm.record(now, f"{host.name} keeps {member.slots} seats: {reason}")
+            swarm.record(now, f"{host.name} keeps {member.slots} upload slots: {reason}")
             self.schedule.ask(blob, reason, now)
 
     def retry(self, swarm: Swarm, *, now: float) -> None:
-        """Seats are short in a swarm: give hosts theirs back that were called slow a while ago and
+        """Slots are short in a swarm: give hosts theirs back that were called slow a while ago and
         keep up themselves."""
         for member in swarm.members.values():
             if member.slots < swarm.fanout and (member.seed or keeps_up(swarm, member)):
                 host = self.hosts[member.host]
                 if self.capacities.retry(member.host, now=now):
                     member.set_slots(max(member.slots, self.slots(host, swarm, now=now)))
-                    swarm.record(now, f"{member.host} is tried again with {member.slots} seats")
+                    swarm.record(now, f"{member.host} is tried again with {member.slots} upload slots")
 
     def excused(self, swarm: Swarm, *, now: float) -> bool:
         """Whether hosts may be slow in a swarm because others come first: it is a preseed, and a
@@ -85,7 +88,7 @@ class Reputation:
         return now - self._start_at < RECOVERY_S and swarm.priority == "preseed"
 
     def clear_slow_receiver(self, host: Host, *, now: float) -> None:
-        """Its downlink is not slow after all."""
+        """The host's downlink is not slow after all."""
         self.capacities.clear_slow_receiver(host.name)
         for blob in host.swarms:
             reclassify(self.swarms[blob], self.swarms[blob].members[host.name], slow_receiver=False)
@@ -98,8 +101,8 @@ class Reputation:
             self.relieve(host, "blamed", now=now)
 
     def expire(self, *, now: float) -> None:
-        """Forget old blame; hosts that are shunned no longer get their seats back. Called often and
-        regularly."""
+        """Forget old penalties; hosts that are no longer banned get their slots back. Called often
+        and regularly."""
         if any(swarm.starting for swarm in self.swarms.values()):
             self._start_at = now
         for name in list(self._penalised):
