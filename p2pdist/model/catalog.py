@@ -200,8 +200,8 @@ class ChunkEncoder:
 
 
 def _cut_block_size(length: int) -> int:
-    """The size of the blocks of a chunk that is cut: whole sectors, for blocks as few and as even as
-    possible."""
+    """The size of the blocks of a chunk that is cut: whole sectors, for blocks as few and as even
+    as possible."""
     count = -(-length // CUT_BLOCK_MAX)
     return -(-length // (count * SECTOR)) * SECTOR
 

@@ -39,8 +39,8 @@ Seconds = Annotated[float, Meta(gt=0, le=SECONDS_MAX)]
 Packages = Annotated[tuple[PackageName, ...], Meta(min_length=1, max_length=PACKAGES_MAX)]
 
 PreseedState = Literal["running", "done", "failed", "cancelled", "expired"]
-"""The state in a preseed's record. `done` means that it once was; `failed`, that its deadline passed
-before it was."""
+"""The state in a preseed's record. `done` means that it once was; `failed`, that its deadline
+passed before it was."""
 
 ENDED: frozenset[PreseedState] = frozenset(["failed", "cancelled", "expired"])
 

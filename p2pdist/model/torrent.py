@@ -154,8 +154,8 @@ class Torrent:
         return sha256(self.info).digest()
 
     def v1_only(self) -> Torrent:
-        """The same content as a torrent of version 1 alone, for clients that stumble over the keys
-        of version 2."""
+        """A torrent of version 1 alone with this content, for clients that stumble over the keys of
+        version 2."""
         info = _dictionary(decode(self.info))
         kept = {key: value for key, value in info.items() if key not in (b"file tree", b"meta version")}
         return replace(self, info=encode(kept), layers=b"")
@@ -164,7 +164,7 @@ class Torrent:
         return len(self.info) + len(self.layers)
 
     def metainfo(self, announce: str, web_seeds: Sequence[str] = ()) -> bytes:
-        """The `.torrent` file: with a tracker's address and those of web seeds (BEP 19), either of
+        """The `.torrent` file, with the addresses of a tracker and of web seeds (BEP 19), either of
         which may be missing."""
         out = [b"d"]
         if announce:
@@ -318,7 +318,7 @@ def _power_of_two(count: int) -> int:
 
 
 def _root(nodes: Sequence[bytes], width: int, pad: bytes) -> bytes:
-    """The root of the tree over `width` nodes, a power of two; those that are missing are `pad`."""
+    """The root of the tree over `width` nodes, a power of two; missing nodes are `pad`."""
     while width > 1:
         if len(nodes) % 2:
             nodes = [*nodes, pad]

@@ -101,7 +101,7 @@ class Stream:
     """One stripe on its way from `parent` (None: the origin) to `child`. `number` is its name in
     the child's download core, `serving` in the parent's uplink core. `finishing` is the piece after
     which the child closes it, or -1; `unread` are pieces that arrived and after which the child
-    does not read on yet (intake.py). `feed` is what reads the origin for a swarm, where that
+    does not read on yet (transfer/stream/frames.py). `feed` is what reads the origin for a swarm, where that
     does."""
 
     __slots__ = (

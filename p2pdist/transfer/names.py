@@ -96,19 +96,19 @@ class Names:
             return numeric, None, 0.0
         now = time.monotonic()
         with self._lock:
-            found_at, found = self._found.get(host, (-FRESH_S, ()))
-            if found and now - found_at < FRESH_S:
-                return found, None, 0.0
+            since, addresses = self._found.get(host, (-FRESH_S, ()))
+            if addresses and now - since < FRESH_S:
+                return addresses, None, 0.0
             failed_at, why = self._failed.get(host, (-FAILED_S, ""))
             if now - failed_at < FAILED_S:
-                if found:
-                    return found, None, 0.0
+                if addresses:
+                    return addresses, None, 0.0
                 raise Unresolved(why)
             future = self._running.get(host)
             if future is None:
                 if len(self._running) >= LOOKUPS_MAX:
-                    if found:
-                        return found, None, 0.0
+                    if addresses:
+                        return addresses, None, 0.0
                     raise Unresolved(f"{host} is not looked up: {LOOKUPS_MAX} names wait for the name servers")
                 future = Future()
                 thread = threading.Thread(target=self._look_up, args=(host, future), name=f"name-{host}", daemon=True)
@@ -127,9 +127,9 @@ class Names:
             if host in self._running:
                 self._unanswered = {**self._still_unanswered(), host: time.monotonic()}
                 _remember(self._failed, host, (time.monotonic(), why))
-            _, found = self._found.get(host, (0.0, ()))
-        if found:
-            return found
+            _, addresses = self._found.get(host, (0.0, ()))
+        if addresses:
+            return addresses
         raise Unresolved(why)
 
     def _is_silent(self) -> bool:
@@ -142,10 +142,10 @@ class Names:
     def _look_up(self, host: str, future: Future[Addresses]) -> None:
         """Look a name up, in a thread of its own, for as long as the resolver takes."""
         began = time.monotonic()
-        found: Addresses = ()
+        addresses: Addresses = ()
         try:
             rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            found = _addresses(rows)
+            addresses = _addresses(rows)
             error = None
         except (OSError, UnicodeError) as failure:
             error = Unresolved(f"{host} has no address: {getattr(failure, 'strerror', None) or failure}")
@@ -156,11 +156,11 @@ class Names:
                 self._unanswered.clear()
             if error is None:
                 self._failed.pop(host, None)
-                _remember(self._found, host, (now, found))
+                _remember(self._found, host, (now, addresses))
             else:
                 _remember(self._failed, host, (now, str(error)))
         if error is None:
-            future.set_result(found)
+            future.set_result(addresses)
         else:
             future.set_exception(error)
 
@@ -172,10 +172,10 @@ class Resolver(AbstractResolver):
         self._names = names
 
     async def resolve(self, host: str, port: int = 0, family: int = socket.AF_UNSPEC) -> list[ResolveResult]:
-        found = await self._names.find_soon(host)
+        addresses = await self._names.find_soon(host)
         return [
             ResolveResult(hostname=host, host=address, port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST)
-            for kind, address in found
+            for kind, address in addresses
             if family in (socket.AF_UNSPEC, kind)
         ]
 
