@@ -1,13 +1,11 @@
-"""Bencoding (BEP 3), in its canonical form only: what BitTorrent's metainfo files and tracker
-answers are written in.
+"""Bencoding (BEP 3) in its canonical form: the encoding of BitTorrent's metainfo files and of
+trackers' responses.
 
 An integer reads `i-7e`, a byte string `3:abc`, a list `l...e`, a dictionary `d...e` with byte
 strings as keys. In the canonical form integers and lengths have no leading zeros, there is no `-0`,
 and keys ascend as raw bytes without a repetition, so that equal values have equal bytes: an info
-hash depends on it. Everything else is refused, not repaired.
-
-Written here because the libraries for it either take more than the canonical form, have no limits,
-or bring a whole BitTorrent client.
+hash depends on it. The decoder refuses everything else. (Libraries for bencoding take more than the
+canonical form, have no limits, or bring a whole BitTorrent client.)
 """
 
 from __future__ import annotations
@@ -82,7 +80,7 @@ def decode(data: bytes, *, bytes_max: int = BYTES_MAX) -> Value:
 
 
 class _Reader:
-    """Reads values from `at` on."""
+    """Reads values from position `at` on."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self.at, self._items = data, 0, 0
@@ -103,14 +101,14 @@ class _Reader:
 
     def _list(self, depth: int) -> Value:
         self.at += 1
-        found: list[Value] = []
+        items: list[Value] = []
         while not self._ends():
-            found.append(self.value(depth + 1))
-        return found
+            items.append(self.value(depth + 1))
+        return items
 
     def _dictionary(self, depth: int) -> Value:
         self.at += 1
-        found: dict[bytes, Value] = {}
+        items: dict[bytes, Value] = {}
         last: bytes | None = None
         while not self._ends():
             self._items += 1
@@ -118,8 +116,8 @@ class _Reader:
             if last is not None and key <= last:
                 self.refuse("its keys are out of order")
             last = key
-            found[key] = self.value(depth + 1)
-        return found
+            items[key] = self.value(depth + 1)
+        return items
 
     def _string(self) -> bytes:
         length = self._number(b":", signed=False)

@@ -1,5 +1,5 @@
-"""Candidates for eviction: what a store says about blobs and trees, and the form of the decision it
-is handed."""
+"""Candidates for eviction: what a store knows of its blobs and trees, and the signature of the
+function that chooses which of them go."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from p2pdist.model.digest import Digest
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A stored blob or tree that might make room. `size` is bytes freed by its going alone,
-    `last_used` seconds since the epoch. The store does not know whether it holds the zone's last
-    copy; whoever does sets it.
+    """A stored blob or tree that might make room. `size` is the bytes that its removal alone frees,
+    `last_used` seconds since the epoch. `last_copy_in_zone` is set by the agent, as the store does
+    not know it.
 
-    `spare`: nothing here needs it to show something; it is kept only to serve others. `needed_by`:
-    trees without which alone it can go. `first`: a policy says that it is not to be kept.
+    `spare`: no mounted view of this host needs it; it is kept only to serve other hosts.
+    `needed_by`: the trees that must be removed with it. `first`: a policy says that it is not to be
+    kept.
     """
 
     digest: Digest
@@ -33,12 +34,12 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Share:
     """`size` bytes that several trees have in common: free when all `owners`, which are candidates,
-    have gone."""
+    were removed."""
 
     owners: frozenset[Digest]
     size: int
 
 
 Chooser = Callable[[Sequence[Candidate], int, Sequence[Share]], list[Digest] | None]
-"""Given candidates, bytes to free, and what candidates share: what to evict, in order; None when
-all that may go would not be enough."""
+"""From candidates, bytes to free and what candidates share: what to evict, in order; None when
+evicting all that may go would not be enough."""

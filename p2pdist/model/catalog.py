@@ -1,9 +1,9 @@
-"""Catalogs: what one packing added to the pool that trees draw on.
+"""Catalogs: the pages, chunk lists and chunks that one packing added to a package's pack pool.
 
 Trees of a package name pages, chunk lists and chunks by BLAKE3; its catalogs say where they are. A
 catalog carries pages and chunk lists itself, and lists the chunks in packs. A pack is a blob of
-stored chunks, one behind the other, without anything between them. Whoever packs a new version
-writes one catalog and packs with what no earlier catalog has.
+stored chunks, one after the other, with nothing between them. Packing a new version writes one
+catalog, and packs with what no earlier catalog has.
 
 Encoded: one zstd frame of the MessagePack of pages, chunk lists and packs. A pack's chunks are
 records of 40 bytes: BLAKE3, length and stored length (little-endian), in the order of the pack.
@@ -40,18 +40,16 @@ SECTOR = 4096
 BLOCK_SIZE = 128 << 10
 CUT_BLOCK_MAX = BLOCK_SIZE - SECTOR
 LEVEL = 5
-"""Of zstd. A tree is packed once and moved to every host, so 3 to 4 % less than level 3 is worth a
-third to a half more time; level 6 takes another 2 % less for a quarter more. Decompressing takes
-the same."""
+"""Of zstd. A tree is packed once and moved to every host, so fewer bytes than at level 3 are worth
+more time; level 6 saves little more. Decompressing takes the same."""
 PACKS_MAX = 1024
 CHUNK_LISTS_MAX = 1 << 19
 CATALOG_BYTES_MAX = 320 << 20
 SPARE_BYTES = 16 << 20
 EXPANSION_MAX = 32
 """Decompressed, all catalogs of a tree together have at most CATALOG_BYTES_MAX, and SPARE_BYTES and
-EXPANSION_MAX times their bytes: hashes, most of it, do not compress. 1,000,000 files with paths of
-30 bytes take 120 MB. Nor do they have more than PAGES_MAX pages and CHUNK_LISTS_MAX chunk lists,
-since each takes memory of its own."""
+EXPANSION_MAX times their bytes: hashes, most of it, do not compress. Nor do they have more than
+PAGES_MAX pages and CHUNK_LISTS_MAX chunk lists, since each takes memory of its own."""
 
 HEAD_BYTES = 18
 """Of a catalog, at its beginning: the longest head of a zstd frame (RFC 8878, 3.1.1.1), which
@@ -115,7 +113,7 @@ class _Catalog(msgspec.Struct, frozen=True, array_like=True):
 
 
 def record(chunk: bytes, length: int, stored: int) -> bytes:
-    """The record of one chunk, to be put behind those before it in the pack."""
+    """The record of one chunk, to be appended to the records of its pack."""
     return _RECORD.pack(chunk, length, stored)
 
 
@@ -133,8 +131,7 @@ def encode_catalog(catalog: Catalog) -> bytes:
 
 def check_expansion(catalogs: Iterable[tuple[int, bytes]]) -> None:
     """Raises Corrupt unless the catalogs of a tree, by length and first HEAD_BYTES bytes, state
-    that they stay within their limits when they are decompressed. Nothing is decompressed for
-    that."""
+    that they stay within their limits when they are decompressed. Decompresses nothing."""
     stored = stated = 0
     for length, head in catalogs:
         try:
@@ -155,7 +152,7 @@ def decode_catalog(data: bytes) -> Catalog:
     """Parse a catalog and check that its packs add up; raises Corrupt."""
     check_expansion([(len(data), data[:HEAD_BYTES])])
     try:
-        # The frame itself says how much memory is taken for it, and there is one.
+        # The one frame itself says how much memory it takes.
         decompressed = zstandard.ZstdDecompressor().decompress(data, read_across_frames=False, allow_extra_data=False)
         plain = msgspec.msgpack.decode(decompressed, type=_Catalog)
     except (zstandard.ZstdError, *UNDECODABLE) as error:
@@ -180,8 +177,8 @@ def _checked(pack: _Pack) -> Pack:
 
 
 class ChunkEncoder:
-    """Encodes chunks, one after the other, in one thread at a time. The first one takes a megabyte
-    of memory, which costs more to get than most files do to compress."""
+    """Encodes chunks, one after the other, in one thread at a time. Its first chunk allocates a
+    megabyte, which costs more than compressing most files."""
 
     def __init__(self) -> None:
         self._compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False)
@@ -203,7 +200,8 @@ class ChunkEncoder:
 
 
 def _cut_block_size(length: int) -> int:
-    """Of the blocks of a chunk that is cut: as few and as even as they can be, in whole sectors."""
+    """The size of the blocks of a chunk that is cut: whole sectors, for blocks as few and as even
+    as possible."""
     count = -(-length // CUT_BLOCK_MAX)
     return -(-length // (count * SECTOR)) * SECTOR
 
@@ -242,16 +240,16 @@ def decode_chunk(stored: bytes | memoryview, length: int) -> bytes:
     if len(stored) == length:
         return bytes(stored)
     decompressor = zstandard.ZstdDecompressor()
-    found = []
+    blocks = []
     for block, size in chunk_blocks(stored, length):
         if len(block) == size:
-            found.append(bytes(block))
+            blocks.append(bytes(block))
             continue
         try:
-            # The frame itself says how much memory is taken for it.
+            # The frame itself says how much memory it takes.
             if zstandard.frame_content_size(block) != size:
                 raise Corrupt("a stored chunk holds a block of another length than it states")
-            found.append(decompressor.decompress(block))
+            blocks.append(decompressor.decompress(block))
         except zstandard.ZstdError as error:
             raise Corrupt(f"a stored chunk cannot be decompressed: {error}") from error
-    return b"".join(found)
+    return b"".join(blocks)

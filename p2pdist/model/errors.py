@@ -1,10 +1,8 @@
-"""Every failure that a user can meet: one small tree.
+"""Every failure that a user can meet: one small tree, and text that is fit for a terminal.
 
-Each class fixes, once, its exit code (see docs/protocol.md), its HTTP status and the `type` of its
+Each class fixes, once, its exit code (docs/protocol.md), its HTTP status and the `type` of its
 problem document (RFC 9457). `what` says what happened and to what; `remedy` says what to do about
 it.
-
-Names that somebody else chose, fit for a terminal or a message.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ import msgspec
 
 
 def printable(text: str) -> str:
-    """Bytes that are not UTF-8 (surrogates, as in os.fsdecode), control characters and others that
-    show nothing as escapes."""
+    """`text`, such as a file's name, with escapes for bytes that are not UTF-8 (surrogates, as in
+    os.fsdecode), control characters and other characters that print nothing."""
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
@@ -25,8 +23,8 @@ def printable(text: str) -> str:
 PROBLEM_BASE = "urn:p2pdist:problem:"
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding untrusted JSON with msgspec may raise: no JSON or of another shape, a string that
-is not UTF-8, nested too deeply."""
+"""What decoding untrusted JSON with msgspec may raise: for text that is no JSON or has another
+shape, for a string that is not UTF-8, and for JSON that is nested too deeply."""
 
 
 class P2PDistError(Exception):
@@ -97,7 +95,7 @@ class Corrupt(P2PDistError):
 
 
 class Space(Protocol):
-    """What statvfs(2) says of a file system, as far as it is needed here."""
+    """The part of statvfs(2)'s result that DiskFull needs."""
 
     @property
     def f_bavail(self) -> int: ...
@@ -111,9 +109,8 @@ class Space(Protocol):
 
 class DiskFull(P2PDistError):
     """Not enough space, or no inode for another file. `needed` and `free` are bytes, and so is
-    `capacity`, which is given where what is needed would not fit if nothing else were there: then
-    no retry helps, here or on another machine like this one. `short_of` says what there is too
-    little of."""
+    `capacity`, which is given where `needed` would not fit into an empty store: then no retry
+    helps, here or on another machine like this one. `short_of` says what is missing."""
 
     slug, title, http_status = "disk-full", "Not enough disk space", 507
 
@@ -140,12 +137,12 @@ class DiskFull(P2PDistError):
             self.details["capacity"] = capacity
 
     @classmethod
-    def on(cls, where: str, found: Space, *, needed: int, code: int | None = errno.ENOSPC) -> DiskFull:
-        """What a write to `where` failed with that ended with the error `code`, `found` being its
-        file system."""
-        without_inodes = found.f_files and not found.f_favail  # where their number is not fixed it is said to be 0 of 0
+    def on(cls, where: str, space: Space, *, needed: int, code: int | None = errno.ENOSPC) -> DiskFull:
+        """The failure of a write to `where` that ended with the error `code`; `space` is that of
+        its file system."""
+        without_inodes = space.f_files and not space.f_favail  # 0 of 0 where their number is not fixed
         short_of = "quota" if code == errno.EDQUOT else "inodes" if without_inodes else "space"
-        return cls(where, needed=needed, free=found.f_bavail * found.f_frsize, short_of=short_of)
+        return cls(where, needed=needed, free=space.f_bavail * space.f_frsize, short_of=short_of)
 
     @property
     def never_fits(self) -> bool:
@@ -196,24 +193,24 @@ _FORESEEN = {
 
 
 def foreseen(error: OSError, subject: str = "") -> P2PDistError | None:
-    """What an OSError means to a user, where it is one that any machine may meet. `subject` is what
-    could not be used; else it is the file that the error names."""
-    told = _FORESEEN.get(error.errno or 0)
-    if told is None:
+    """What an OSError means to a user; None for an error that no machine should meet. `subject` is
+    what could not be used; by default the file that the error names."""
+    meaning = _FORESEEN.get(error.errno or 0)
+    if meaning is None:
         return None
+    text, remedy = meaning
     name = error.filename
     if isinstance(name, bytes):
         name = name.decode("utf-8", "backslashreplace")
     subject = subject or (str(name) if isinstance(name, str) else "")
-    what = f"{subject} cannot be used: {told[0]}" if subject else f"a file cannot be used: {told[0]}"
-    return P2PDistError(what, remedy=told[1])
+    return P2PDistError(f"{subject or 'a file'} cannot be used: {text}", remedy=remedy)
 
 
 def _tree(root: type[P2PDistError]) -> dict[str, type[P2PDistError]]:
-    found = {root.slug: root}
+    kinds = {root.slug: root}
     for child in root.__subclasses__():
-        found.update(_tree(child))
-    return found
+        kinds.update(_tree(child))
+    return kinds
 
 
 def from_problem(body: dict[str, Any]) -> P2PDistError:
@@ -230,9 +227,9 @@ def from_problem(body: dict[str, Any]) -> P2PDistError:
             short_of=short_of if isinstance(short_of, str) else "space",
             capacity=_count(body, "capacity") or None,
         )
-    known = {"type", "title", "status", "detail", "remedy"}
+    members = {"type", "title", "status", "detail", "remedy"}
     error = kind(what, remedy=str(body.get("remedy", "")))
-    error.details = {key: value for key, value in body.items() if key not in known}
+    error.details = {key: value for key, value in body.items() if key not in members}
     return error
 
 

@@ -1,5 +1,5 @@
-"""What goes over the wire: the agent's session with a tracker, stripe streams, and the agent's
-local API.
+"""The messages on the wire: of an agent's session with a tracker, of stripe streams, and of the
+agent's local API.
 
 A session is one WebSocket (`/v1/session`) carrying one JSON document per text frame, told apart by
 its `type` field.
@@ -21,20 +21,19 @@ MESSAGE_BYTES_MAX = 4 << 20
 BLOBS_PER_MESSAGE_MAX = 1000
 
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
-"""Bytes or pieces: what is negative or absurd is refused where it is decoded."""
+"""Bytes or pieces: decoding refuses negative and absurd numbers."""
 
 Counts = Annotated[tuple[Count, ...], Meta(max_length=STRIPES_MAX)]
 
 Reason = Literal[
     "refused", "reset", "short", "stalled", "slow", "corrupt", "protocol", "missing", "busy", "unavailable"
 ]
-"""Why a source is complained of: it refused the connection; broke it; ended early; sent nothing;
+"""Why a host complains of a source: it refused the connection; broke it; ended early; sent nothing;
 sent far less than the sources of other stripes; sent wrong bytes; broke the protocol; lacks the
 blob; is over its limits; the origin did not answer."""
 
 Priority = Literal["start", "preseed"]
-"""How urgent a pull is: somebody waits for it, as for a job's start; or it should be there by some
-time."""
+"""start: a user or a job waits for this pull. preseed: it gives way to starts."""
 
 PreseedId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 KeptState = Literal["waiting", "pulling", "done", "failed"]
@@ -50,11 +49,10 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
 
 
 class Hello(Message, frozen=True):
-    """Opens a session. `address` is where other agents reach this one (host:port). None of the
-    names may hold white space. `upload_bytes_s` and `download_bytes_s` are the limits that the host
-    was given, 0 for none; `bt_port` is where it answers BitTorrent peers, 0 for nowhere. `tls`: it
-    speaks TLS with other agents. `instance` names the running agent, so that it is known again when
-    its address has changed."""
+    """Opens a session. Other agents reach this one at `address` (host:port). No name may hold white
+    space. `upload_bytes_s` and `download_bytes_s` are the host's configured limits, 0 for none;
+    `bt_port` is its BitTorrent port, 0 for none. `tls`: it speaks TLS with other agents. `instance`
+    names the running agent, so that the tracker recognises it after its address has changed."""
 
     protocol: int
     host: Annotated[HostName, Meta(min_length=1)]
@@ -69,10 +67,10 @@ class Hello(Message, frozen=True):
 
 
 class Holding(Message, frozen=True):
-    """The host holds or wants this blob. `counts` is the number of verified pieces per stripe;
-    `parents` names, per stripe, the host it receives from (`""` the origin, None nobody). `swarm`:
-    it receives by BitTorrent, and parents say little. Sent to join a swarm, when its priority rises
-    or its way changes and, after a new session opens, to rebuild the tracker's view."""
+    """The host holds or pulls this blob. `counts` is the number of verified pieces per stripe;
+    `parents` names, per stripe, the host it receives from (`""` the origin, None no host). `swarm`:
+    it receives by BitTorrent, and parents say little. Sent to join a swarm, when the priority rises
+    or the transport changes and, after a new session opens, to rebuild the tracker's view."""
 
     blob: WireDigest
     size: Count
@@ -97,7 +95,7 @@ class Advance(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Report(Message, frozen=True):
-    """Progress since the last report. `sent_bytes` over `busy_s` (time in which some stream had
+    """Progress since the last report. `sent_bytes` over `busy_s` (seconds in which some stream had
     data waiting) is the host's upload capacity."""
 
     blobs: Annotated[tuple[Advance, ...], Meta(max_length=BLOBS_PER_MESSAGE_MAX)] = ()
@@ -107,8 +105,8 @@ class Report(Message, frozen=True):
 
 class Complaint(Message, frozen=True):
     """A source failed this host in one stripe. `source` is a host name, or "" for the origin.
-    `nameless`: it could not be reached because this host's name servers do not answer, so that no
-    host whose address is a name is of use to it now."""
+    `nameless`: the source could not be reached because this host's name servers do not answer, so
+    that it cannot reach any host whose address is a name."""
 
     blob: WireDigest
     stripe: StripeNumber
@@ -119,21 +117,21 @@ class Complaint(Message, frozen=True):
 
 
 class Left(Message, frozen=True):
-    """The host neither holds nor wants the blob any more."""
+    """The host neither holds nor pulls the blob any more."""
 
     blob: WireDigest
 
 
 class Leaving(Message, frozen=True):
-    """The host is about to end. It serves those who receive from it until they have other parents,
-    for a bounded time, and fetches nothing more. Holds for the session: a new one takes it back."""
+    """The host drains. It serves its children until they have other parents, for a bounded time,
+    and fetches nothing more. Valid for the session: a new session takes it back."""
 
 
 class Kept(Message, frozen=True):
-    """How far the host is with a preseed. Sent when `state` changes, now and then while it pulls,
-    and for every preseed that it keeps when a new session opens: `waiting` then says that it holds
-    pins and does not know yet for which package. Bytes are those of the layers; `reason` of a
-    failure is the slug of its problem, a colon and what happened."""
+    """The host's progress with a preseed. Sent when `state` changes, now and then while it pulls,
+    and for every preseed that it keeps when a new session opens: `waiting` then means that it holds
+    pins and does not know yet for which package. Bytes are the layers' bytes; `reason` of a failure
+    is the slug of its problem, a colon and what happened."""
 
     id: PreseedId
     state: KeptState
@@ -143,9 +141,9 @@ class Kept(Message, frozen=True):
 
 
 class Spares(Message, frozen=True):
-    """Blobs that the host need not fetch for any package, whether it holds them or not: packs whose
-    contents stand in trees that are here whole. Sent when a session opens and when they change;
-    replaces what was said before, or with `more` adds to it."""
+    """The host's redundant packs: blobs that it need not fetch for any package, held or not, since
+    complete trees of its store have their contents. Sent when a session opens and when they change;
+    replaces the former list, or with `more` adds to it."""
 
     blobs: Annotated[tuple[WireDigest, ...], Meta(max_length=BLOBS_PER_MESSAGE_MAX)]
     more: bool = False
@@ -155,10 +153,9 @@ class Spares(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Answers Hello: how often to report, and where central storage is (empty when agents are to
-    know themselves), without credentials: any process that reaches a tracker may open a session.
-    `time` is what the tracker's clock says, in seconds since the epoch; 0 from trackers that do not
-    say it."""
+    """Answers Hello: how often to report, and the origin's URL (empty when agents have their own),
+    without credentials: any process that reaches a tracker may open a session. `time` is the
+    tracker's clock, in seconds since the epoch; 0 from trackers that do not send it."""
 
     protocol: int
     report_interval_s: float
@@ -173,8 +170,8 @@ class Pace(Message, frozen=True):
 
 
 class OriginShare(Message, frozen=True):
-    """What the host may read from the origin in a second, in all stripes together: its part of what
-    all hosts may."""
+    """How many bytes a second the host may read from the origin, in all stripes together: its share
+    of the limit for all hosts."""
 
     bytes_s: Annotated[float, Meta(gt=0)]
 
@@ -188,8 +185,8 @@ class Assign(Message, frozen=True):
 class Keep(Message, frozen=True):
     """Hold this package, by digest, pinned for the owner `preseed:<id>`, for `left_s` seconds from
     now if that is given. `until` is the same moment by the tracker's clock, in seconds since the
-    epoch, for agents that know no `left_s`. Said again it changes nothing but asks for a `Kept`,
-    and after a failure for another try."""
+    epoch, for agents that know no `left_s`. Sent again it changes nothing but requests a `Kept`,
+    and after a failure another try."""
 
     id: PreseedId
     package: Annotated[str, Meta(max_length=512)]
@@ -199,16 +196,16 @@ class Keep(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """The preseed needs the host no longer: what it pinned may be evicted, and what it has not
-    begun to fetch is not fetched for it."""
+    """The preseed needs the host no longer: the agent may evict what it pinned for the preseed, and
+    fetches nothing more for it."""
 
     id: PreseedId
 
 
 class Reject(Message, frozen=True):
     """A swarm or session cannot go on. `problem` is an RFC 9457 document. Without a blob it is
-    about the session, or about one message of it; whoever ends a session says why in its last
-    message."""
+    about the session, or about one message of it; a tracker that ends a session says why in its
+    last message."""
 
     problem: dict[str, Any]
     blob: WireDigest | None = None
@@ -254,8 +251,8 @@ def decode_from_tracker(data: bytes | str) -> FromTracker:
 
 
 class Reachability(msgspec.Struct, frozen=True):
-    """Answer of a tracker to GET /v1/hosts/{name}/reachability. `problem` is why the host cannot be
-    reached at `address`, empty when it can; `seen_from` is the address from which the question
+    """Response of a tracker to GET /v1/hosts/{name}/reachability. `problem` is why the host cannot
+    be reached at `address`, empty when it can; `seen_from` is the address from which the request
     came."""
 
     host: str
@@ -265,8 +262,8 @@ class Reachability(msgspec.Struct, frozen=True):
 
     @property
     def hint(self) -> str:
-        """Where the host might be reached, if the tracker saw it come from another address; to be
-        put behind the problem."""
+        """The address where the host might be reached, if its request came from another one; text
+        to append to `problem`."""
         here = self.address.rpartition(":")[0].strip("[]")
         return f" (the tracker sees this host at {self.seen_from})" if self.seen_from not in ("", here) else ""
 
@@ -276,8 +273,8 @@ class Reachability(msgspec.Struct, frozen=True):
 
 class StreamRequest(msgspec.Struct, frozen=True):
     """Body of POST /v1/streams: send the pieces of one stripe that `have` (a bitmap over all
-    pieces, see PieceSet) lacks, oldest first and each once, as they become available. The answer is
-    a sequence of frames: piece number (u32 big-endian), length (u32 big-endian), bytes; the frame
+    pieces, see PieceSet) lacks, oldest first and each once, as they become available. The response
+    is a sequence of frames: piece number (u32 big-endian), length (u32 big-endian), bytes; the frame
     STREAM_END closes a stream in which everything asked for was sent."""
 
     blob: Digest
@@ -289,8 +286,8 @@ class StreamRequest(msgspec.Struct, frozen=True):
 
 
 class BlobHolding(msgspec.Struct, frozen=True):
-    """Answer to GET /v1/blobs/{digest}/holding: the agent holds or fetches the blob and has `held`
-    of its `pieces`. `settled`: it has chosen its sources without the host that asks, or needs
+    """Response to GET /v1/blobs/{digest}/holding: the agent holds or fetches the blob and has
+    `held` of its `pieces`. `settled`: it has chosen sources other than the host that asks, or needs
     none."""
 
     held: Count
@@ -316,10 +313,10 @@ class PullRequest(msgspec.Struct, frozen=True):
 
 
 class PullStatus(msgspec.Struct, frozen=True):
-    """Progress of a pull. Byte counts cover the layers, and each byte once: one that two sources
-    had under way counts for the one that was first (p2pdist_agent_received_bytes_total counts
-    both); bytes_cached were in the store before. `warning` says why storage was read where other
-    hosts have the content, or will have to be."""
+    """Progress of a pull. Byte counts cover the layers, and each byte once: a byte that two sources
+    sent counts for the first one (p2pdist_agent_received_bytes_total counts both); bytes_cached
+    were in the store before. `warning` says why the pull reads the origin, now or later, although
+    other hosts have the content."""
 
     id: str
     state: Literal["waiting", "running", "done", "failed"]
@@ -338,16 +335,16 @@ class PullStatus(msgspec.Struct, frozen=True):
 
 
 MOUNT_METHODS = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")
-"""How a package may be asked to be shown: "overlay" stands for anything that is mounted, "unpack"
-for the best that is not."""
+"""The mount methods that a request may name: "overlay" means any mounted one, "unpack" the best of
+the others."""
 
 
 class MountRequest(msgspec.Struct, frozen=True):
-    """Body of POST /v1/mounts. An empty path lets the agent choose one below its store. `how`
-    forces a way (MOUNT_METHODS), or asks for the layer images, for a caller that can show them to
+    """Body of POST /v1/mounts. An empty path lets the agent choose one in its store. `how` forces a
+    mount method (MOUNT_METHODS), or requests the layer images, for a caller that can mount them
     itself: "userns" always, "images" only when the agent cannot mount. With `until_exit` the view
-    belongs to the process that asks: it goes when that process, and the programs that were started
-    from the view, have ended. Otherwise it stays until it is unmounted."""
+    belongs to the calling process: the agent unmounts it when that process, and the programs that
+    were started from the view, have ended. Otherwise it stays until it is unmounted."""
 
     package: str
     path: str = ""
@@ -357,11 +354,11 @@ class MountRequest(msgspec.Struct, frozen=True):
 
 
 class MountStatus(msgspec.Struct, frozen=True):
-    """A package that is shown at `path`. `how` names the way, `why` says why that way. With `how`
-    "images" nothing is shown: `images` are the verified layer images, bottom to top, kept until
-    `path`, which is then a name beginning with "images/", is deleted. `device` and `inode` are what
-    the agent sees at `path`, for callers whose mounts may be others; 0 where nothing is shown.
-    `pid` is the process that the view belongs to; 0: it stays until it is unmounted."""
+    """A package that is mounted at `path`. `how` is the mount method, `why` the reason for it. With
+    `how` "images" nothing is mounted: `images` are the verified layer images, bottom to top, kept
+    until `path`, which is then a name beginning with "images/", is deleted. `device` and `inode`
+    are what the agent sees at `path`, for callers whose mount namespace may differ; 0 where nothing
+    is mounted. `pid` is the process that the view belongs to; 0: it stays until it is unmounted."""
 
     reference: str
     digest: str
@@ -416,7 +413,7 @@ class PinRequest(msgspec.Struct, frozen=True):
 
 
 class PinStatus(msgspec.Struct, frozen=True):
-    """What an owner keeps from eviction and removal: digests of layers."""
+    """The layers that an owner protects from eviction and removal, by digest."""
 
     owner: str
     layers: tuple[Digest, ...]
@@ -429,39 +426,40 @@ class Pins(msgspec.Struct, frozen=True):
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """What was removed, and the bytes that became free."""
+    """The package that was removed, and the bytes that became free."""
 
     reference: str
     bytes_freed: int
 
 
 class DrainRequest(msgspec.Struct, frozen=True):
-    """Body of POST /v1/drain: hand over to others, within `seconds` (None: the agent's own limit),
-    then end."""
+    """Body of POST /v1/drain: serve children until they have other parents, for up to `seconds`
+    (None: the agent's own limit), then end."""
 
     seconds: Annotated[float, Meta(ge=0, le=DRAIN_S_MAX)] | None = None
 
 
 class Drained(msgspec.Struct, frozen=True):
-    """Its answer, when the agent is about to end: the streams that were left, and how long it
-    took."""
+    """Response to POST /v1/drain, just before the agent ends: the streams that were left, and how
+    many seconds it took."""
 
     streams: int
     seconds: float
 
 
 class VerifyRequest(msgspec.Struct, frozen=True):
-    """Body of POST /v1/verify, whose answer is a line of JSON (Verified) now and then. `bytes_s`
-    limits how fast the disk is read."""
+    """Body of POST /v1/verify, whose response is a line of JSON (Verified) now and then. `bytes_s`
+    limits the rate of reading the disk."""
 
     repair: bool = True
     bytes_s: float | None = None
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """How many things (blobs, objects) and bytes were read, the names of the wrong ones; in the
-    last line (`done`) also the packages that were pulled again, those that could not be and why,
-    and where something is `shown` that may still have what was wrong."""
+    """Progress of a verification: how many blobs and objects and how many bytes were read, and the
+    names of the wrong ones. The last line (`done`) also has the packages that were pulled again,
+    the ones that could not be pulled and why, and the mounted views (`shown`) that may still have
+    wrong bytes."""
 
     checked: int
     bytes_checked: int

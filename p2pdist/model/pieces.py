@@ -35,15 +35,15 @@ _HEAD = struct.Struct(">16sQI")
 STRIPED_MIN = 16
 FINE_PIECES = 2048
 FINE_SIZE = 1 << 20
-"""A blob of so many pieces, of so many bytes each, has more stripes."""
+"""A blob of at least so many pieces, of so many bytes each, has more stripes."""
 
 
 def piece_size_for(size: int) -> int:
     """Piece size in bytes for a blob of `size` bytes: the smallest power of two that keeps the
     pieces at 4,096 or fewer.
 
-    What a broadcast loses beyond the physical bound falls with the number of pieces, so many pieces
-    are wanted; per-piece work sets the ceiling.
+    What a broadcast loses beyond the physical bound falls with the number of pieces, which speaks
+    for many; per-piece work sets the ceiling.
     """
     piece = PIECE_SIZE_MIN
     while piece < PIECE_SIZE_MAX and size > piece * PIECES_WANTED_MAX:
@@ -58,7 +58,7 @@ class PieceLayout:
     size: int
     piece_size: int
     count: int = field(init=False, repr=False, compare=False)
-    """Number of pieces; kept, for it is asked for several times for each piece that comes."""
+    """Number of pieces; stored, since each piece that comes reads it several times."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", -(-self.size // self.piece_size))
@@ -68,10 +68,10 @@ class PieceLayout:
         """Number of stripes. It follows from the layout alone, so that every host and every tracker
         agrees.
 
-        With one the uplinks of the leaves would stand idle. More fill slower, by depth x stripes x
-        the time of a piece, and each costs a stream; but whoever has a slow host above it in one of
-        them loses less. So there are two, and four where pieces are many enough for the filling,
-        and large enough for the streams, not to count.
+        With one stripe the uplinks of the leaves would be idle. More stripes fill slower, by depth
+        x stripes x the time of a piece, and each costs a stream; but a host with a slow ancestor in
+        one of them loses less. So there are two, and four where pieces are many enough for the
+        filling, and large enough for the streams, not to count.
         """
         if self.count < STRIPED_MIN:
             return 1
@@ -140,14 +140,14 @@ class PieceSet:
         return self.size == self.count
 
     def beyond(self, other: PieceSet) -> set[int]:
-        """The pieces that are here and not in `other`, a set of as many pieces."""
+        """The pieces that are in this set and not in `other`, of the same `count`."""
         more = int.from_bytes(self.bits, "little") & ~int.from_bytes(other.bits, "little")
-        found = set()
+        pieces = set()
         while more:
             lowest = more & -more
-            found.add(lowest.bit_length() - 1)
+            pieces.add(lowest.bit_length() - 1)
             more ^= lowest
-        return found
+        return pieces
 
     def missing(self, stripe: int = 0, stripes: int = 1) -> list[int]:
         """The pieces of a stripe that are not in the set, ascending."""

@@ -1,4 +1,4 @@
-"""Plans: who sends what to whom, as the tracker decides and agents follow."""
+"""Plans: from which host each host receives each stripe, as the tracker decides."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ ORIGIN = Source("", "")
 
 
 def by_name(address: Address) -> bool:
-    """Whether the host of `address` (host:port) is given by name, which must be looked up, and not
-    in numbers."""
+    """Whether `address` (host:port) gives its host by a name, which must be looked up, and not in
+    numbers."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         ip_address(host)
@@ -53,8 +53,8 @@ def by_name(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StripePlan:
-    """The parent of one stripe and up to two alternates; no parent means: wait for the next plan.
-    Only the holder of a lease reads the origin, so ORIGIN as the parent is the lease."""
+    """The parent of one stripe and up to two alternates; without a parent the host waits for the
+    next plan. Only the holder of a lease reads the origin, so ORIGIN as the parent is the lease."""
 
     stripe: StripeNumber
     parent: Source | None
@@ -64,9 +64,10 @@ class StripePlan:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Parents of some stripes of one blob for one host. A stripe that is not named keeps its
-    parent. `keepers` are the hosts of its zone to turn to while no tracker answers, the only ones
-    that may then read the origin; none means: those named before. `dealt`: for a swarm they read it
-    now, each its part, instead of the holders of leases (p2pdist/core/origin_seeding.py)."""
+    parent. `keepers` are the superpeers of its zone: while no tracker answers, hosts receive from
+    them, and only they read the origin; an empty tuple leaves the former ones. `dealt`: in a swarm
+    the superpeers read the origin now, each its share, instead of the holders of leases
+    (p2pdist/core/origin_seeding.py)."""
 
     blob: WireDigest
     stripes: Annotated[tuple[StripePlan, ...], Meta(max_length=STRIPES_MAX)]

@@ -43,9 +43,9 @@ class Platform:
 
     @property
     def level(self) -> tuple[int, int]:
-        """Higher runs lower."""
-        found = _LEVEL.match(self.variant)
-        return (int(found[1]), int(found[2] or 0)) if found else (0, 0)
+        """The variant's number: a processor runs images of its own level and of lower ones."""
+        match = _LEVEL.match(self.variant)
+        return (int(match[1]), int(match[2] or 0)) if match else (0, 0)
 
     def runs(self, image: Platform) -> bool:
         """Whether a machine of this platform runs an image of that one."""
@@ -55,7 +55,7 @@ class Platform:
 
 
 def platform_of(os: Any, architecture: Any, variant: Any = "") -> Platform:
-    """A platform by whatever names it is known: x86_64 is amd64, armhf is arm/v7."""
+    """A platform by any of its names: x86_64 is amd64, armhf is arm/v7."""
     name = str(architecture or "").lower()
     if name in _ARMS:
         name, variant = "arm", variant or _ARMS[name]
@@ -77,13 +77,13 @@ def parse_platform(text: str) -> tuple[Platform, bool]:
 def machine_platform(machine: str, cpu: str) -> Platform:
     """The platform of a Linux machine, from what uname(2) calls it and the text of
     /proc/cpuinfo."""
-    found = platform_of("linux", machine)
-    if found.architecture != "amd64":
-        return found
+    platform = platform_of("linux", machine)
+    if platform.architecture != "amd64":
+        return platform
     flags = next((line for line in cpu.splitlines() if line.startswith("flags")), "").split()
-    variant = found.variant
+    variant = platform.variant
     for level, needed in _AMD64_FLAGS:
         if not set(needed.split()) <= set(flags):
             break
         variant = level
-    return Platform(found.os, found.architecture, variant)
+    return Platform(platform.os, platform.architecture, variant)

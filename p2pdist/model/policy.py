@@ -1,8 +1,8 @@
-"""What a tracker tells an agent about a package: how it is to be moved and kept.
+"""A package's policy: how a tracker wants an agent to move and keep the package.
 
-It comes as one JSON document in the header `P2pdist-Policy` of the tracker's answer about the
-package (GET /v1/packages), or alone (GET /v1/policies?reference=). What is left out is as the agent
-is set up. No header means that nothing is asked for.
+It comes as one JSON document in the header `P2pdist-Policy` of the tracker's response about the
+package (GET /v1/packages), or alone (GET /v1/policies?reference=). For a field that is left out,
+and without the header, the agent's own settings hold.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SECONDS_MAX = 10 * 365 * 86400.0
 Transport = Literal["trees", "swarm", "auto"]
 Keeping = Literal["lru", "pin", "ttl", "none"]
 """How a store keeps a package: until room is needed, least recently used first; always; for a time
-after its last use; not at all once nobody uses it."""
+after its last use; not at all once it is out of use."""
 
 RATE_BYTES_S_MAX = 1e15
 Rate = Annotated[float, Meta(gt=0, le=RATE_BYTES_S_MAX)]
 
 
 class PackagePolicy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """See the module's text. `match` is the pattern of the policy, "" for none: packages of one
+    """The policy of one package. `match` is the policy's pattern, "" for none: packages of one
     policy share its rates. `ttl_s` is set when `cache` is "ttl", and only then."""
 
     match: Annotated[str, Meta(max_length=PATTERN_CHARACTERS_MAX)] = ""

@@ -1,10 +1,10 @@
-"""What a job scheduler asks of a tracker (POST /v1/preseeds, POST /v1/rank), and a preseed as it is
-kept.
+"""A job scheduler's requests to a tracker (POST /v1/preseeds, POST /v1/rank), and the record of a
+preseed.
 
-A preseed is an order: these hosts shall hold this package by then. Which hosts: `hosts` by name,
-those that `selector` matches (tracker/core/preseeds/selectors.py), or as many as `count` says of
-either or of all, which the tracker picks; besides, `replicas` copies in each zone. `deadline` and
-`ttl` are seconds from when the order is given, so that the same order given again reads the same.
+A preseed is an order: hosts shall hold a package by a deadline. The hosts are `hosts` by name, the
+ones that `selector` matches (tracker/core/preseeds/selectors.py), or `count` of either or of all,
+which the tracker picks; besides, `replicas` copies in each zone. `deadline` and `ttl` are seconds
+from when the order is given, so that the same order given again reads the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Seconds = Annotated[float, Meta(gt=0, le=SECONDS_MAX)]
 Packages = Annotated[tuple[PackageName, ...], Meta(min_length=1, max_length=PACKAGES_MAX)]
 
 PreseedState = Literal["running", "done", "failed", "cancelled", "expired"]
-"""What is kept of a preseed's state. `done` means that it once was; `failed`, that its deadline
+"""The state in a preseed's record. `done` means that it once was; `failed`, that its deadline
 passed before it was."""
 
 ENDED: frozenset[PreseedState] = frozenset(["failed", "cancelled", "expired"])
@@ -80,7 +80,7 @@ class RankRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A host that a preseed is not done with. `reason` is a problem's slug, "not-connected",
+    """A host that does not hold a preseed's package. `reason` is a problem's slug, "not-connected",
     "deadline" or "replaced"."""
 
     host: str
@@ -91,9 +91,9 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class PreseedRecord:
     """A preseed as it outlives a tracker. `version` counts its changes; `body` is the request in
-    canonical form; `package` the reference by digest that it meant then; `blobs` what hosts need,
-    with sizes in bytes; `picked` the hosts that trackers chose. Times are in seconds since the
-    epoch."""
+    canonical form; `package` the reference by digest that it meant then; `blobs` the blobs that
+    hosts need, with sizes in bytes; `picked` the hosts that trackers chose. Times are in seconds
+    since the epoch."""
 
     id: str
     version: int
@@ -129,8 +129,8 @@ def decode_request(data: bytes, kind: type[Body]) -> Body:
 
 
 def canonical(request: PreseedRequest) -> str:
-    """What was asked for, without its id: equal for orders that mean the same. Raises UsageError
-    for one that names no hosts."""
+    """A preseed's request without its id, as JSON: equal for orders that mean the same. Raises
+    UsageError for an order that names no hosts."""
     if request.hosts is not None and request.selector is not None:
         raise UsageError("a preseed names hosts or a selector, not both")
     if request.hosts is None and request.selector is None and request.count is None and request.replicas is None:
@@ -141,5 +141,5 @@ def canonical(request: PreseedRequest) -> str:
 
 
 def fingerprint(body: str) -> str:
-    """Stands for an order's canonical form where that would be long."""
+    """A short name of an order's canonical form."""
     return hashlib.sha256(body.encode()).hexdigest()

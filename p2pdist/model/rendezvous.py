@@ -1,6 +1,6 @@
 """Rendezvous hashing (Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates",
-IEEE/ACM Transactions on Networking 1998): parties that know the same names agree on an order of
-them for each key, without a word between them.
+IEEE/ACM Transactions on Networking 1998): hosts that know the same names agree on an order of them
+for each key, without a message between them.
 
 Every name has a weight for the key, a hash of both; the highest comes first. When a name comes or
 goes the others keep their order: of the first k of n names, adding one changes one at most, and
@@ -25,7 +25,7 @@ def ranked(key: bytes, names: Iterable[str], count: int) -> list[str]:
 
 def fraction(key: bytes, name: str) -> float:
     """A number above 0 and up to 1, evenly spread, that is always the same for `key` and `name`:
-    chance for those who may not draw lots."""
+    chance for code that must be deterministic."""
     weight = _weight(_prefix(b"fraction" + key), name.encode())
     return (int.from_bytes(weight, "big") + 1) / (1 << 8 * _WEIGHT_BYTES)
 

@@ -1,9 +1,9 @@
 """Selections: some pieces of a blob, moved and kept as a blob of their own.
 
-Who lacks a few chunks of a large pack selects the pieces that hold them. Everybody with the same
-lack selects the same pieces, so these form a swarm like any other blob: the selection has a name, a
-piece list and a layout that follow from the blob's own and from which pieces they are. Only reading
-the origin differs, since what lies there is the blob.
+A host that misses a few chunks of a large pack selects the pieces that hold them. Hosts that miss
+the same chunks select the same pieces, so these form a swarm like any other blob: the selection has
+a name, a piece list and a layout that follow from the blob's own and from which pieces they are.
+Only reading the origin differs, since the origin has the blob.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _MAGIC = b"p2pdist-selection-1"
 
 def pieces_covering(layout: PieceLayout, ranges: Iterable[tuple[int, int]]) -> PieceSet:
     """The pieces that hold any of the byte ranges, each a start and an end."""
-    found = PieceSet(layout.count)
+    pieces = PieceSet(layout.count)
     for start, end in ranges:
         for piece in layout.covering(start, end):
-            found.add(piece)
-    return found
+            pieces.add(piece)
+    return pieces
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Selection:
     @cached_property
     def descriptor(self) -> Descriptor:
         """Describes the selection as a blob. Its name is the BLAKE3 of what was selected from what:
-        nobody can make a blob whose SHA-256 that is, so none is taken for the selection."""
+        no blob can be made whose SHA-256 that is, so none is taken for the selection."""
         bitmap = PieceSet(self.whole.layout.count)
         for piece in self.chosen:
             bitmap.add(piece)

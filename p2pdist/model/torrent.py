@@ -9,18 +9,18 @@ node covers one piece in `piece layers`, for files of more than one piece. The t
 the hash of its info dictionary: SHA-1 and SHA-256, the latter cut to 20 bytes where a tracker or a
 peer has no room for more.
 
-All of this takes one reading of the content, which only its publisher has at hand; what comes out
-is kept at the origin as a small blob, the torrent document: a bencoded dictionary of `info` and
-`piece layers`. A tag leads from what it is about, a blob or the manifest of a package, to it
-(`torrent_reference`). With `announce` and `url-list` (BEP 19) it is a `.torrent`.
+The publisher reads the content once for all of this, and pushes the result to the origin as a small
+blob, the torrent document: a bencoded dictionary of `info` and `piece layers`. A tag leads from the
+blob, or the manifest of a package, to its torrent document (`torrent_reference`). With `announce`
+and `url-list` (BEP 19) a document is a `.torrent`.
 
-A document is believed only if it is, byte for byte, what this module would have made of the hashes
-in it, and if its trees are right. Whether the hashes are those of the blob cannot be seen without
-the content; the agents verify by the piece list in any case.
+A document is valid only if it is, byte for byte, what this module would have made of the hashes in
+it, and if its trees are right. Whether the hashes are the blob's cannot be seen without the
+content; the agents verify by the piece list in any case.
 
 aria2 up to 1.36 forgets the empty keys that BEP 52 puts into the file tree, and so gives a hybrid
-torrent an info hash that nobody else knows. For such clients the keys of version 2 can be left out
-(`v1_only`): another torrent, with peers of its own and the same web seeds.
+torrent an info hash of its own. For such clients the keys of version 2 can be left out (`v1_only`):
+another torrent, with peers of its own and the same web seeds.
 """
 
 from __future__ import annotations
@@ -49,15 +49,14 @@ _ZERO = bytes(32)
 
 
 def torrent_reference(subject: Digest) -> Reference:
-    """The tag of the torrent document that is about a blob, or about the package with this
-    manifest."""
+    """The tag of the torrent document of a blob, or of the package with this manifest."""
     return Reference("torrent", f"sha256-{hex_of(subject)}")
 
 
 @dataclass(frozen=True, slots=True)
 class FileHashes:
-    """What one file adds to a torrent: the SHA-1 of each piece, 20 bytes each; that of the last
-    piece if zeros fill it up, for a file that others follow; the root of the hash tree; the tree's
+    """What one file adds to a torrent: the SHA-1 of each piece, 20 bytes each; the SHA-1 of the
+    last piece padded with zeros, for a file before others; the root of the hash tree; the tree's
     layer of pieces, 32 bytes each, empty where there is one piece."""
 
     size: int
@@ -69,10 +68,10 @@ class FileHashes:
 
 
 class TorrentHasher:
-    """Hashes a file that passes by in parts of any length, as others read it."""
+    """Hashes a file that comes in parts of any length."""
 
     def __init__(self, piece_size: int) -> None:
-        """Raises UsageError for a piece size that no torrent of ours has."""
+        """Raises UsageError for a piece size that torrent documents do not have."""
         if not _possible(piece_size):
             raise UsageError(f"a torrent cannot have pieces of {piece_size} bytes")
         self._piece_size = piece_size
@@ -129,9 +128,9 @@ class TorrentHasher:
 
 @dataclass(frozen=True, slots=True)
 class Torrent:
-    """A torrent document that was found to be right. `files` are (name, size), in the torrent's
-    order; a torrent of one blob has one, named as the torrent is. `info` and `layers` are bencoded;
-    in a torrent of version 1 alone `layers` is empty."""
+    """A valid torrent document. `files` are (name, size), in the torrent's order; a torrent of one
+    blob has one, named as the torrent is. `info` and `layers` are bencoded; in a torrent of version
+    1 alone `layers` is empty."""
 
     name: str
     piece_size: int
@@ -155,8 +154,8 @@ class Torrent:
         return sha256(self.info).digest()
 
     def v1_only(self) -> Torrent:
-        """The same content as a torrent of version 1 alone, for clients that stumble over the keys
-        of version 2."""
+        """A torrent of version 1 alone with this content, for clients that stumble over the keys of
+        version 2."""
         info = _dictionary(decode(self.info))
         kept = {key: value for key, value in info.items() if key not in (b"file tree", b"meta version")}
         return replace(self, info=encode(kept), layers=b"")
@@ -165,7 +164,7 @@ class Torrent:
         return len(self.info) + len(self.layers)
 
     def metainfo(self, announce: str, web_seeds: Sequence[str] = ()) -> bytes:
-        """The `.torrent` file: with a tracker's address and those of web seeds (BEP 19), either of
+        """The `.torrent` file, with the addresses of a tracker and of web seeds (BEP 19), either of
         which may be missing."""
         out = [b"d"]
         if announce:
@@ -199,7 +198,7 @@ def package_torrent(files: Sequence[tuple[str, FileHashes]], name: str = PACKAGE
     _check_names([name, *names])
     padded = [hashes.pieces[:-20] + hashes.padded_end for _, hashes in ordered[:-1]]
     pieces = b"".join([*padded, ordered[-1][1].pieces])
-    info = _info(name, sizes.pop(), [_File(each, hashes.size, hashes.root) for each, hashes in ordered], pieces)
+    info = _info(name, sizes.pop(), [_File(file, hashes.size, hashes.root) for file, hashes in ordered], pieces)
     return _document(info, {hashes.root: hashes.layer for _, hashes in ordered})
 
 
@@ -207,7 +206,7 @@ def package_torrent(files: Sequence[tuple[str, FileHashes]], name: str = PACKAGE
 
 
 def decode_torrent(document: bytes) -> Torrent:
-    """Parse and check a torrent document. Takes some 3 microseconds a piece. Raises Corrupt."""
+    """Parse and check a torrent document. Raises Corrupt."""
     body = _dictionary(decode(document))
     if body.keys() != {b"info", b"piece layers"}:
         raise _malformed("it has other parts than info and piece layers")
@@ -319,7 +318,7 @@ def _power_of_two(count: int) -> int:
 
 
 def _root(nodes: Sequence[bytes], width: int, pad: bytes) -> bytes:
-    """The root of the tree over `width` nodes, a power of two; those that are missing are `pad`."""
+    """The root of the tree over `width` nodes, a power of two; missing nodes are `pad`."""
     while width > 1:
         if len(nodes) % 2:
             nodes = [*nodes, pad]

@@ -444,10 +444,10 @@ def data_ranges(offset: int, data: bytes | memoryview) -> Iterator[tuple[int, in
     last = max(first, len(view) - (offset + len(view)) % HOLE_BYTES)
     begin = 0 if any(view[:first]) else first
     end = len(view) if any(view[last:]) else last
-    for at in _holes(offset, data):
-        if begin < at:
-            yield begin, at
-        begin = at + HOLE_BYTES
+    for hole in _holes(offset, data):
+        if begin < hole:
+            yield begin, hole
+        begin = hole + HOLE_BYTES
     if begin < end:
         yield begin, end
 

@@ -1,5 +1,4 @@
-"""URLs as they may be shown: in messages, logs and answers to others, without what may be a secret
-in them."""
+"""URLs without the secrets in them, fit for messages, logs and responses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Holds back what a host receives, as its downlink decides: who received a piece reads no further
-for a while, and TCP holds the sender back."""
+"""Holds back what a host receives, as its downlink decides: a stream that received a piece reads no
+further for a while, and TCP holds the sender back."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from p2pdist.model.messages import Priority
 
 
 class Downlink(Protocol):
-    """Decides for how long (see p2pdist/core/downlink.py)."""
+    """Decides for how many seconds a receiver pauses (p2pdist/core/downlink.py)."""
 
     def received(self, priority: Priority, length: int, now: float) -> float: ...
     def held_s(self, priority: Priority, now: float) -> float: ...
 
 
 class Pacer:
-    """Shared by everybody who receives: each tells what it got and then pauses. Thread-safe."""
+    """Shared by all receivers of a host: each reports what it received and then pauses.
+    Thread-safe."""
 
     def __init__(self, downlink: Downlink, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._downlink, self._clock = downlink, clock
         self._lock = threading.Lock()
 
     def beside(self, downlink: Downlink) -> Pacer:
-        """A pacer for those for whom the same downlink decides otherwise: under one lock."""
+        """A pacer with another view of the same downlink, under the same lock."""
         other = Pacer(downlink, clock=self._clock)
         other._lock = self._lock
         return other
 
     def received(self, priority: Priority, length: int) -> float:
-        """So many bytes were received; returns the seconds to pause."""
+        """Report `length` received bytes; returns the seconds to pause."""
         with self._lock:
             return self._downlink.received(priority, length, self._clock())
 
@@ -43,12 +44,14 @@ class Pacer:
             return self._downlink.held_s(priority, self._clock())
 
     def wait(self, priority: Priority, pause_s: float, woken: threading.Event) -> None:
-        """Pause in a thread, after `received` said how long, until it may go on or is `woken`."""
+        """Pause in a thread for `pause_s`, and longer as the downlink decides; ends when `woken` is
+        set."""
         while pause_s and not woken.wait(pause_s):
             pause_s = self._held_s(priority)
 
     async def sleep(self, priority: Priority, pause_s: float, woken: asyncio.Event) -> None:
-        """The same on the event loop."""
+        """Pause on the event loop for `pause_s`, and longer as the downlink decides; ends when
+        `woken` is set."""
         while pause_s and not woken.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(woken.wait(), pause_s)

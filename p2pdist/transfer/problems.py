@@ -1,8 +1,8 @@
-"""Requests by name and failures as problem documents (RFC 9457): one mapping for agents and
-trackers.
+"""Failures as problem documents (RFC 9457) and names of requests, for the HTTP servers of agents
+and trackers.
 
-Every request has a name (p2pdist/model/request_id.py): the one that it brings along, if that is
-short and plain, else a new one.
+Every request has a name (p2pdist/model/request_id.py): the one in its header, if that is short and
+plain, else a new one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DROPPED = {"Content-Type", "Content-Length"}
 
 
 def problem_response(error: P2PDistError) -> web.Response:
-    """The answer that tells a client of `error`."""
+    """The response that reports `error` to a client."""
     return _response(error.http_status, error.problem())
 
 
@@ -64,11 +64,11 @@ def _of_http(request: web.BaseRequest, error: web.HTTPException) -> web.Response
 
 
 def _unreadable(request: web.BaseRequest, error: Exception) -> UsageError:
-    """A body that cannot be read as its header fields say it is to be read."""
-    said = getattr(error, "message", "") or str(error)
+    """The failure of a request whose body is not what its header fields say."""
+    message = getattr(error, "message", "") or str(error)
     coding = request.headers.get("Content-Encoding", "")
     what = f"a body that is said to be {coding[:50]!r}" if coding else "the body"
-    why = " ".join(said.split())[:200]
+    why = " ".join(message.split())[:200]
     return UsageError(
         f"{request.method} {request.path[:200]}: {what} cannot be read: {why}",
         remedy="Send it as its header fields say",
@@ -77,10 +77,10 @@ def _unreadable(request: web.BaseRequest, error: Exception) -> UsageError:
 
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware that answers every failure of a handler with a problem document; an unexpected
+    """Middleware that responds to every failure of a handler with a problem document; an unexpected
     exception is logged with its traceback, which no client sees. A failure after the head has gone
-    out breaks the connection, so that it is seen as truncated. All that is logged meanwhile, and by
-    tasks that are started, is logged for this request."""
+    out breaks the connection, so that the client sees a truncated response. Log lines of the
+    handler, and of tasks that it starts, carry the request's name."""
     given = request.headers.get(HEADER, "")
     name = given if is_sane(given) else os.urandom(8).hex()
     before = REQUEST_ID.set(name)
@@ -95,8 +95,8 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 async def name_request(request: web.Request, response: web.StreamResponse) -> None:
-    """Signal on_response_prepare: an answer that a handler begins itself says as well which request
-    it answers."""
+    """Signal on_response_prepare: adds the request's name to a response that a handler begins
+    itself."""
     if name := REQUEST_ID.get():
         response.headers[HEADER] = name
 
@@ -115,13 +115,13 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         request.content.feed_eof()  # or aiohttp reads on after the answer, and logs that it cannot
         response.force_close()
     except ConnectionError:
-        # The client went away while its request was being read; nobody hears the answer.
+        # The client went away while its request was being read; no client gets the response.
         response = problem_response(Unavailable("the client closed the connection"))
     except Exception as error:
         logger.exception("unexpected failure of %s %s", request.method, request.path)
-        known = foreseen(error) if isinstance(error, OSError) else None
+        common = foreseen(error) if isinstance(error, OSError) else None
         response = problem_response(
-            known or P2PDistError("an internal failure", remedy="The log of the service has the details")
+            common or P2PDistError("an internal failure", remedy="The log of the service has the details")
         )
     if request.writer.output_size > 0 and request.transport is not None:
         request.transport.abort()

@@ -1,9 +1,9 @@
 """TLS between agents: one certificate, key and authority for serving and for fetching (TLS 1.3,
 both sides show a certificate).
 
-A fleet speaks TLS as a whole or not at all. A peer without a certificate of the authority is
-refused. Whoever fetches checks that the certificate was made out to the address that it called, or
-to one name that all agents' certificates share.
+A fleet speaks TLS as a whole or not at all. An agent refuses a peer without a certificate of the
+authority. The client of a connection checks that the server's certificate was made out to the
+address that it called, or to one name that all agents' certificates share.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from p2pdist.model.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the certificate (and what leads from it to the authority), its key, the authority.
-    `name` is what certificates of peers must be made out to; empty: to the host in their
-    address."""
+    """PEM files: the certificate (and the chain from it to the authority), its key, the authority.
+    `name` is what certificates of peers must be made out to; empty: the host in their address."""
 
     certificate: Path
     key: Path
@@ -28,7 +27,8 @@ class TlsFiles:
 
 
 class Tls:
-    """What both ends of a connection need. Raises UsageError when a file cannot be used."""
+    """The TLS contexts for both ends of a connection. Raises UsageError when a file cannot be
+    used."""
 
     def __init__(self, files: TlsFiles) -> None:
         self.files = files
@@ -41,9 +41,8 @@ class Tls:
             self._load(context)
 
     def reload(self) -> None:
-        """Read the files again, for connections from now on. An authority is added to those that
-        are known, none is forgotten. Raises UsageError, and goes on with what it has, when a file
-        cannot be used."""
+        """Read the files again, for connections from now on. A new authority is added; the former
+        ones stay. Raises UsageError, and changes nothing, when a file cannot be used."""
         Tls(self.files)  # what is wrong is found before anything is changed
         for context in (self.server, self.client):
             self._load(context)

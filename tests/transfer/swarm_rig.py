@@ -26,6 +26,7 @@ from p2pdist.store.store import BlobStore
 from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.torrent.seeds import Seed
 from p2pdist.transfer.torrent.swarm import Swarm
+from p2pdist.transfer.torrent.transfer import TorrentTransfer
 
 PIECE = 64 << 10
 WAIT_S = 20.0
@@ -55,6 +56,12 @@ def sample(seed: int, pieces: int, *, short: int = 1000) -> Sample:
     made = PieceList.of_stream(io.BytesIO(data), len(data))
     assert made.layout.piece_size == PIECE
     return Sample(data, made, digest_of(data), torrent_of(data))
+
+
+def stopped(transfer: TorrentTransfer) -> bool:
+    """Close a transfer and wait until libtorrent has closed its file; False when it has not."""
+    transfer.close()
+    return transfer.join(5.0)
 
 
 def stored(store: BlobStore, found: Sample) -> Blob:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from swarm_rig import Aria, Events, Sample, open_files, sample, seed_of, stored, wait_until
+from swarm_rig import Aria, Events, Sample, open_files, sample, seed_of, stopped, stored, wait_until
 
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
@@ -140,7 +140,7 @@ def test_a_seed_whose_file_is_gone_is_dropped(stack: ExitStack, tmp_path: Path) 
     events = Events()
     TorrentTransfer(leech, copies.begin(found.digest, found.pieces), found.torrent, swarm, events).start()
     assert events.closed().reason == "done"
-    assert transfer.stop()
+    assert stopped(transfer)
     assert first.pieces == []
     assert not lost.path.exists()
 

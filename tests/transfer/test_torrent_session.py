@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from swarm_rig import Events, Peer, sample, seed_of, stored, wait_until
+from swarm_rig import Events, Peer, sample, seed_of, stopped, stored, wait_until
 
 from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.store.store import BlobStore
@@ -106,7 +106,7 @@ def test_who_comes_too_late_is_told(tmp_path: Path) -> None:
         closed = events.closed()
         assert closed.reason == "failed"
         assert isinstance(closed.error, Unavailable)
-        assert transfer.stop()
+        assert stopped(transfer)
         assert not blob.in_use
         seeds = TorrentSeeds(session)
         seeds.keep([seed_of(blob, found.torrent)])

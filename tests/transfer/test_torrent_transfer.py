@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from swarm_rig import PIECE, Aria, Events, Peer, Sample, open_files, sample, torrent_of, wait_until
+from swarm_rig import PIECE, Aria, Events, Peer, Sample, open_files, sample, stopped, torrent_of, wait_until
 
 from p2pdist.model.bencode import encode
 from p2pdist.model.errors import Conflict, P2PDistError, UsageError
@@ -94,7 +94,7 @@ def test_a_blob_comes_from_an_aria2_seed_into_the_store_s_own_file(host: Host, t
     transfer, events = host.fetch(found, Swarm(peers=(aria.address,)), aria.torrent)
     assert events.closed().reason == "done"
     assert sorted(events.pieces) == list(range(COUNT))
-    assert transfer.bytes_peers == len(found.data)
+    assert transfer.bytes_verified == len(found.data)
     assert transfer.bytes_origin == 0
     assert not blob.in_use
     assert open_files(blob.path) == 1, "the store's own descriptor"
@@ -125,7 +125,7 @@ def test_a_stopped_transfer_is_finished_by_trees(host: Host) -> None:
     transfer, events = host.fetch(found, from_peers(peer))
     wait_until(lambda: len(events.pieces) >= COUNT // 4, "a part of the pieces")
     blob = host.blob(found)
-    assert transfer.stop()
+    assert stopped(transfer)
     assert events.closed().reason == "closed"
     assert open_files(blob.path) == 1, "the store's own descriptor"
     assert set(events.pieces) == set(blob.have)
@@ -133,7 +133,7 @@ def test_a_stopped_transfer_is_finished_by_trees(host: Host) -> None:
     for piece in blob.have.missing():
         assert blob.write(piece, found.piece(piece))
     assert finished(blob, found)
-    assert transfer.stop(), "once more changes nothing"
+    assert stopped(transfer), "once more changes nothing"
 
 
 def test_trees_then_torrent_then_trees(host: Host) -> None:
@@ -145,7 +145,7 @@ def test_trees_then_torrent_then_trees(host: Host) -> None:
     peer = host.peer(found.torrent, found.data, pieces_max=10)
     transfer, events = host.fetch(found, from_peers(peer))
     wait_until(lambda: len(events.pieces) >= 5, "some pieces")
-    assert transfer.stop()
+    assert stopped(transfer)
     for piece in blob.have.missing()[:10]:
         assert blob.write(piece, found.piece(piece))
     held = set(blob.have)
@@ -289,14 +289,14 @@ def test_bytes_of_a_web_seed_count_as_the_origin_s(host: Host, web: Callable[...
     peer = host.peer(found.torrent, found.data, pieces_max=COUNT // 2)
     transfer, events = host.fetch(found, from_peers(peer))
     wait_until(lambda: len(events.pieces) >= COUNT // 4, "a part of the pieces")
-    assert transfer.stop()
+    assert stopped(transfer)
     blob = host.blob(found)
     lacking = sum(blob.layout.length(piece) for piece in blob.have.missing())
     address = web(found.data).replace("127.0.0.1", name)
     transfer, events = host.fetch(found, Swarm(web_seeds=(address + "/content",)))
     assert events.closed().reason == "done"
     assert transfer.bytes_origin == lacking
-    assert transfer.bytes_peers == 0
+    assert transfer.bytes_verified == transfer.bytes_origin
     assert finished(blob, found)
 
 

@@ -28,8 +28,8 @@ PER_PEER_MAX = 16
 
 
 class ConnectionPool:
-    """Idle connections, up to PER_PEER_MAX for each address and CONNECTIONS_MAX in all. Thread-safe.
-    The owner calls `expire` now and then, which closes a connection after IDLE_S."""
+    """Idle connections, up to PER_PEER_MAX for each address and CONNECTIONS_MAX in all.
+    Thread-safe. The owner calls `expire` now and then, which closes a connection after IDLE_S."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -84,7 +84,7 @@ class Share:
         self._busy_s = 0.0
 
     def spent(self, took_s: float, now: float) -> None:
-        """A piece was stored in `took_s`: decide who should receive the next one."""
+        """Count a piece that was stored in `took_s`, and decide `low` and `high`."""
         if self._since is None:
             self._since = now  # the first piece is the beginning of the window
             return

@@ -63,7 +63,7 @@ class TorrentSeeds:
             return {active.seed.digest for active in self._active.values()}
 
     def keep(self, seeds: Iterable[Seed]) -> None:
-        """Seed the `count_max` of `seeds` that were used last, and nothing else; returns at once."""
+        """Seed the `count_max` of `seeds` that were used last, and no others; returns at once."""
         newest = sorted(seeds, key=lambda seed: seed.last_used, reverse=True)[: self._count_max]
         made = {active.info_hash: active for active in (_ActiveSeed(self, self._session, seed) for seed in newest)}
         with self._lock:

@@ -217,11 +217,6 @@ class TorrentTransfer:
         self._neighbours = PeerLimit(session.peers_max)
         self._over = threading.Event()
 
-    @property
-    def bytes_peers(self) -> int:
-        """Verified bytes that came from peers."""
-        return self.bytes_verified - self.bytes_origin
-
     # -- from any thread
 
     def start(self) -> None:
@@ -241,12 +236,6 @@ class TorrentTransfer:
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until StreamClosed has been posted; False when it has not within `timeout_s`."""
         return self._over.wait(timeout_s)
-
-    def stop(self, timeout_s: float | None = 5.0) -> bool:
-        """Close and wait until libtorrent has closed the file; False when it has not within
-        `timeout_s`. Blocks."""
-        self.close()
-        return self.join(timeout_s)
 
     def hand_over(self, take: Callable[[Any, OpenFile], Member], otherwise: Callable[[], object]) -> None:
         """Give the torrent to the member that `take` makes, in the session's thread, of libtorrent
@@ -316,7 +305,7 @@ class TorrentTransfer:
                 self.pieces_failed += 1
                 logger.warning("piece %d of %s came wrong by BitTorrent", alert.piece_index, self._blob.digest)
             case lt.file_error_alert():
-                self._fail(self._file_error(alert))
+                self._fail(_file_error(self._blob, alert))
             case lt.torrent_error_alert():
                 self._fail(P2PDistError(f"BitTorrent cannot fetch {self._blob.digest}: {alert.error.message()}"))
 
@@ -472,13 +461,14 @@ class TorrentTransfer:
             self._leave()
         self._finish("failed", error.what, error)
 
-    def _file_error(self, alert: lt.file_error_alert) -> P2PDistError:
-        path = self._blob.path
-        if alert.error.value() in _FULL:
-            layout, held = self._blob.layout, len(self._blob.have)
-            needed = max(0, layout.size - held * layout.piece_size)
-            return DiskFull.on(str(path.parent), os.statvfs(path.parent), needed=needed, code=alert.error.value())
-        return P2PDistError(
-            f"{path} cannot be used: {alert.error.message()}",
-            remedy="Check the disk and the permissions of the directory",
-        )
+
+def _file_error(blob: PartialBlob, alert: lt.file_error_alert) -> P2PDistError:
+    """What a failure of libtorrent to use the blob's file means to a user."""
+    path = blob.path
+    if alert.error.value() in _FULL:
+        needed = max(0, blob.layout.size - len(blob.have) * blob.layout.piece_size)
+        return DiskFull.on(str(path.parent), os.statvfs(path.parent), needed=needed, code=alert.error.value())
+    return P2PDistError(
+        f"{path} cannot be used: {alert.error.message()}",
+        remedy="Check the disk and the permissions of the directory",
+    )
