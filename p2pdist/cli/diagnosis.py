@@ -1,5 +1,5 @@
-"""What `p2pdist doctor` looks at, one function a finding or a few. None of them raises: what goes
-wrong is the finding."""
+"""The checks of `p2pdist doctor`: each function returns findings and raises nothing but OSError,
+which `checked` turns into a finding."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Finding:
     remedy: str = ""
 
 
-async def looked(name: str, look: Awaitable[list[Finding]]) -> list[Finding]:
-    """What `look` finds; an OSError that it meets is the finding."""
+async def checked(name: str, check: Awaitable[list[Finding]]) -> list[Finding]:
+    """The findings of `check`; an OSError in it becomes a finding."""
     try:
-        return await look
+        return await check
     except OSError as error:
         told = foreseen(error)
         what, remedy = (told.what, told.remedy) if told else (str(error), "See what is wrong with that file")
@@ -169,7 +169,7 @@ def _bittorrent_port(host: str, number: int, *, agent: bool = False) -> Finding:
 
 
 def _why_taken(host: str, number: int) -> str:
-    """Why nobody else can listen there; empty when one can."""
+    """Why an agent cannot listen there; empty when it can."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -198,7 +198,7 @@ async def agent(path: Path) -> list[Finding]:
         return [Finding("agent", "failed", error.what, error.remedy)]
     disk = (status.get("store") or {}).get("disk", "ok")
     if disk != "ok":
-        return [Finding("agent", "failed", disk, "See dmesg; what hangs goes on when the disk does")]
+        return [Finding("agent", "failed", disk, "See dmesg; it goes on when the disk does")]
     tracker = status.get("tracker") or {}
     if tracker.get("url") and not tracker.get("connected"):
         why = f"the agent has no session with {tracker['url']}: {tracker.get('problem') or 'no answer'}"
@@ -248,7 +248,7 @@ async def origin(url: str) -> list[Finding]:
 
     if not url:
         remedy = "Name what the tracker was given, with --origin"
-        return [Finding("origin", "warning", "it was not looked whether it can be read", remedy)]
+        return [Finding("origin", "warning", "not checked: no --origin is named", remedy)]
     shown = redacted(url)
     try:
         source = open_origin(url)
@@ -281,8 +281,10 @@ def policies(path: Path) -> list[Finding]:
     table, mistakes = check_policies(path)
     if not mistakes:
         return [Finding("policies", "ok", f"{len(table.policies)} policies in {path}")]
-    named = ((", ".join(part for part in (each.table, each.key) if part) or str(path), each) for each in mistakes)
-    return [Finding("policies", "failed", f"{where}: {each.what}", each.remedy) for where, each in named]
+    named = (
+        (", ".join(part for part in (mistake.table, mistake.key) if part) or str(path), mistake) for mistake in mistakes
+    )
+    return [Finding("policies", "failed", f"{where}: {mistake.what}", mistake.remedy) for where, mistake in named]
 
 
 def store(directory: Path) -> list[Finding]:
@@ -361,10 +363,10 @@ def mounts(directory: Path) -> list[Finding]:
     root = os.geteuid() == 0
     found = []
     if root:
-        found.append(Finding("root", "ok", "packages can be mounted for everybody"))
+        found.append(Finding("root", "ok", "packages can be mounted for all users"))
     else:
         found.append(
-            Finding("root", "warning", "not root", "Let the agent run as root to mount packages for everybody")
+            Finding("root", "warning", "not root", "Let the agent run as root to mount packages for all users")
         )
     for way, needs, remedy in (
         ("overlay", "layers of squashfs", "Load the module overlay"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 VERBS = {
-    "tracker": "Run a tracker, which decides who sends what to whom.",
+    "tracker": "Run a tracker, which decides which agent sends what to which.",
     "agent": "Run the agent of this host, which moves and keeps the bytes.",
     "pack": "Pack a directory as a package into the local layout.",
     "trace": "Record which files a run of a program uses.",
@@ -53,9 +53,9 @@ VERBS = {
     "simulate": "Simulate a broadcast to many hosts.",
     "demo": "Show the whole system at work on this machine.",
 }
-"""Verb to the line that the list of verbs shows. The module p2pdist.cli.verbs.<verb> holds a click
-command named `command` (that of a verb which is a keyword of Python ends in an underscore); a verb
-whose module is absent is not listed. Nothing is imported to print the list."""
+"""Verb to its line in the list of verbs. The module p2pdist.cli.verbs.<verb> holds a click command
+named `command` (with an underscore behind a verb that is a keyword of Python); a verb without a
+module is not listed. Printing the list imports no verb."""
 
 CONFIG_BYTES_MAX = 1 << 20
 CONFIGURED = "p2pdist.configured"

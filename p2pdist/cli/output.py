@@ -43,21 +43,20 @@ def print_json(value: Any) -> None:
 
 
 def line(text: str) -> None:
-    """A plain line on standard error, whatever somebody else put into it. Where that cannot be
-    written, as on a full disk, the command goes on all the same: a lost message is no reason to run
-    no program."""
+    """Print a line on standard error, with control characters escaped. When it cannot be written,
+    as on a full disk, the command goes on: a lost message must not keep a program from running."""
     with contextlib.suppress(OSError):
         click.echo(printable(text), err=True)
 
 
 def say(text: str) -> None:
-    """The same on standard output."""
+    """Print a line on standard output, with control characters escaped."""
     click.echo(printable(text))
 
 
 def _lines(text: str) -> None:
-    for each in text.split("\n"):
-        line(each)
+    for row in text.split("\n"):
+        line(row)
 
 
 def amount(count: float) -> str:

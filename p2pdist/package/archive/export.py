@@ -11,7 +11,7 @@ P2PDIST_ROOT of the mount in its environment, and tries again where something el
 busy. So the mount lasts as long as anything that was started from it.
 
 The script's own variables begin with `_p2pdist_`, so that no other that a program expects is
-overwritten, and those of the package are set last.
+overwritten, and it sets the variables of the package last.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ def write_xar(image: Path, config: Config, output: Path, *, report: Report = lam
 
 
 def make_readable(tree: Path) -> dict[bytes, int]:
-    """Give the owner of all that is in the directory `tree`, who is this user, the right to read
-    it. Returns by path the modes that entries had before where those are others."""
+    """Give this user, the owner, the right to read all entries of the directory `tree`. Returns the
+    former modes, by path, of the entries that it changed."""
     found: dict[bytes, int] = {}
     opened: dict[tuple[int, int], int] = {}
     for path, status in _walk(tree, opened):

@@ -326,8 +326,7 @@ class _Sweep:
         return leased | await self._marker.mark()
 
     async def remove(self, victims: list[tuple[int, Digest]], now: float) -> list[tuple[int, Digest]]:
-        """Remove them in batches, those that are needed by now excepted; returns what was
-        removed."""
+        """Remove in batches the victims that are still not marked. Returns the removed ones."""
         total, done, removed = sum(size for size, _ in victims), 0, list[tuple[int, Digest]]()
         for start in range(0, len(victims), BATCH_BLOBS):
             batch = victims[start : start + BATCH_BLOBS]

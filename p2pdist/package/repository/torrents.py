@@ -41,8 +41,7 @@ OnHashed = Callable[[int, int], None]
 
 
 class Readable(Target, Protocol):
-    """A repository whose blobs can be read in ranges, and whose tags can be listed, as at every
-    origin."""
+    """A repository with ranges of blobs and a list of tags, as every origin."""
 
     async def read_range(self, digest: Digest, start: int, length: int) -> bytes: ...
 

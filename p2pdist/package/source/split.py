@@ -148,24 +148,32 @@ def split(source: Path, *, first_party: Collection[str] = (), ignore: Ignore | N
             remedy="Name a virtual environment, or leave --split away",
         )
     installed = [
-        each
+        distribution
         for place in environments
         for site in site_directories(source, place)
-        for each in distributions(source, site)
+        for distribution in distributions(source, site)
     ]
     named = {normal_name(name) for name in first_party}
-    if unknown := named - {each.name for each in installed}:
+    if unknown := named - {distribution.name for distribution in installed}:
         raise UsageError(
             f"{', '.join(sorted(unknown))} is not installed in {source}",
             remedy="Check the names given with --first-party",
         )
-    ours = [each for each in installed if each.local or each.name in named or each.files is None]
-    theirs = [each for each in installed if each not in ours]
+    ours = [
+        distribution
+        for distribution in installed
+        if distribution.local or distribution.name in named or distribution.files is None
+    ]
+    theirs = [distribution for distribution in installed if distribution not in ours]
     return Split(
         *_divide(source, environments, ours, theirs, ignore),
-        tuple(sorted(each.name for each in theirs)),
-        tuple(sorted(each.name for each in ours)),
-        tuple(f"{each.name} has no RECORD and goes to the upper layer" for each in ours if each.files is None),
+        tuple(sorted(distribution.name for distribution in theirs)),
+        tuple(sorted(distribution.name for distribution in ours)),
+        tuple(
+            f"{distribution.name} has no RECORD and goes to the upper layer"
+            for distribution in ours
+            if distribution.files is None
+        ),
     )
 
 
@@ -187,10 +195,10 @@ def _divide(
     ignore: Ignore | None,
 ) -> tuple[frozenset[bytes], frozenset[bytes], frozenset[bytes]]:
     """What goes to the lower layer, to that of compiled files, and to the upper one."""
-    listed = {path for each in theirs for path in each.files or ()} - {
-        path for each in ours for path in each.files or ()
+    listed = {path for distribution in theirs for path in distribution.files or ()} - {
+        path for distribution in ours for path in distribution.files or ()
     }
-    infos = {each.info for each in theirs}
+    infos = {distribution.info for distribution in theirs}
 
     def is_lower(path: bytes) -> bool:
         return (

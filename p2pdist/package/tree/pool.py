@@ -160,7 +160,7 @@ class PackPool:
     def add(
         self, part: Part, path: Path, catalog: CachedCatalog | Catalog, packs: Mapping[Digest, tuple[Part, Path | None]]
     ) -> None:
-        """Add a catalog, which lies at `path`, and those of its packs that can be used. What
+        """Add a catalog, which lies at `path`, and its usable packs. What
         another catalog has already stays there."""
         number = len(self.catalogs)
         self.catalogs.append(part)
@@ -265,7 +265,7 @@ async def read_pack_pool(
 
 
 def blob_sizes(layout: LocalRepository, digests: Iterable[Digest]) -> dict[Digest, int | None]:
-    """Bytes of blobs in the layout, None for those that are not there."""
+    """Sizes in bytes of blobs in the layout, None for a blob that is not there."""
     found: dict[Digest, int | None] = {}
     for digest in digests:
         try:
@@ -304,7 +304,7 @@ async def _read(
 
 
 async def _manifests(name: str, layout: LocalRepository) -> list[Manifest]:
-    """Packages with trees in the layout, the newest ones: those of this name first, then by age."""
+    """The newest packages with trees in the layout: first the ones of this name, then by age."""
     aged: dict[Digest, tuple[bool, int]] = {}
     for tag, described in await layout.tags():
         try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 AGENT_POLL_S = 0.5
 
 TRACKER_S_MAX = 20.0
-"""A tracker that has not answered by then is done without."""
+"""After this the scripts go on without the tracker."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -49,8 +49,8 @@ def agent_wait_option(function: Function) -> Function:
 
 
 class TimeIsUp(Exception):
-    """The time limit has passed. No OSError, as a TimeoutError would be: what tries again after
-    those does not after this."""
+    """The time limit has passed. It is no OSError, as a TimeoutError would be, after which some
+    code tries again."""
 
 
 @contextmanager
