@@ -7,7 +7,8 @@ A daemon logs one line an event on standard error, as text, logfmt or JSON, with
 escaped. No line holds credentials, whichever library logs it: user information in URLs, and values
 behind the usual names of secrets, are replaced. The standard library does this with one formatter;
 a logging library would write JSON but not logfmt, or bring loggers that the libraries here do not
-use."""
+use.
+"""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Progress:
 
 
 def ended(code: int, failure: BaseException | None, unwritten: OSError | None, *, as_json: bool) -> int:
-    """The exit code of a command that ended with `code` or with a failure, which is told here.
+    """The exit code of a command that ended with `code` or with a failure, which is reported here.
     `unwritten` is why the last of its standard output could not be written."""
     if failure is not None and not (isinstance(failure, OSError) and (unwritten is not None or _of_echo(failure))):
         return report(failure, as_json=as_json)
@@ -163,12 +163,12 @@ def report(error: BaseException, *, as_json: bool) -> int:
         known = error
     elif isinstance(error, FileNotFoundError) and not _has_directory():
         known = NotFound("the working directory was removed", remedy="Change to one that exists: cd")
-    elif isinstance(error, OSError) and (told := foreseen(error)) is not None:
-        known = told
+    elif isinstance(error, OSError) and (problem := foreseen(error)) is not None:
+        known = problem
     else:
-        said = str(error).split("\n", 1)[0][:300]
+        message = str(error).split("\n", 1)[0][:300]
         known = P2PDistError(
-            f"unexpected {type(error).__name__}{': ' if said else ''}{said}",
+            f"unexpected {type(error).__name__}{': ' if message else ''}{message}",
             remedy="Set P2PDIST_DEBUG=1 to see where it happened",
         )
     _lines(f"p2pdist: {known}")
@@ -186,7 +186,7 @@ def _has_directory() -> bool:
 
 
 def _print_problem(error: P2PDistError) -> None:
-    with contextlib.suppress(OSError):  # the line on standard error has said it
+    with contextlib.suppress(OSError):  # the line on standard error is there
         print_json(error.problem())
 
 

@@ -30,6 +30,7 @@ class ReferenceName(click.types.StringParamType):
     name = "reference"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
+        """Names that begin with `incomplete`, at most OFFERED_MAX."""
         from click.shell_completion import CompletionItem
 
         names = {name for name in _available(ctx) if name.startswith(incomplete)}

@@ -3,7 +3,8 @@ sets the tag.
 
 A layer is packed from its directory if pack() can make it from there. Otherwise a staged copy
 (source/staging.py) is packed: of a layer with a `target`, where files are replaced to make the
-layer reproducible or links are followed, and where an image holds a part of a directory."""
+layer reproducible or links are followed, and where an image holds a part of a directory.
+"""
 
 from __future__ import annotations
 

@@ -261,6 +261,7 @@ def parse_entrypoint(text: str | None) -> list[str] | None:
 
 
 def layer_fields(layer: Descriptor) -> dict[str, object]:
+    """A layer in the JSON document."""
     return {"digest": layer.digest, "size": layer.size, "mediaType": layer.media_type}
 
 

@@ -8,7 +8,8 @@ zstd, xz, bzip2). The program is the image's entrypoint followed by its command.
 
 Of an index the images of another name or platform are left out. The rest differ by their variants;
 the first one that this machine runs is taken (image specification, "Image Index": the first
-matching entry)."""
+matching entry).
+"""
 
 from __future__ import annotations
 
@@ -317,25 +318,29 @@ def _written_out(name: str) -> str:
 def _chosen(images: list[_Descriptor], platform: str, wanted: str) -> _Descriptor:
     """One of images that have the wanted name. Raises NotFound, or UsageError where they differ by
     more than their platform."""
-    said = [_platform_of(image) for image in images]
-    images = [image for image, found in zip(images, said, strict=True) if not found or found.architecture != "unknown"]
-    said = [_platform_of(image) for image in images]
+    platforms = [_platform_of(image) for image in images]
+    images = [
+        image for image, found in zip(images, platforms, strict=True) if not found or found.architecture != "unknown"
+    ]
+    platforms = [_platform_of(image) for image in images]
     if len(images) == 1:
         return images[0]  # what its config says of its platform is looked at before it is unpacked
     if platform:
         target, exact = parse_platform(platform)
-        fitting = [image for image, found in zip(images, said, strict=True) if not found or target.runs(found)]
+        fitting = [image for image, found in zip(images, platforms, strict=True) if not found or target.runs(found)]
         fitting.sort(key=_level_of, reverse=True)
         if not fitting and not exact:
             same = target.os, target.architecture
             fitting = [
-                i for i, found in zip(images, said, strict=True) if found and (found.os, found.architecture) == same
+                i
+                for i, found in zip(images, platforms, strict=True)
+                if found and (found.os, found.architecture) == same
             ]
     else:
         target = _here()
-        fitting = [image for image, found in zip(images, said, strict=True) if not found or target.runs(found)]
+        fitting = [image for image, found in zip(images, platforms, strict=True) if not found or target.runs(found)]
     if not fitting:
-        shown = ", ".join(dict.fromkeys(str(found) for found in said if found))
+        shown = ", ".join(dict.fromkeys(str(found) for found in platforms if found))
         raise NotFound(
             f"there is no image for {target} in it; there is: {shown[:500]}", remedy="Choose with --platform"
         )
@@ -349,10 +354,10 @@ def _chosen(images: list[_Descriptor], platform: str, wanted: str) -> _Descripto
 
 def _platform_of(descriptor: _Descriptor) -> Platform | None:
     """None where an index does not say what an image is for."""
-    said = descriptor.platform
+    stated = descriptor.platform
     return (
-        platform_of(said.get("os"), said["architecture"], said.get("variant"))
-        if said and said.get("architecture")
+        platform_of(stated.get("os"), stated["architecture"], stated.get("variant"))
+        if stated and stated.get("architecture")
         else None
     )
 

@@ -20,7 +20,8 @@ readable here, and `Applied.closed` keeps the mode that it gets in the package.
 
 tarfile keeps whole headers (long names, pax records, maps of sparse files) in memory, of any stated
 length. So the bytes that it may read for one entry besides the content are limited, and pax records
-are checked before tarfile parses them: its time is quadratic in the length of some broken ones."""
+are checked before tarfile parses them: its time is quadratic in the length of some broken ones.
+"""
 
 from __future__ import annotations
 
@@ -382,13 +383,13 @@ def _limited_by(stream: Any) -> type[tarfile.TarInfo]:
             _check_records(data)
             archive.fileobj = _Again(archive, data)
             member = cast(Any, super()._proc_pax(archive))  # type: ignore[misc] # typeshed keeps silent about it
-            told = member.pax_headers
+            records = member.pax_headers
             # A sparse file may have another size and name in the archive. Where records tell these,
             # tarfile takes whichever comes last.
-            if member.sparse is not None and "GNU.sparse.name" in told:
-                member.name = told["GNU.sparse.name"]
-            if member.sparse is not None and "size" in told:
-                member.size = int(told.get("GNU.sparse.realsize") or told.get("GNU.sparse.size") or 0)
+            if member.sparse is not None and "GNU.sparse.name" in records:
+                member.name = records["GNU.sparse.name"]
+            if member.sparse is not None and "size" in records:
+                member.size = int(records.get("GNU.sparse.realsize") or records.get("GNU.sparse.size") or 0)
                 archive.offset = member.offset_data + _blocks(sum(length for _, length in member.sparse))
             return cast(Header, member)
 
@@ -526,11 +527,11 @@ def _mode_of(full: bytes) -> int:
 
 def _time_ns(member: tarfile.TarInfo) -> int:
     """To the nanosecond where a pax header says it so; 0 for an impossible time."""
-    told = member.pax_headers.get("mtime", member.mtime)
-    if isinstance(told, str) and len(told) > TIME_CHARACTERS_MAX:
+    records = member.pax_headers.get("mtime", member.mtime)
+    if isinstance(records, str) and len(records) > TIME_CHARACTERS_MAX:
         return 0
     try:
-        time_s = Decimal(told)
+        time_s = Decimal(records)
         # An exponent may be huge: only a number that is not may become an int.
         time_ns = int(time_s.scaleb(9)) if 0 <= time_s < TIME_S_MAX else 0
     except (ArithmeticError, ValueError):

@@ -10,7 +10,8 @@ or without a source, the file is left out with a note, and Python compiles it at
 .pyc file outside `__pycache__` without a source is the module itself: it stays as it is.
 
 Every file is compiled in a process of its own, forked from one that has compiled nothing, with a
-fixed hash seed, since the output of marshal depends on other live objects (bpo-34093)."""
+fixed hash seed, since the output of marshal depends on other live objects (bpo-34093).
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ packs, piece lists, and the ones in annotations. Too many blobs are kept rather 
 
 A document below a root may be absent, since an index may lack some entries (a copy for one platform
 does). A root that is absent, or a document that is there and cannot be read, ends the collection,
-because the blobs that it names are unknown."""
+because the blobs that it names are unknown.
+"""
 
 from __future__ import annotations
 
@@ -273,8 +274,8 @@ async def sweep(
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Swept:
-    """Remove the blobs that nothing needs and that were written more than `older_than_s` ago. With
-    `dry_run` only count them.
+    """Remove the blobs that no tag or lease needs and that were written more than `older_than_s`
+    ago. With `dry_run` only count them.
 
     Raises NotFound when the repository is no layout, Conflict while packages are being packed, and
     an error naming a tag that leads to an unreadable document; then nothing was removed.

@@ -2,7 +2,8 @@
 under a tag of their own (p2pdist/model/torrent.py).
 
 A blob and its package may have pieces of different sizes; both are hashed in one reading. The bytes
-are compared with the blob's digest, so a damaged copy gives no torrent."""
+are compared with the blob's digest, so a damaged copy gives no torrent.
+"""
 
 from __future__ import annotations
 

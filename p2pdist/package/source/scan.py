@@ -9,7 +9,8 @@ extended attributes changes an inode's ctime, and with it the fingerprint. Of th
 itself only the names in it count.
 
 `open_regular` opens a file by its name where a FIFO may have taken its place, without waiting for
-a writer."""
+a writer.
+"""
 
 from __future__ import annotations
 

@@ -1,17 +1,14 @@
-"""Splitting a virtual environment into layers: third-party distributions below, one's own code on
+"""Splits a virtual environment into layers: third-party distributions below, first-party code on
 top.
 
-The lower layer stays the same while only one's own code changes, so hosts that have it fetch the
-upper one alone. To the lower one go the files that the RECORD of a distribution lists and the
-environment's own furniture (interpreter links, pyvenv.cfg, activation scripts). To the upper one
-goes everything else: distributions installed from a directory (editable ones, direct_url.json with
-dir_info), those named as first-party, and files that no distribution lists. What was compiled from
-files of the lower layer and is in no RECORD gets a layer of its own between them: an interpreter
-writes it when a module is first imported, and neither the lower layer may change by that nor the
-upper one carry it with each edit.
-
-Installed Python distributions, as their metadata in site-packages tells (packaging.python.org,
-"Recording installed projects").
+The lower layer stays the same while only first-party code changes, so a host that has it fetches
+the upper one alone. The lower layer gets the files in the RECORD of a distribution
+(packaging.python.org, "Recording installed projects") and the environment's own files (interpreter
+links, pyvenv.cfg, activation scripts). The upper layer gets all others: distributions installed
+from a directory (editable ones, direct_url.json with dir_info), distributions named as first-party,
+and files in no RECORD. Compiled files of the lower layer that are in no RECORD get a layer between
+the two: an interpreter writes them at the first import, which must neither change the lower layer
+nor add to the upper one at each edit.
 """
 
 from __future__ import annotations
@@ -222,7 +219,7 @@ def _divide(
             layer = lower if is_lower(found.path) else compiled if is_compiled(found.path) else upper
             layer.add(found.path)
     below, between, above = with_parents(lower), with_parents(compiled), with_parents(upper)
-    # A directory in which nothing lies is nobody's but ours.
+    # An empty directory belongs to no distribution.
     return below, between, above | with_parents(directories - below - between - above)
 
 

@@ -17,7 +17,8 @@ catalog and one pack. Two rules keep manifests small and spare new hosts dead by
 
 The base's catalogs and packs stay as they are. Chunks that are written anew come from packs, not
 from files, and go into packs and a catalog of their own, behind the new ones in the manifest: a
-host with the earlier version has all of them and can skip these."""
+host with the earlier version has all of them and can skip these.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ Large files are cut by content, so that an insertion changes only the chunks aro
 Systems", TPDS 2020) as the library pyfastcdc implements it. A cut depends on at most CUT_MAX bytes
 from the start of its chunk, so a window moves along the file: memory does not grow with the file,
 and a file that is truncated meanwhile ends in an error, not in a signal as with mmap(2). A hole is
-not read; it gives the chunks of as many zeros, so the allocation of a file leaves no mark."""
+not read; it gives the chunks of as many zeros, so the allocation of a file leaves no mark.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ LOG_TAIL = 4096
 
 
 def _last_words(text: str) -> str:
-    """The last non-empty line of what a program said, cut to WORDS_MAX characters."""
+    """The last non-empty line of a program's output, cut to WORDS_MAX characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:WORDS_MAX] if lines else "it said nothing"
 

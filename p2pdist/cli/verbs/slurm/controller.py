@@ -1,7 +1,7 @@
-"""Asking Slurm, and telling it, by its own commands (scontrol, squeue, scancel, sinfo).
+"""Queries and orders to Slurm by its own commands (scontrol, squeue, scancel, sinfo).
 
-Prologs ask only where the environment lacks something, and tell only when a job must not start:
-what thousands of nodes ask at once is work for one slurmctld. `scontrol show hostnames` needs
+A prolog asks only what its environment does not say, and gives an order only when a job must not
+start: thousands of nodes ask one slurmctld at once. `scontrol show hostnames` needs
 no daemon.
 """
 
@@ -106,5 +106,7 @@ def _run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _refused(done: subprocess.CompletedProcess[str]) -> Unavailable:
-    said = " ".join(done.stderr.split())[:REASON_CHARACTERS_MAX]
-    return Unavailable(f"`{' '.join(done.args)}` failed: {said}", remedy="See whether slurmctld answers: scontrol ping")
+    message = " ".join(done.stderr.split())[:REASON_CHARACTERS_MAX]
+    return Unavailable(
+        f"`{' '.join(done.args)}` failed: {message}", remedy="See whether slurmctld answers: scontrol ping"
+    )

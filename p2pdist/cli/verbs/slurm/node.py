@@ -28,6 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def jobs_dir_option(function: Function) -> Function:
+    """--jobs-dir."""
     return click.option(
         "--jobs-dir",
         type=click.Path(path_type=Path),
@@ -38,6 +39,7 @@ def jobs_dir_option(function: Function) -> Function:
 
 
 def agent_wait_option(function: Function) -> Function:
+    """--agent-wait."""
     return click.option(
         "--agent-wait",
         default=20.0,
