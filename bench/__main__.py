@@ -139,10 +139,11 @@ class Bench:
             "processors": os.cpu_count(),
             "written": time.time(),
             "programs": [
-                {"title": each.title, "error": each.error, "document": each.document} for each in self.outcomes
+                {"title": outcome.title, "error": outcome.error, "document": outcome.document}
+                for outcome in self.outcomes
             ],
-            "runs": [each.document() for each in self.runs],
-            "comparison": [each.document() for each in self.comparisons],
+            "runs": [run.document() for run in self.runs],
+            "comparison": [comparison.document() for comparison in self.comparisons],
             "failed": self.failed,
         }
 
@@ -163,7 +164,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="only these")
     parser.add_argument("--case", nargs="+", choices=[*NAMES, "all"], default=["uniform"], help="broadcasts [uniform]")
     parser.add_argument(
-        "--method", nargs="+", choices=[each.name for each in METHODS], default=list(USUAL), help="of uniform"
+        "--method", nargs="+", choices=[method.name for method in METHODS], default=list(USUAL), help="of uniform"
     )
     parser.add_argument("--hosts", type=int, help=f"of a broadcast [{Links.hosts}]")
     parser.add_argument("--size-mib", type=int, help=f"of the blob [{Links.size_mib}]")

@@ -186,14 +186,14 @@ HEADS = ("seconds", "ratio_wire", "origin_tx_x", "total_tx_x", "CPU-s/GiB", "idl
 
 def row(runs: Sequence[Run]) -> list[str]:
     """Medians of the runs of one method and one case, in the order of HEADS."""
-    valid = [each for each in runs if not each.error]
+    valid = [run for run in runs if not run.error]
 
     def of(name: str) -> float | None:
-        return median(each.figures.get(name) for each in valid)
+        return median(run.figures.get(name) for run in valid)
 
     return [
-        figure(median(each.seconds for each in valid)),
-        figure(median(each.ratio for each in valid), 3),
+        figure(median(run.seconds for run in valid)),
+        figure(median(run.ratio for run in valid), 3),
         figure(of("origin_tx_x"), 3),
         figure(of("total_tx_x"), 3),
         figure(of("agents_cpu_s_per_gib"), 1),
@@ -204,17 +204,17 @@ def row(runs: Sequence[Run]) -> list[str]:
 
 def notes(runs: Sequence[Run]) -> list[str]:
     """What must be known to read a row."""
-    valid = [each for each in runs if not each.error]
+    valid = [run for run in runs if not run.error]
     found = []
     if len(valid) < len(runs):
         found.append(f"{len(runs) - len(valid)} of {len(runs)} runs FAILED")
-    busy = sum(1 for each in valid if each.figures.get("idle_pct", 100.0) < IDLE_LEAST_PERCENT)
+    busy = sum(1 for run in valid if run.figures.get("idle_pct", 100.0) < IDLE_LEAST_PERCENT)
     if busy:
         found.append(f"{busy} of {len(valid)} runs under {IDLE_LEAST_PERCENT:.0f} % idle: they measured the CPU")
-    others = median(each.figures.get("others_ratio_wire") for each in valid)
+    others = median(run.figures.get("others_ratio_wire") for run in valid)
     if others is not None:
         found.append(f"without the slow host {figure(others, 3)}")
-    racks = [max(each.figures["rack_rx_x"]) for each in valid if each.figures.get("rack_rx_x")]
+    racks = [max(run.figures["rack_rx_x"]) for run in valid if run.figures.get("rack_rx_x")]
     if racks:
         found.append(f"into a rack at most {figure(median(racks), 2)} copies")
     return found
@@ -222,8 +222,8 @@ def notes(runs: Sequence[Run]) -> list[str]:
 
 def goal_notes(runs: Sequence[Run]) -> list[str]:
     """The goals that this system's runs of a case without faults have missed."""
-    ratio = median(each.ratio for each in runs)
-    copies = median(each.figures.get("origin_tx_x") for each in runs if not each.error)
+    ratio = median(run.ratio for run in runs)
+    copies = median(run.figures.get("origin_tx_x") for run in runs if not run.error)
     found = []
     if ratio is not None and ratio > RATIO_GOAL:
         found.append(f"MISSED: ratio_wire goal {RATIO_GOAL:.2f}")
@@ -242,21 +242,21 @@ def remarks(cases: Sequence[Case]) -> list[str]:
 
 
 def bound_row(case: Case) -> list[str]:
-    """What the links allow: one copy from the origin, and everybody's copy sent once, with
+    """What the links allow: one copy from the origin, and each host's copy sent once, with
     headers."""
     once = figure(1 / WIRE_EFFICIENCY, 3)
     return ["the bound", figure(case.bound_s), figure(1.0, 3), once, once, "-", "-", ""]
 
 
 def side_by_side(case: Case, methods: Sequence[Method], runs: Sequence[Run], absent: dict[str, str]) -> str:
-    """The table of all methods on the same links. `absent` says of those that could not run what
+    """The table of all methods on the same links. `absent` says of the methods that could not run what
     they lack."""
     rows = []
     for method in methods:
         if method.name in absent:
             rows.append([method.title, *["-"] * (len(HEADS) - 1), f"skipped, missing: {absent[method.name]}"])
             continue
-        own = [each for each in runs if each.method == method.name and each.case.name == case.name]
+        own = [run for run in runs if run.method == method.name and run.case.name == case.name]
         said = [method.title, *row(own)]
         extra = goal_notes(own) if method.name == OURS else []
         if method.once:
@@ -265,7 +265,7 @@ def side_by_side(case: Case, methods: Sequence[Method], runs: Sequence[Run], abs
             extra.append(f"run once{f' with {adapted.links.size_mib} MiB' if smaller else ''}")
         said[-1] = "; ".join(note for note in (*extra, said[-1]) if note)
         rows.append(said)
-    repeat = max((each.number + 1 for each in runs), default=0)
+    repeat = max((run.number + 1 for run in runs), default=0)
     title = f"{case.links}; median of {repeat}"
     return render(title, ("method", *HEADS), [*rows, bound_row(case)], remarks([case]))
 
@@ -274,7 +274,7 @@ def of_ours(cases: Sequence[Case], runs: Sequence[Run]) -> str:
     """The table of this system's cases, each with its own bound."""
     rows = []
     for case in cases:
-        own = [each for each in runs if each.case == case and each.method == OURS]
+        own = [run for run in runs if run.case == case and run.method == OURS]
         said = row(own)
         rows.append([case.label, figure(case.bound_s), *said])
     return render("p2pdist, other cases", ("case", "bound s", *HEADS), rows, remarks(cases))

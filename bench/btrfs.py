@@ -38,7 +38,7 @@ Lies = Literal["memory", "file"]
 def device_image(place: Path, lies: Lies) -> Iterator[Path]:
     """What stands for the disk: a sparse file without a name, in memory or below `place`, and the
     path by which other programs reach it as long as this process holds it (proc_pid_fd(5)). It goes
-    with whoever holds it, however that ends.
+    with the process that holds it, however that ends.
 
     What one filesystem wrote stays allotted for the next, as the sectors of a disk do, so the first
     run over an image pays for its pages or for the extents below it, and later ones do not: that
@@ -56,7 +56,7 @@ def _memory_file() -> IO[bytes]:
 class Btrfs:
     """A new Btrfs on an image, mounted on `place`, a directory that is made. At the end the mount,
     its loop device and the directory are gone, also when it failed. The mount takes the loop device
-    with it, so whoever unmounts it has cleaned up."""
+    with it, so unmounting it cleans up."""
 
     def __init__(self, place: Path, image: Path, compress: str) -> None:
         self.directory = place

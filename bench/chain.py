@@ -67,7 +67,7 @@ class Host:
         return self.pacer
 
     def origin(self) -> Origin:
-        raise AssertionError("nobody reads an origin here")
+        raise AssertionError("no host reads an origin here")
 
     def tell_tracker(self, message: Complaint) -> None:
         print(message, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The same case simulated and real: how far the simulator can be trusted.
+"""One case simulated and real: how far the simulator can be trusted.
 
 Both ratios are to the same bound (bench/cases.py). A simulated case is run with several seeds and
 its median taken. A host that is killed "at half" dies in the simulation at half of the time that
@@ -72,25 +72,32 @@ class Comparison:
 
 def compare(case: Case, runs: Sequence[Run], seeds: Sequence[int] = SEEDS) -> Comparison:
     """Simulate a case and set it beside this system's runs of it."""
-    own = [each.ratio for each in runs if each.case == case and each.method == OURS and not each.error]
+    own = [run.ratio for run in runs if run.case == case and run.method == OURS and not run.error]
     return Comparison(case, simulated_ratio(case, seeds), median(own), len(own))
 
 
 def table(comparisons: Sequence[Comparison]) -> str:
     """Ratios side by side, differences beyond the goal marked."""
     rows = []
-    for each in comparisons:
+    for comparison in comparisons:
         note = (
             ""
-            if each.within_goal
+            if comparison.within_goal
             else "no run succeeded"
-            if each.real is None
+            if comparison.real is None
             else f"MISSED: goal {GOAL_PERCENT:.0f} %"
         )
-        difference = "-" if each.difference is None else f"{each.difference:+.1f} %"
+        difference = "-" if comparison.difference is None else f"{comparison.difference:+.1f} %"
         rows.append(
-            [each.case.label, figure(each.simulated, 3), figure(each.real, 3), difference, str(each.runs), note]
+            [
+                comparison.case.label,
+                figure(comparison.simulated, 3),
+                figure(comparison.real, 3),
+                difference,
+                str(comparison.runs),
+                note,
+            ]
         )
     heads = ("case", "simulated", "real", "difference", "real runs", "note")
-    notes = remarks([each.case for each in comparisons])
+    notes = remarks([comparison.case for comparison in comparisons])
     return render("simulated and real, ratios to the same bound", heads, rows, notes)

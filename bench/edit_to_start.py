@@ -59,7 +59,7 @@ def measure(source: Path, site: Installation, edits: int) -> dict[str, Any]:
     site.ask("pack", str(source), "-t", "app:v1", *pack)  # what was new at the first packing is believed from here on
     rounds = [_edit(source, site, f"app:v{number}", pack, push) for number in range(2, 2 + edits)]
     best = min(rounds, key=lambda each: each["edit_to_start_s"])
-    median = statistics.median(each["edit_to_start_s"] for each in rounds)
+    median = statistics.median(round_["edit_to_start_s"] for round_ in rounds)
     time.sleep(1.1)
     last = f"app:v{1 + edits}"
     again(source, site, last, pack)  # still reads what was edited last

@@ -157,9 +157,9 @@ def _shares(batch: Sequence[Verified]) -> Iterator[list[Verified]]:
     """What a thread writes at a time: as much as a run has when much is filled."""
     share: list[Verified] = []
     held = 0
-    for each in batch:
-        share.append(each)
-        held += sum(map(len, each.stored))
+    for verified in batch:
+        share.append(verified)
+        held += sum(map(len, verified.stored))
         if held > REACH * RUN_BYTES or len(share) == REACH * RUN_CHUNKS:
             yield share
             share, held = [], 0

@@ -105,7 +105,7 @@ async def measure(count: int, updates: int) -> dict[str, Any]:
 
 
 class Play:
-    """What happens to the hosts while somebody watches."""
+    """Changes of hosts while the page is open."""
 
     def __init__(self, hosts: Hosts, steps: int) -> None:
         self.hosts, self.steps = hosts, steps
@@ -137,7 +137,7 @@ async def cpu_ms(page: Page) -> float:
     """Milliseconds of processor time that the page's thread has taken, but for what it was asked by
     this program."""
     metrics = (await page.call("Performance.getMetrics"))["metrics"]
-    seconds = {str(each["name"]): float(each["value"]) for each in metrics}
+    seconds = {str(metric["name"]): float(metric["value"]) for metric in metrics}
     return 1000 * (seconds["TaskDuration"] - seconds.get("DevToolsCommandDuration", 0.0))
 
 

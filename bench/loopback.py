@@ -60,8 +60,8 @@ folios, and every small write that overwrites part of a large folio is then slow
 4.1 to 2.1 GB/s over a file that had been filled 8 MiB at a time."""
 
 
-def cpu_s(who: int = resource.RUSAGE_SELF) -> float:
-    usage = resource.getrusage(who)
+def cpu_s(usage_of: int = resource.RUSAGE_SELF) -> float:
+    usage = resource.getrusage(usage_of)
     return usage.ru_utime + usage.ru_stime
 
 
@@ -104,7 +104,7 @@ class AlwaysNext:
         return Block(self._piece, offset, length)
 
     def at_once(self, send: Callable[[Block], bool] | None) -> None:
-        """Blocks are never given by somebody else's turn."""
+        """A block is never sent within the turn of another stream."""
 
     def block_sent(self, length: int) -> None:
         pass
@@ -281,7 +281,7 @@ def process_cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return own + sum(process_cpu_s(int(each)) for each in children)
+    return own + sum(process_cpu_s(int(child)) for child in children)
 
 
 def figures(name: str, source: Path, rounds: list[tuple[float, float, float]]) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def _behind(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def tools(program: str, chosen: Sequence[str]) -> list[Callable[[Path], Packer]]:
-    """What is to be compared; those that this machine lacks are named."""
+    """The cases to compare; prints the ones whose programs are missing here."""
     found: list[Callable[[Path], Packer]] = [lambda place: P2PDist(place, program)]
     for tool in (Casync, Restic):
         if tool.name in chosen:

@@ -230,7 +230,7 @@ def simulated_lines(document: dict[str, Any]) -> list[Line]:
 def _goal(
     what: str, measured: str, bound: str, ratio: float | None, value: float | None, most: float, unit: str
 ) -> Line:
-    """A line whose `value` shall be `most` at the most."""
+    """A line whose `value` must be at most `most`."""
     return Line(what, measured, bound, ratio, f"at most {most:g} {unit}", None if value is None else value <= most)
 
 

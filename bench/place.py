@@ -62,10 +62,10 @@ def remove(directory: Path, *, within_s: float = REMOVED_WITHIN_S) -> bool:
     failed."""
     deadline = time.monotonic() + within_s
     root = directory.resolve()
-    for each in reversed(mounted()):
-        if root in each.point.parents:
+    for mount in reversed(mounted()):
+        if root in mount.point.parents:
             with contextlib.suppress(OSError):  # then rm(1) stays out of it, and it is told that something is left
-                unmount(each.point, lazily=True)
+                unmount(mount.point, lazily=True)
     # Below a store are hundreds of directories; dealt out, they are removed side by side.
     parts = [below for above in directory.iterdir() for below in (above.iterdir() if _is_folder(above) else [above])]
     done = _removed([parts[number::REMOVERS] for number in range(REMOVERS)], deadline)

@@ -45,7 +45,7 @@ GOAL_S = 0.5
 READY_S = 120.0
 LAST_LINES = 20
 PORTS_FROM, PORTS_END = 10_000, 32_768
-"""Below those that the kernel gives to outgoing connections (ip(7), ip_local_port_range): one of
+"""Below the ports that the kernel gives to outgoing connections (ip(7), ip_local_port_range): one of
 these could be taken by the session of one agent just before another listens on it."""
 
 
@@ -257,7 +257,7 @@ def _cpu_s() -> float:
 
 
 def free_port(first: int) -> int:
-    """A port from `first` on that nobody listens on."""
+    """The first port from `first` on that is free."""
     for port in range(first, PORTS_END):
         with socket.socket() as listener, contextlib.suppress(OSError):
             listener.bind(("127.0.0.1", port))

@@ -1,11 +1,5 @@
-"""Where the engineer's verbs look for packages: the local layout and an origin, and the options
-that name them.
-
-What the verbs that talk to the agent of this host share: how it is found, and following a
-pull.
-
-What the verbs that talk to a tracker share: how it is found, and asking it.
-"""
+"""What verbs talk to, and the options that name it: the agent of this host, a tracker, the local
+layout and an origin."""
 
 from __future__ import annotations
 
@@ -32,17 +26,23 @@ if TYPE_CHECKING:
     from p2pdist.origin.layout import LocalLayout
     from p2pdist.origin.origin import Origin
 
+ANSWER_BYTES_MAX = 256 << 20
+REQUEST_S_MAX = 60.0
+CONNECT_S_MAX = 5.0
 
 HOW_HELP = (
-    "Force a way instead of the best that works. overlay: whatever is mounted. unpack: the best that is not. "
-    "For packages with trees also erofs, reflink, hardlink and copy."
+    "Use this mount method instead of the best one that works. overlay: the best one that mounts. unpack: the best one that "
+    "does not. For packages with trees also erofs, reflink, hardlink and copy."
 )
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def socket_option(function: Function) -> Function:
+    """--socket, of the agent."""
     return click.option(
         "--socket",
-        # Whether this user may use it the call says, with the group that may.
+        # The call itself says whether this user may use it, and which group may.
         type=click.Path(path_type=Path, readable=False),
         default=Path("/run/p2pdist/agent.sock"),
         show_default=True,
@@ -51,8 +51,8 @@ def socket_option(function: Function) -> Function:
 
 
 def follow_pull(client: LocalClient, reference: str, *, quiet: bool, priority: Priority = "start") -> PullStatus:
-    """Pull a package and show how far it is, by source. A reference without a tag means
-    `latest`."""
+    """Pull a package and show the progress by source. A reference without a tag means `latest`.
+    Raises the failure that the agent reports."""
     name = str(parse_reference(reference))
     noted = ""
 
@@ -74,14 +74,14 @@ def follow_pull(client: LocalClient, reference: str, *, quiet: bool, priority: P
     return status
 
 
-def check_seen(shown: MountStatus, remedy: str) -> None:
-    """Raises Conflict when this process does not see what the agent shows."""
+def check_seen(view: MountStatus, remedy: str) -> None:
+    """Raises Conflict when this process does not see the view that the agent mounted."""
     from p2pdist.mount.sight import differs
 
-    if shown.how == "images":
-        hidden = next((image for image in shown.images if not os.path.lexists(image)), "")
+    if view.how == "images":
+        hidden = next((image for image in view.images if not os.path.lexists(image)), "")
     else:
-        hidden = shown.path if differs(shown.path, (shown.device, shown.inode)) else ""
+        hidden = view.path if differs(view.path, (view.device, view.inode)) else ""
     if hidden:
         raise Conflict(
             f"the agent shows the package at {hidden}, where this process does not see it: it has mounts or a root of its own "
@@ -91,17 +91,13 @@ def check_seen(shown: MountStatus, remedy: str) -> None:
 
 
 def pulled_name(reference: str, pulled: PullStatus) -> str:
-    """The very version that was pulled, so that a tag which moves meanwhile does not matter, nor a
-    tracker that is away."""
+    """The pulled version by its digest: it stays the same when the tag moves, and needs no
+    tracker."""
     return f"{parse_reference(reference).name}@{pulled.digest}"
 
 
-ANSWER_BYTES_MAX = 256 << 20
-REQUEST_S_MAX = 60.0
-CONNECT_S_MAX = 5.0
-
-
 def tracker_option(function: Function) -> Function:
+    """--tracker."""
     return click.option(
         "--tracker",
         default="http://127.0.0.1:7070",
@@ -112,7 +108,7 @@ def tracker_option(function: Function) -> Function:
 
 
 def hosts_options(function: Function) -> Function:
-    """Which hosts: by name or by where they stand."""
+    """--host and --selector: hosts by name, or by zone and rack."""
     function = click.option(
         "--selector", metavar="KEY=VALUE,...", help="Hosts by zone and rack, such as zone=a,rack=r1."
     )(function)
@@ -130,7 +126,8 @@ class TrackerClient:
         if not self._urls or not all(url.startswith(("http://", "https://")) for url in self._urls):
             raise UsageError("--tracker names no tracker", remedy="Write http://host:7070")
         self._session: aiohttp.ClientSession | None = None
-        self.answered = ""  # the tracker that answered last, for people
+        self.answered = ""
+        """The URL of the tracker that was asked last, without secrets."""
 
     async def __aenter__(self) -> TrackerClient:
         import aiohttp
@@ -146,7 +143,7 @@ class TrackerClient:
             await self._session.close()
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The answer's JSON."""
+        """The JSON that the tracker answers to a request with the JSON `body`."""
         failure: Unavailable | None = None
         for url in self._urls:
             try:
@@ -171,26 +168,21 @@ class TrackerClient:
                     if len(data) > ANSWER_BYTES_MAX:
                         raise P2PDistError(f"the tracker {redacted(url)} answered more than {ANSWER_BYTES_MAX} bytes")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            said = str(error).replace(url, redacted(url)) or type(error).__name__
+            reason = str(error).replace(url, redacted(url)) or type(error).__name__
             raise Unavailable(
-                f"the tracker {redacted(url)} does not answer: {said}", remedy="Start it, or name it with --tracker"
+                f"the tracker {redacted(url)} does not answer: {reason}", remedy="Start it, or name it with --tracker"
             ) from error
         try:
             if answer.status >= 400:
                 raise from_problem(msgspec.json.decode(data, type=dict[str, Any]))
             return msgspec.json.decode(data)
         except UNDECODABLE as error:
-            raise Unavailable(
-                f"what answers at {redacted(url)} does not speak as a tracker does (HTTP {answer.status})"
-            ) from error
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+            raise Unavailable(f"{redacted(url)} answers, but not as a tracker does (HTTP {answer.status})") from error
 
 
 def default_layout() -> Path:
     """The layout in the user's data directory (XDG Base Directory specification). Raises UsageError
-    for a user who has none."""
+    for a user without a home directory."""
     data = os.environ.get("XDG_DATA_HOME", "")
     try:
         return (Path(data) if Path(data).is_absolute() else Path.home() / ".local/share") / "p2pdist/layout"
@@ -199,6 +191,7 @@ def default_layout() -> Path:
 
 
 def layout_option(function: Function) -> Function:
+    """--layout."""
     return click.option(
         "--layout",
         type=click.Path(path_type=Path, file_okay=False),
@@ -209,6 +202,7 @@ def layout_option(function: Function) -> Function:
 
 
 def origin_option(function: Function) -> Function:
+    """--origin."""
     return click.option(
         "--origin",
         metavar="URL",
@@ -217,9 +211,9 @@ def origin_option(function: Function) -> Function:
 
 
 def elsewhere_options(what: str) -> Callable[[Function], Function]:
-    """The options of a verb for the agent's store that send it to an origin (`at_origin`) or a
-    layout (`layout`) instead. They count on the command line only: a variable or file that names a
-    layout for other verbs must not change what this verb is about."""
+    """--at-origin and --layout, which direct a verb to an origin or a layout instead of the agent's
+    store. They count on the command line only: a variable or file that names a layout for other
+    verbs must not redirect this verb."""
 
     def named(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         given = ctx.get_parameter_source(param.name or "") is click.core.ParameterSource.COMMANDLINE
@@ -242,7 +236,7 @@ def elsewhere_options(what: str) -> Callable[[Function], Function]:
 
 @contextlib.asynccontextmanager
 async def opened_elsewhere(at_origin: bool, origin: str | None, layout: Path | None) -> AsyncIterator[Origin]:
-    """What elsewhere_options name. Raises UsageError when that is both."""
+    """The repository that elsewhere_options name. Raises UsageError when they name two."""
     if at_origin and layout:
         raise UsageError("--at-origin and --layout name two places", remedy="Give one of them")
     if layout:

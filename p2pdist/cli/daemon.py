@@ -1,14 +1,13 @@
-"""Running a service in the foreground: listening, and a clean stop on SIGTERM or Ctrl-C.
+"""Running a service in the foreground: its log, its listeners, and a clean stop on SIGTERM or
+Ctrl-C.
 
-What daemons log: one line an event on standard error, as text, logfmt or JSON.
-
-Each line has the time (UTC, ISO 8601), level, logger and message, and the request that it was
-written for if there is one (p2pdist/model/request_id.py). What strangers send cannot make lines of
-its own: control characters are escaped. Credentials do not get into a line, whoever logs it: user
-information in URLs, and what follows the usual names of secrets, is left out.
-
-The standard library does this with one formatter. A library would format JSON but not logfmt, or
-bring a logger of its own to which the libraries that log here do not write.
+A daemon logs one line an event on standard error, as text, logfmt or JSON, with the time (UTC, ISO
+8601), level, logger, message, and the id of the request if there is one
+(p2pdist/model/request_id.py). Input from the network cannot forge lines: control characters are
+escaped. No line holds credentials, whichever library logs it: user information in URLs, and values
+behind the usual names of secrets, are replaced. The standard library does this with one formatter;
+a logging library would write JSON but not logfmt, or bring loggers that the libraries here do not
+use.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ _SECRETS = re.compile(
     r"|(?P<sig>[?&]sig=)[^\s&'\"]+",
     re.IGNORECASE,
 )
-"""Takes time in proportion to the text, whatever stands in it: strangers choose some of what is
-logged, and events wait meanwhile."""
+"""Takes time in proportion to any text: other hosts choose some of it, and the event loop waits."""
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)} | {
     10: "\\n",
@@ -63,10 +61,23 @@ _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x
 }
 _PLAIN = re.compile(r"[^\s\"=\\]+")
 
+SHUTDOWN_S = 2.0
+"""How long requests may take that are being answered when the service ends."""
+COLLECT_AFTER = (50_000, 20, 20)
+"""Thresholds of Python's cycle collector. A plan for 10,000 hosts makes some 100,000 objects, and a
+filled store a row for each file, none of them in cycles; with the default thresholds the collector
+would look through all of memory again and again."""
+
+THREADS_S = 3.0
+IDLE_S = 75.0
+"""A connection that sends no whole request for so long is closed, also before its first."""
+
 EARLY: list[str] = []
 """Warnings of a daemon from before it was known how it logs."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+logger = logging.getLogger(__name__)
 
 
 def log_options(function: Function) -> Function:
@@ -77,7 +88,7 @@ def log_options(function: Function) -> Function:
         set_up_logging(log_level, log_format)
         return function(*args, **more)
 
-    found: Any = logged
+    command: Any = logged
     for option in (
         click.option(
             "--log-format",
@@ -90,8 +101,8 @@ def log_options(function: Function) -> Function:
             "--log-level", default="info", show_default=True, type=click.Choice(LEVELS), help="How much to log."
         ),
     ):
-        found = option(found)
-    return cast(Function, found)
+        command = option(command)
+    return cast(Function, command)
 
 
 def set_up_logging(level: str, form: Format = "text") -> None:
@@ -102,7 +113,7 @@ def set_up_logging(level: str, form: Format = "text") -> None:
     logging.basicConfig(level=getattr(logging, level.upper()), handlers=[handler])
     logging.getLogger("aiohttp.server").addFilter(_malformed_in_one_line)
     while EARLY:
-        logging.getLogger("p2pdist.cli").warning("%s", EARLY.pop(0))
+        logger.warning("%s", EARLY.pop(0))
 
 
 def set_level(level: str) -> None:
@@ -113,12 +124,12 @@ def set_level(level: str) -> None:
 def without_secrets(text: str) -> str:
     """The text with credentials left out."""
     return _SECRETS.sub(
-        lambda found: next(filter(None, found.groups()), "") + HIDDEN + ("@" if found["scheme"] else ""), text
+        lambda match: next(filter(None, match.groups()), "") + HIDDEN + ("@" if match["scheme"] else ""), text
     )
 
 
 class _Lines(logging.Formatter):
-    """See the module's text."""
+    """Formats a record as one line, or with a traceback as text as several."""
 
     def __init__(self, form: Format) -> None:
         super().__init__()
@@ -159,7 +170,7 @@ def _text(fields: dict[str, str]) -> str:
     request = f" request={fields['request_id']}" if "request_id" in fields else ""
     line = f"{fields['time']} level={fields['level'].upper()} logger={fields['logger']}{request} "
     trace = fields["exception"].split("\n") if "exception" in fields else []
-    return "\n  ".join((line + fields["message"].translate(_CONTROL), *(each.translate(_CONTROL) for each in trace)))
+    return "\n  ".join((line + fields["message"].translate(_CONTROL), *(row.translate(_CONTROL) for row in trace)))
 
 
 def _note_request(record: logging.LogRecord) -> bool:
@@ -168,9 +179,9 @@ def _note_request(record: logging.LogRecord) -> bool:
 
 
 def _malformed_in_one_line(record: logging.LogRecord) -> bool:
-    """What strangers send to an open port is no failure of ours: no traceback, and nothing of it in
-    the log."""
-    from aiohttp.http import HttpProcessingError  # not for those who only print their help
+    """A malformed request from the network is no failure of this service: log one line without a
+    traceback, and nothing of the request."""
+    from aiohttp.http import HttpProcessingError  # a verb that prints its help needs none of it
 
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
@@ -180,23 +191,11 @@ def _malformed_in_one_line(record: logging.LogRecord) -> bool:
     return True
 
 
-SHUTDOWN_S = 2.0
-COLLECT_AFTER = (50_000, 20, 20)
-"""Thresholds of Python's cycle collector. One plan for 10,000 hosts makes some 100,000 objects, and
-a filled store a row for each file, none of them in cycles: with the default thresholds looking
-through all of memory again and again took longer than the plan, and a tenth of the filling."""
-
-THREADS_S = 3.0
-IDLE_S = 75.0
-"""A connection that sends no whole request for so long is closed, also before its first."""
-
-
 def run(service: Coroutine[Any, Any, None]) -> None:
     """Run a service to its clean stop and end the process with 0; raises what the service raises.
 
-    A thread that waits for a disk or for storage which does not answer cannot be ended. Everything
-    worth keeping is on disk by then, so after THREADS_S the process goes without it instead of
-    staying as long as the other side pleases.
+    A thread that waits for a disk or an origin cannot be ended. Everything worth keeping is on disk
+    by then, so the process exits after THREADS_S without waiting for the thread.
     """
 
     async def whole() -> None:
@@ -231,11 +230,11 @@ def listen_address(text: str) -> tuple[str, int]:
 def discovery_settings(
     address: tuple[str, int], network_id: str, interfaces: tuple[str, ...]
 ) -> DiscoverySettings | None:
-    """How to discover others for who listens on `address`; None on loopback, where nobody else is,
-    unless interfaces are named."""
+    """How a service that listens on `address` discovers others; None on loopback, which no other
+    host sees, unless interfaces are named."""
     host, _ = address
     if not interfaces and (host in {"localhost", "::1"} or host.startswith("127.")):
-        logging.getLogger("p2pdist").info("no discovery: %s is on this machine only", host)
+        logger.info("no discovery: %s is on this machine only", host)
         return None
     return DiscoverySettings(address, network_id, interfaces)
 
@@ -247,8 +246,8 @@ async def listen(app: web.Application, address: tuple[str, int], *, tls: ssl.SSL
     await runner.setup()
     host, port = address
     try:
-        for each in ("::", "0.0.0.0") if host == "::" else (host,):
-            await web.TCPSite(runner, each, port, backlog=1024, reuse_address=True, ssl_context=tls).start()
+        for name in ("::", "0.0.0.0") if host == "::" else (host,):
+            await web.TCPSite(runner, name, port, backlog=1024, reuse_address=True, ssl_context=tls).start()
     except (OSError, UnicodeError) as error:
         await runner.cleanup()
         raise _taken(address_text(host, port), error, "--listen") from error
@@ -261,7 +260,7 @@ def address_text(host: str, port: int) -> str:
 
 
 async def stop_listening(runners: list[web.AppRunner]) -> None:
-    """Take no new connections; those that are open go on until `close`."""
+    """Take no new connections; open ones stay until `close`."""
     for runner in runners:
         for site in list(runner.sites):
             await site.stop()
@@ -279,8 +278,8 @@ def _runner(app: web.Application) -> web.AppRunner:
 
 
 async def listen_unix(app: web.Application, path: Path) -> web.AppRunner:
-    """Serve `app` on a Unix socket that the owner and the group may use. A socket that nobody
-    answers on is replaced."""
+    """Serve `app` on a Unix socket that the owner and the group may use. A socket file
+    on which no process answers is replaced. Raises UsageError, Refused and Conflict."""
     if len(os.fsencode(path)) > 107:
         raise UsageError(f"the socket path {path} is longer than 107 bytes", remedy="Give a shorter --socket")
     runner = _runner(app)
@@ -309,7 +308,7 @@ async def _replace_stale(path: Path) -> None:
     try:
         _, writer = await asyncio.open_unix_connection(path)
     except PermissionError:
-        raise  # that of another user, whose agent may well run
+        raise  # the socket of another user, whose agent may well run
     except OSError:
         path.unlink(missing_ok=True)
         return

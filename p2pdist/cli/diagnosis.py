@@ -1,5 +1,5 @@
-"""What `p2pdist doctor` looks at, one function a finding or a few. None of them raises: what goes
-wrong is the finding."""
+"""The checks of `p2pdist doctor`: each function returns findings and raises nothing but OSError,
+which `checked` turns into a finding."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Finding:
     remedy: str = ""
 
 
-async def looked(name: str, look: Awaitable[list[Finding]]) -> list[Finding]:
-    """What `look` finds; an OSError that it meets is the finding."""
+async def checked(name: str, check: Awaitable[list[Finding]]) -> list[Finding]:
+    """The findings of `check`; an OSError in it becomes a finding."""
     try:
-        return await look
+        return await check
     except OSError as error:
-        told = foreseen(error)
-        what, remedy = (told.what, told.remedy) if told else (str(error), "See what is wrong with that file")
+        problem = foreseen(error)
+        what, remedy = (problem.what, problem.remedy) if problem else (str(error), "See what is wrong with that file")
         return [Finding(name, "failed", what, remedy)]
 
 
@@ -68,12 +68,12 @@ def versions() -> list[Finding]:
                 importlib.metadata.version(found.group())
             except importlib.metadata.PackageNotFoundError:
                 missing.append(found.group())
-    said = f"p2pdist {importlib.metadata.version('p2pdist')}, Python {platform.python_version()}, Linux {platform.release()}"
+    detail = f"p2pdist {importlib.metadata.version('p2pdist')}, Python {platform.python_version()}, Linux {platform.release()}"
     if missing:
         return [
-            Finding("versions", "failed", f"{said}; without {', '.join(missing)}", "Install p2pdist again with pip")
+            Finding("versions", "failed", f"{detail}; without {', '.join(missing)}", "Install p2pdist again with pip")
         ]
-    return [Finding("versions", "ok", said)]
+    return [Finding("versions", "ok", detail)]
 
 
 async def trackers(urls: Sequence[str]) -> list[Finding]:
@@ -169,7 +169,7 @@ def _bittorrent_port(host: str, number: int, *, agent: bool = False) -> Finding:
 
 
 def _why_taken(host: str, number: int) -> str:
-    """Why nobody else can listen there; empty when one can."""
+    """Why an agent cannot listen there; empty when it can."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -198,7 +198,7 @@ async def agent(path: Path) -> list[Finding]:
         return [Finding("agent", "failed", error.what, error.remedy)]
     disk = (status.get("store") or {}).get("disk", "ok")
     if disk != "ok":
-        return [Finding("agent", "failed", disk, "See dmesg; what hangs goes on when the disk does")]
+        return [Finding("agent", "failed", disk, "See dmesg; it goes on when the disk does")]
     tracker = status.get("tracker") or {}
     if tracker.get("url") and not tracker.get("connected"):
         why = f"the agent has no session with {tracker['url']}: {tracker.get('problem') or 'no answer'}"
@@ -248,7 +248,7 @@ async def origin(url: str) -> list[Finding]:
 
     if not url:
         remedy = "Name what the tracker was given, with --origin"
-        return [Finding("origin", "warning", "it was not looked whether it can be read", remedy)]
+        return [Finding("origin", "warning", "not checked: no --origin is named", remedy)]
     shown = redacted(url)
     try:
         source = open_origin(url)
@@ -281,8 +281,10 @@ def policies(path: Path) -> list[Finding]:
     table, mistakes = check_policies(path)
     if not mistakes:
         return [Finding("policies", "ok", f"{len(table.policies)} policies in {path}")]
-    named = ((", ".join(part for part in (each.table, each.key) if part) or str(path), each) for each in mistakes)
-    return [Finding("policies", "failed", f"{where}: {each.what}", each.remedy) for where, each in named]
+    named = (
+        (", ".join(part for part in (mistake.table, mistake.key) if part) or str(path), mistake) for mistake in mistakes
+    )
+    return [Finding("policies", "failed", f"{where}: {mistake.what}", mistake.remedy) for where, mistake in named]
 
 
 def store(directory: Path) -> list[Finding]:
@@ -304,10 +306,10 @@ def store(directory: Path) -> list[Finding]:
 
 def _unwritable(name: str, place: Path, error: OSError) -> Finding:
     remedy = f"Let this user write there (chown {os.geteuid()} {place}), or give --store"
-    told = foreseen(error, str(place))
-    if told is not None and error.errno not in (errno.EACCES, errno.EPERM):
-        remedy = told.remedy
-    why = told.what if told is not None else f"{place} cannot be used: {error.strerror or error}"
+    problem = foreseen(error, str(place))
+    if problem is not None and error.errno not in (errno.EACCES, errno.EPERM):
+        remedy = problem.remedy
+    why = problem.what if problem is not None else f"{place} cannot be used: {error.strerror or error}"
     return Finding(name, "failed", f"cannot write: {why}", remedy)
 
 
@@ -316,18 +318,18 @@ def _inodes(directory: Path, found: os.statvfs_result) -> list[Finding]:
     needed."""
     if not found.f_files or found.f_favail >= INODES_LITTLE:
         return []
-    said = f"{found.f_favail} inodes free for {directory}: no more files than that can be made"
+    detail = f"{found.f_favail} inodes free for {directory}: no more files than that can be made"
     remedy = "Remove files there (df -i), or give --store on a file system with more inodes"
-    return [Finding("inodes", "failed" if found.f_favail < INODES_MIN else "warning", said, remedy)]
+    return [Finding("inodes", "failed" if found.f_favail < INODES_MIN else "warning", detail, remedy)]
 
 
 def _space(directory: Path, free: int) -> Finding:
-    said = f"{amount(free)} free for {directory}"
+    detail = f"{amount(free)} free for {directory}"
     if free < FREE_MIN:
-        return Finding("store", "failed", said, "Free some space, or give --store on another disk")
+        return Finding("store", "failed", detail, "Free some space, or give --store on another disk")
     if free < FREE_LITTLE:
-        return Finding("store", "warning", said, "Packages are often larger: give --store on a larger disk")
-    return Finding("store", "ok", said)
+        return Finding("store", "warning", detail, "Packages are often larger: give --store on a larger disk")
+    return Finding("store", "ok", detail)
 
 
 def _disk(place: Path) -> Finding:
@@ -346,25 +348,25 @@ def _disk(place: Path) -> Finding:
             pass
         read = time.perf_counter()
     speeds = SAMPLE_BYTES / max(wrote - began, 1e-9), SAMPLE_BYTES / max(read - wrote, 1e-9)
-    said = f"writes {speeds[0] / 1e6:.0f} MB/s, reads {speeds[1] / 1e6:.0f} MB/s at {place}"
+    detail = f"writes {speeds[0] / 1e6:.0f} MB/s, reads {speeds[1] / 1e6:.0f} MB/s at {place}"
     if min(speeds) < DISK_SLOW_BYTES_S:
         return Finding(
-            "disk", "warning", said, "A host receives no faster than it writes: give --store on a faster disk"
+            "disk", "warning", detail, "A host receives no faster than it writes: give --store on a faster disk"
         )
-    return Finding("disk", "ok", said)
+    return Finding("disk", "ok", detail)
 
 
 def mounts(directory: Path) -> list[Finding]:
-    """Which ways of showing a package work here, for this user."""
+    """Which mount methods work here, for this user."""
     from p2pdist.mount.squashfs import missing
 
     root = os.geteuid() == 0
     found = []
     if root:
-        found.append(Finding("root", "ok", "packages can be mounted for everybody"))
+        found.append(Finding("root", "ok", "packages can be mounted for all users"))
     else:
         found.append(
-            Finding("root", "warning", "not root", "Let the agent run as root to mount packages for everybody")
+            Finding("root", "warning", "not root", "Let the agent run as root to mount packages for all users")
         )
     for way, needs, remedy in (
         ("overlay", "layers of squashfs", "Load the module overlay"),
@@ -377,9 +379,9 @@ def mounts(directory: Path) -> list[Finding]:
         found.append(Finding(way, state, why or f"{needs} can be mounted", remedy if why else ""))
     if why := _probe("reflink", directory):
         mounted = found[-1].state == "ok"
-        told = f"none here ({why}): trees are copied where they are not mounted"
+        detail = f"none here ({why}): trees are copied where they are not mounted"
         remedy = "" if mounted else "Give --store on Btrfs or XFS"
-        found.append(Finding("reflink", "ok" if mounted else "warning", told, remedy))
+        found.append(Finding("reflink", "ok" if mounted else "warning", detail, remedy))
     else:
         found.append(Finding("reflink", "ok", "files of trees can share blocks with the store"))
     why = "" if "squashfs" in _filesystems() or shutil.which("modprobe") else "this kernel knows no squashfs"

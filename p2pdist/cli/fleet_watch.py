@@ -45,9 +45,9 @@ class HostState:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """One line of what happened. A tracker tells how long ago that was at the moment when it tells
-    the line; `at` is the time itself, in seconds since the epoch by this machine's clock, so the
-    line stays true however long it is shown. `swarm` is a digest, or empty."""
+    """A line of the story. A tracker sends its age; `at` is its time, in seconds since the epoch by
+    this machine's clock, so the line stays true however long it is shown. `swarm` is a digest, or
+    empty."""
 
     at: float
     swarm: str
@@ -151,9 +151,9 @@ async def follow(http: aiohttp.ClientSession, url: str, swarm: str = "", stripe:
             remedy="Name the tracker with --tracker, and use the same version",
         ) from error
     except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as error:
-        said = str(error).replace(url, redacted(url)) or type(error).__name__
+        reason = str(error).replace(url, redacted(url)) or type(error).__name__
         raise Unavailable(
-            f"the tracker {redacted(url)} does not answer: {said}", remedy="Start it, or name it with --tracker"
+            f"the tracker {redacted(url)} does not answer: {reason}", remedy="Start it, or name it with --tracker"
         ) from error
     raise Unavailable(f"the tracker {redacted(url)} has stopped", remedy="Start it again")
 
@@ -161,12 +161,12 @@ async def follow(http: aiohttp.ClientSession, url: str, swarm: str = "", stripe:
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:
     buffer = bytearray()
     async for chunk in content.iter_any():
-        looked = max(0, len(buffer) - 1)
+        searched = max(0, len(buffer) - 1)
         buffer += chunk
-        while (end := buffer.find(b"\n\n", looked)) >= 0:
+        while (end := buffer.find(b"\n\n", searched)) >= 0:
             fields = dict(line.partition(b": ")[::2] for line in bytes(buffer[:end]).split(b"\n"))
             del buffer[: end + 2]
-            looked = 0
+            searched = 0
             yield fields.get(b"event", b"").decode(errors="replace"), fields.get(b"data", b"")
         if len(buffer) > EVENT_BYTES_MAX:
             raise UsageError(f"the tracker sent an event of more than {EVENT_BYTES_MAX} bytes")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 VERBS = {
-    "tracker": "Run a tracker, which decides who sends what to whom.",
+    "tracker": "Run a tracker, which decides which agent sends what to which.",
     "agent": "Run the agent of this host, which moves and keeps the bytes.",
     "pack": "Pack a directory as a package into the local layout.",
     "trace": "Record which files a run of a program uses.",
@@ -53,9 +53,9 @@ VERBS = {
     "simulate": "Simulate a broadcast to many hosts.",
     "demo": "Show the whole system at work on this machine.",
 }
-"""Verb to the line that the list of verbs shows. The module p2pdist.cli.verbs.<verb> holds a click
-command named `command` (that of a verb which is a keyword of Python ends in an underscore); a verb
-whose module is absent is not listed. Nothing is imported to print the list."""
+"""Verb to its line in the list of verbs. The module p2pdist.cli.verbs.<verb> holds a click command
+named `command` (with an underscore behind a verb that is a keyword of Python); a verb without a
+module is not listed. Printing the list imports no verb."""
 
 CONFIG_BYTES_MAX = 1 << 20
 CONFIGURED = "p2pdist.configured"
@@ -72,9 +72,11 @@ class Verbs(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs that have a module."""
         return [verb for verb in VERBS if importlib.util.find_spec(_module(verb))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the module of a verb; None for an unknown one."""
         if cmd_name not in VERBS or importlib.util.find_spec(_module(cmd_name)) is None:
             return None
         command = importlib.import_module(_module(cmd_name)).command
@@ -85,6 +87,7 @@ class Verbs(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of verbs without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(verb, VERBS[verb]) for verb in self.list_commands(ctx)])
 
@@ -99,7 +102,7 @@ class Verbs(click.Group):
         ]
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **more: Any) -> NoReturn:
-        """Run, and end the process with the exit code that fits; failures are told in one line.
+        """Run, and end the process with the exit code that fits; a failure is one line on standard error.
 
         An int that a verb returns is its exit code.
         """
@@ -124,7 +127,7 @@ class Verbs(click.Group):
 
 
 def _ended(code: int, failure: BaseException | None, *, as_json: bool) -> int:
-    """The exit code, once the failure has been told and all output was written."""
+    """The exit code, after reporting the failure and writing all output."""
     unwritten = _flushed(sys.stdout)
     if failure is not None or unwritten is not None:
         from p2pdist.cli import output

@@ -43,21 +43,20 @@ def print_json(value: Any) -> None:
 
 
 def line(text: str) -> None:
-    """A plain line on standard error, whatever somebody else put into it. Where that cannot be
-    written, as on a full disk, the command goes on all the same: a lost message is no reason to run
-    no program."""
+    """Print a line on standard error, with control characters escaped. When it cannot be written,
+    as on a full disk, the command goes on: a lost message must not keep a program from running."""
     with contextlib.suppress(OSError):
         click.echo(printable(text), err=True)
 
 
 def say(text: str) -> None:
-    """The same on standard output."""
+    """Print a line on standard output, with control characters escaped."""
     click.echo(printable(text))
 
 
 def _lines(text: str) -> None:
-    for each in text.split("\n"):
-        line(each)
+    for row in text.split("\n"):
+        line(row)
 
 
 def amount(count: float) -> str:
@@ -133,7 +132,7 @@ class Progress:
 
 
 def ended(code: int, failure: BaseException | None, unwritten: OSError | None, *, as_json: bool) -> int:
-    """The exit code of a command that ended with `code` or with a failure, which is told here.
+    """The exit code of a command that ended with `code` or with a failure, which is reported here.
     `unwritten` is why the last of its standard output could not be written."""
     if failure is not None and not (isinstance(failure, OSError) and (unwritten is not None or _of_echo(failure))):
         return report(failure, as_json=as_json)
@@ -164,12 +163,12 @@ def report(error: BaseException, *, as_json: bool) -> int:
         known = error
     elif isinstance(error, FileNotFoundError) and not _has_directory():
         known = NotFound("the working directory was removed", remedy="Change to one that exists: cd")
-    elif isinstance(error, OSError) and (told := foreseen(error)) is not None:
-        known = told
+    elif isinstance(error, OSError) and (problem := foreseen(error)) is not None:
+        known = problem
     else:
-        said = str(error).split("\n", 1)[0][:300]
+        message = str(error).split("\n", 1)[0][:300]
         known = P2PDistError(
-            f"unexpected {type(error).__name__}{': ' if said else ''}{said}",
+            f"unexpected {type(error).__name__}{': ' if message else ''}{message}",
             remedy="Set P2PDIST_DEBUG=1 to see where it happened",
         )
     _lines(f"p2pdist: {known}")
@@ -187,7 +186,7 @@ def _has_directory() -> bool:
 
 
 def _print_problem(error: P2PDistError) -> None:
-    with contextlib.suppress(OSError):  # the line on standard error has said it
+    with contextlib.suppress(OSError):  # the line on standard error is there
         print_json(error.problem())
 
 

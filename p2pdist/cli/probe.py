@@ -1,8 +1,8 @@
 """Tries one way of mounting, in a process and a mount namespace of its own: python -m
 p2pdist.cli.probe WAY DIRECTORY
 
-Prints nothing when it works, else why not. What is mounted ends with the process. DIRECTORY is
-empty, on the file system that matters.
+Prints nothing when it works, else why not. The mounts end with the process. DIRECTORY is empty, on
+the file system of the store.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from p2pdist.mount import kernel
 def overlay(directory: Path, *, writable: bool = False) -> None:
     """An overlay of two layers, with `writable` one that can be written to. Raises OSError."""
     lower, other, upper, work, merged = (directory / name for name in ("lower", "other", "upper", "work", "merged"))
-    for each in (lower, other, upper, work, merged):
-        each.mkdir()
+    for path in (lower, other, upper, work, merged):
+        path.mkdir()
     (lower / "file").write_text("seen")
     uppers = f",upperdir={upper},workdir={work}" if writable else ""
     kernel.mount("overlay", merged, "overlay", 0, f"lowerdir={lower}:{other}{uppers}")

@@ -1,9 +1,8 @@
 """References on the command line: text, for which a shell offers what lies in the local layout and
 at this host's agent.
 
-Completing must not make anybody wait: the layout's list of tags is one small file, and the agent is
-asked for so long as a key press may take. What cannot be had is not offered, and nothing is said of
-it.
+Completion must not keep the user waiting: the layout's list of tags is one small file, and the
+agent has AGENT_ANSWERS_S to answer. A failure of either offers no names and prints nothing.
 """
 
 from __future__ import annotations
@@ -26,18 +25,19 @@ AGENT_ANSWERS_S = 0.5
 
 
 class ReferenceName(click.types.StringParamType):
-    """See the module's text."""
+    """The type of an argument that is a reference; it completes names from layout and agent."""
 
     name = "reference"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
+        """Names that begin with `incomplete`, at most OFFERED_MAX."""
         from click.shell_completion import CompletionItem
 
-        found = {name for name in _known(ctx) if name.startswith(incomplete)}
-        return [CompletionItem(name) for name in sorted(found)[:OFFERED_MAX]]
+        names = {name for name in _available(ctx) if name.startswith(incomplete)}
+        return [CompletionItem(name) for name in sorted(names)[:OFFERED_MAX]]
 
 
-def _known(ctx: click.Context) -> Iterator[str]:
+def _available(ctx: click.Context) -> Iterator[str]:
     from p2pdist.agent.api.client import DEFAULT_SOCKET, LocalClient
     from p2pdist.cli.connect import default_layout
     from p2pdist.model.errors import P2PDistError

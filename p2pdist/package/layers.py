@@ -1,9 +1,9 @@
-"""Packing several layers as one package: packed is packed on top of those before it, and only the
-last packing tags.
+"""Packs several layers as one package: each on top of the one before, and only the last packing
+sets the tag.
 
-A layer is packed from its directory where pack() alone can show what is wanted of it. A stand-in
-(stage.py) is packed instead where the layer appears in another place, where files are replaced to
-make it reproducible, and where an image shall hold a part of a directory.
+A layer is packed from its directory if pack() can make it from there. Otherwise a staged copy
+(source/staging.py) is packed: of a layer with a `target`, where files are replaced to make the
+layer reproducible or links are followed, and where an image holds a part of a directory.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def _followed(layer: Layer, options: PackOptions) -> dict[bytes, Followed]:
         return {}
     walked = walk(layer.source, ignore=layer.ignore, only=layer.only)
     links = [found.path for found in walked if stat.S_ISLNK(found.status.st_mode)]
-    return followed_links(layer.source, links, target=layer.target, wanted=options.follow_links)
+    return followed_links(layer.source, links, target=layer.target, all_links=options.follow_links)
 
 
 def _stage(

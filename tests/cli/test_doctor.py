@@ -212,7 +212,7 @@ async def test_what_any_disk_may_meet_is_a_finding() -> None:
     async def look() -> list[Finding]:
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/dev/disk")
 
-    (found,) = await diagnosis.looked("mounts", look())
+    (found,) = await diagnosis.checked("mounts", look())
     assert (found.name, found.state) == ("mounts", "failed")
     assert "/dev/disk" in found.detail
 

@@ -31,7 +31,7 @@ File = click.Path(path_type=Path, dir_okay=False)
     "--tracker",
     default="",
     metavar="URL[,URL]",
-    help="Trackers, tried in turn [default: those that announce themselves on this network].",
+    help="Trackers, tried in turn [default: the ones that announce themselves on this network].",
 )
 @click.option(
     "--listen", default="0.0.0.0:7071", show_default=True, metavar="HOST:PORT", help="Where other agents fetch."
@@ -77,7 +77,7 @@ File = click.Path(path_type=Path, dir_okay=False)
     "--preseed-limit",
     default="",
     metavar="RATE",
-    help="Never send, nor receive, faster what is only preseeded, such as 50MB/s.",
+    help="Never send or receive preseeds faster, such as 50MB/s.",
 )
 @click.option("--tls-cert", type=File, help="Speak TLS with other agents: this host's certificate, PEM.")
 @click.option("--tls-key", type=File, help="Its key, PEM, not encrypted.")
@@ -193,7 +193,7 @@ def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *
         return None
     if tls:
         raise UsageError(
-            "BitTorrent peers show no certificates, and agents that speak TLS serve nobody without one",
+            "BitTorrent peers show no certificates, and agents that speak TLS refuse peers without one",
             remedy="Give --transport trees, or no --tls options",
         )
     host, port = address[0], address[1] + 1

@@ -108,7 +108,7 @@ def pull(digest: str, target: Path, socket: Path, as_json: bool) -> None:
 
 
 def _seen(file: Path) -> tuple[int, int, int] | None:
-    """By which a file that was written anew is told from the one before."""
+    """Differs between a file and its successor of the same name."""
     try:
         found = file.stat()
     except OSError:

@@ -1,9 +1,9 @@
 """`p2pdist completion`: what a shell needs to complete the command's verbs, options and references.
 
-click brings the scripts and the machinery: a shell asks `p2pdist` itself, by a variable, what may
-follow. Its script for bash reads the words as bash splits them, at colons too, which references
-have; so that one is ours: it hands over the line, and of what may follow only that is given back
-which comes after the last break.
+click has the scripts for zsh and fish: a shell asks `p2pdist` itself, by a variable, for the words
+that may follow. click's script for bash takes the words as bash splits them, at the colons of
+references too. The script here hands over the whole line, and each answer lacks the part before the
+last break.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 class _Bash(BashComplete):
-    """See the module's text."""
+    """Completion for bash from the whole line."""
 
     source_template = _BASH
 
@@ -75,6 +75,6 @@ def command(shell: str) -> None:
       p2pdist completion zsh > "${fpath[1]}/_p2pdist"
       p2pdist completion fish > ~/.config/fish/completions/p2pdist.fish
     """
-    found = get_completion_class(shell)
-    assert found is not None
-    click.echo(found(click.get_current_context().find_root().command, {}, PROGRAM, VARIABLE).source())
+    completion = get_completion_class(shell)
+    assert completion is not None
+    click.echo(completion(click.get_current_context().find_root().command, {}, PROGRAM, VARIABLE).source())

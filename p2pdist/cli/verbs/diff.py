@@ -38,8 +38,8 @@ KINDS = ("added", "changed", "removed")
 @origin_option
 @output.json_option
 def command(old: str, new: str, only_used: tuple[Path, ...], layout: Path, origin: str | None, as_json: bool) -> None:
-    """Print what the second package has that a host which holds the first one lacks, and how many
-    bytes will move.
+    """Print what the second package has and the first does not, and how many bytes a host with the
+    first one fetches for the second.
 
     Packages with tree layers are compared path by path, others layer by layer. They are looked up
     in the local layout and then at the origin; with --origin on the command line at this origin and
@@ -50,8 +50,8 @@ def command(old: str, new: str, only_used: tuple[Path, ...], layout: Path, origi
       p2pdist diff team/trainer:v1 team/trainer:v2
       p2pdist diff team/trainer:v1 team/trainer:v2 --only-used train.json
     """
-    found, paths = asyncio.run(_compare(old, new, layout, origin, origin_first=asks_origin_first()))
-    layers = dict(zip(KINDS, (found.added, found.changed, found.removed), strict=True))
+    difference, paths = asyncio.run(_compare(old, new, layout, origin, origin_first=asks_origin_first()))
+    layers = dict(zip(KINDS, (difference.added, difference.changed, difference.removed), strict=True))
     shown = layers if paths is None else dict(zip(KINDS, map(_texts, paths), strict=True))
     if only_used:
         if paths is None:
@@ -61,14 +61,14 @@ def command(old: str, new: str, only_used: tuple[Path, ...], layout: Path, origi
         used = _used(only_used)
         shown = {kind: tuple(name for name in names if name in used) for kind, names in shown.items()}
     if as_json:
-        output.print_json({"bytes_to_move": found.bytes_to_move, **shown, "layers": layers})
+        output.print_json({"bytes_to_move": difference.bytes_to_move, **shown, "layers": layers})
         return
     for kind, names in shown.items():
         for name in names[:SHOWN_MAX]:
             click.echo(f"{kind:<8} {printable(name)}")
         if len(names) > SHOWN_MAX:
             click.echo(f"{kind:<8} {len(names) - SHOWN_MAX} more; --json has all")
-    click.echo(f"{output.amount(found.bytes_to_move)} to move")
+    click.echo(f"{output.amount(difference.bytes_to_move)} to move")
 
 
 def _texts(paths: tuple[bytes, ...]) -> tuple[str, ...]:

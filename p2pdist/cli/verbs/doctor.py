@@ -51,7 +51,7 @@ def command(
     if policies is not None:
         findings = _policies(policies)
     else:
-        findings = asyncio.run(_look(tracker, listen, store.absolute(), origin, socket.absolute()))
+        findings = asyncio.run(_check(tracker, listen, store.absolute(), origin, socket.absolute()))
     failed = any(finding.state == "failed" for finding in findings)
     if as_json:
         output.print_json({"ok": not failed, "checks": findings})
@@ -61,20 +61,20 @@ def command(
     return int(failed)
 
 
-async def _look(tracker: str, listen: str, store: Path, origin: str, socket: Path) -> list[Finding]:
+async def _check(tracker: str, listen: str, store: Path, origin: str, socket: Path) -> list[Finding]:
     from p2pdist.cli import diagnosis
     from p2pdist.cli.daemon import listen_address
 
     urls, address = diagnosis.tracker_urls(tracker), listen_address(listen)
     parts: list[Any] = await asyncio.gather(
-        diagnosis.looked("versions", asyncio.to_thread(diagnosis.versions)),
-        diagnosis.looked("tracker", diagnosis.trackers(urls)),
-        diagnosis.looked("port", diagnosis.port(address)),
-        diagnosis.looked("agent", diagnosis.agent(socket)),
-        diagnosis.looked("reachability", diagnosis.reachability(socket, urls)),
-        diagnosis.looked("origin", diagnosis.origin(origin)),
-        diagnosis.looked("store", asyncio.to_thread(diagnosis.store, store)),
-        diagnosis.looked("mounts", asyncio.to_thread(diagnosis.mounts, store)),
+        diagnosis.checked("versions", asyncio.to_thread(diagnosis.versions)),
+        diagnosis.checked("tracker", diagnosis.trackers(urls)),
+        diagnosis.checked("port", diagnosis.port(address)),
+        diagnosis.checked("agent", diagnosis.agent(socket)),
+        diagnosis.checked("reachability", diagnosis.reachability(socket, urls)),
+        diagnosis.checked("origin", diagnosis.origin(origin)),
+        diagnosis.checked("store", asyncio.to_thread(diagnosis.store, store)),
+        diagnosis.checked("mounts", asyncio.to_thread(diagnosis.mounts, store)),
     )
     return [finding for part in parts for finding in part]
 

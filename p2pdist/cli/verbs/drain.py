@@ -1,4 +1,4 @@
-"""`p2pdist drain`: the agent of this host hands over to others, and ends."""
+"""`p2pdist drain`: the agent of this host hands over its receivers, and ends."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from p2pdist.model.messages import DRAIN_S_MAX
 @socket_option
 @output.json_option
 def command(seconds: float | None, socket: Path, as_json: bool) -> None:
-    """Let the agent of this host hand over to others those who receive from it, and end.
+    """Let the agent of this host hand over its receivers to other agents, and end.
 
-    It fetches nothing more, and serves until nobody receives from it or the time is up. SIGTERM
+    It fetches nothing more, and serves until no agent receives from it or the time is up. SIGTERM
     does the same.
 
     \b

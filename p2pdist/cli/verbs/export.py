@@ -52,7 +52,7 @@ def command(ref: str, kind: Kind | None, target: Path, level: int | None, layout
       ./trainer --epochs 3
     """
     if kind is None:
-        raise UsageError("it is not said what to write", remedy="Give --xar, --tar or --dir")
+        raise UsageError("no format is named", remedy="Give --xar, --tar or --dir")
     if str(target) == "-" and (kind != "tar" or as_json):
         raise UsageError("only a tar can go to standard output, and not with --json")
     with output.Progress(quiet=as_json) as progress:

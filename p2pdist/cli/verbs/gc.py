@@ -1,4 +1,4 @@
-"""`p2pdist gc`: what nothing names leaves the store, central storage or the local layout."""
+"""`p2pdist gc`: garbage collection in the store, central storage or the local layout."""
 
 from __future__ import annotations
 
@@ -56,17 +56,16 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Remove from the store what no package needs: remains of pulls that were broken off, blobs
-    that were pulled by their digest, and those of what a tag meant before. What is pinned or in use
-    stays.
+    """Remove from the store the data that no package needs: remains of interrupted pulls, blobs that
+    were pulled by their digest, and blobs of former versions of a tag. Pinned packages and packages
+    in use stay.
 
     An agent does this by itself when it needs room. Pulls and mounts may go on meanwhile.
 
-    With --at-origin or --layout, remove there the blobs that no tag leads to. Packages that are
-    known by digest alone go too: tag what shall stay. Pushes by p2pdist may go on meanwhile, from
-    any machine. Other tools do not say what they are about to tag; --older-than spares what they
-    have written lately, which is why an age of 0 has to be forced: use it only when nothing else
-    writes there.
+    With --at-origin or --layout, remove there the blobs that no tag leads to. Packages without a tag
+    go too: tag the ones that shall stay. Pushes by p2pdist may go on meanwhile, from any machine.
+    Other tools leave no note of blobs that they are about to tag; --older-than spares what they
+    wrote lately, so an age of 0 has to be forced: use it only when no other tool writes there.
 
     \b
     Example:

@@ -19,33 +19,31 @@ from p2pdist.model.errors import printable
 @socket_option
 @output.json_option
 def command(at_origin: bool, origin: str | None, socket: Path, as_json: bool) -> None:
-    """List the packages in the store of this host's agent, then the blobs that are there by
-    themselves: pulled by their digest, or of what a tag meant before. p2pdist rm takes such a
-    digest.
+    """List the packages in the store of this host's agent, then the blobs without a package: pulled
+    by their digest, or of a former version of a tag. p2pdist rm takes such a digest.
 
     \b
     Example:
       p2pdist ls
       p2pdist ls --at-origin --origin file:///srv/packages
     """
-    found = asyncio.run(_at_origin(origin)) if at_origin else _here(socket)
+    packages = asyncio.run(_at_origin(origin)) if at_origin else _here(socket)
     if as_json:
-        output.print_json(found)
+        output.print_json(packages)
         return
-    tagged = {entry["digest"] for entry in found if "@" not in entry["reference"]}
+    tagged = {entry["digest"] for entry in packages if "@" not in entry["reference"]}
     # A package that was asked for by its digest too is one package.
-    found = [entry for entry in found if "@" not in entry["reference"] or entry["digest"] not in tagged]
-    names = ["blob" if _is_blob(entry) else printable(entry["reference"]) for entry in found]
+    packages = [entry for entry in packages if "@" not in entry["reference"] or entry["digest"] not in tagged]
+    names = ["blob" if _is_blob(entry) else printable(entry["reference"]) for entry in packages]
     width = max(map(len, names), default=0)
-    for name, entry in zip(names, found, strict=True):
+    for name, entry in zip(names, packages, strict=True):
         size = output.amount(entry["size"]) if "size" in entry else ""
         state = "" if entry.get("complete", True) else "  incomplete"
         click.echo(f"{name:<{width}}  {entry['digest']}  {size:>10}{state}".rstrip())
 
 
 def _is_blob(entry: dict[str, Any]) -> bool:
-    """Whether it is a blob by itself: what is pushed alone is a package of its own at the
-    origin."""
+    """Whether it is a single blob: at the origin a blob that was pushed alone is a package."""
     return bool(entry["reference"] == f"blob:{entry['digest'].replace(':', '-')}")
 
 
@@ -57,4 +55,4 @@ def _here(socket: Path) -> list[dict[str, Any]]:
 
 async def _at_origin(url: str | None) -> list[dict[str, Any]]:
     async with required_origin(url) as origin:
-        return [{"reference": name, "digest": found.digest} for name, found in await origin.tags()]
+        return [{"reference": name, "digest": manifest.digest} for name, manifest in await origin.tags()]

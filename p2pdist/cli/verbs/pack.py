@@ -59,12 +59,12 @@ def content_options(function: Function) -> Function:
         click.option(
             "--world-readable",
             is_flag=True,
-            help="Let everybody read all files, and execute what anybody may (chmod a+rX): owners become root.",
+            help="Let all users read all files, and execute what any user may (chmod a+rX): owners become root.",
         ),
         click.option(
             "--follow-links",
             is_flag=True,
-            help="Pack the files that symbolic links out of the package lead to in their place.",
+            help="Pack the target files in place of symbolic links that lead out of the package.",
         ),
     ):
         function = option(function)
@@ -72,8 +72,8 @@ def content_options(function: Function) -> Function:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The options of this verb, except those that only say where things are."""
+class _Options:
+    """The options of this verb, except the ones for paths, URLs and output."""
 
     tag: str | None
     base: str | None
@@ -108,9 +108,11 @@ class _Wanted:
 @click.option(
     "--split",
     is_flag=True,
-    help="Make layers of a virtual environment: third-party below, then what a run compiled of it, one's own code on top.",
+    help="Make layers of a virtual environment: third-party below, then what a run compiled of it, your own code on top.",
 )
-@click.option("--first-party", multiple=True, metavar="NAME", help="With --split: a distribution that is one's own.")
+@click.option(
+    "--first-party", multiple=True, metavar="NAME", help="With --split: a distribution that is your own code."
+)
 @click.option(
     "--only-used",
     multiple=True,
@@ -134,16 +136,16 @@ class _Wanted:
 @origin_option
 @output.json_option
 def command(
-    source: Path | None, *, project: Path | None, layout: Path, origin: str | None, as_json: bool, **given: Any
+    source: Path | None, *, project: Path | None, layout: Path, origin: str | None, as_json: bool, **choices: Any
 ) -> None:
     """Pack the directory SOURCE as a package into the local layout.
 
     Equal files, modes and modification times give an equal package. Device nodes, sockets, FIFOs
-    and setuid bits are left out and named; of character devices those that are whiteouts (0/0) stay
-    where there is a --base. What matches a pattern in SOURCE/.p2pdistignore is left out, too.
-    Symbolic links are packed as links; those that lead out of the package or nowhere are named, as
-    are files that others than their owner may not read. The links of a Hugging Face snapshot to the
-    blobs of its cache are packed as files.
+    and setuid bits are left out and named; with a --base, whiteouts (character devices 0/0) stay.
+    Files that match a pattern in SOURCE/.p2pdistignore are left out, too. Symbolic links are packed
+    as links; warnings name links that lead out of the package or nowhere, and files that only their
+    owner may read. The links of a Hugging Face snapshot to the blobs of its cache are packed as
+    files.
 
     The project file p2pdist.toml in SOURCE, or without SOURCE in this directory, may say most of
     this: name, tag, base, entrypoint, working_dir, format, ignore, a table [env], and for several
@@ -162,12 +164,12 @@ def command(
     from p2pdist.package.layers import pack_layers
     from p2pdist.package.source.project import find_project
 
-    wanted = _Wanted(**given)
+    given = _Options(**choices)
     file = find_project(source, project)
-    said = file.project if file else None
-    reference = _reference(wanted, said)
-    options = _pack_options(wanted, said)
-    layers, notes = _layers(source, wanted, file)
+    described = file.project if file else None
+    reference = _reference(given, described)
+    options = _pack_options(given, described)
+    layers, notes = _layers(source, given, file)
 
     async def work(progress: output.Progress) -> tuple[Packed, list[str]]:
         async with opened_layout(layout) as local, opened_origin(origin) as central:
@@ -178,69 +180,69 @@ def command(
     show_packed(packed, [*notes, *more], as_json=as_json)
 
 
-def _reference(wanted: _Wanted, said: Project | None) -> Reference:
-    name = wanted.tag or (said.reference if said else "")
+def _reference(given: _Options, project: Project | None) -> Reference:
+    name = given.tag or (project.reference if project else "")
     if not name:
         raise UsageError("the package has no name", remedy="Give -t NAME:TAG, or `name` in p2pdist.toml")
     return parse_reference(name)
 
 
-def _pack_options(wanted: _Wanted, said: Project | None) -> PackOptions:
+def _pack_options(given: _Options, project: Project | None) -> PackOptions:
     from p2pdist.package.image.reproducible import clamp_time
     from p2pdist.package.image.squashfs import LEVEL
     from p2pdist.package.layers import PackOptions
 
-    base = wanted.base or (said.base if said else None)
-    mtime = wanted.mtime
-    if wanted.reproducible and mtime is None:
+    base = given.base or (project.base if project else None)
+    mtime = given.mtime
+    if given.reproducible and mtime is None:
         mtime = clamp_time(os.environ)
     return PackOptions(
         base=parse_reference(base) if base else None,
-        settings=_settings(wanted, said),
-        level=LEVEL if wanted.level is None else wanted.level,
+        settings=_settings(given, project),
+        level=LEVEL if given.level is None else given.level,
         mtime=mtime,
-        xattrs=wanted.xattrs,
-        reproducible=wanted.reproducible,
-        world_readable=wanted.world_readable,
-        follow_links=wanted.follow_links,
+        xattrs=given.xattrs,
+        reproducible=given.reproducible,
+        world_readable=given.world_readable,
+        follow_links=given.follow_links,
     )
 
 
-def _settings(wanted: _Wanted, said: Project | None) -> Settings:
+def _settings(given: _Options, project: Project | None) -> Settings:
     from p2pdist.package.pack import Settings
 
-    given = Settings(parse_entrypoint(wanted.entrypoint), wanted.env, wanted.working_dir)
-    if said is None:
-        return given
+    settings = Settings(parse_entrypoint(given.entrypoint), given.env, given.working_dir)
+    if project is None:
+        return settings
     return Settings(
-        said.entrypoint if given.entrypoint is None else given.entrypoint,
-        (*(f"{name}={value}" for name, value in said.env.items()), *given.env),
-        said.working_dir if given.working_dir is None else given.working_dir,
+        project.entrypoint if settings.entrypoint is None else settings.entrypoint,
+        (*(f"{name}={value}" for name, value in project.env.items()), *settings.env),
+        project.working_dir if settings.working_dir is None else settings.working_dir,
     )
 
 
-def _layers(source: Path | None, wanted: _Wanted, file: ProjectFile | None) -> tuple[list[Layer], list[str]]:
+def _layers(source: Path | None, given: _Options, file: ProjectFile | None) -> tuple[list[Layer], list[str]]:
     """What goes into each layer, and notes for the user."""
     from p2pdist.package.layers import plain_layer, project_layers, split_layer, used_layer
     from p2pdist.package.source.trace import merge, read_trace
 
-    form = wanted.form or (file.project.format if file else None) or "squashfs"
+    form = given.form or (file.project.format if file else None) or "squashfs"
     if file is not None and (source is None or file.project.layer):
-        layers = project_layers(file, form, wanted.ignore)
+        layers = project_layers(file, form, given.ignore)
     else:
-        layers = [plain_layer(cast(Path, source), form, wanted.ignore, file.project if file else None)]
-    if wanted.form:
-        layers = [replace(layer, form=wanted.form) for layer in layers]
-    if (wanted.split or wanted.only_used) and len(layers) != 1:
+        layers = [plain_layer(cast(Path, source), form, given.ignore, file.project if file else None)]
+    if given.form:
+        layers = [replace(layer, form=given.form) for layer in layers]
+    if (given.split or given.only_used) and len(layers) != 1:
         raise UsageError("--split and --only-used need a single directory", remedy="Leave them away, or the layers")
-    if wanted.first_party and not wanted.split:
+    if given.first_party and not given.split:
         raise UsageError("--first-party says something about --split, which is not given")
     notes: list[str] = []
-    if wanted.only_used:
-        layers[0], note = used_layer(layers[0], merge([read_trace(trace) for trace in wanted.only_used]))
+    if given.only_used:
+        layers[0], note = used_layer(layers[0], merge([read_trace(trace) for trace in given.only_used]))
         notes += note
-    if wanted.split:
-        layers, note = split_layer(layers[0], wanted.first_party)
+    if given.split:
+        layers, note = split_layer(layers[0], given.first_party)
         notes += note
     return layers, notes
 
@@ -259,6 +261,7 @@ def parse_entrypoint(text: str | None) -> list[str] | None:
 
 
 def layer_fields(layer: Descriptor) -> dict[str, object]:
+    """A layer in the JSON document."""
     return {"digest": layer.digest, "size": layer.size, "mediaType": layer.media_type}
 
 
@@ -269,7 +272,7 @@ def _link_fields(link: Link) -> dict[str, str]:
 
 
 def show_packed(packed: Packed, notes: list[str], *, as_json: bool, **more: object) -> None:
-    """Tell what was packed; `more` are further fields of the JSON document."""
+    """Print what was packed; `more` are further fields of the JSON document."""
     from p2pdist.model.errors import printable
 
     for item in packed.dropped[:DROPPED_SHOWN_MAX]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @click.command("pin")
 @click.argument("ref", required=False)
-@click.option("--remove", is_flag=True, help="Keep it no longer.")
-@click.option("--list", "listing", is_flag=True, help="Print what is kept, and for whom.")
+@click.option("--remove", is_flag=True, help="Unpin it.")
+@click.option("--list", "listing", is_flag=True, help="Print the pinned packages and their owners.")
 @socket_option
 @output.json_option
 def command(ref: str | None, remove: bool, listing: bool, socket: Path, as_json: bool) -> None:

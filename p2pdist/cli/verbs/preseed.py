@@ -22,23 +22,25 @@ __all__ = ["command", "parse_duration"]
 
 POLL_S = 0.5
 AWAY_S_MAX = 120.0
-"""How long a preseed is asked after while no tracker answers, as when it is being restarted."""
+"""How long --wait goes on while no tracker answers, as during a restart."""
 
-FAILURES_TOLD_MAX = 20
+FAILURES_SHOWN_MAX = 20
 ENDED = ("failed", "cancelled", "expired")
 
 
 @click.command("preseed")
 @click.argument("reference", metavar="[REF]", required=False)
 @hosts_options
-@click.option("--count", type=click.IntRange(1), metavar="N", help="So many hosts, those that lack the fewest bytes.")
-@click.option("--replicas", type=click.IntRange(1), metavar="N", help="At least so many copies in each zone.")
+@click.option(
+    "--count", type=click.IntRange(1), metavar="N", help="This many hosts: the ones that need the fewest bytes."
+)
+@click.option("--replicas", type=click.IntRange(1), metavar="N", help="At least this many copies in each zone.")
 @click.option(
     "--priority",
     type=click.Choice(["preseed", "start"]),
     default="preseed",
     show_default=True,
-    help="Whether it takes its time behind the starts of jobs, or is as urgent as they are.",
+    help="preseed: it gives way to starts of jobs. start: it is as urgent as they are.",
 )
 @click.option("--deadline", metavar="TIME", help="Give up what is not done after this time.")
 @click.option("--ttl", metavar="TIME", help="Release the hosts after this time.")
@@ -83,7 +85,7 @@ def command(
         _show(answer, as_json=as_json)
         return 0
     share = parse_share(quorum)
-    given = {
+    options = {
         "id": identifier,
         "hosts": list(hosts),
         "selector": selector,
@@ -92,18 +94,18 @@ def command(
         "deadline": parse_duration(deadline) if deadline else None,
         "ttl": parse_duration(ttl) if ttl else None,
     }
-    wanted: dict[str, Any] = {"package": str(parse_reference(reference)), "priority": priority}
-    wanted |= {key: value for key, value in given.items() if value}
-    found = asyncio.run(_order(tracker, wanted, share if wait else None, quiet=as_json))
+    order: dict[str, Any] = {"package": str(parse_reference(reference)), "priority": priority}
+    order |= {key: value for key, value in options.items() if value}
+    preseed = asyncio.run(_order(tracker, order, share if wait else None, quiet=as_json))
     if not as_json and wait:
-        _tell_failures(found)
-    _show(found, as_json=as_json)
-    return 0 if not wait or _reached(found, share) else P2PDistError.exit_code
+        _show_failures(preseed)
+    _show(preseed, as_json=as_json)
+    return 0 if not wait or _reached(preseed, share) else P2PDistError.exit_code
 
 
-def _reached(found: dict[str, Any], share: float) -> bool:
-    total, done = int(found["hosts_total"]), int(found["hosts_done"])
-    if not found["settled"]:
+def _reached(preseed: dict[str, Any], share: float) -> bool:
+    total, done = int(preseed["hosts_total"]), int(preseed["hosts_done"])
+    if not preseed["settled"]:
         return False  # the tracker has just started and does not know yet how many hosts there are
     # Not by a hair too many: 0.999 of 1000 is 999, whatever floating point says.
     return total > 0 and done >= math.ceil(share * total - 1e-9)
@@ -118,24 +120,24 @@ async def _ask(tracker: str, method: str, identifier: str | None) -> Any:
         return await client.ask(method, f"/v1/preseeds/{quote(identifier, safe='')}" if identifier else "/v1/preseeds")
 
 
-async def _order(tracker: str, wanted: dict[str, Any], share: float | None, *, quiet: bool) -> dict[str, Any]:
-    """Ask for the preseed, and with a share wait until so many hosts are done or no more will
-    be."""
+async def _order(tracker: str, order: dict[str, Any], share: float | None, *, quiet: bool) -> dict[str, Any]:
+    """Order the preseed. With a share, wait until this share of hosts is done, or the preseed has
+    ended."""
     from p2pdist.cli.connect import TrackerClient
 
     async with TrackerClient(tracker) as client:
-        found: dict[str, Any] = await client.ask("POST", "/v1/preseeds", wanted)
-        told: set[str] = set()
-        _tell_notes(found, told)
+        preseed: dict[str, Any] = await client.ask("POST", "/v1/preseeds", order)
+        shown: set[str] = set()
+        _show_notes(preseed, shown)
         if share is None:
-            return found
+            return preseed
         with output.Progress(quiet=quiet) as progress:
-            while not _reached(found, share) and found["state"] not in ENDED:
-                progress(found["package"].partition("@")[0], found["bytes_done"], found["bytes_total"])
+            while not _reached(preseed, share) and preseed["state"] not in ENDED:
+                progress(preseed["package"].partition("@")[0], preseed["bytes_done"], preseed["bytes_total"])
                 await asyncio.sleep(POLL_S)
-                found = await _again(client, found["id"])
-                _tell_notes(found, told)
-    return found
+                preseed = await _again(client, preseed["id"])
+                _show_notes(preseed, shown)
+    return preseed
 
 
 async def _again(client: TrackerClient, identifier: str) -> dict[str, Any]:
@@ -155,21 +157,21 @@ async def _again(client: TrackerClient, identifier: str) -> dict[str, Any]:
         await asyncio.sleep(POLL_S)
 
 
-def _tell_notes(found: dict[str, Any], told: set[str]) -> None:
-    """Say once each for what the preseed waits that may never come, also with --json, whose
-    document comes at the end."""
-    for note in found.get("notes", ()):  # an older tracker has none
-        if note not in told:
-            told.add(note)
-            output.line(f"preseed {found['id']}: {note}")
+def _show_notes(preseed: dict[str, Any], shown: set[str]) -> None:
+    """Print each note of the preseed once, also with --json, whose document comes at the end: it
+    may wait for hosts that never come."""
+    for note in preseed.get("notes", ()):  # an older tracker has none
+        if note not in shown:
+            shown.add(note)
+            output.line(f"preseed {preseed['id']}: {note}")
 
 
-def _tell_failures(found: dict[str, Any]) -> None:
-    for failure in found["failures"][:FAILURES_TOLD_MAX]:
+def _show_failures(preseed: dict[str, Any]) -> None:
+    for failure in preseed["failures"][:FAILURES_SHOWN_MAX]:
         detail = f": {failure['detail']}" if failure["detail"] else ""
         output.line(f"{failure['host']}: {failure['reason']}{detail}")
-    if len(found["failures"]) > FAILURES_TOLD_MAX:
-        counts = ", ".join(f"{count} {reason}" for reason, count in found["failures_by_reason"].items())
+    if len(preseed["failures"]) > FAILURES_SHOWN_MAX:
+        counts = ", ".join(f"{count} {reason}" for reason, count in preseed["failures_by_reason"].items())
         output.line(f"in all: {counts}")
 
 
@@ -177,7 +179,7 @@ def _show(answer: Any, *, as_json: bool) -> None:
     if as_json:
         output.print_json(answer)
         return
-    for each in answer if isinstance(answer, list) else [answer]:
+    for preseed in answer if isinstance(answer, list) else [answer]:
         output.say(
-            f"{each['id']}  {each['state']:9}  {each['hosts_done']} of {each['hosts_total']} hosts  {each['package']}"
+            f"{preseed['id']}  {preseed['state']:9}  {preseed['hosts_done']} of {preseed['hosts_total']} hosts  {preseed['package']}"
         )

@@ -18,7 +18,7 @@ from p2pdist.model.messages import Priority
     type=click.Choice(["start", "preseed"]),
     default="start",
     show_default=True,
-    help="Whether somebody waits for it, or it may take its time behind those for whom that is so.",
+    help="start: someone waits for this pull. preseed: it gives way to starts.",
 )
 @socket_option
 @output.json_option
@@ -47,6 +47,6 @@ def command(reference: str, priority: Priority, socket: Path, as_json: bool) -> 
         )
         return
     sources = (("peers", status.bytes_peers), ("the origin", status.bytes_origin), ("the store", status.bytes_cached))
-    said = ", ".join(f"{output.amount(count)} from {source}" for source, count in sources if count)
+    parts = ", ".join(f"{output.amount(count)} from {source}" for source, count in sources if count)
     output.say(f"{status.reference}  {status.digest}")
-    output.say(f"{output.amount(status.bytes_total)} in {status.seconds:.1f} s{': ' if said else ''}{said}")
+    output.say(f"{output.amount(status.bytes_total)} in {status.seconds:.1f} s{': ' if parts else ''}{parts}")

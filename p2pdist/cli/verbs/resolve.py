@@ -29,11 +29,11 @@ def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
     Example:
       p2pdist run "$(p2pdist resolve trainer:warm --origin s3://packages/prod)"
     """
-    found = asyncio.run(_resolve(ref, layout, origin))
+    resolved = asyncio.run(_resolve(ref, layout, origin))
     if as_json:
-        output.print_json(found)
+        output.print_json(resolved)
         return
-    click.echo(found["reference"])
+    click.echo(resolved["reference"])
 
 
 async def _resolve(ref: str, layout: Path, origin: str | None) -> dict[str, Any]:

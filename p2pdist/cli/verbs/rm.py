@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,9 +13,6 @@ from p2pdist.cli import output
 from p2pdist.cli.connect import elsewhere_options, opened_elsewhere, origin_option, socket_option
 from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import parse_reference
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command("rm")
@@ -28,11 +25,11 @@ def command(ref: str, *, at_origin: bool, origin: str | None, layout: Path | Non
     """Remove the package REF from the store of this host's agent, with everything that no other
     package there needs. REF may also be the digest of a blob that is there by itself.
 
-    A package that is shown, pinned or being pulled stays, and this says so. What lies at the origin
-    is not touched.
+    A package that is mounted, pinned or being pulled stays, and the command fails. The origin is not
+    touched.
 
-    With --at-origin or --layout, remove the tag REF there instead. Blobs that no tag leads to any
-    more go with p2pdist gc.
+    With --at-origin or --layout, remove the tag REF there instead. p2pdist gc removes the blobs
+    that no other tag needs.
 
     \b
     Example:
@@ -59,6 +56,6 @@ async def _untag(ref: str, at_origin: bool, origin: str | None, layout: Path | N
     reference = parse_reference(ref)
     if not reference.tag:
         raise UsageError(f"{ref} is a digest, and only tags are removed there", remedy="Write name:tag")
-    async with opened_elsewhere(at_origin, origin, layout) as place:
-        removed = await place.untag(reference)
-        return {"reference": str(reference), "digest": removed.digest, "at": place.url}
+    async with opened_elsewhere(at_origin, origin, layout) as repository:
+        removed = await repository.untag(reference)
+        return {"reference": str(reference), "digest": removed.digest, "at": repository.url}

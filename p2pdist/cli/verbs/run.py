@@ -48,7 +48,7 @@ def command(reference: str, arguments: tuple[str, ...], writable: bool, how: str
     Example:
       p2pdist run team/trainer:v3 -- --epochs 3
     """
-    # From here on what was shown must be taken away again, also when somebody ends us.
+    # From here on the view must be unmounted again, also when a signal ends this process.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     arguments = arguments[1:] if arguments[:1] == ("--",) else arguments
@@ -64,7 +64,7 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 class _Run:
-    """One package, to be shown in one way or another and run."""
+    """Shows one package by a mount method and runs its program."""
 
     def __init__(
         self, name: str, arguments: tuple[str, ...], writable: bool, how: str | None, client: LocalClient
@@ -133,8 +133,8 @@ class _Run:
         return program(config, self._arguments, root=root, environ=os.environ)
 
     def _unmount(self, shown: MountStatus) -> None:
-        """The program's exit code matters more than a mount that stays; so that is said, and no
-        failure."""
+        """Unmount the view. A view that stays is reported and is no failure: the exit code is the
+        program's."""
         try:
             self._take_away(shown)
         except Unavailable as error:

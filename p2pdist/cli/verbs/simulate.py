@@ -122,7 +122,7 @@ def command(seed: int, runs: int, plot: Path | None, report: Path | None, as_jso
     event.
 
     The time that nothing can beat (the bound) is max(F/U_origin, F/min d, F/rack rate, N
-    F/(U_origin + sum u)) for a blob of F bytes and N hosts. With several runs the figures are those
+    F/(U_origin + sum u)) for a blob of F bytes and N hosts. With several runs the figures are the ones
     of the slowest.
 
     \b

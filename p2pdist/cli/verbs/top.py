@@ -38,7 +38,7 @@ RAMP = ("#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc
 @click.option("--once", is_flag=True, help="Print how things are now, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON documents, one a line: one a second, or --once one.")
 def command(tracker: str, swarm: str, stripe: int, once: bool, as_json: bool) -> None:
-    """Show the swarms of a fleet: progress, hosts by zone and rack, who is slow or blamed and why,
+    """Show the swarms of a fleet: progress, hosts by zone and rack, slow and blamed hosts and why,
     and what happens.
 
     \b
@@ -140,9 +140,11 @@ def picture(state: FleetState) -> RenderableType:
         parts += [Text(f"  and {more} more", style="dim")] * (more > 0) + [""]
     if state.preseeds:
         parts.append(Text("preseeds", style="bold"))
-        for each in state.preseeds[-PRESEEDS_SHOWN:]:
+        for preseed in state.preseeds[-PRESEEDS_SHOWN:]:
             parts.append(
-                Text(f"  {each['package']}  {each['state']}  {each['hosts_done']} of {each['hosts_total']} hosts")
+                Text(
+                    f"  {preseed['package']}  {preseed['state']}  {preseed['hosts_done']} of {preseed['hosts_total']} hosts"
+                )
             )
         parts.append("")
     parts.append(Text("what happens", style="bold"))
@@ -210,7 +212,7 @@ def _left(seconds: float | None) -> str:
 
 
 def _racks(hosts: list[HostState]) -> Table:
-    """A line a rack, a square a host; those in which most is missing first."""
+    """A line a rack, a square a host; the racks that lack most come first."""
     from rich.table import Table
     from rich.text import Text
 

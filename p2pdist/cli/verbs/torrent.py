@@ -39,7 +39,7 @@ def command(ref: str, origin: str | None, tracker: str | None, file: Path | None
     at the origin.
 
     Trackers then serve it at /v1/packages/REF/torrent and /v1/blobs/DIGEST/torrent, and answer
-    those who announce themselves with it. The content is read once.
+    the peers that announce themselves with it. The content is read once.
 
     \b
     Example:

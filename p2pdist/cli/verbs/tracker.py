@@ -76,7 +76,7 @@ def command(
     zone: str,
     name: str,
 ) -> None:
-    """Run a tracker: it decides which agent sends what to whom. Data never passes through it.
+    """Run a tracker: it decides which agent sends what to which. Data never passes through it.
 
     \b
     Examples:

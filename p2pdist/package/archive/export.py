@@ -11,7 +11,7 @@ P2PDIST_ROOT of the mount in its environment, and tries again where something el
 busy. So the mount lasts as long as anything that was started from it.
 
 The script's own variables begin with `_p2pdist_`, so that no other that a program expects is
-overwritten, and those of the package are set last.
+overwritten, and it sets the variables of the package last.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ def write_xar(image: Path, config: Config, output: Path, *, report: Report = lam
 
 
 def make_readable(tree: Path) -> dict[bytes, int]:
-    """Give the owner of all that is in the directory `tree`, who is this user, the right to read
-    it. Returns by path the modes that entries had before where those are others."""
+    """Give this user, the owner, the right to read all entries of the directory `tree`. Returns the
+    former modes, by path, of the entries that it changed."""
     found: dict[bytes, int] = {}
     opened: dict[tuple[int, int], int] = {}
     for path, status in _walk(tree, opened):
@@ -293,10 +293,10 @@ def _add_file(archive: tarfile.TarFile, member: tarfile.TarInfo, file: BinaryIO)
     member.pax_headers = {**member.pax_headers, **{f"GNU.sparse.{key}": value for key, value in sparse.items()}}
     member.name = posixpath.join(directory, "GNUSparseFile.0", name)
     numbers = [len(ranges) + 1, *(number for begin, end in ranges for number in (begin, end - begin)), size, 0]
-    told = b"".join(b"%d\n" % number for number in numbers)
-    told += bytes(-len(told) % tarfile.BLOCKSIZE)
-    member.size = len(told) + sum(end - begin for begin, end in ranges)
-    archive.addfile(member, cast(IO[bytes], _Parts(told, file, ranges)))
+    sparse_map = b"".join(b"%d\n" % number for number in numbers)
+    sparse_map += bytes(-len(sparse_map) % tarfile.BLOCKSIZE)
+    member.size = len(sparse_map) + sum(end - begin for begin, end in ranges)
+    archive.addfile(member, cast(IO[bytes], _Parts(sparse_map, file, ranges)))
 
 
 def _ranges(file: BinaryIO, size: int) -> list[tuple[int, int]]:
@@ -335,11 +335,11 @@ def _stored(handle: int, size: int) -> Iterator[tuple[int, int]]:
 class _Parts:
     """Reads a sparse member on: the map of its parts, then the parts."""
 
-    def __init__(self, told: bytes, file: BinaryIO, ranges: Sequence[tuple[int, int]]) -> None:
-        self._told, self._file, self._ranges = told, file, [*reversed(ranges)]
+    def __init__(self, sparse_map: bytes, file: BinaryIO, ranges: Sequence[tuple[int, int]]) -> None:
+        self._sparse_map, self._file, self._ranges = sparse_map, file, [*reversed(ranges)]
 
     def read(self, length: int) -> bytes:
-        data, self._told = self._told[:length], self._told[length:]
+        data, self._sparse_map = self._sparse_map[:length], self._sparse_map[length:]
         while len(data) < length and self._ranges:
             begin, end = self._ranges.pop()
             more = os.pread(self._file.fileno(), min(length - len(data), end - begin), begin)

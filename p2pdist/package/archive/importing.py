@@ -1,14 +1,14 @@
-"""Importing: a directory, a tar, or an image of containers becomes a directory tree and what to run
-in it.
+"""Importing: a directory, a tar, or a container image becomes a directory tree and the config of
+its program.
 
-An image is an OCI image layout (image specification 1.0) or what `docker save` writes, as a
-directory or as a tar of it. Its blobs are compared with their digests, and the layers with the
-`diff_ids` of the config, before anything is packed. Compression (gzip, zstd, xz, bzip2) is told
-from the first bytes. The program is the image's entrypoint followed by its command.
+An image is an OCI image layout (image specification 1.0) or the output of `docker save`, as a
+directory or as a tar of it. Blobs are compared with their digests, and layers with the `diff_ids`
+of the config, before anything is packed. The first bytes say which compression a file has (gzip,
+zstd, xz, bzip2). The program is the image's entrypoint followed by its command.
 
-Of several images in an index those with another name or for another platform are left out; of the
-rest, which differ by their variants, the first that this machine runs is taken (image
-specification, "Image Index": the first matching entry).
+Of an index the images of another name or platform are left out. The rest differ by their variants;
+the first one that this machine runs is taken (image specification, "Image Index": the first
+matching entry).
 """
 
 from __future__ import annotations
@@ -55,18 +55,21 @@ Document = TypeVar("Document")
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """The tree at `root`, what to run in it, and what was left out. `kind` is directory, tar, OCI
-    image or docker archive. `modes` are those that entries are to have in the package, by path,
-    where files could not be read with them; `notes` are for the user; `user` is the one that an
-    image names for its program, which a package cannot."""
+    """An unpacked source."""
 
     root: Path
+    """The directory with its entries."""
     kind: str
+    """directory, tar, OCI image or docker archive."""
     config: Config = field(default_factory=Config)
     seen: Scan = field(default_factory=Scan)
+    """Counts, and the entries that were left out."""
     modes: dict[bytes, int] = field(default_factory=dict)
+    """Modes by path for the package, of entries that would be unreadable with them here."""
     notes: tuple[str, ...] = ()
+    """For the user."""
     user: str = ""
+    """The user that an image names for its program; a package has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,21 +192,25 @@ class _Images:
     def from_saved(self) -> Unpacked:
         """From what `docker save` wrote."""
         saved = _decoded(self._small(self.place / "manifest.json"), list[_Saved], "manifest.json")
-        wanted = self.choice.image
-        found = {each.config: each for each in saved if not wanted or _is_called(wanted, each.repo_tags or [], "")}
-        if len(found) != 1:
-            raise _ambiguous(wanted, [name for each in saved for name in each.repo_tags or []])
-        (chosen,) = found.values()
+        name = self.choice.image
+        images = {image.config: image for image in saved if not name or _is_called(name, image.repo_tags or [], "")}
+        if len(images) != 1:
+            raise _ambiguous(name, [tag for image in saved for tag in image.repo_tags or []])
+        (chosen,) = images.values()
         config = _decoded(self._small(self._inside(chosen.config)), _Image, "the image's config")
         return self._apply([self._inside(layer) for layer in chosen.layers], config, "docker archive")
 
-    def _manifest(self, index: _Index, wanted: str, depth: int) -> _Manifest:
-        """The manifest of the wanted image, for the wanted platform or this machine."""
-        images = [each for each in index.manifests if _ATTESTED not in (each.annotations or {})]
-        named = {each.digest: each for each in images if not wanted or _is_called(wanted, _names_of(each), each.digest)}
+    def _manifest(self, index: _Index, name: str, depth: int) -> _Manifest:
+        """The manifest of the image `name`, for the chosen platform or this machine."""
+        images = [manifest for manifest in index.manifests if _ATTESTED not in (manifest.annotations or {})]
+        named = {
+            manifest.digest: manifest
+            for manifest in images
+            if not name or _is_called(name, _names_of(manifest), manifest.digest)
+        }
         if not named or not depth:
-            raise _ambiguous(wanted, [name for each in images for name in _names_of(each)])
-        chosen = _chosen(list(named.values()), self.choice.platform, wanted)
+            raise _ambiguous(name, [other for manifest in images for other in _names_of(manifest)])
+        chosen = _chosen(list(named.values()), self.choice.platform, name)
         data = self._blob_bytes(chosen)
         if b'"manifests"' in data and b'"layers"' not in data:
             return self._manifest(_decoded(data, _Index, chosen.digest), "", depth - 1)
@@ -311,25 +318,29 @@ def _written_out(name: str) -> str:
 def _chosen(images: list[_Descriptor], platform: str, wanted: str) -> _Descriptor:
     """One of images that have the wanted name. Raises NotFound, or UsageError where they differ by
     more than their platform."""
-    said = [_platform_of(image) for image in images]
-    images = [image for image, found in zip(images, said, strict=True) if not found or found.architecture != "unknown"]
-    said = [_platform_of(image) for image in images]
+    platforms = [_platform_of(image) for image in images]
+    images = [
+        image for image, found in zip(images, platforms, strict=True) if not found or found.architecture != "unknown"
+    ]
+    platforms = [_platform_of(image) for image in images]
     if len(images) == 1:
         return images[0]  # what its config says of its platform is looked at before it is unpacked
     if platform:
         target, exact = parse_platform(platform)
-        fitting = [image for image, found in zip(images, said, strict=True) if not found or target.runs(found)]
+        fitting = [image for image, found in zip(images, platforms, strict=True) if not found or target.runs(found)]
         fitting.sort(key=_level_of, reverse=True)
         if not fitting and not exact:
             same = target.os, target.architecture
             fitting = [
-                i for i, found in zip(images, said, strict=True) if found and (found.os, found.architecture) == same
+                i
+                for i, found in zip(images, platforms, strict=True)
+                if found and (found.os, found.architecture) == same
             ]
     else:
         target = _here()
-        fitting = [image for image, found in zip(images, said, strict=True) if not found or target.runs(found)]
+        fitting = [image for image, found in zip(images, platforms, strict=True) if not found or target.runs(found)]
     if not fitting:
-        shown = ", ".join(dict.fromkeys(str(found) for found in said if found))
+        shown = ", ".join(dict.fromkeys(str(found) for found in platforms if found))
         raise NotFound(
             f"there is no image for {target} in it; there is: {shown[:500]}", remedy="Choose with --platform"
         )
@@ -343,10 +354,10 @@ def _chosen(images: list[_Descriptor], platform: str, wanted: str) -> _Descripto
 
 def _platform_of(descriptor: _Descriptor) -> Platform | None:
     """None where an index does not say what an image is for."""
-    said = descriptor.platform
+    stated = descriptor.platform
     return (
-        platform_of(said.get("os"), said["architecture"], said.get("variant"))
-        if said and said.get("architecture")
+        platform_of(stated.get("os"), stated["architecture"], stated.get("variant"))
+        if stated and stated.get("architecture")
         else None
     )
 

@@ -1,28 +1,26 @@
-"""Applying a tar to a directory, as a layer of an OCI image is applied to those below it (image
-specification, "Image Layer Filesystem Changeset"): entries replace what was there, `.wh.NAME`
-removes NAME, `.wh..wh..opq` removes what lower layers have in a directory.
+"""Applies a tar to a directory as an OCI layer is applied to the ones below (image specification,
+"Image Layer Filesystem Changeset"): an entry replaces the one below, `.wh.NAME` removes NAME, and
+`.wh..wh..opq` removes the entries of lower layers in a directory.
 
 The tar may be hostile. Nothing is written outside the directory: names with ".." are refused.
 Symbolic links are made as they are. An entry, a whiteout or the target of a hard link may lie
 behind one (lib/x, where a lower layer has lib -> usr/lib): this module follows the link itself, as
 if the directory were the root of the file system (chroot(2)), so absolute links and ".." end within
-it. Of the links that the same tar brought those that climb out of the directory, or lead to its
-top, are refused, as are the absolute ones of a plain tar: tools write nothing behind them. Devices,
-FIFOs, set-uid and set-gid bits are dropped. The filters of tarfile itself are not used: they refuse
-the absolute links that images are full of, and change modes.
+it. It refuses links of the same tar that climb out of the directory or lead to its top, and the
+absolute ones of a plain tar: tools write nothing behind them. Devices, FIFOs, set-uid and set-gid
+bits are dropped. The filters of tarfile do not serve: they refuse the absolute links that images
+are full of, and change modes.
 
-A tar is taken whole or refused. tarfile ends at a header that is none as it does at the end of the
-archive, so `fromtarfile` tells the two apart. The end is a block of zeros; behind it no tool looks.
-Where nothing else vouches for the whole, an archive that ends without it was cut off.
+A tar is taken whole or refused. tarfile ends at a broken header as it does at the end of the
+archive, so `fromtarfile` tells the two apart. The end is a block of zeros; tools ignore the bytes
+behind it. Without the end the archive was cut off, unless a digest vouches for the whole.
 
-Whoever imports must read what was unpacked: files and directories that their owner may not read
-stay readable here, and the modes that they are to have in the package are kept beside them
-(`Applied.closed`).
+A user who imports must be able to read the files. An entry that its owner may not read stays
+readable here, and `Applied.closed` keeps the mode that it gets in the package.
 
-tarfile keeps whole headers (long names, pax records, maps of sparse files) in memory, of whatever
-length they are said to be, and follows them as far as they go. So what may be read for one entry
-besides its content is limited, and pax records are checked before tarfile parses them: its time is
-quadratic in the length of some that are broken.
+tarfile keeps whole headers (long names, pax records, maps of sparse files) in memory, of any stated
+length. So the bytes that it may read for one entry besides the content are limited, and pax records
+are checked before tarfile parses them: its time is quadratic in the length of some broken ones.
 """
 
 from __future__ import annotations
@@ -221,14 +219,14 @@ class _Layer:
         while directory not in self.real:
             missing.append(directory)
             directory = os.path.dirname(directory)
-        for each in reversed(missing):
+        for path in reversed(missing):
             try:
-                if not stat.S_ISDIR(os.lstat(self._full(each)).st_mode):
-                    raise _wrong(each, "is no directory, and something shall lie in it")
+                if not stat.S_ISDIR(os.lstat(self._full(path)).st_mode):
+                    raise _wrong(path, "is no directory, and something shall lie in it")
             except FileNotFoundError:
-                os.mkdir(self._full(each), 0o700)
-                self.applied.directories[each] = (0o755, 0)
-            self.real.add(each)
+                os.mkdir(self._full(path), 0o700)
+                self.applied.directories[path] = (0o755, 0)
+            self.real.add(path)
 
     def _clear(self, path: bytes) -> None:
         """Remove what an entry replaces."""
@@ -243,11 +241,11 @@ class _Layer:
             return
         shutil.rmtree(full)
         below = path + b"/"
-        kept: dict[bytes, Any]
-        for kept in (self.applied.directories, self.applied.closed):
-            for known in [each for each in kept if each == path or each.startswith(below)]:
-                del kept[known]
-        self.real = {each for each in self.real if each != path and not each.startswith(below)}
+        modes: dict[bytes, Any]
+        for modes in (self.applied.directories, self.applied.closed):
+            for gone in [entry for entry in modes if entry == path or entry.startswith(below)]:
+                del modes[gone]
+        self.real = {entry for entry in self.real if entry != path and not entry.startswith(below)}
 
     def _make_directory(self, path: bytes, member: tarfile.TarInfo) -> None:
         self._parents(os.path.dirname(path))
@@ -324,10 +322,10 @@ class _Layer:
             return
         self._parents(directory)
         names = os.listdir(self._full(directory)) if name == OPAQUE else [name[len(WHITEOUT) :]]
-        for each in names:
-            if each in (b"", b".", b".."):
+        for hidden in names:
+            if hidden in (b"", b".", b".."):
                 raise _wrong(directory, "holds a whiteout of nothing")
-            self._hide(os.path.join(directory, each))
+            self._hide(os.path.join(directory, hidden))
 
     def _hide(self, path: bytes) -> None:
         """Remove what lower layers have at a path; what this layer has brought there stays."""
@@ -385,13 +383,13 @@ def _limited_by(stream: Any) -> type[tarfile.TarInfo]:
             _check_records(data)
             archive.fileobj = _Again(archive, data)
             member = cast(Any, super()._proc_pax(archive))  # type: ignore[misc] # typeshed keeps silent about it
-            told = member.pax_headers
+            records = member.pax_headers
             # A sparse file may have another size and name in the archive. Where records tell these,
             # tarfile takes whichever comes last.
-            if member.sparse is not None and "GNU.sparse.name" in told:
-                member.name = told["GNU.sparse.name"]
-            if member.sparse is not None and "size" in told:
-                member.size = int(told.get("GNU.sparse.realsize") or told.get("GNU.sparse.size") or 0)
+            if member.sparse is not None and "GNU.sparse.name" in records:
+                member.name = records["GNU.sparse.name"]
+            if member.sparse is not None and "size" in records:
+                member.size = int(records.get("GNU.sparse.realsize") or records.get("GNU.sparse.size") or 0)
                 archive.offset = member.offset_data + _blocks(sum(length for _, length in member.sparse))
             return cast(Header, member)
 
@@ -529,11 +527,11 @@ def _mode_of(full: bytes) -> int:
 
 def _time_ns(member: tarfile.TarInfo) -> int:
     """To the nanosecond where a pax header says it so; 0 for an impossible time."""
-    told = member.pax_headers.get("mtime", member.mtime)
-    if isinstance(told, str) and len(told) > TIME_CHARACTERS_MAX:
+    records = member.pax_headers.get("mtime", member.mtime)
+    if isinstance(records, str) and len(records) > TIME_CHARACTERS_MAX:
         return 0
     try:
-        time_s = Decimal(told)
+        time_s = Decimal(records)
         # An exponent may be huge: only a number that is not may become an int.
         time_ns = int(time_s.scaleb(9)) if 0 <= time_s < TIME_S_MAX else 0
     except (ArithmeticError, ValueError):

@@ -31,8 +31,8 @@ def address_limit() -> int | None:
 
 
 def memory_groups(groups: str, mounts: str) -> Iterator[Path]:
-    """The files that may hold a limit on memory: of the control group of a process and of those
-    above it, given its /proc/PID/cgroup and /proc/PID/mountinfo. A group that is out of sight in a
+    """The files that may hold a limit on memory: of the control group of a process and its
+    ancestors, given its /proc/PID/cgroup and /proc/PID/mountinfo. A group that is out of sight in a
     container is that at the root of what is mounted there."""
     paths = {}
     for line in groups.splitlines():

@@ -1,18 +1,16 @@
-"""Reproducible packages: what a checkout made elsewhere or later would not share is taken out of a
-source before it is packed.
+"""Reproducible packages: equal packages from equal checkouts, whenever and wherever they were made.
 
-Three things differ between checkouts of one tree. Modification times: times later than a given one
-are clamped to it (pack's `mtime`). Permissions follow the umask of whoever made the checkout: only
-whether the owner may execute a file is kept (stage.py). And compiled Python: a .pyc file holds the
-time of its source and the path where it was compiled. Each one is compiled again from its source to
-a hash-based one (PEP 552, checked: the interpreter compares the hash of the source when it
-imports), whose path is that within the package. That needs an interpreter with the same magic
-number. A file for which there is none, or no source, is left out with a note; the interpreter
-compiles it when it is imported. A .pyc file outside `__pycache__` without a source is the module
-itself: it stays as it is.
+Three things differ between checkouts of one tree. Modification times: packing clamps later times to
+a given one (pack's `mtime`). Permissions, which follow the user's umask: staging.py keeps only
+whether the owner may execute a file. And compiled Python: a .pyc file holds the time of its source
+and the path where it was compiled. This module compiles each one again from its source to a
+hash-based one (PEP 552, checked: the interpreter compares the hash of the source when it imports)
+with the path within the package. That needs an interpreter with the same magic number. Without one,
+or without a source, the file is left out with a note, and Python compiles it at the first import. A
+.pyc file outside `__pycache__` without a source is the module itself: it stays as it is.
 
 Every file is compiled in a process of its own, forked from one that has compiled nothing, with a
-fixed hash seed, since what marshal writes depends on what else is alive in the process (bpo-34093).
+fixed hash seed, since the output of marshal depends on other live objects (bpo-34093).
 """
 
 from __future__ import annotations
@@ -78,8 +76,8 @@ _MAGIC = "import importlib.util, sys; sys.stdout.write(importlib.util.MAGIC_NUMB
 
 @dataclass(slots=True)
 class Replaced:
-    """Instead of a file of the source another one, or nothing; and notes about what was left out or
-    kept."""
+    """Compiled files by path in the source, None for one that is left out; and notes for the
+    user."""
 
     files: dict[bytes, Path | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -77,10 +77,10 @@ async def build_image(
     `mtime` (seconds since 1970) replaces all modification times. Block devices, sockets, FIFOs and
     setuid/setgid bits are left out; character devices are not, since one that is 0/0 is a whiteout.
     `exclude` holds paths below the source that are left out, of a directory with all that is in it.
-    `modes` are those of files and directories, by path below the source, in the place of their own;
-    `world_readable` lets everybody read, and execute what anybody may (chmod a+rX). `size_estimate`
-    is what DiskFull says is needed. `on_bytes` hears of source bytes as they are read. Raises
-    UsageError, DiskFull, or P2PDistError with what mksquashfs said.
+    `modes` replace the modes of files and directories, by path below the source; `world_readable`
+    is chmod a+rX. `size_estimate` is what DiskFull says is needed. `on_bytes` is called with the
+    number of source bytes read. Raises UsageError, DiskFull, or P2PDistError with what mksquashfs
+    said.
     """
     check_apart(source, output)
     if not 1 <= level <= LEVEL_MAX:
@@ -201,9 +201,9 @@ def _pattern(path: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _mode_options(output: Path, modes: Mapping[bytes, int]) -> Iterator[list[str | bytes]]:
-    """Options that change modes (pseudo definitions "m"), which stand in a file beside the output
-    as long as the block runs; those of names with a newline, which no line can hold, are options
-    themselves."""
+    """Options that change modes (pseudo definitions "m"), in a file beside the output
+    that lasts as long as the block. A name with a newline, which no line can hold, becomes an
+    option of its own."""
     if not modes:
         yield []
         return

@@ -17,7 +17,8 @@ packs, piece lists, and the ones in annotations. Too many blobs are kept rather 
 
 A document below a root may be absent, since an index may lack some entries (a copy for one platform
 does). A root that is absent, or a document that is there and cannot be read, ends the collection,
-because the blobs that it names are unknown."""
+because the blobs that it names are unknown.
+"""
 
 from __future__ import annotations
 
@@ -273,8 +274,8 @@ async def sweep(
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Swept:
-    """Remove the blobs that nothing needs and that were written more than `older_than_s` ago. With
-    `dry_run` only count them.
+    """Remove the blobs that no tag or lease needs and that were written more than `older_than_s`
+    ago. With `dry_run` only count them.
 
     Raises NotFound when the repository is no layout, Conflict while packages are being packed, and
     an error naming a tag that leads to an unreadable document; then nothing was removed.
@@ -326,8 +327,7 @@ class _Sweep:
         return leased | await self._marker.mark()
 
     async def remove(self, victims: list[tuple[int, Digest]], now: float) -> list[tuple[int, Digest]]:
-        """Remove them in batches, those that are needed by now excepted; returns what was
-        removed."""
+        """Remove in batches the victims that are still not marked. Returns the removed ones."""
         total, done, removed = sum(size for size, _ in victims), 0, list[tuple[int, Digest]]()
         for start in range(0, len(victims), BATCH_BLOBS):
             batch = victims[start : start + BATCH_BLOBS]

@@ -33,7 +33,8 @@ the request itself (the drivers give up after 5 minutes); a writer whose lease i
 / 2 (its process was stopped, or the storage away) takes a new one and looks at everything again
 before it tags. Only a process that stands still for long exactly between such a look at its clock
 and the request can do harm; for that the writer looks at all blobs once more after the tag and
-sends what is missing."""
+sends what is missing.
+"""
 
 from __future__ import annotations
 

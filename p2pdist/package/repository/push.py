@@ -4,7 +4,8 @@ sets the tag, so a visible tag never dangles.
 A push skips blobs that are there already, and a garbage collection may be about to remove just
 these because no tag leads to them. A lease (leases.py) keeps both apart: the push takes it on all
 blobs of the package before it looks at any, and looks at all of them once more after the tag is
-set."""
+set.
+"""
 
 from __future__ import annotations
 

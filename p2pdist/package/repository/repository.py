@@ -1,7 +1,8 @@
 """Repositories: where packages are read from and written to, as packing and pushing need them; and
 a file as a blob, with its digest, piece list and descriptors.
 
-The protocols are structural: the origin drivers fit them and neither side imports the other."""
+The protocols are structural: the origin drivers fit them and neither side imports the other.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +43,7 @@ class Content:
 
     @property
     def size(self) -> int:
+        """Bytes of the file."""
         return self.pieces.layout.size
 
     def descriptor(self, media_type: str) -> Descriptor:
@@ -50,6 +52,7 @@ class Content:
         return Descriptor(media_type, self.digest, self.size, annotations)
 
     def pieces_descriptor(self) -> Descriptor:
+        """The descriptor of the piece list."""
         return Descriptor(PIECES_TYPE, self.pieces.digest, encoded_size(self.pieces.layout))
 
 

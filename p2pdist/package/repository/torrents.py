@@ -2,7 +2,8 @@
 under a tag of their own (p2pdist/model/torrent.py).
 
 A blob and its package may have pieces of different sizes; both are hashed in one reading. The bytes
-are compared with the blob's digest, so a damaged copy gives no torrent."""
+are compared with the blob's digest, so a damaged copy gives no torrent.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +42,7 @@ OnHashed = Callable[[int, int], None]
 
 
 class Readable(Target, Protocol):
-    """A repository whose blobs can be read in ranges, and whose tags can be listed, as at every
-    origin."""
+    """A repository with ranges of blobs and a list of tags, as every origin."""
 
     async def read_range(self, digest: Digest, start: int, length: int) -> bytes: ...
 

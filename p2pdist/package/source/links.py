@@ -6,7 +6,7 @@ it. An absolute one leads to this machine's path, which only directories of the 
 sure to share. A package has links as they are; what is followed instead is a file that the user
 asked for (`--follow-links`), and the files of a Hugging Face snapshot, which are links to the blobs
 of its cache (huggingface.co/docs/huggingface_hub, "Understand caching"). No other link is followed
-unasked: the source may be a checkout of somebody else's, and the link lead to a secret.
+unasked: the source may be a checkout of an untrusted repository, and the link lead to a secret.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def _leads_out(text: bytes, path: bytes) -> bool:
 
 
 def followed_links(
-    source: Path, paths: Iterable[bytes], *, target: str = "", wanted: bool = False
+    source: Path, paths: Iterable[bytes], *, target: str = "", all_links: bool = False
 ) -> dict[bytes, Followed]:
-    """What to pack in the place of links of `source`: if it is `wanted` of all that lead out of the
-    package, else of those that lead from a Hugging Face snapshot to the blobs beside it. Raises
-    UsageError naming a link that is wanted and leads to no regular file."""
+    """The files to pack instead of links of `source`: with `all_links` for each link out of the
+    package, otherwise for links of a Hugging Face snapshot to the blobs beside it. Raises
+    UsageError, with `all_links`, naming a link that leads to no regular file."""
     blobs = snapshot_blobs(source)
     found = {}
     for link in strange_links(source, paths, target=target, whole=False):
@@ -88,9 +88,9 @@ def followed_links(
         real = os.path.realpath(full)
         status = _status(real)
         if status is not None and stat.S_ISREG(status.st_mode):
-            if wanted or (blobs is not None and real.startswith(blobs + b"/")):
+            if all_links or (blobs is not None and real.startswith(blobs + b"/")):
                 found[os.fsencode(link.path)] = Followed(real, status)
-        elif wanted:
+        elif all_links:
             kind = "nothing" if status is None else "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
             raise UsageError(
                 f"the link {printable(link.path)} -> {printable(link.target)} leads to {kind} and cannot be followed",

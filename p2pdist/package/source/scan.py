@@ -1,18 +1,15 @@
-"""A look at a source directory that is to become a tree: every directory's entries with what
-stat(2) says of them.
+"""A scan of a source directory: the entries of every directory with the fields of stat(2), and what
+packings share about entries: which ones are left out, which cannot be packed, which cannot be read.
 
-A look at 200,000 files that have not changed must take well under a second, so it makes no object
-for an entry: the rows of a directory are encoded at once, and the hash over all of them
-(`fingerprint`) tells whether anything has changed since an earlier look. Rows keep the order of
-readdir(3), which stays while nothing changes; whoever uses them sorts by name. A change of content,
-mode, owner, links or extended attributes changes an inode's ctime, and with it the fingerprint. The
-source directory itself counts for nothing but its names.
+A scan of 200,000 unchanged files must take well under a second, so it makes no object for an entry:
+the rows of a directory are encoded at once, and the hash over all of them (`fingerprint`) tells
+whether anything has changed since an earlier scan. Rows are in the order of readdir(3), which stays
+while nothing changes; readers sort them by name. A change of content, mode, owner, links or
+extended attributes changes an inode's ctime, and with it the fingerprint. Of the source directory
+itself only the names in it count.
 
-Opening a file by its name where anything may be in its place: a FIFO would be waited for, for
-ever.
-
-What looks at a source directory have in common: what cannot go in, what is left out, and what
-cannot be read.
+`open_regular` opens a file by its name where a FIFO may have taken its place, without waiting for
+a writer.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX
 
 
 class NotRegular(OSError):
-    """What has the name is a FIFO, a socket, a device or a directory."""
+    """The name belongs to a FIFO, a socket, a device or a directory."""
 
 
 def open_regular(path: Path | bytes, *, follow: bool = True) -> BinaryIO:
@@ -96,17 +93,20 @@ class Link:
 
 @dataclass(slots=True)
 class Scan:
-    """`files` regular files of `bytes_total` bytes; `dropped` holds the first DROPPED_SHOWN_MAX of
-    `dropped_total`. `excluded` are the paths that were left out by request, of a directory its own
-    alone."""
+    """Counts over a source or an archive."""
 
     files: int = 0
+    """Regular files."""
     bytes_total: int = 0
+    """Bytes in these files."""
     dropped: list[Dropped] = field(default_factory=list)
+    """The first DROPPED_SHOWN_MAX things that a package does not carry."""
     dropped_total: int = 0
     excluded: list[bytes] = field(default_factory=list)
+    """The paths that were left out by request; of a directory its own path alone."""
 
     def drop(self, path: str, what: str) -> None:
+        """Count a thing that the package does not carry."""
         self.dropped_total += 1
         if len(self.dropped) < DROPPED_SHOWN_MAX:
             self.dropped.append(Dropped(path, what))
@@ -163,13 +163,13 @@ def with_parents(paths: Collection[bytes]) -> frozenset[bytes]:
     return frozenset(found)
 
 
-def leaves_out(path: bytes, is_directory: bool, ignore: Ignore | None, wanted: Collection[bytes] | None) -> bool:
-    """Whether an entry is left out by request; `wanted` has the directories on the way."""
-    return (wanted is not None and path not in wanted) or (ignore is not None and ignore(path, is_directory))
+def leaves_out(path: bytes, is_directory: bool, ignore: Ignore | None, only: Collection[bytes] | None) -> bool:
+    """Whether an entry is left out by request; `only` includes the directories above its paths."""
+    return (only is not None and path not in only) or (ignore is not None and ignore(path, is_directory))
 
 
 def unreadable(path: str, why: str) -> P2PDistError:
-    """The failure of packing what may not be read."""
+    """The failure of packing an entry that may not be read."""
     return P2PDistError(
         f"cannot read {printable(path)}: {why.lower()}", remedy="Make it readable, or pack as its owner"
     )
@@ -203,23 +203,26 @@ _FILE_SYSTEM = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 
 @dataclass(frozen=True, slots=True)
 class TreeScan:
-    """What is below `source`. `directories` are encoded rows by path, b"" being the source itself,
-    `digests` their BLAKE3, and `names` those of the entries, with NUL between them, in the order of
-    readdir(3). `excluded` are the paths that were left out by request, of a directory its own
-    alone; `changed_ns` is when an entry of the source itself came or went last (its mtime)."""
+    """The entries below `source`. Paths are relative to it; b"" is the source itself."""
 
     source: bytes
     directories: dict[bytes, bytes]
+    """The encoded rows of each directory."""
     digests: dict[bytes, bytes]
+    """The BLAKE3 of the rows of each directory."""
     names: dict[bytes, bytes]
+    """The names in each directory in the order of readdir(3), with NUL between them."""
     fingerprint: bytes
+    """The BLAKE3 over all directories."""
     excluded: list[bytes]
+    """The paths that were left out by request; of a directory its own path alone."""
     changed_ns: int
+    """The mtime of the source: when an entry in it came or went last."""
     links: list[bytes]
     """The paths of symbolic links."""
     narrow: list[bytes]
-    """The paths of files and directories that their owner or group may read or execute, and others
-    may not."""
+    """The paths of files and directories that their owner or group may read or execute, and other
+    users may not."""
 
     def rows(self, directory: bytes) -> list[Row]:
         """The entries of a directory, sorted by name."""
@@ -234,9 +237,9 @@ def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[by
     """Look at everything below `source` but what `ignore` leaves out and, with `only`, what is
     neither one of these paths nor a directory above one. Raises NotFound, UsageError when it is no
     directory or over a limit, and P2PDistError naming what cannot be read."""
-    wanted = None if only is None else with_parents(only)
+    kept = None if only is None else with_parents(only)
     root = os.fsencode(source_directory(source))
-    found: dict[bytes, bytes] = {}
+    directories: dict[bytes, bytes] = {}
     digests: dict[bytes, bytes] = {}
     names: dict[bytes, bytes] = {}
     hasher = blake3()
@@ -249,7 +252,7 @@ def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[by
         directory, depth = pending.pop()
         if depth > DEPTH_MAX:
             raise UsageError(f"{source} is nested deeper than {DEPTH_MAX} directories")
-        rows, below, others = _list(root, directory, ignore, wanted)
+        rows, below, others = _list(root, directory, ignore, kept)
         excluded += others
         entries += len(rows)
         if entries > ENTRIES_MAX:
@@ -262,12 +265,12 @@ def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[by
             data = _encode(rows)
         except OverflowError as error:
             raise UsageError(f"a file in {printable(os.fsdecode(directory))!r} has an impossible time") from error
-        found[directory] = data
+        directories[directory] = data
         names[directory] = b"\0".join([row[0] for row in rows])
         digests[directory] = digest = blake3(data).digest()
         hasher.update(_encode((directory, digest)))
     return TreeScan(
-        root, found, digests, names, hasher.digest(), sorted(excluded), changed_ns, sorted(links), sorted(narrow)
+        root, directories, digests, names, hasher.digest(), sorted(excluded), changed_ns, sorted(links), sorted(narrow)
     )
 
 
@@ -287,7 +290,7 @@ def check_unchanged(
     for directory in sorted(before.directories.keys() & after.directories.keys()):
         if before.digests[directory] == after.digests[directory]:
             continue
-        then, now = ({row.name: row for row in each.rows(directory)} for each in (before, after))
+        then, now = ({row.name: row for row in scan.rows(directory)} for scan in (before, after))
         for name in sorted(then.keys() | now.keys()):
             path = before.path(directory + b"/" + name if directory else name)
             was, is_now = then.get(name), now.get(name)
@@ -304,7 +307,7 @@ def check_unchanged(
 
 
 def _lasting(row: Row) -> tuple[int, ...]:
-    """What of an entry stays while nobody changes it itself, as opposed to what is in it."""
+    """The fields that stay unless the entry itself changes; entries of a directory may change."""
     if stat.S_ISDIR(row.mode):
         return row.mode, row.inode, row.device
     return row.mode, row.inode, row.device, row.size, row.mtime_ns, row.ctime_ns
@@ -313,9 +316,9 @@ def _lasting(row: Row) -> tuple[int, ...]:
 def check_names(scan: TreeScan, *, ignore: Ignore | None = None, only: Collection[bytes] | None = None) -> None:
     """Raises Corrupt naming a file that appeared or vanished since the scan, which was made with
     the same `ignore` and `only`."""
-    wanted = None if only is None else with_parents(only)
+    kept = None if only is None else with_parents(only)
     for directory, then in scan.names.items():
-        now = _names(scan.source, directory, ignore, wanted)
+        now = _names(scan.source, directory, ignore, kept)
         if now == then:
             continue
         if differ := set(now.split(b"\0")) ^ set(then.split(b"\0")):
@@ -325,7 +328,7 @@ def check_names(scan: TreeScan, *, ignore: Ignore | None = None, only: Collectio
 
 
 def changed(path: bytes, how: str = "changed") -> Corrupt:
-    """The failure of packing what somebody writes to meanwhile."""
+    """The failure of packing an entry that changes meanwhile."""
     return Corrupt(
         f"{printable(os.fsdecode(path))} {how} while it was packed", remedy="Try again when nothing writes there"
     )
@@ -346,17 +349,16 @@ _Row = tuple[bytes, int, int, int, int, int, int, int]
 
 
 def _list(
-    root: bytes, directory: bytes, ignore: Ignore | None, wanted: Collection[bytes] | None
+    root: bytes, directory: bytes, ignore: Ignore | None, only: Collection[bytes] | None
 ) -> tuple[list[_Row], list[bytes], list[bytes]]:
-    """The rows of a directory, the paths of the directories in it, and those of what is left
-    out."""
+    """The rows of a directory, the paths of its subdirectories, and the paths that are left out."""
     prefix = directory + b"/" if directory else b""
     rows: list[_Row] = []
     with _opened(root, directory) as handle, os.scandir(handle) as entries:
-        while found := list(islice(entries, _AT_ONCE)):
+        while batch := list(islice(entries, _AT_ONCE)):
             # Names are encoded, and tuples made, for many entries at a time: that takes less than
             # the system calls do.
-            names = "\0".join([entry.name for entry in found]).encode(*_FILE_SYSTEM).split(b"\0")
+            names = "\0".join([entry.name for entry in batch]).encode(*_FILE_SYSTEM).split(b"\0")
             rows += [
                 (
                     name,
@@ -368,11 +370,11 @@ def _list(
                     status.st_nlink,
                     status.st_dev,
                 )
-                for name, status in zip(names, [entry.stat(follow_symlinks=False) for entry in found], strict=True)
+                for name, status in zip(names, [entry.stat(follow_symlinks=False) for entry in batch], strict=True)
             ]
     others: list[bytes] = []
-    if ignore is not None or wanted is not None:
-        left = {row[0] for row in rows if leaves_out(prefix + row[0], stat.S_ISDIR(row[1]), ignore, wanted)}
+    if ignore is not None or only is not None:
+        left = {row[0] for row in rows if leaves_out(prefix + row[0], stat.S_ISDIR(row[1]), ignore, only)}
         others = [prefix + name for name in left]
         rows = [row for row in rows if row[0] not in left]
     return rows, [prefix + row[0] for row in rows if row[1] & _S_IFMT == stat.S_IFDIR], others
@@ -382,16 +384,18 @@ def _is_narrow(mode: int) -> bool:
     return bool((mode >> 6 | mode >> 3) & ~mode & 0o005) and mode & _S_IFMT in (stat.S_IFREG, stat.S_IFDIR)
 
 
-def _names(root: bytes, directory: bytes, ignore: Ignore | None, wanted: Collection[bytes] | None) -> bytes:
+def _names(root: bytes, directory: bytes, ignore: Ignore | None, only: Collection[bytes] | None) -> bytes:
     """The names of a directory's rows, with NUL between them; nothing is asked of the entries
     themselves."""
     with _opened(root, directory) as handle:
-        if ignore is None and wanted is None:
+        if ignore is None and only is None:
             return "\0".join(os.listdir(handle)).encode(*_FILE_SYSTEM)
         with os.scandir(handle) as entries:
-            found = {entry.name.encode(*_FILE_SYSTEM): entry.is_dir(follow_symlinks=False) for entry in entries}
+            names = {entry.name.encode(*_FILE_SYSTEM): entry.is_dir(follow_symlinks=False) for entry in entries}
     prefix = directory + b"/" if directory else b""
-    return b"\0".join(name for name, below in found.items() if not leaves_out(prefix + name, below, ignore, wanted))
+    return b"\0".join(
+        name for name, is_directory in names.items() if not leaves_out(prefix + name, is_directory, ignore, only)
+    )
 
 
 @contextmanager

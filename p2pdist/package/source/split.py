@@ -1,17 +1,14 @@
-"""Splitting a virtual environment into layers: third-party distributions below, one's own code on
+"""Splits a virtual environment into layers: third-party distributions below, first-party code on
 top.
 
-The lower layer stays the same while only one's own code changes, so hosts that have it fetch the
-upper one alone. To the lower one go the files that the RECORD of a distribution lists and the
-environment's own furniture (interpreter links, pyvenv.cfg, activation scripts). To the upper one
-goes everything else: distributions installed from a directory (editable ones, direct_url.json with
-dir_info), those named as first-party, and files that no distribution lists. What was compiled from
-files of the lower layer and is in no RECORD gets a layer of its own between them: an interpreter
-writes it when a module is first imported, and neither the lower layer may change by that nor the
-upper one carry it with each edit.
-
-Installed Python distributions, as their metadata in site-packages tells (packaging.python.org,
-"Recording installed projects").
+The lower layer stays the same while only first-party code changes, so a host that has it fetches
+the upper one alone. The lower layer gets the files in the RECORD of a distribution
+(packaging.python.org, "Recording installed projects") and the environment's own files (interpreter
+links, pyvenv.cfg, activation scripts). The upper layer gets all others: distributions installed
+from a directory (editable ones, direct_url.json with dir_info), distributions named as first-party,
+and files in no RECORD. Compiled files of the lower layer that are in no RECORD get a layer between
+the two: an interpreter writes them at the first import, which must neither change the lower layer
+nor add to the upper one at each edit.
 """
 
 from __future__ import annotations
@@ -148,24 +145,32 @@ def split(source: Path, *, first_party: Collection[str] = (), ignore: Ignore | N
             remedy="Name a virtual environment, or leave --split away",
         )
     installed = [
-        each
+        distribution
         for place in environments
         for site in site_directories(source, place)
-        for each in distributions(source, site)
+        for distribution in distributions(source, site)
     ]
     named = {normal_name(name) for name in first_party}
-    if unknown := named - {each.name for each in installed}:
+    if unknown := named - {distribution.name for distribution in installed}:
         raise UsageError(
             f"{', '.join(sorted(unknown))} is not installed in {source}",
             remedy="Check the names given with --first-party",
         )
-    ours = [each for each in installed if each.local or each.name in named or each.files is None]
-    theirs = [each for each in installed if each not in ours]
+    ours = [
+        distribution
+        for distribution in installed
+        if distribution.local or distribution.name in named or distribution.files is None
+    ]
+    theirs = [distribution for distribution in installed if distribution not in ours]
     return Split(
         *_divide(source, environments, ours, theirs, ignore),
-        tuple(sorted(each.name for each in theirs)),
-        tuple(sorted(each.name for each in ours)),
-        tuple(f"{each.name} has no RECORD and goes to the upper layer" for each in ours if each.files is None),
+        tuple(sorted(distribution.name for distribution in theirs)),
+        tuple(sorted(distribution.name for distribution in ours)),
+        tuple(
+            f"{distribution.name} has no RECORD and goes to the upper layer"
+            for distribution in ours
+            if distribution.files is None
+        ),
     )
 
 
@@ -187,10 +192,10 @@ def _divide(
     ignore: Ignore | None,
 ) -> tuple[frozenset[bytes], frozenset[bytes], frozenset[bytes]]:
     """What goes to the lower layer, to that of compiled files, and to the upper one."""
-    listed = {path for each in theirs for path in each.files or ()} - {
-        path for each in ours for path in each.files or ()
+    listed = {path for distribution in theirs for path in distribution.files or ()} - {
+        path for distribution in ours for path in distribution.files or ()
     }
-    infos = {each.info for each in theirs}
+    infos = {distribution.info for distribution in theirs}
 
     def is_lower(path: bytes) -> bool:
         return (
@@ -214,7 +219,7 @@ def _divide(
             layer = lower if is_lower(found.path) else compiled if is_compiled(found.path) else upper
             layer.add(found.path)
     below, between, above = with_parents(lower), with_parents(compiled), with_parents(upper)
-    # A directory in which nothing lies is nobody's but ours.
+    # An empty directory belongs to no distribution.
     return below, between, above | with_parents(directories - below - between - above)
 
 

@@ -38,6 +38,7 @@ class SourceEntry:
 
     @property
     def is_directory(self) -> bool:
+        """Whether it is a directory."""
         return stat.S_ISDIR(self.status.st_mode)
 
 

@@ -50,6 +50,7 @@ class Used:
     opened: set[bytes] = field(default_factory=set)
 
     def add(self, path: bytes, *, opened: bool) -> None:
+        """Add a path. Raises TooLarge over PATHS_MAX."""
         if len(self.paths) >= PATHS_MAX:
             raise TooLarge(f"the program used more than {PATHS_MAX} files")
         self.paths.add(path)

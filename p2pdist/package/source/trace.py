@@ -116,9 +116,9 @@ def _metadata(source: Path, used: Collection[bytes]) -> Iterator[bytes]:
         parts = path.split(b"/")
         sites |= {b"/".join(parts[: at + 1]) for at, part in enumerate(parts) if part in SITE_NAMES}
     for site in sorted(sites):
-        for each in distributions(source, site):
-            if not (each.files or frozenset()).isdisjoint(used):
-                yield os.path.join(each.info, b"METADATA")
+        for distribution in distributions(source, site):
+            if not (distribution.files or frozenset()).isdisjoint(used):
+                yield os.path.join(distribution.info, b"METADATA")
 
 
 def _is_inside(name: str) -> bool:

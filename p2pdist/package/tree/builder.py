@@ -5,7 +5,8 @@ The entries of a directory come in runs; the entries of its subdirectories lie b
 (walking order). Pages end behind entries that their paths choose, and where they are full
 (p2pdist/model/tree.py). A section is what lies between two ends of the first kind. It has the same
 pages as in the last packing when it consists of the same runs of unchanged directories; then
-neither its entries nor its pages are decoded."""
+neither its entries nor its pages are decoded.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +49,11 @@ class CachedTree:
         self.sections = dict(files_cache.index.sections)
 
     def directory(self, number: int) -> CachedDirectory:
+        """The directory with this number."""
         return self._files_cache.index.directories[number]
 
     def entries(self, number: int) -> list[Entry]:
+        """The entries of a directory, decoded."""
         return decode_entries(self._body(number).entries)
 
     def files(self, number: int) -> dict[bytes, tuple[File, Stamp | None]]:
@@ -80,6 +83,7 @@ class Unchanged:
 
     @property
     def count(self) -> int:
+        """Entries."""
         return self.cached.count
 
     @property
@@ -91,13 +95,16 @@ class Unchanged:
 
     @property
     def ends(self) -> tuple[int, ...]:
+        """Positions behind which a page ends."""
         return self.cached.ends
 
     @property
     def chunk_lists(self) -> tuple[tuple[int, bytes], ...]:
+        """Position of each large file, and the BLAKE3 of its chunk list."""
         return self.cached.chunk_lists
 
     def chunks(self) -> bytes:
+        """The BLAKE3 of every chunk of its files, concatenated."""
         return self._tree.chunks(self.number)
 
 
@@ -126,10 +133,12 @@ class Scanned:
 
     @property
     def count(self) -> int:
+        """Entries."""
         return len(self.entries)
 
     @property
     def chunk_lists(self) -> tuple[tuple[int, bytes], ...]:
+        """Position of each large file, and the BLAKE3 of its chunk list."""
         large = ((at, entry) for at, entry in enumerate(self.entries) if type(entry) is File and entry.chunks)
         return tuple((at, entry.chunks) for at, entry in large)
 
@@ -183,10 +192,12 @@ class TreeBuilder:
 
     @property
     def scanned(self) -> list[Scanned]:
+        """The directories that are new or changed."""
         return [directory for directory in self.directories if type(directory) is Scanned]
 
     @property
     def unchanged(self) -> list[Unchanged]:
+        """The directories that come from the files cache."""
         return [directory for directory in self.directories if type(directory) is Unchanged]
 
     @property

@@ -7,7 +7,8 @@ replaces and that holds what is newer than the volume. Of both there are those o
 STATES_MAX. The file consists of the magic, lengths and hashes (`_SIZES`), the head, the index, and
 the newer blocks; an unchanged source needs the head alone. Blocks are read on demand, and nothing
 is used that does not match its hash. Packings may run at the same time: a packing that saves holds
-an exclusive flock on `.pack`, one that opens a file and its volume a shared one."""
+an exclusive flock on `.pack`, one that opens a file and its volume a shared one.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +41,17 @@ _KEY_LENGTH = 32
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """A packed tree as the manifest names it. `parts` are the catalogs and packs of its own, those
-    of the base not among them; `lists` are the piece lists of root and parts. `dropped` holds the
-    first paths, and kinds, of the `dropped_total` things that were dropped."""
+    """A packed tree as the manifest names it."""
 
     root: Descriptor
     parts: tuple[Descriptor, ...]
+    """Its catalogs and packs, without the ones of the base."""
     lists: tuple[Descriptor, ...]
+    """The piece lists of root and parts."""
     files: int
     bytes_total: int
     dropped: tuple[tuple[bytes, str], ...]
+    """Path and kind of the first things that the tree does not carry."""
     dropped_total: int
 
 
@@ -191,6 +193,7 @@ class FilesCache:
         return data
 
     def close(self) -> None:
+        """Close the volume."""
         if self._volume:
             self._volume.close()
 
@@ -216,6 +219,7 @@ class CacheBuilder:
         self._end = 0 if self.anew else files_cache.index.length + len(files_cache.newer)
 
     def add(self, data: bytes) -> Block:
+        """Append a block with these bytes."""
         return self._put(data, blake3(data).digest())
 
     def keep(self, block: Block) -> Block:

@@ -1,9 +1,9 @@
-"""What differs between two packages with trees: paths, and the bytes that a host which holds the
-first moves for the second.
+"""What differs between two packages with trees: paths, and the bytes that a host with the first
+fetches for the second.
 
-A host that holds a package has the contents of its trees, and the chunks of its large files. For
-another one it reads the roots and catalogs that it lacks whole, and of packs the chunks that it
-lacks.
+A host has the contents of the trees of its package, and the chunks of their large files. For
+another package it fetches the roots and catalogs that it does not have whole, and from packs the
+missing chunks.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class Trees:
 async def compare_packages(
     old: Manifest, new: Manifest, repositories: list[Repository]
 ) -> tuple[Difference, PathChanges | None]:
-    """What someone who holds `old` lacks of `new`: layer by layer with exact bytes, and path by
-    path, None when no layer is a tree. Reads roots and catalogs from `repositories`. Raises
+    """What a host with `old` fetches for `new`: layer by layer with exact bytes, and path by path,
+    None when no layer is a tree. Reads roots and catalogs from `repositories`. Raises
     NotFound and Corrupt."""
-    found = compare(old, new)
+    difference = compare(old, new)
     if not any(layer.media_type == TREE_TYPE for layer in (*old.layers, *new.layers)):
-        return found, None
-    held, wanted = await read_trees(old, repositories), await read_trees(new, repositories)
-    paths = await asyncio.to_thread(lambda: compare_trees(merge(held.layers), merge(wanted.layers)))
-    return replace(found, bytes_to_move=await asyncio.to_thread(bytes_to_move, held, wanted)), paths
+        return difference, None
+    before, after = await read_trees(old, repositories), await read_trees(new, repositories)
+    paths = await asyncio.to_thread(lambda: compare_trees(merge(before.layers), merge(after.layers)))
+    return replace(difference, bytes_to_move=await asyncio.to_thread(bytes_to_move, before, after)), paths
 
 
 async def read_trees(manifest: Manifest, repositories: list[Repository]) -> Trees:
@@ -93,19 +93,19 @@ async def read_trees(manifest: Manifest, repositories: list[Repository]) -> Tree
     return Trees(manifest, tuple(layers), catalogs)
 
 
-def bytes_to_move(held: Trees, wanted: Trees) -> int:
-    """Bytes of layers and catalogs that `held` does not name, and of the stored chunks that it does
-    not have."""
-    have = {blob.digest for blob in held.manifest.blobs}
-    whole = sum(blob.size for blob in wanted.manifest.blobs if blob.digest not in have and blob.media_type != PACK_TYPE)
-    lacking = wanted.chunks() - held.chunks()
-    named: set[Digest] = {part.digest for part in wanted.manifest.parts}
+def bytes_to_move(old: Trees, new: Trees) -> int:
+    """Bytes of the layers and catalogs of `new` that `old` does not name, and of the stored chunks
+    that it does not have."""
+    have = {blob.digest for blob in old.manifest.blobs}
+    whole = sum(blob.size for blob in new.manifest.blobs if blob.digest not in have and blob.media_type != PACK_TYPE)
+    missing = new.chunks() - old.chunks()
+    named: set[Digest] = {part.digest for part in new.manifest.parts}
     sizes: dict[bytes, int] = {}
-    for catalog in wanted.catalogs:
+    for catalog in new.catalogs:
         for pack in catalog.packs:
             if pack.digest in named:
-                sizes.update((stored.chunk, stored.stored) for stored in pack.chunks() if stored.chunk in lacking)
-    if len(sizes) != len(lacking):
+                sizes.update((stored.chunk, stored.stored) for stored in pack.chunks() if stored.chunk in missing)
+    if len(sizes) != len(missing):
         raise Corrupt("a chunk of the package is in none of its packs", remedy="Pack it again")
     return whole + sum(sizes.values())
 

@@ -2,7 +2,8 @@
 other catalog has, and the root.
 
 An unchanged directory writes nothing. The blobs are in the layout when pack_tree returns, and no
-manifest names them yet."""
+manifest names them yet.
+"""
 
 from __future__ import annotations
 

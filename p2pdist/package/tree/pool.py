@@ -17,7 +17,8 @@ catalog and one pack. Two rules keep manifests small and spare new hosts dead by
 
 The base's catalogs and packs stay as they are. Chunks that are written anew come from packs, not
 from files, and go into packs and a catalog of their own, behind the new ones in the manifest: a
-host with the earlier version has all of them and can skip these."""
+host with the earlier version has all of them and can skip these.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +161,7 @@ class PackPool:
     def add(
         self, part: Part, path: Path, catalog: CachedCatalog | Catalog, packs: Mapping[Digest, tuple[Part, Path | None]]
     ) -> None:
-        """Add a catalog, which lies at `path`, and those of its packs that can be used. What
+        """Add a catalog, which lies at `path`, and its usable packs. What
         another catalog has already stays there."""
         number = len(self.catalogs)
         self.catalogs.append(part)
@@ -265,7 +266,7 @@ async def read_pack_pool(
 
 
 def blob_sizes(layout: LocalRepository, digests: Iterable[Digest]) -> dict[Digest, int | None]:
-    """Bytes of blobs in the layout, None for those that are not there."""
+    """Sizes in bytes of blobs in the layout, None for a blob that is not there."""
     found: dict[Digest, int | None] = {}
     for digest in digests:
         try:
@@ -304,7 +305,7 @@ async def _read(
 
 
 async def _manifests(name: str, layout: LocalRepository) -> list[Manifest]:
-    """Packages with trees in the layout, the newest ones: those of this name first, then by age."""
+    """The newest packages with trees in the layout: first the ones of this name, then by age."""
     aged: dict[Digest, tuple[bool, int]] = {}
     for tag, described in await layout.tags():
         try:

@@ -1,37 +1,30 @@
-"""Reading files into packs: their contents' BLAKE3, chunk lists, and the chunks that no catalog
-has.
+"""Reading files into packs: the BLAKE3 of their contents, chunk lists, and the chunks that no
+catalog has.
 
-Files are handed to threads (BLAKE3, zstd and system calls release the interpreter's lock): small
-ones in batches, large ones window by window, which this thread reads and cuts. Results are taken in
-the order in which work was handed out, so packs hold chunks in walking order whoever was faster,
-and what is under way is bounded. A file must have the same stat(2) behind the last byte read as
-when the tree was scanned; else it changed meanwhile, and nothing is packed.
+Threads hash and compress (BLAKE3, zstd and system calls release the interpreter's lock): small
+files in batches, large ones window by window, which this thread reads and cuts. Results are taken
+in the order in which work was handed out, so packs hold chunks in walking order whichever thread
+was faster, and the amount of outstanding work is bounded. A file must have the same stat(2) behind
+its last byte as in the scan; otherwise it changed meanwhile, and the packing fails.
 
-A file that was written to just before it was read could be written to again without a change of its
-times. It is not `stable`, and read again next time, as git does with entries that are as new as
-its index ("racy git").
+A file is `stable` when every later change is sure to change its times; the next packing reads all
+other files again. Three things make a file unstable:
 
-A store through a shared mapping gives a file new times only when its page is clean, which it is not
-again until it was written back. So what has changed lately is sent on its way to the disk before it
-is read: the next store, whoever has the page mapped, changes the times. On a file system that is
-all in memory nothing is ever written back, and the times never change: there no file is ever
-stable.
+- It was written just before it was read, so another write may leave its times as they are, as for
+  entries that are as new as git's index ("racy git").
+- A store through a shared mapping changes the times only when its page is clean, that is after a
+  write-back. So a file that changed lately is sent on its way to the disk before it is read. A file
+  system in memory never writes back: its files are never stable.
+- The file system sets no ctime at a change: sshfs, SMB, rclone, AFS and FAT show the mtime as
+  ctime, and a mounted image has the times that it was made with. So only file systems in SET_CTIME
+  count.
 
-Nor is one where changes set no ctime: sshfs, SMB, rclone, AFS or FAT show a ctime that is the
-mtime, and an image that is mounted in the place of another has the times that it was made with. So
-a ctime counts on file systems alone that are known to set one at each change.
-
-Cutting the content of a large file into chunks by what is in it, so that an insertion changes
-the chunks around it alone.
-
-FastCDC (Xia et al., "The Design of Fast Content-Defined Chunking for Data Deduplication Based
-Storage Systems", TPDS 2020) as the library pyfastcdc implements it. A cut depends on at most
-CUT_MAX bytes from the start of its chunk, so a file is cut through a window that moves along:
-memory does not grow with the file, and a file that is cut short by somebody else ends in an error,
-not in a signal as with mmap(2).
-
-A hole is not read. The chunks that lie in it are those that as many zeros would give, so how a file
-is stored leaves no mark.
+Large files are cut by content, so that an insertion changes only the chunks around it, by FastCDC
+(Xia et al., "The Design of Fast Content-Defined Chunking for Data Deduplication Based Storage
+Systems", TPDS 2020) as the library pyfastcdc implements it. A cut depends on at most CUT_MAX bytes
+from the start of its chunk, so a window moves along the file: memory does not grow with the file,
+and a file that is truncated meanwhile ends in an error, not in a signal as with mmap(2). A hole is
+not read; it gives the chunks of as many zeros, so the allocation of a file leaves no mark.
 """
 
 from __future__ import annotations
@@ -62,6 +55,35 @@ CUT_AVERAGE = 128 << 10
 CUT_MIN = 32 << 10
 CUT_MAX = 512 << 10
 WINDOW_BYTES = 8 << 20
+
+BATCH_FILES = 128
+BATCH_BYTES = 4 << 20
+WORKERS_MAX = 8
+STABLE_NS = 100_000_000
+"""A time stamp of a local file system is at most a tick of the kernel, 10 ms, old when it is set;
+whole seconds betray a coarser one."""
+STABLE_COARSE_NS = 2_000_000_000
+WRITTEN_BACK_NS = 90_000_000_000
+"""By then the kernel has written back what was changed: it begins after 30 s unless the machine is
+told otherwise (vm.dirty_expire_centisecs, proc_sys_vm(5))."""
+SET_CTIME = {
+    *(0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0xCA451A4E),  # ext2-4, XFS, Btrfs, F2FS, ZFS, bcachefs
+    *(0x3153464A, 0x3434, 0x01161970, 0x7461636F),  # JFS, NILFS, GFS2, OCFS2
+    *(0x6969, 0x00C36400, 0x0BD00BD0, 0x47504653),  # NFS, Ceph, Lustre, GPFS: their servers do
+}
+"""File systems that set a file's ctime at each change, by f_type (statfs(2), linux/magic.h)."""
+OVERLAY = 0x794C7630
+"""overlayfs shows the times of its layers, which may be images: there a ctime counts that is not
+the mtime."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_STATFS_BYTES_MAX = 256
+_WAIT_BEFORE_AND_WRITE = 1 | 2
+"""Of sync_file_range(2): begin to write all that is dirty, also what is being written while it was
+changed again."""
+
+_TYPE = (1 << 32) - 1
+_offset = ctypes.c_int64
 
 Chunk = bytes | memoryview
 
@@ -143,39 +165,9 @@ def _read(handle: int, at: int, length: int) -> bytes:
     return data
 
 
-BATCH_FILES = 128
-BATCH_BYTES = 4 << 20
-WORKERS_MAX = 8
-STABLE_NS = 100_000_000
-"""A time stamp of a local file system is at most a tick of the kernel, 10 ms, old when it is set;
-whole seconds betray a coarser one."""
-STABLE_COARSE_NS = 2_000_000_000
-WRITTEN_BACK_NS = 90_000_000_000
-"""By then the kernel has written back what was changed: it begins after 30 s unless the machine is
-told otherwise (vm.dirty_expire_centisecs, proc_sys_vm(5))."""
-SET_CTIME = {
-    *(0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0xCA451A4E),  # ext2-4, XFS, Btrfs, F2FS, ZFS, bcachefs
-    *(0x3153464A, 0x3434, 0x01161970, 0x7461636F),  # JFS, NILFS, GFS2, OCFS2
-    *(0x6969, 0x00C36400, 0x0BD00BD0, 0x47504653),  # NFS, Ceph, Lustre, GPFS: their servers do
-}
-"""File systems that set a file's ctime at each change, by f_type (statfs(2), linux/magic.h)."""
-OVERLAY = 0x794C7630
-"""overlayfs shows the times of its layers, which may be images: there a ctime counts that is not
-the mtime."""
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_STATFS_BYTES_MAX = 256
-_WAIT_BEFORE_AND_WRITE = 1 | 2
-"""Of sync_file_range(2): begin to write all that is dirty, also what is being written while it was
-changed again."""
-
-_TYPE = (1 << 32) - 1
-_offset = ctypes.c_int64
-
-
 @dataclass(frozen=True, slots=True)
 class FileToRead:
-    """A file to be read: where it is, and what the scan saw."""
+    """A file to read: its absolute path, and its row in the scan."""
 
     path: bytes
     row: Row
@@ -183,12 +175,14 @@ class FileToRead:
 
 @dataclass(slots=True)
 class Read:
-    """What came of a file: the BLAKE3 of its content and of its chunk list (empty up to WHOLE_MAX
-    bytes), and whether a later change is sure to change its times."""
+    """A file that was read."""
 
     content: bytes
+    """BLAKE3 of its content."""
     chunks: bytes = b""
+    """BLAKE3 of its chunk list; empty up to WHOLE_MAX bytes."""
     stable: bool = False
+    """Whether a later change is sure to change its times."""
 
 
 class ChangeTimes:
@@ -208,11 +202,9 @@ class ChangeTimes:
 
 @dataclass(slots=True)
 class ContentReader:
-    """Reads files and adds to `writer` what `known` lacks. `chunk_lists` gathers the encoded lists
-    of large files by BLAKE3.
-
-    `on_bytes` hears of bytes read. Raises Corrupt when a file changes meanwhile, and P2PDistError
-    when one cannot be read or `stopped`.
+    """Reads files and adds to `writer` the chunks that are not in `known`. `on_bytes` is called
+    with the number of bytes read. Raises Corrupt when a file changes meanwhile, and P2PDistError
+    when a file cannot be read or `stopped` is set.
     """
 
     known: Container[bytes]
@@ -220,6 +212,7 @@ class ContentReader:
     on_bytes: Callable[[int], None]
     stopped: threading.Event
     chunk_lists: dict[bytes, bytes] = field(default_factory=dict)
+    """The encoded chunk lists of large files, by BLAKE3."""
     times: ChangeTimes = field(default_factory=ChangeTimes)
     _depth: int = 2 * min(os.cpu_count() or 1, WORKERS_MAX)
     """Batches and windows that are under way at a time."""
@@ -372,7 +365,7 @@ def _file_system(path: bytes) -> int:
 def stable(row: Row, now_ns: int) -> bool:
     """Whether a change after `now_ns` is sure to give the entry other times."""
     margin_ns = STABLE_NS if row.ctime_ns % 1_000_000_000 else STABLE_COARSE_NS
-    # Nobody sets a ctime but the kernel; an mtime far in the future is somebody's wish.
+    # Only the kernel sets a ctime; an mtime far in the future was set by a program.
     return row.ctime_ns < now_ns - margin_ns and abs(row.mtime_ns - now_ns) > margin_ns
 
 

@@ -8,7 +8,8 @@ several packs have are `shared`, and count for the pack that comes first.
 
 Usage brings these sums forward from the last packing: it accounts for packs that went and came,
 then for the chunks that changed directories lost and won and no other directory has. Without a
-files cache, or where a pack is gone that the tree needed, it counts everything anew."""
+files cache, or where a pack is gone that the tree needed, it counts everything anew.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Received:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on now."""
+    """Ports of the loopback interface on which no process listens now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
@@ -162,15 +162,17 @@ class Cluster:
     async def pull(self, client: aiohttp.ClientSession, host: Host, reference: str) -> Pull:
         """`p2pdist pull` through one agent."""
         before = await self.received(client, host)
-        told = await self._document(f"pull {reference} on {host.name}", "pull", reference, "--socket", str(host.socket))
+        answer = await self._document(
+            f"pull {reference} on {host.name}", "pull", reference, "--socket", str(host.socket)
+        )
         after = await self.received(client, host)
         return Pull(
             host=host.name,
-            digest=str(told["digest"]),
-            seconds=float(told["seconds"]),
-            bytes_origin=int(told["bytes_origin"]),
-            bytes_peers=int(told["bytes_peers"]),
-            bytes_cached=int(told["bytes_cached"]),
+            digest=str(answer["digest"]),
+            seconds=float(answer["seconds"]),
+            bytes_origin=int(answer["bytes_origin"]),
+            bytes_peers=int(answer["bytes_peers"]),
+            bytes_cached=int(answer["bytes_cached"]),
             received=after.origin + after.peers - before.origin - before.peers,
         )
 
@@ -181,15 +183,15 @@ class Cluster:
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         if not lines:
             raise Corrupt(f"{what} printed no report: {done.last_words()}")
-        told = json.loads(lines[-1])
+        answer = json.loads(lines[-1])
         return Run(
             host=host.name,
             seconds=done.seconds,
-            version=int(told["version"]),
-            loss_first=float(told["loss_first"]),
-            loss_last=float(told["loss_last"]),
-            program=str(told["program"]),
-            numpy=str(told["numpy"]),
+            version=int(answer["version"]),
+            loss_first=float(answer["loss_first"]),
+            loss_last=float(answer["loss_last"]),
+            program=str(answer["program"]),
+            numpy=str(answer["numpy"]),
             shown_as=next((line for line in done.stderr.splitlines() if line.partition(":")[0] in WAYS), ""),
         )
 
@@ -197,9 +199,9 @@ class Cluster:
         """`p2pdist mount` and `p2pdist umount`; returns what the first says about how and why."""
         point = self.place / "shown"
         point.mkdir()
-        told = await self._document("mount", "mount", reference, str(point), "--socket", str(host.socket))
-        await self._call("umount", "umount", str(told["path"]), "--socket", str(host.socket))
-        return str(told.get("why") or told["how"])
+        answer = await self._document("mount", "mount", reference, str(point), "--socket", str(host.socket))
+        await self._call("umount", "umount", str(answer["path"]), "--socket", str(host.socket))
+        return str(answer.get("why") or answer["how"])
 
     async def served(self, client: aiohttp.ClientSession) -> int:
         """Bytes of files that the origin has sent, by its own count."""

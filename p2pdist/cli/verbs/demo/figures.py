@@ -1,4 +1,4 @@
-"""What the demo measured and what it claims: values, claims over them, and their showing."""
+"""The figures of the demo: measured values, claims over them, and their output."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ LOG_TAIL = 4096
 
 
 def _last_words(text: str) -> str:
-    """The last non-empty line of what a program said, cut to WORDS_MAX characters."""
+    """The last non-empty line of a program's output, cut to WORDS_MAX characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:WORDS_MAX] if lines else "it said nothing"
 
@@ -165,7 +165,7 @@ def _signal_group(process: asyncio.subprocess.Process, number: int) -> None:
 
 
 async def _end(processes: Sequence[asyncio.subprocess.Process], *, patience_s: float = KILL_S) -> set[int]:
-    """SIGTERM to each, SIGKILL to the groups of those that stay. Returns the ids that had to be
+    """SIGTERM to each, SIGKILL to the groups of the ones that stay. Returns the ids that had to be
     killed."""
     running = [process for process in processes if process.returncode is None]
     for process in running:
@@ -188,7 +188,7 @@ def strays(place: str) -> dict[int, str]:
     for directory in Path("/proc").iterdir():
         if not directory.name.isdecimal() or int(directory.name) == os.getpid():
             continue
-        with contextlib.suppress(OSError):  # ended meanwhile, or somebody else's
+        with contextlib.suppress(OSError):  # ended meanwhile, or of another user
             if entry in (directory / "environ").read_bytes().split(b"\0"):
                 found[int(directory.name)] = (directory / "comm").read_text().strip()
     return found

@@ -58,7 +58,7 @@ class Options:
 
 
 class Interrupted(BaseException):
-    """The demo was told to end by signal `number`; not an Exception, so nothing on the way takes it
+    """The demo was ended by signal `number`; not an Exception, so nothing on the way takes it
     for a failure."""
 
     def __init__(self, number: int) -> None:
@@ -107,7 +107,7 @@ def content_layers(packed: dict[str, Any]) -> list[int]:
 
 @dataclass(slots=True)
 class Script:
-    """One demo: what was asked for, and where it is told."""
+    """One demo: its options, and where it reports."""
 
     options: Options
     console: Console

@@ -1,8 +1,8 @@
-"""Asking Slurm, and telling it, by its own commands (scontrol, squeue, scancel, sinfo).
+"""Queries and orders to Slurm by its own commands (scontrol, squeue, scancel, sinfo).
 
-Prologs ask only where the environment lacks something, and tell only when a job must not start:
-what thousands of nodes ask at once is work for one slurmctld. `scontrol show hostnames` asks
-nobody.
+A prolog asks only what its environment does not say, and gives an order only when a job must not
+start: thousands of nodes ask one slurmctld at once. `scontrol show hostnames` needs
+no daemon.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def jobs_on(node: str) -> set[str]:
 
 
 def ask_for(job: Job) -> Job:
-    """The job with its nodes and its comment, for a Slurm whose prologs are not told of these.
+    """The job with its nodes and its comment, for a Slurm that does not give them to prologs.
     Raises Unavailable."""
     # A job may have no nodes yet, an array has a row for each of its jobs, and a comment is
     # anything: the first bars end the number of the job and the list of nodes, which have none.
-    told = _ask("squeue", "--noheader", f"--jobs={job.id}", "--format=%A|%N|%k")
-    row = next((row for row in told.splitlines() if row.strip().startswith(f"{job.id}|")), "")
+    answer = _ask("squeue", "--noheader", f"--jobs={job.id}", "--format=%A|%N|%k")
+    row = next((row for row in answer.splitlines() if row.strip().startswith(f"{job.id}|")), "")
     nodes, _, comment = row.strip().partition("|")[2].partition("|")
     return replace(job, nodes=nodes, comment="" if comment == "(null)" else comment)
 
@@ -66,8 +66,8 @@ def prevent(job: Job, reason: str, answer: Answer) -> str:
     """Keep a job from starting, and say why in its AdminComment: a batch job that may be requeued
     waits, held, if `answer` is to hold it; any other is cancelled. Every node of a job may do this
     at once. Returns what became of the job. Raises Unavailable."""
-    told = " ".join(reason.split())[:REASON_CHARACTERS_MAX]
-    _run("scontrol", "update", f"JobId={job.id}", f"AdminComment=p2pdist: {told}")
+    comment = " ".join(reason.split())[:REASON_CHARACTERS_MAX]
+    _run("scontrol", "update", f"JobId={job.id}", f"AdminComment=p2pdist: {comment}")
     hold = answer == "hold" and _state(job)[1:] == ("1", "1")
     done = _run("scontrol", "requeuehold", job.id) if hold else _run("scancel", job.id)
     if done.returncode and _state(job)[0] in STARTING:  # else another node was the first
@@ -106,5 +106,7 @@ def _run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _refused(done: subprocess.CompletedProcess[str]) -> Unavailable:
-    said = " ".join(done.stderr.split())[:REASON_CHARACTERS_MAX]
-    return Unavailable(f"`{' '.join(done.args)}` failed: {said}", remedy="See whether slurmctld answers: scontrol ping")
+    message = " ".join(done.stderr.split())[:REASON_CHARACTERS_MAX]
+    return Unavailable(
+        f"`{' '.join(done.args)}` failed: {message}", remedy="See whether slurmctld answers: scontrol ping"
+    )

@@ -2,7 +2,7 @@
 
 Slurm runs it on every node of a job that ends, also where the prolog failed or was killed half way.
 It goes by what the agent says is shown and pinned for the job, so it may be run again at any time,
-and where there is nothing to undo it asks nobody.
+and where there is nothing to undo it asks no agent and no tracker.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _unmount_all(client: LocalClient, directory: Path) -> None:
         try:
             client.unmount(shown.path)
         except NotFound:
-            continue  # somebody else was as quick
+            continue  # another process has unmounted it
         except Conflict as conflict:
             output.line(f"p2pdist: {conflict.what}; processes of the job outlived it and lose sight of the package")
             client.unmount(shown.path, force=True)
@@ -125,11 +125,11 @@ def _remove(directory: Path) -> None:
             with suppress(OSError):
                 os.rmdir(folder)
     try:
-        left = [each.name for each in directory.iterdir() if not each.name.startswith(RECORD)]
+        left = [path.name for path in directory.iterdir() if not path.name.startswith(RECORD)]
         if left:  # with its record, so that this can be done once more
             raise Conflict(f"{directory / left[0]} is not empty", remedy="See what is in it, and run the epilog again")
-        for each in directory.iterdir():
-            each.unlink()
+        for path in directory.iterdir():
+            path.unlink()
         directory.rmdir()
     except FileNotFoundError:
         return

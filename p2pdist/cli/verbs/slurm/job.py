@@ -55,7 +55,7 @@ class Job:
 
     @property
     def owner(self) -> str:
-        """In whose name its packages are pinned on its nodes."""
+        """The owner of its pins on its nodes."""
         return OWNER + self.id
 
     def preseed(self, number: int) -> str:
@@ -96,19 +96,19 @@ def is_job(text: str) -> bool:
 
 
 def packages_of(job: Job, always: str = "") -> list[Reference]:
-    """The packages that a job needs, each once, in the order of their naming: those of every job
-    here (`always`), those that a plugin exported, and those of the comment, in which other words
-    may stand as well. Raises UsageError."""
+    """The packages that a job needs, each once, in this order: the ones of every job here
+    (`always`), the ones that a plugin exported, and the ones in the comment, which may hold other
+    words. Raises UsageError."""
     lists = [always] if always.strip() else []
     lists += [job.exported] if job.exported.strip() else []
     lists += [word.removeprefix(MARK) for word in _COMMENT_WORDS.split(job.comment) if word.startswith(MARK)]
-    names = [name.strip() for each in lists for name in each.split(",")]
+    names = [name.strip() for words in lists for name in words.split(",")]
     if not all(names):
         raise UsageError(f"job {job.id} names a package without a name", remedy=_ADVICE)
-    found = list(dict.fromkeys(map(parse_reference, names)))
-    if len(found) > PACKAGES_MAX:
-        raise TooLarge(f"job {job.id} names {len(found)} packages, more than {PACKAGES_MAX}", remedy=_ADVICE)
-    return found
+    packages = list(dict.fromkeys(map(parse_reference, names)))
+    if len(packages) > PACKAGES_MAX:
+        raise TooLarge(f"job {job.id} names {len(packages)} packages, more than {PACKAGES_MAX}", remedy=_ADVICE)
+    return packages
 
 
 def places_of(packages: list[Reference], directory: Path) -> dict[Reference, Path]:
@@ -131,9 +131,9 @@ def write_record(directory: Path, record: JobRecord) -> None:
     P2PDistError."""
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        draft = directory / f"{RECORD}.new"
-        draft.write_bytes(msgspec.json.encode(record))
-        draft.replace(directory / RECORD)
+        unfinished = directory / f"{RECORD}.new"
+        unfinished.write_bytes(msgspec.json.encode(record))
+        unfinished.replace(directory / RECORD)
     except OSError as error:
         raise P2PDistError(
             f"cannot write below {directory}: {error.strerror}", remedy="Name another place with --jobs-dir"

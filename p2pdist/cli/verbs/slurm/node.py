@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 AGENT_POLL_S = 0.5
 
 TRACKER_S_MAX = 20.0
-"""A tracker that has not answered by then is done without."""
+"""After this the scripts go on without the tracker."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def jobs_dir_option(function: Function) -> Function:
+    """--jobs-dir."""
     return click.option(
         "--jobs-dir",
         type=click.Path(path_type=Path),
@@ -38,6 +39,7 @@ def jobs_dir_option(function: Function) -> Function:
 
 
 def agent_wait_option(function: Function) -> Function:
+    """--agent-wait."""
     return click.option(
         "--agent-wait",
         default=20.0,
@@ -49,8 +51,8 @@ def agent_wait_option(function: Function) -> Function:
 
 
 class TimeIsUp(Exception):
-    """The time limit has passed. No OSError, as a TimeoutError would be: what tries again after
-    those does not after this."""
+    """The time limit has passed. It is no OSError, as a TimeoutError would be, after which some
+    code tries again."""
 
 
 @contextmanager

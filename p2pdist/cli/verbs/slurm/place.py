@@ -50,21 +50,21 @@ def place(
     """
     if bool(roles) == bool(references) or (count is None) != bool(roles):
         raise UsageError("name packages and --count, or a --role for each part of the job")
-    wanted: dict[str, Any] = {"roles": [_role(each) for each in roles]} if roles else {}
+    request: dict[str, Any] = {"roles": [_role(role) for role in roles]} if roles else {}
     if not roles:
-        wanted = {"packages": [str(parse_reference(each)) for each in references], "count": count}
+        request = {"packages": [str(parse_reference(reference)) for reference in references], "count": count}
     if coherent is not None:
-        wanted["coherent"] = coherent
-    needed = sum(role["count"] for role in wanted["roles"]) if roles else count or 0
+        request["coherent"] = coherent
+    needed = sum(role["count"] for role in request["roles"]) if roles else count or 0
     idle = controller.idle_nodes(partition)
     if len(idle) < needed:
         raise _too_few(needed, len(idle), "idle nodes")
-    found = asyncio.run(_ask(tracker, wanted | {"hosts": idle}))
+    ranking = asyncio.run(_ask(tracker, request | {"hosts": idle}))
     if roles:
-        placed = {each["role"]: [host["host"] for host in each["hosts"]] for each in found["assignment"]}
+        placed = {part["role"]: [host["host"] for host in part["hosts"]] for part in ranking["assignment"]}
         _print(list(placed.items()), as_json=as_json)
         return
-    hosts = [row["host"] for row in found if row["present"]]
+    hosts = [row["host"] for row in ranking if row["present"]]
     if len(hosts) < needed:
         raise _too_few(needed, len(hosts), "idle nodes whose agents are connected")
     _print([("", hosts)], as_json=as_json)
@@ -89,7 +89,7 @@ def _role(text: str) -> dict[str, Any]:
     return {
         "name": name,
         "count": int(number),
-        "packages": [str(parse_reference(each)) for each in packages.split(",")],
+        "packages": [str(parse_reference(package)) for package in packages.split(",")],
     }
 
 
@@ -97,6 +97,6 @@ def _too_few(needed: int, there: int, what: str) -> Conflict:
     return Conflict(f"{needed} nodes are asked for and there are {there} {what}", remedy="Ask for fewer, or wait")
 
 
-async def _ask(tracker: str, wanted: dict[str, Any]) -> Any:
+async def _ask(tracker: str, request: dict[str, Any]) -> Any:
     async with TrackerClient(tracker) as client:
-        return await client.ask("POST", "/v1/rank", wanted)
+        return await client.ask("POST", "/v1/rank", request)

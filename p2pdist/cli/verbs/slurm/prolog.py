@@ -10,9 +10,9 @@ other, when it is not there after a while.
 
 Slurm knows one failure of a prolog, any exit code but 0: it drains the node, and requeues a batch
 job in a held state (without holding it under SchedulerParameters=nohold_on_prolog_fail) and cancels
-any other. So what is not the node's fault must not end so, or who names a package that does not
-exist drains a cluster: then the job is held or cancelled by Slurm's commands, and the exit code is
-0. The epilog runs in either case and undoes what was done.
+any other. So a failure that is not the node's fault must not end so, or a job that names an absent
+package drains a cluster: then the job is held or cancelled by Slurm's commands, and the exit code
+is 0. The epilog runs in either case and undoes what was done.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class _Settings:
 
 
 @click.command("prolog")
-@click.option("--packages", default="", metavar="REF,REF", help="Packages of every job here, beside those it names.")
+@click.option(
+    "--packages", default="", metavar="REF,REF", help="Packages of every job here, beside the ones that it names."
+)
 @click.option("--mount/--no-mount", default=True, show_default=True, help="Show the packages to the job.")
 @jobs_dir_option
 @click.option(
@@ -95,13 +97,15 @@ class _Settings:
     metavar="SECONDS",
     help="How long to wait for the packages; a minute less than PrologEpilogTimeout of slurm.conf.",
 )
-@click.option("--ttl", default="7d", show_default=True, metavar="TIME", help="When a preseed nobody cancels ends.")
+@click.option(
+    "--ttl", default="7d", show_default=True, metavar="TIME", help="When a preseed ends that is not cancelled."
+)
 @click.option(
     "--on-failure",
     type=click.Choice(["hold", "cancel", "drain"]),
     default="hold",
     show_default=True,
-    help="What becomes of a job whose packages cannot be had through no fault of the node.",
+    help="What to do with a job whose packages are missing through no fault of the node.",
 )
 @agent_wait_option
 @tracker_option
@@ -237,7 +241,7 @@ async def _preseed(client: TrackerClient, job: Job, name: str, request: PreseedR
             found: dict[str, str] = await client.ask("GET", path + "?brief=1")
             if found.get("fingerprint") == fingerprint(canonical(request)):
                 return found
-            break  # that of somebody else, as giving it will say
+            break  # it is of another owner, as the order will say
         except NotFound:
             if time.monotonic() >= give_at:
                 break
@@ -247,7 +251,7 @@ async def _preseed(client: TrackerClient, job: Job, name: str, request: PreseedR
 
 
 def _bring(client: LocalClient, job: Job, version: str, place: Path, settings: _Settings) -> None:
-    """Have one package here, pinned and shown. The preseeds fetch those that are still to come."""
+    """Have one package here, pinned and shown. Its preseed fetches the remaining bytes."""
     pulled = _pull(client, version, settings.agent_wait_s)
     name = pulled_name(version, pulled)
     client.pin(name, job.owner)
