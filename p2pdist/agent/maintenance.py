@@ -43,8 +43,8 @@ class Housekeeping:
 
     def _packages(self, arriving: set[Digest]) -> list[dict[str, object]]:
         listed: list[dict[str, object]] = []
-        pinned = {digest for digests in self._store.pins().values() for digest in digests}
-        for record in self._store.packages():
+        pinned = {digest for digests in self._store.pins.by_owner().values() for digest in digests}
+        for record in self._store.packages.list():
             manifest = self._manifest(record.manifest_digest)
             listed.append(
                 {
@@ -78,7 +78,7 @@ class Housekeeping:
         return sorted((blob for blob in self._store.blobs() if blob.digest not in named), key=lambda blob: blob.digest)
 
     def _parts_of_packages(self) -> set[Digest]:
-        found = (self._manifest(record.manifest_digest) for record in self._store.packages())
+        found = (self._manifest(record.manifest_digest) for record in self._store.packages.list())
         return {blob.digest for manifest in found if manifest is not None for blob in manifest.blobs}
 
     def _manifest(self, digest: Digest) -> Manifest | None:
@@ -98,32 +98,32 @@ class Housekeeping:
         """Pull a package and keep its layers until `owner` gives them up; without one until the
         package is unpinned by its name. Raises what pulling raises."""
         digest = _blob_named(reference)
-        if digest is not None and self._store.package(reference) is None:
+        if digest is not None and self._store.packages.get(reference) is None:
             return await self._pin_blob(digest, owner or PIN_PREFIX + str(blob_reference(digest)))
         name = str(parse_reference(reference))
         owner = owner or PIN_PREFIX + name
         package = await self._pulls.package(name)
         for layer in package.manifest.layers:
-            await asyncio.to_thread(self._store.pin, layer.digest, owner)
+            await asyncio.to_thread(self._store.pins.pin, layer.digest, owner)
         if not all(
             map(self._is_here, package.manifest.layers)
         ):  # evicted between the pull and the pin; it will not be again
             try:
                 await self._pulls.package(name)
             except P2PDistError:
-                await asyncio.to_thread(self._store.unpin, owner)
+                await asyncio.to_thread(self._store.pins.unpin, owner)
                 raise
         return PinStatus(owner, tuple(layer.digest for layer in package.manifest.layers))
 
     async def _pin_blob(self, digest: Digest, owner: str) -> PinStatus:
-        pinned = owner in self._store.owners(digest)
-        await asyncio.to_thread(self._store.pin, digest, owner)  # it must not be evicted as soon as it has come
+        pinned = owner in self._store.pins.owners(digest)
+        await asyncio.to_thread(self._store.pins.pin, digest, owner)  # it must not be evicted as soon as it has come
         pull = self._pulls.start(PullRequest(blob=digest))
         assert pull.task is not None
         await asyncio.wait([pull.task])
         if pull.error is not None:
             if not pinned:
-                await asyncio.to_thread(self._store.unpin, owner)
+                await asyncio.to_thread(self._store.pins.unpin, owner)
             raise pull.error
         return PinStatus(owner, (digest,))
 
@@ -131,15 +131,17 @@ class Housekeeping:
         """Give up what `pin` keeps. Raises NotFound."""
         digest = _blob_named(reference)
         owner = owner or PIN_PREFIX + str(blob_reference(digest) if digest else parse_reference(reference))
-        digests = self._store.pins().get(owner)
+        digests = self._store.pins.by_owner().get(owner)
         if not digests:
             raise NotFound(f"nothing is pinned by {owner}", remedy="p2pdist pin --list says what is")
-        await asyncio.to_thread(self._store.unpin, owner)
+        await asyncio.to_thread(self._store.pins.unpin, owner)
         return PinStatus(owner, tuple(sorted(digests)))
 
     def pins(self) -> list[PinStatus]:
         """All pins, by owner."""
-        return [PinStatus(owner, tuple(sorted(digests))) for owner, digests in sorted(self._store.pins().items())]
+        return [
+            PinStatus(owner, tuple(sorted(digests))) for owner, digests in sorted(self._store.pins.by_owner().items())
+        ]
 
     # -- removing
 
@@ -147,14 +149,14 @@ class Housekeeping:
         """Remove a package with what no other package here needs, or a single blob. Raises
         NotFound, Conflict when it is pinned or in use or belongs to a package."""
         digest = _blob_named(reference)
-        if digest is not None and self._store.package(reference) is None:
+        if digest is not None and self._store.packages.get(reference) is None:
             return await asyncio.to_thread(self._remove_blob, digest, self._pulls.parts())
         name = str(parse_reference(reference))
         self._require_free(name)
         return await asyncio.to_thread(self._remove, name)
 
     def _remove_blob(self, digest: Digest, arriving: set[Digest]) -> Removed:
-        records = self._store.packages()
+        records = self._store.packages.list()
         for record in records:
             if record.manifest_digest == digest:
                 raise Conflict(f"{digest} is the package {record.reference}", remedy=f"p2pdist rm {record.reference}")
@@ -169,7 +171,7 @@ class Housekeeping:
             raise Conflict(f"{digest} is a part of {what}", remedy=remedy)
         if blob.in_use:
             raise Conflict(f"{digest} is in use", remedy="Wait for its pulls and transfers to end")
-        if PIN_PREFIX + str(blob_reference(digest)) in self._store.owners(digest):
+        if PIN_PREFIX + str(blob_reference(digest)) in self._store.pins.owners(digest):
             raise Conflict(f"{digest} is pinned", remedy=f"p2pdist pin --remove {digest}")
         before = self._store.usage().bytes_total
         self._store.remove(digest)
@@ -178,11 +180,11 @@ class Housekeeping:
     def _require_free(self, reference: str) -> None:
         """Raises Conflict for a package that is pinned by this name, shown or being pulled, even
         where another one has all its layers."""
-        if self._store.pins().get(PIN_PREFIX + reference):
+        if self._store.pins.by_owner().get(PIN_PREFIX + reference):
             raise Conflict(
                 f"{reference} is pinned by {PIN_PREFIX}{reference}", remedy=f"p2pdist pin --remove {reference}"
             )
-        record = self._store.package(reference)
+        record = self._store.packages.get(reference)
         shown = [mount.path for mount in self._mounts.list() if record and mount.digest == record.manifest_digest]
         if shown:
             raise Conflict(f"{reference} is in use: it is shown at {shown[0]}", remedy=f"p2pdist umount {shown[0]}")
@@ -190,31 +192,31 @@ class Housekeeping:
             raise Conflict(f"{reference} is in use: it is being pulled", remedy="Wait for that to end")
 
     def _remove(self, reference: str) -> Removed:
-        record = self._store.package(reference)
+        record = self._store.packages.get(reference)
         if record is None:
             raise NotFound(f"{reference} is not on this host", remedy="p2pdist ls says what is")
         manifest = self._manifest(record.manifest_digest)
-        same = [each for each in self._store.packages() if each.manifest_digest == record.manifest_digest]
+        same = [each for each in self._store.packages.list() if each.manifest_digest == record.manifest_digest]
         before = self._store.usage().bytes_total
         if manifest is not None and all(each.reference == reference or "@" in each.reference for each in same):
             self._remove_blobs(manifest, {each.reference for each in same})
             for each in same:
-                self._store.forget_package(each.reference)
+                self._store.packages.forget(each.reference)
         else:
-            self._store.forget_package(reference)
+            self._store.packages.forget(reference)
         self._remove_nameless()
         self._store.collect()
         return Removed(reference, max(0, before - self._store.usage().bytes_total))
 
     def _remove_blobs(self, manifest: Manifest, names: set[str]) -> None:
         kept: set[Digest] = set()
-        for other in self._store.packages():
+        for other in self._store.packages.list():
             if other.reference not in names and (found := self._manifest(other.manifest_digest)):
                 kept.update(blob.digest for blob in found.blobs)
         going = [blob for blob in manifest.blobs if blob.digest not in kept]
         trees = self._store.trees.list()
         for blob in going:  # nothing is removed of a package that must stay
-            if owners := self._store.owners(blob.digest):
+            if owners := self._store.pins.owners(blob.digest):
                 raise Conflict(
                     f"a package with {blob.digest} is pinned by {', '.join(sorted(owners)[:3])}",
                     remedy="Unpin it first: p2pdist pin --remove",
@@ -233,7 +235,7 @@ class Housekeeping:
         """Remove trees that no package here names any more, such as what a tag meant before; those
         in use or pinned stay."""
         named: set[Digest] = set()
-        for record in self._store.packages():
+        for record in self._store.packages.list():
             if manifest := self._manifest(record.manifest_digest):
                 named.update(blob.digest for blob in manifest.blobs)
         trees = self._store.trees
@@ -254,7 +256,7 @@ class Housekeeping:
         before = self._store.usage().bytes_total
         self._remove_nameless()
         for blob in self._single_blobs(arriving):
-            if not self._store.owners(blob.digest) and not blob.in_use:
+            if not self._store.pins.owners(blob.digest) and not blob.in_use:
                 with contextlib.suppress(Conflict, NotFound):  # taken into use meanwhile, or gone
                     self._store.remove(blob.digest)
         self._store.collect()
@@ -317,7 +319,7 @@ class Housekeeping:
         """Pull the packages that are no longer complete, and those single blobs: which ones are
         again, and which are not and why."""
         repaired, failed = [], []
-        packages = {record.reference for record in self._store.packages()}
+        packages = {record.reference for record in self._store.packages.list()}
         lacking = [str(each["reference"]) for each in await self.packages() if not each["complete"]]
         wanted = [PullRequest(package=name) for name in lacking if name in packages]
         wanted += [PullRequest(blob=digest) for digest in single]

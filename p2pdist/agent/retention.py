@@ -64,12 +64,12 @@ class Caching:
         """Have exactly this package pinned for its owner. Packs are means to make a tree's
         contents, which its root pins."""
         wanted = {blob.digest for blob in manifest.blobs if blob.media_type != PACK_TYPE} if manifest else set()
-        pinned = self._store.pins().get(owner, set())
+        pinned = self._store.pins.by_owner().get(owner, set())
         if pinned - wanted:
-            self._store.unpin(owner)
+            self._store.pins.unpin(owner)
             pinned = set()
         for digest in wanted - pinned:
-            self._store.pin(digest, owner)
+            self._store.pins.pin(digest, owner)
 
     async def run(self) -> None:
         """Let go what is to go, until cancelled."""
@@ -96,7 +96,7 @@ class Caching:
 
     async def _let_go(self, reference: str) -> None:
         try:
-            if self._store.package(reference) is not None:
+            if self._store.packages.get(reference) is not None:
                 freed = (await self._housekeeping.remove(reference)).bytes_freed
             else:  # a blob that was pulled alone leaves no package
                 freed = await asyncio.to_thread(self._remove_alone, self._policies.blobs(reference))
@@ -110,7 +110,7 @@ class Caching:
 
     def _remove_alone(self, blobs: Sequence[Digest]) -> int:
         """Remove blobs that no package here needs; returns bytes."""
-        needed = {blob for record in self._store.packages() for blob in self._blobs_of(record.manifest_digest)}
+        needed = {blob for record in self._store.packages.list() for blob in self._blobs_of(record.manifest_digest)}
         freed = 0
         for digest in set(blobs) - needed:
             blob = self._store.get(digest)
@@ -128,7 +128,7 @@ class Caching:
     def _stored(self, heard: Mapping[str, tuple[PackagePolicy, tuple[Digest, ...]]]) -> list[Stored]:
         """The packages that are here, and when each was used last; those of which nothing was heard
         stay."""
-        records = {record.reference: record for record in self._store.packages()}
+        records = {record.reference: record for record in self._store.packages.list()}
         here = {record.manifest_digest for record in records.values()}
         self._manifests = {manifest: blobs for manifest, blobs in self._manifests.items() if manifest in here}
         trees = {tree.root: tree for tree in self._store.trees.list()}
@@ -144,7 +144,7 @@ class Caching:
             for digest in blobs:
                 blob, tree = self._store.get(digest), trees.get(digest)
                 busy = busy or bool(blob and blob.in_use) or bool(tree and tree.in_use)
-                busy = busy or bool(self._store.owners(digest))
+                busy = busy or bool(self._store.pins.owners(digest))
                 used += [each.last_used for each in (blob, tree) if each is not None]
             if used:
                 found.append(Stored(reference, policy, blobs, None if busy else max(used)))

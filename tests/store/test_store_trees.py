@@ -349,10 +349,10 @@ def test_removing_a_tree_spares_what_others_need(store: BlobStore) -> None:
 def test_a_tree_that_is_pinned_held_or_pulled_stays(store: BlobStore) -> None:
     packed = Publisher().pack(SMALL)
     pull(store, packed)
-    store.pin(packed.root, "me")
+    store.pins.pin(packed.root, "me")
     with pytest.raises(Conflict, match="pinned by me"):
         store.trees.remove(packed.root)
-    store.unpin("me")
+    store.pins.unpin("me")
     with store.trees.held(packed.root), pytest.raises(Conflict, match="in use"):
         store.trees.remove(packed.root)
     with store.trees.missing(packed.root, packed.catalogs), pytest.raises(Conflict, match="in use"):
@@ -412,7 +412,7 @@ def test_the_room_of_a_pull_is_kept_for_it(tmp_path: Path, open_store: OpenStore
     assert store.usage().bytes_total <= 5 * MIB
     huge = Publisher().pack({b"huge": noise(4, WHOLE_MAX)})
     bring(store, huge, huge.small)
-    store.pin(packed.root, "me")
+    store.pins.pin(packed.root, "me")
     with pytest.raises(DiskFull):
         store.trees.missing(huge.root, huge.catalogs)
     check(store, packed)

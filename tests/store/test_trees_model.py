@@ -182,10 +182,10 @@ class TreesMachine(RuleBasedStateMachine):
     @rule(number=NUMBERS, pin=st.booleans())
     def pin(self, number: int, pin: bool) -> None:
         if pin:
-            self.store.pin(TREES[number].root, f"owner {number}")
+            self.store.pins.pin(TREES[number].root, f"owner {number}")
             self.pins.add(number)
         else:
-            self.store.unpin(f"owner {number}")
+            self.store.pins.unpin(f"owner {number}")
             self.pins.discard(number)
 
     @rule(number=NUMBERS, hold=st.booleans())

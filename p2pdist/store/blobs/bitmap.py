@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-from p2pdist.model.pieces import PieceSet
+from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.store.disk import pwrite_all
 
 _MAGIC = b"p2pdist-have-001"
@@ -28,11 +28,19 @@ _HEAD = struct.Struct(">16s16sIB27x")
 
 @dataclass(frozen=True, slots=True)
 class Bitmap:
-    """What a bitmap file says. `boot` is the boot under which bits were last set."""
+    """What a bitmap file says."""
 
     pieces: PieceSet
     boot: UUID
+    """The boot under which bits were last set."""
     clean: bool
+    """Whether content and bits had reached the disk when the file was closed."""
+
+
+def has_bitmap(layout: PieceLayout) -> bool:
+    """Whether a partial blob has a bitmap. One of a single piece has everything or nothing, and
+    after a crash its content tells."""
+    return layout.count > 1
 
 
 def read_bitmap(path: Path, count: int) -> Bitmap | None:

@@ -22,8 +22,9 @@ from pathlib import Path
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout, PieceSet
-from p2pdist.store.blobs.bitmap import read_bitmap
-from p2pdist.store.blobs.blob import Blob, BlobContext
+from p2pdist.store.blobs.bitmap import has_bitmap, read_bitmap
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.blobs.files import BlobContext
 from p2pdist.store.disk import failures
 from p2pdist.store.index import Entry
 
@@ -70,7 +71,7 @@ def _recover_blob(context: BlobContext, entry: Entry) -> Blob | None:
         blob = Blob(context, entry, have, complete=complete)
         if complete and entry.complete and trusted and bitmap is None:
             if not entry.durable:
-                context.sync(blob)
+                context.sync(blob.digest, blob.pieces_digest)
             return blob
         try:
             before = len(have)
@@ -121,7 +122,7 @@ def _remove_strays(context: BlobContext, found: dict[Digest, Blob]) -> None:
     wanted: set[Path] = set()
     for digest, blob in found.items():
         wanted.add(blob.path)
-        if blob.has_bitmap and not blob.complete:
+        if has_bitmap(blob.layout) and not blob.complete:
             wanted.add(paths.bitmap(digest))
     for directory in (paths.blobs, paths.partial, paths.temporary):
         for path in directory.iterdir():
