@@ -73,7 +73,7 @@ class Housekeeping:
         """The blobs that no package here names, that belong to no tree and to no package that is
         `arriving`, by digest."""
         trees = self._store.trees
-        named = arriving | trees.needed_by().keys() | trees.packs_awaited() | trees.redundant_packs()
+        named = arriving | trees.records.needed_by().keys() | trees.pulls.packs() | trees.redundant_packs()
         named |= {tree.root for tree in trees.list()} | self._parts_of_packages()
         return sorted((blob for blob in self._store.blobs() if blob.digest not in named), key=lambda blob: blob.digest)
 
@@ -228,7 +228,7 @@ class Housekeeping:
             self._store.trees.remove(root)
         self._remove_nameless()
         for blob in going:
-            if self._store.get(blob.digest) is not None and not self._store.trees.needing(blob.digest):
+            if self._store.get(blob.digest) is not None and not self._store.trees.records.needing(blob.digest):
                 self._store.remove(blob.digest)
 
     def _remove_nameless(self) -> None:
@@ -245,7 +245,7 @@ class Housekeeping:
             with contextlib.suppress(Conflict):  # taken into use meanwhile
                 trees.remove(tree.root)
                 for digest in {tree.root, *tree.catalogs} - named:
-                    if self._store.get(digest) is not None and not trees.needing(digest):
+                    if self._store.get(digest) is not None and not trees.records.needing(digest):
                         self._store.remove(digest)
 
     async def collect(self) -> Removed:
@@ -300,7 +300,7 @@ class Housekeeping:
         again. Returns their names."""
         found = []
         for tree in self._store.trees.list():
-            image = self._store.trees.image(tree.root)
+            image = self._store.trees.images.path(tree.root)
             if image.exists() and not is_intact(image):
                 image.unlink(missing_ok=True)
                 found.append(f"image {tree.root}")
@@ -311,7 +311,7 @@ class Housekeeping:
         files: a mount keeps those that it has opened, and hard links and copies are the old ones.
         Writing into these instead would change them under programs that run."""
         layers = {name.rpartition(" ")[2] for name in wrong if ":" in name}  # of an image or a variant: the tree's
-        layers |= self._store.trees.with_any({bytes.fromhex(name) for name in wrong if ":" not in name})
+        layers |= self._store.trees.records.with_any({bytes.fromhex(name) for name in wrong if ":" not in name})
         found = ((mount.path, self._manifest(Digest(mount.digest))) for mount in mounts)
         return [path for path, manifest in found if manifest and any(one.digest in layers for one in manifest.layers)]
 

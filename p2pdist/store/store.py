@@ -143,8 +143,8 @@ class Stock:
         holds the store's lock."""
         idle = time.time() - PARTIAL_IDLE_S
         trees, shares = self.trees.candidates()
-        roots, needed_by = {tree.digest for tree in trees}, self.trees.needed_by()
-        redundant, awaited = self.trees.redundant_packs(), self.trees.packs_awaited()
+        roots, needed_by = {tree.digest for tree in trees}, self.trees.records.needed_by()
+        redundant, awaited = self.trees.redundant_packs(), self.trees.pulls.packs()
         blobs = [
             Candidate(
                 blob.digest,
@@ -166,7 +166,7 @@ class Stock:
         assert digest not in self.pins, "what is pinned was chosen for eviction"
         gone = False
         with suppress(Conflict):
-            if self.trees.known(digest):
+            if digest in self.trees.records:
                 self.trees.remove(digest)
                 gone = True
             if (blob := self.blobs.get(digest)) is not None:
@@ -398,7 +398,7 @@ class BlobStore:
                 raise Conflict(
                     f"{digest} is pinned by {', '.join(sorted(owners)[:3])}", remedy="Remove what pins it first"
                 )
-            if trees := self.trees.needing(digest):
+            if trees := self.trees.records.needing(digest):
                 raise Conflict(f"{digest} is needed by the tree {min(trees)}", remedy="Remove that tree first")
             self._discard(blob)
 
@@ -498,4 +498,4 @@ class BlobStore:
         """Write to the index when blobs were used since the last call."""
         since, self._use_saved_at = self._use_saved_at, time.time()
         self._index.touch([(blob.last_used, blob.digest) for blob in self._blobs.values() if blob.last_used >= since])
-        self.trees.save_use(since)
+        self.trees.records.save_use(since)
